@@ -1,1 +1,30 @@
-"""broker.subjects"""
+"""Subjects: their grammar, and the table that finds who wants one."""
+
+from broker.subjects.grammar import (
+    collides,
+    has_wildcard,
+    is_subset,
+    matches,
+    tokens,
+    valid_subject,
+)
+from broker.subjects.subscription import Origin, Sink, SinkKind, Subscription, Tenant
+from broker.subjects.tree import NO_MATCH, Match, SubjectTree, TreeStatistics
+
+__all__ = [
+    "NO_MATCH",
+    "Match",
+    "Origin",
+    "Sink",
+    "SinkKind",
+    "SubjectTree",
+    "Subscription",
+    "Tenant",
+    "TreeStatistics",
+    "collides",
+    "has_wildcard",
+    "is_subset",
+    "matches",
+    "tokens",
+    "valid_subject",
+]

@@ -1,0 +1,179 @@
+"""The frozen settings of one server: everything a file or a flag can decide.
+
+Owns: the names, types and defaults. Durations are nanoseconds, sizes are bytes.
+May not touch: files, flags, sockets; those read or write it elsewhere.
+Spec: core contract 1.2, 3.2, 4, 5.2 and 8.4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SECOND = 1_000_000_000
+KIB = 1024
+MIB = 1024 * 1024
+
+VERSION = "2.12.0"  # the nats-server release whose contract clients may expect here
+DEFAULT_PORT = 4222
+DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - the reference binds all interfaces too
+DEFAULT_CLUSTER_PORT = 6222
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectRules:
+    """allow None = everything not denied; an empty allow list for publish = nothing."""
+
+    allow: tuple[bytes, ...] | None = None
+    deny: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRules:
+    max_msgs: int = 1
+    expires_ns: int = 120 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    publish: SubjectRules | None = None
+    subscribe: SubjectRules | None = None
+    responses: ResponseRules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    name: str
+    password: str = ""
+    permissions: Permissions | None = None
+    account: str = "$G"
+
+
+@dataclass(frozen=True, slots=True)
+class Authorization:
+    token: str = ""
+    user: str = ""
+    password: str = ""
+    users: tuple[User, ...] = ()
+    default_permissions: Permissions | None = None
+    no_auth_user: str = ""
+    timeout_ns: int | None = None  # None = 2 s, or the TLS timeout + 1 s
+
+    @property
+    def required(self) -> bool:
+        return bool(self.token or self.user or self.users)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    cert_file: str = ""
+    key_file: str = ""
+    ca_file: str = ""
+    verify: bool = False
+    insecure: bool = False  # outgoing links only: accept any certificate
+    timeout_ns: int = 2 * SECOND
+    handshake_first: bool = False
+    handshake_fallback_ns: int = 0  # with handshake_first: after this the INFO goes in clear
+    min_version: str = "1.2"
+    ciphers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_payload: int = MIB
+    max_control_line: int = 4 * KIB
+    max_pending: int = 64 * MIB
+    max_connections: int = 64 * KIB
+    max_subscriptions: int = 0  # 0 = unlimited
+    max_sub_tokens: int = 0
+    write_deadline_ns: int = 10 * SECOND
+    max_closed_clients: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    interval_ns: int = 120 * SECOND
+    outstanding_max: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Logging:
+    debug: bool = False
+    trace: bool = False
+    logtime: bool = True
+    logtime_utc: bool = False
+    log_file: str = ""
+    size_limit: int = 0
+    max_traced_msg_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LameDuck:
+    duration_ns: int = 120 * SECOND
+    grace_ns: int = 10 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Another cluster, reached as an ordinary client reaches it."""
+
+    urls: tuple[str, ...]
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamOptions:
+    store_dir: str = ""  # data lies under <store_dir>/jetstream; "" = `nats` in the temp directory
+    max_memory_store: int | None = None  # None = decided by the machine
+    max_file_store: int | None = None
+    domain: str = ""
+    sync: str | int = "always"  # "always", or an interval in nanoseconds
+    strict: bool = True
+    remotes: dict[str, Remote] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    name: str = ""
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_CLUSTER_PORT  # -1 = any free port
+    routes: tuple[str, ...] = ()
+    user: str = ""
+    password: str = ""
+    tls: TlsOptions | None = None
+    advertise: str = ""
+    no_advertise: bool = False
+    connect_retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    host: str
+    port: int  # -1 = any free port
+    base_path: str = ""
+    tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT  # -1 = any free port
+    server_name: str = ""
+    server_tags: tuple[str, ...] = ()
+    client_advertise: str = ""
+    http: Http | None = None
+    jetstream: JetStreamOptions | None = None
+    cluster: ClusterOptions | None = None
+    authorization: Authorization = field(default_factory=Authorization)
+    tls: TlsOptions | None = None
+    allow_non_tls: bool = False
+    headers: bool = True
+    limits: Limits = field(default_factory=Limits)
+    ping: Ping = field(default_factory=Ping)
+    logging: Logging = field(default_factory=Logging)
+    lame_duck: LameDuck = field(default_factory=LameDuck)
+    pid_file: str = ""
+    ports_file_dir: str = ""
+    config_file: str = ""
+    config_digest: str = ""

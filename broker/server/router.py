@@ -1,0 +1,216 @@
+"""From a publish to its takers: one cached lookup per segment of equal subjects.
+
+Owns: fan-out, queue choice, echo, no responders, and the notice of changed interest.
+May not touch: sockets, permissions, storage; sinks do what is theirs.
+Spec: core contract 1.8, 1.10; working contract section 5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import randrange
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from broker.accounts import Account
+from broker.subjects import Match, Origin, SinkKind, Subscription
+
+if TYPE_CHECKING:
+    from broker.wire import PubRun
+
+InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
+
+
+class Publisher(Origin, Protocol):
+    """A connection, as the router needs it."""
+
+    account: Account
+    no_responders: bool
+
+    def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
+        """Told once per segment; answers the client itself when it refuses."""
+
+
+class Router:
+    """One per server. The tables are the accounts'; this is what is done with a match."""
+
+    def __init__(self) -> None:
+        self._interest: list[InterestCallback] = []
+
+    # -- interest ---------------------------------------------------------------------------
+
+    def on_interest(self, callback: InterestCallback) -> None:
+        """Called for every CLIENT subscription that comes (True) or goes (False)."""
+        self._interest.append(callback)
+
+    def subscribe(self, account: Account, sub: Subscription) -> None:
+        account.subs.insert(sub)
+        if sub.sink.kind is SinkKind.CLIENT:
+            for callback in self._interest:
+                callback(account, sub, True)  # noqa: FBT003 - the contract of the callback
+
+    def unsubscribe(self, account: Account, sub: Subscription) -> None:
+        if not account.subs.remove(sub):
+            return
+        sub.closed = True
+        if sub.sink.kind is SinkKind.CLIENT:
+            for callback in self._interest:
+                callback(account, sub, False)  # noqa: FBT003
+
+    def has_interest(self, account: Account, subject: bytes, *, queue: bytes = b"") -> bool:
+        """Does anybody take this subject; with `queue`, is there a member of that group?"""
+        found = account.subs.match(subject)
+        if not queue:
+            return bool(found)
+        return any(pool[0].queue == queue for pool in found.queues)
+
+    def bulk(self, account: Account, deliver_to: bytes) -> Subscription | None:
+        """The one plain CLIENT subscription of this node when nothing else matches, else None.
+
+        Families of reply subjects (`prefix.` + token) are answered from one cached result."""
+        found = account.subs.match_prefix(deliver_to[: deliver_to.rfind(b".") + 1])
+        if found is None:
+            found = account.subs.match(deliver_to)
+        sub = found.single
+        if sub is None or sub.max_msgs or sub.sink.kind is not SinkKind.CLIENT:
+            return None
+        return sub
+
+    # -- publishing -------------------------------------------------------------------------
+
+    def publish_run(self, origin: Publisher, run: PubRun) -> None:
+        """Every message of the run to everybody who wants it, in order."""
+        match = origin.account.subs.match
+        for subject, start, stop in run.segments():
+            if not origin.may_publish(run, subject, start, stop):
+                continue
+            found = match(subject)
+            sub = found.single
+            if sub is not None and not sub.max_msgs:
+                if (sub.sink is not origin or origin.echo) and sub.sink.deliver_run(
+                    sub, run, start, stop, origin
+                ):
+                    continue
+                covered = start
+            else:
+                covered = self._fan_out(origin, found, run, start, stop)
+            if covered < stop and origin.no_responders and run.any_reply(covered, stop):
+                self._tell_no_responders(origin, run, covered, stop)
+
+    def publish(
+        self,
+        account: Account,
+        subject: bytes,
+        reply: bytes,
+        headers: bytes,
+        payload: bytes,
+        *,
+        deliver_to: bytes | None = None,
+        origin: Publisher | None = None,
+    ) -> int:
+        """One message; returns how many took it. `deliver_to` is matched, `subject` is shown."""
+        found = account.subs.match(subject if deliver_to is None else deliver_to)
+        silent = None if origin is None or origin.echo else origin
+        delivered = 0
+        for sub in found.plain:
+            sink = sub.sink
+            if sink is not silent and sink.deliver(sub, subject, reply, headers, payload):
+                delivered += 1
+        for pool in found.queues:
+            first = randrange(len(pool))
+            for sub in pool[first:] + pool[:first]:
+                sink = sub.sink
+                if sink is not silent and sink.deliver(sub, subject, reply, headers, payload):
+                    delivered += 1
+                    break
+        if not delivered and reply and origin is not None and origin.no_responders:
+            self._tell_no_responders_one(origin, subject, reply)
+        return delivered
+
+    def deliver_local_run(
+        self, account: Account, run: PubRun, *, queue: bytes = b"", origin: Origin | None = None
+    ) -> int:
+        """What came from a peer: to the clients of this node only, one hop, never further.
+
+        Without `queue` the plain subscriptions take it; with it exactly one member of that
+        group per message, which is what the sending node chose this node for."""
+        delivered = 0
+        for subject, start, stop in run.segments():
+            found = account.subs.match(subject)
+            if not queue:
+                for sub in found.plain:
+                    if sub.sink.kind is SinkKind.CLIENT:
+                        delivered += _deliver_limited(sub, run, start, stop, origin) - start
+                continue
+            for pool in found.queues:
+                if pool[0].queue == queue:
+                    members = [sub for sub in pool if sub.sink.kind is SinkKind.CLIENT]
+                    if members:
+                        delivered += _deal(members, run, start, stop, origin, None) - start
+        return delivered
+
+    def _fan_out(
+        self, origin: Publisher, found: Match, run: PubRun, start: int, stop: int
+    ) -> int:
+        """Returns the row up to which every message was taken by somebody."""
+        silent = None if origin.echo else origin
+        covered = start
+        for sub in found.plain:
+            if sub.sink is not silent:
+                covered = max(covered, _deliver_limited(sub, run, start, stop, origin))
+        for pool in found.queues:
+            covered = max(covered, _deal(pool, run, start, stop, origin, silent))
+        return covered
+
+    def _tell_no_responders(self, origin: Publisher, run: PubRun, start: int, stop: int) -> None:
+        for row in range(start, stop):
+            subject, reply, _, _ = run.message(row)
+            if reply:
+                self._tell_no_responders_one(origin, subject, reply)
+
+    def _tell_no_responders_one(self, origin: Publisher, subject: bytes, reply: bytes) -> None:
+        for sub in origin.account.subs.match(reply).plain:
+            if sub.sink is origin:
+                status = b"NATS/1.0 503\r\nNats-Subject: " + subject + b"\r\n\r\n"
+                sub.sink.deliver(sub, reply, b"", status, b"")
+                return
+
+
+def _deliver_limited(
+    sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+) -> int:
+    """Deliver up to the limit of the subscription; returns the row after the last one taken."""
+    if sub.max_msgs:
+        stop = min(stop, start + sub.max_msgs - sub.delivered)
+    if stop <= start or not sub.sink.deliver_run(sub, run, start, stop, origin):
+        return start
+    return stop
+
+
+def _deal(
+    pool: list[Subscription],
+    run: PubRun,
+    start: int,
+    stop: int,
+    origin: Origin | None,
+    silent: Origin | None,
+) -> int:
+    """Deal the rows to the members in slices, from a random one on: one call per slice.
+
+    A member that refuses passes its slice on. Returns the row after the last one taken."""
+    count = len(pool)
+    turn = randrange(count) if count > 1 else 0
+    share = -(-(stop - start) // count)
+    row = start
+    refusals = 0
+    while row < stop and refusals < count:
+        sub = pool[turn]
+        turn = (turn + 1) % count
+        end = min(row + share, stop)
+        taken = row
+        if sub.sink is not silent and not sub.closed:
+            taken = _deliver_limited(sub, run, row, end, origin)
+        if taken == row:
+            refusals += 1
+        else:
+            refusals = 0
+            row = taken
+    return row

@@ -1,0 +1,72 @@
+"""The grammar of subjects: what is valid, what matches what.
+
+Owns: tokens, wildcards, and the relations between literal subjects and patterns.
+May not touch: subscriptions, tables, anything with state.
+Spec: core contract section 2.1; `*` is one whole token, `>` one or more, last only."""
+
+from __future__ import annotations
+
+BLANKS = frozenset(b" \t\r\n\f")
+
+
+def tokens(subject: bytes) -> list[bytes]:
+    return subject.split(b".")
+
+
+def valid_subject(subject: bytes, *, wildcards: bool) -> bool:
+    """Non-empty tokens without blanks; `>` only last; with wildcards=False neither may occur."""
+    if not subject or not BLANKS.isdisjoint(subject):
+        return False
+    parts = subject.split(b".")
+    if b"" in parts:
+        return False
+    if not wildcards:
+        return b"*" not in parts and b">" not in parts
+    return b">" not in parts[:-1]
+
+
+def has_wildcard(subject: bytes) -> bool:
+    """True when some whole token is a wildcard; `foo*` is a literal."""
+    if b"*" not in subject and b">" not in subject:
+        return False
+    parts = subject.split(b".")
+    return b"*" in parts or parts[-1] == b">"
+
+
+def matches(subject: bytes, pattern: bytes) -> bool:
+    """Does the literal subject fall under the pattern? Wildcards in `subject` count as text."""
+    if subject == pattern:
+        return True
+    have, want = subject.split(b"."), pattern.split(b".")
+    for position, token in enumerate(want):
+        if token == b">" and position == len(want) - 1:
+            return len(have) > position
+        if position >= len(have) or token not in (b"*", have[position]):
+            return False
+    return len(have) == len(want)
+
+
+def collides(one: bytes, other: bytes) -> bool:
+    """Is there a literal subject that both patterns match?"""
+    left, right = one.split(b"."), other.split(b".")
+    for position in range(min(len(left), len(right))):
+        a, b = left[position], right[position]
+        if b">" in (a, b):
+            return True
+        if a != b and b"*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
+def is_subset(narrow: bytes, wide: bytes) -> bool:
+    """Does every literal subject that `narrow` matches fall under `wide`?"""
+    left, right = narrow.split(b"."), wide.split(b".")
+    for position, token in enumerate(right):
+        if position >= len(left):
+            return False
+        if token == b">":
+            return True
+        have = left[position]
+        if have == b">" or (token != b"*" and token != have):
+            return False
+    return len(left) == len(right)

@@ -1,0 +1,276 @@
+"""The table of subscriptions of one account: a token trie with cached results.
+
+Owns: insertion, removal, and the match of a subject or of a whole family of reply subjects.
+May not touch: delivery; it only names the takers.
+Spec: core contract 1.10 (queue groups pooled by name) and 2.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from broker.subjects.grammar import has_wildcard
+from broker.subjects.subscription import SinkKind, Subscription
+
+CACHE_SUBJECTS_MAX = 8192  # per generation; two generations are kept, the older is dropped
+
+
+class Match:
+    """What one subject matches. Shared and cached: read it, never change it."""
+
+    __slots__ = ("plain", "queues", "single")
+
+    def __init__(self, plain: list[Subscription], queues: list[list[Subscription]]) -> None:
+        self.plain = plain
+        # Each list is one pool; a member that stands for several (weight) is repeated.
+        self.queues = queues
+        self.single = plain[0] if len(plain) == 1 and not queues else None
+
+    def __bool__(self) -> bool:
+        return bool(self.plain or self.queues)
+
+
+NO_MATCH = Match([], [])
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    children: dict[bytes, _Node] = field(default_factory=dict)
+    star: _Node | None = None
+    tail: _Node | None = None
+    # dict, not set: delivery order must not change between runs
+    plain: dict[Subscription, None] = field(default_factory=dict)
+    queues: dict[bytes, dict[Subscription, None]] = field(default_factory=dict)
+
+    def taken(self) -> bool:
+        return bool(self.plain or self.queues)
+
+    def empty(self) -> bool:
+        return not (self.plain or self.queues or self.children or self.star or self.tail)
+
+    def next(self, token: bytes, *, last: bool) -> _Node | None:
+        if token == b"*":
+            return self.star
+        if token == b">" and last:
+            return self.tail
+        return self.children.get(token)
+
+    def grow(self, token: bytes, *, last: bool) -> _Node:
+        node = self.next(token, last=last)
+        if node is None:
+            node = _Node()
+            if token == b"*":
+                self.star = node
+            elif token == b">" and last:
+                self.tail = node
+            else:
+                self.children[token] = node
+        return node
+
+    def cut(self, token: bytes, *, last: bool) -> None:
+        if token == b"*":
+            self.star = None
+        elif token == b">" and last:
+            self.tail = None
+        else:
+            del self.children[token]
+
+
+@dataclass(slots=True)
+class TreeStatistics:
+    inserts: int = 0
+    removes: int = 0
+    matches: int = 0
+    cache_hits: int = 0
+
+
+class SubjectTree:
+    """Subscriptions by subject. Matching is exact; the cache only saves the walk."""
+
+    def __init__(self, *, cache_max: int = CACHE_SUBJECTS_MAX) -> None:
+        self._root = _Node()
+        self._count = 0
+        self._cache_max = cache_max
+        self._young: dict[bytes, Match] = {}
+        self._old: dict[bytes, Match] = {}
+        self._prefixes: dict[bytes, Match | None] = {}
+        self.statistics = TreeStatistics()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def insert(self, sub: Subscription) -> None:
+        parts = sub.subject.split(b".")
+        node = self._root
+        final = len(parts) - 1
+        for position, token in enumerate(parts):
+            node = node.grow(token, last=position == final)
+        if sub.queue:
+            node.queues.setdefault(sub.queue, {})[sub] = None
+        else:
+            node.plain[sub] = None
+        self._count += 1
+        self.statistics.inserts += 1
+        self._forget(sub.subject)
+
+    def remove(self, sub: Subscription) -> bool:
+        """False when it was not there."""
+        parts = sub.subject.split(b".")
+        final = len(parts) - 1
+        path: list[tuple[_Node, bytes, bool]] = []
+        node = self._root
+        for position, token in enumerate(parts):
+            last = position == final
+            child = node.next(token, last=last)
+            if child is None:
+                return False
+            path.append((node, token, last))
+            node = child
+        if not _take_out(node, sub):
+            return False
+        while path and node.empty():
+            node, token, last = path.pop()
+            node.cut(token, last=last)
+        self._count -= 1
+        self.statistics.removes += 1
+        self._forget(sub.subject)
+        return True
+
+    def changed(self, sub: Subscription) -> None:
+        """The weight of an inserted subscription was changed: cached pools are stale."""
+        self._forget(sub.subject)
+
+    def match(self, subject: bytes) -> Match:
+        """Everything that takes this literal subject; an empty token matches nothing."""
+        self.statistics.matches += 1
+        found = self._young.get(subject)
+        if found is not None:
+            self.statistics.cache_hits += 1
+            return found
+        found = self._old.get(subject)
+        if found is None:
+            found = self._find(subject)
+        else:
+            self.statistics.cache_hits += 1
+        if len(self._young) >= self._cache_max:
+            self._old, self._young = self._young, {}
+        self._young[subject] = found
+        return found
+
+    def match_prefix(self, prefix: bytes) -> Match | None:
+        """The one result of `prefix` + any single literal token; None when the token matters."""
+        try:
+            return self._prefixes[prefix]
+        except KeyError:
+            pass
+        found = self._find_prefix(prefix)
+        if len(self._prefixes) >= self._cache_max:
+            self._prefixes.clear()
+        self._prefixes[prefix] = found
+        return found
+
+    def __iter__(self) -> Iterator[Subscription]:
+        stack = [self._root]
+        while stack:
+            node = stack.pop()
+            yield from node.plain
+            for members in node.queues.values():
+                yield from members
+            stack.extend(node.children.values())
+            stack.extend(child for child in (node.star, node.tail) if child is not None)
+
+    @property
+    def cache_size(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def _forget(self, subject: bytes) -> None:
+        if has_wildcard(subject):
+            self._young.clear()
+            self._old.clear()
+            self._prefixes.clear()
+            return
+        # A literal subject changes its own result and the families it belongs to, no other.
+        self._young.pop(subject, None)
+        self._old.pop(subject, None)
+        self._prefixes.pop(subject[: subject.rfind(b".") + 1], None)
+
+    def _find(self, subject: bytes) -> Match:
+        parts = subject.split(b".")
+        if b"" in parts:
+            return NO_MATCH
+        hits: list[_Node] = []
+        level = [self._root]
+        for token in parts:
+            following: list[_Node] = []
+            for node in level:
+                if node.tail is not None:
+                    hits.append(node.tail)
+                if node.star is not None:
+                    following.append(node.star)
+                child = node.children.get(token)
+                if child is not None:
+                    following.append(child)
+            level = following
+            if not level:
+                break
+        hits.extend(level)
+        return _pooled(hits)
+
+    def _find_prefix(self, prefix: bytes) -> Match | None:
+        parts = prefix.split(b".")
+        if parts.pop() != b"" or b"" in parts:  # it must end in a dot
+            return None
+        hits: list[_Node] = []
+        level = [self._root]
+        for token in parts:
+            following: list[_Node] = []
+            for node in level:
+                if node.tail is not None:
+                    hits.append(node.tail)
+                if node.star is not None:
+                    following.append(node.star)
+                child = node.children.get(token)
+                if child is not None:
+                    following.append(child)
+            level = following
+        for node in level:
+            if any(child.taken() for child in node.children.values()):
+                return None
+            hits.extend(child for child in (node.tail, node.star) if child is not None)
+        return _pooled(hits)
+
+
+def _take_out(node: _Node, sub: Subscription) -> bool:
+    if not sub.queue:
+        if sub not in node.plain:
+            return False
+        del node.plain[sub]
+        return True
+    members = node.queues.get(sub.queue)
+    if members is None or sub not in members:
+        return False
+    del members[sub]
+    if not members:
+        del node.queues[sub.queue]
+    return True
+
+
+def _pooled(hits: list[_Node]) -> Match:
+    plain: list[Subscription] = []
+    pools: dict[bytes, list[Subscription]] = {}
+    peers: set[int] = set()
+    for node in hits:
+        for sub in node.plain:
+            # Two patterns of one peer still mean one copy over the link: it fans out there.
+            if sub.sink.kind is SinkKind.ROUTE:
+                if id(sub.sink) in peers:
+                    continue
+                peers.add(id(sub.sink))
+            plain.append(sub)
+        for queue, members in node.queues.items():
+            pool = pools.setdefault(queue, [])
+            for sub in members:
+                pool.extend([sub] * sub.weight if sub.weight > 1 else [sub])
+    if not plain and not pools:
+        return NO_MATCH
+    return Match(plain, list(pools.values()))
