@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine with Python >= 3.11, a C compiler and make
+# (and Java 17 for the Spark tests): `make up` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: up down test lint bench-peers clean codecs
+
+up: $(STAMP) codecs ## start three nodes on this machine and print where they are
+	$(BIN)/jetraft up --detach
+
+down: ## stop the nodes that `make up` started
+	$(BIN)/jetraft down
+
+test: $(STAMP) codecs ## every test; fails if the compiled codecs were not the ones tested
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench-peers: $(STAMP) codecs ## ours beside nats-server, same client, interleaved
+	$(BIN)/jetraft bench peers
+
+codecs: $(STAMP)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+$(STAMP): pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

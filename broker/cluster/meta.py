@@ -1,0 +1,160 @@
+"""Which streams exist, with which configuration, on which nodes: the meta group's state machine.
+
+Owns: assignments, keyed by (account, stream), and the rules that two creates may not break.
+May not touch: sockets, clocks, dice, Raft; the leader stamps times and peers into the command.
+Spec: DESIGN section 6 (one meta group), JetStream API sheet 2.2 (create, update, delete)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from broker.jetstream.config import StreamConfig
+from broker.jetstream.errors import JetStreamError
+from broker.subjects import collides
+from raft import GroupId, Index, NodeId
+
+META_GROUP = GroupId(1)
+FIRST_STREAM_GROUP = 1000  # a stream's group id is this plus the meta index that assigned it
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One stream's place in the cluster. A stream deleted and created again is another group."""
+
+    account: str
+    config: StreamConfig
+    created_ns: int
+    group: int
+    peers: list[int]  # node ids; the first is asked to lead first
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+class AssignStream(msgspec.Struct, tag="assign", frozen=True):
+    account: str
+    config: StreamConfig
+    created_ns: int
+    peers: list[int]
+
+
+class ReconfigureStream(msgspec.Struct, tag="update", frozen=True):
+    account: str
+    config: StreamConfig
+
+
+class RemoveStream(msgspec.Struct, tag="remove", frozen=True):
+    account: str
+    name: str
+
+
+MetaCommand = AssignStream | ReconfigureStream | RemoveStream
+MetaResult = Assignment | JetStreamError
+
+_encoder = msgspec.msgpack.Encoder()
+_command = msgspec.msgpack.Decoder(MetaCommand)
+_record = msgspec.msgpack.Decoder(tuple[int, list[Assignment]])
+
+
+def encode_command(command: MetaCommand) -> bytes:
+    return _encoder.encode(command)
+
+
+class Meta:
+    """The replicated table of assignments. `apply` is the only thing that changes it."""
+
+    def __init__(self) -> None:
+        self.applied = Index(0)
+        self._streams: dict[tuple[str, str], Assignment] = {}
+
+    def get(self, account: str, name: str) -> Assignment | None:
+        return self._streams.get((account, name))
+
+    def of_account(self, account: str) -> list[Assignment]:
+        """The account's assignments in name order."""
+        return sorted(
+            (a for (owner, _), a in self._streams.items() if owner == account), key=lambda a: a.name
+        )
+
+    def __iter__(self) -> Iterator[Assignment]:
+        return iter(list(self._streams.values()))
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def load(self, node: NodeId) -> int:
+        """How many replicas the node holds: what placement balances."""
+        return sum(1 for a in self._streams.values() if node in a.peers)
+
+    def apply(self, index: Index, data: bytes) -> tuple[MetaCommand, MetaResult]:
+        command = _command.decode(data)
+        self.applied = index
+        match command:
+            case AssignStream():
+                return command, self._assign(index, command)
+            case ReconfigureStream():
+                return command, self._reconfigure(command)
+            case RemoveStream():
+                return command, self._remove(command)
+
+    def advanced(self, index: Index) -> None:
+        """An entry without a command (a new leader's first) was applied."""
+        self.applied = index
+
+    def overlap(self, account: str, config: StreamConfig) -> str | None:
+        """The name of another stream of the account that captures one of these subjects."""
+        wanted = [subject.encode() for subject in config.subjects]
+        for (owner, name), other in self._streams.items():
+            if owner != account or name == config.name:
+                continue
+            if any(collides(s.encode(), w) for s in other.config.subjects for w in wanted):
+                return name
+        return None
+
+    def dump(self) -> bytes:
+        ordered = [self._streams[key] for key in sorted(self._streams)]
+        return _encoder.encode((self.applied, ordered))
+
+    def load_dump(self, record: bytes) -> None:
+        applied, assignments = _record.decode(record)
+        self.applied = Index(applied)
+        self._streams = {(a.account, a.name): a for a in assignments}
+
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.dump()).digest()
+
+    def _assign(self, index: Index, command: AssignStream) -> MetaResult:
+        key = (command.account, command.config.name)
+        existing = self._streams.get(key)
+        if existing is not None:
+            same = existing.config.same_as(command.config)
+            return existing if same else JetStreamError.of(10058)
+        if self.overlap(command.account, command.config) is not None:
+            return JetStreamError.of(10065)
+        assignment = Assignment(
+            account=command.account,
+            config=command.config,
+            created_ns=command.created_ns,
+            group=FIRST_STREAM_GROUP + index,
+            peers=command.peers,
+        )
+        self._streams[key] = assignment
+        return assignment
+
+    def _reconfigure(self, command: ReconfigureStream) -> MetaResult:
+        key = (command.account, command.config.name)
+        existing = self._streams.get(key)
+        if existing is None:
+            return JetStreamError.of(10059)
+        if self.overlap(command.account, command.config) is not None:
+            return JetStreamError.of(10065)
+        updated = msgspec.structs.replace(existing, config=command.config)
+        self._streams[key] = updated
+        return updated
+
+    def _remove(self, command: RemoveStream) -> MetaResult:
+        removed = self._streams.pop((command.account, command.name), None)
+        return removed if removed is not None else JetStreamError.of(10059)

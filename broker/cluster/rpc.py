@@ -1,0 +1,114 @@
+"""Questions between nodes: a call, its answer, and what happens when none comes.
+
+Owns: the ids of outstanding calls and the frames they travel in.
+May not touch: what the calls mean; methods are registered by name.
+Spec: DESIGN section 8 (one link per pair of nodes carries API calls too)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from raft import NodeId
+
+logger = logging.getLogger("jetraft.cluster")
+
+_CALL, _ANSWER, _FAILURE = 0, 1, 2
+_HEAD = struct.Struct("<BQB")  # what it is, call id, length of the method name
+CALLS_MAX = 10_000  # outstanding per node; beyond it a call fails at once
+SERVED_MAX = 10_000  # being answered here; beyond it callers are told to come back
+
+Method = Callable[[NodeId, bytes], Awaitable[bytes]]
+Send = Callable[[NodeId, bytes], bool]
+
+
+class CallFailed(Exception):  # noqa: N818 - reads as the fact it reports
+    """Indefinite: the other node may or may not have done it."""
+
+
+@dataclass(slots=True)
+class Rpc:
+    """Calls to other nodes over one ordered link per peer, and calls to ourselves."""
+
+    node: NodeId
+    send: Send
+    spawn: Callable[[Awaitable[None], str], object]
+    _methods: dict[str, Method] = field(default_factory=dict)
+    _calls: dict[int, tuple[NodeId, asyncio.Future[bytes]]] = field(default_factory=dict)
+    _next_id: int = 1
+    _served: int = 0
+
+    def register(self, name: str, method: Method) -> None:
+        self._methods[name] = method
+
+    async def call(self, to: NodeId, name: str, body: bytes, *, timeout_s: float = 5.0) -> bytes:
+        """The other node's answer. Raises CallFailed when it cannot be had in time."""
+        if to == self.node:
+            async with asyncio.timeout(timeout_s):
+                return await self._methods[name](self.node, body)
+        if len(self._calls) >= CALLS_MAX:
+            raise CallFailed("too many calls outstanding")
+        call_id = self._next_id
+        self._next_id += 1
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        method = name.encode()
+        if not self.send(to, _HEAD.pack(_CALL, call_id, len(method)) + method + body):
+            raise CallFailed(f"node {to} is not connected")
+        self._calls[call_id] = (to, future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            raise CallFailed(f"{name}: node {to} did not answer in {timeout_s} s") from error
+        finally:
+            self._calls.pop(call_id, None)
+
+    def received(self, peer: NodeId, frame: bytes) -> None:
+        """A frame of ours from a peer. Raises ValueError when it is not one."""
+        if len(frame) < _HEAD.size:
+            raise ValueError("short rpc frame")
+        what, call_id, name_len = _HEAD.unpack_from(frame)
+        body = frame[_HEAD.size + name_len :]
+        if what == _CALL:
+            name = frame[_HEAD.size : _HEAD.size + name_len].decode(errors="replace")
+            self._serve(peer, call_id, name, body)
+            return
+        peer_and_future = self._calls.get(call_id)
+        if peer_and_future is None or peer_and_future[0] != peer or peer_and_future[1].done():
+            return  # answered too late, or not a question of ours
+        if what == _ANSWER:
+            peer_and_future[1].set_result(body)
+        else:
+            peer_and_future[1].set_exception(CallFailed(body.decode(errors="replace")))
+
+    def peer_lost(self, peer: NodeId) -> None:
+        for to, future in list(self._calls.values()):
+            if to == peer and not future.done():
+                future.set_exception(CallFailed(f"lost the link to node {peer}"))
+
+    def _serve(self, peer: NodeId, call_id: int, name: str, body: bytes) -> None:
+        method = self._methods.get(name)
+        if method is None or self._served >= SERVED_MAX:
+            reason = "unknown method" if method is None else "too busy"
+            self.send(peer, _HEAD.pack(_FAILURE, call_id, 0) + f"{name}: {reason}".encode())
+            return
+        self._served += 1
+        self.spawn(self._answer(peer, call_id, name, method, body), f"rpc {name}")
+
+    async def _answer(
+        self, peer: NodeId, call_id: int, name: str, method: Method, body: bytes
+    ) -> None:
+        try:
+            answer = _HEAD.pack(_ANSWER, call_id, 0) + await method(peer, body)
+        except CallFailed as error:
+            answer = _HEAD.pack(_FAILURE, call_id, 0) + str(error).encode()
+        except Exception:
+            # The edge between nodes: the caller gets an indefinite failure, the log the reason.
+            logger.exception("call %s from node %s failed", name, peer)
+            answer = _HEAD.pack(_FAILURE, call_id, 0) + b"internal error"
+        finally:
+            self._served -= 1
+        self.send(peer, answer)
