@@ -1,0 +1,185 @@
+"""The commands of a stream group: everything a log entry of a stream can say.
+
+Owns: the kind byte, the publish prefix, and one Struct per other command; `encode` and `decode`.
+May not touch: state. A command carries every fact that its effect depends on, above all the
+time, which the leader stamped once: applying it reads no clock.
+Spec: DESIGN sections 4 and 7. New fields go to the end of a Struct and have a default, so that
+an entry written by an older version still decodes."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct as Packing
+from typing import Final, TypeAlias
+
+import msgspec
+
+from broker.jetstream.config import ConsumerConfig, StreamConfig
+
+PUBLISH_PREFIX: Final = Packing("<B7xqQQQ")  # kind, time_ns, origin, session, batch_no; then a Block
+PUBLISH_PREFIX_SIZE: Final = PUBLISH_PREFIX.size
+
+
+class Kind(IntEnum):
+    """First byte of an entry. Numbers are on disk: never reuse one."""
+
+    PUBLISH = 1
+    MIRROR_BATCH = 2
+    PURGE = 3
+    DELETE_MESSAGE = 4
+    UPDATE_CONFIG = 5
+    EXPIRE = 6
+    CREATE_CONSUMER = 16
+    UPDATE_CONSUMER = 17
+    DELETE_CONSUMER = 18
+    PAUSE_CONSUMER = 19
+    PROGRESS = 20
+    ACKS = 21
+    RESET_CONSUMER = 22
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True):
+    """Base of the commands that are MessagePack after the kind byte."""
+
+    now_ns: int  # wall time, stamped by the leader that proposed the command
+
+
+class Purge(Command, frozen=True, array_like=True):
+    """Remove messages: spec 4.4. `filter` empty = all subjects, `seq` 0 and `keep` 0 = not set."""
+
+    filter: bytes = b""
+    seq: int = 0
+    keep: int = 0
+
+
+class DeleteMessage(Command, frozen=True, array_like=True):
+    """Remove one message; unless `no_erase`, its bytes are overwritten as well."""
+
+    seq: int
+    no_erase: bool = False
+
+
+class UpdateConfig(Command, frozen=True, array_like=True):
+    """The stream gets this (normalised, validated) configuration; lowered limits trim at once."""
+
+    config: StreamConfig
+
+
+class Expire(Command, frozen=True, array_like=True):
+    """Messages whose age or own TTL has run out at `now_ns` leave the stream."""
+
+
+class CreateConsumer(Command, frozen=True, array_like=True):
+    """Create a consumer, or meet the existing one by the rules of `action` (spec 5.2).
+
+    `config` is normalised and validated by the leader; what depends on replicated state (does it
+    exist, workqueue overlap, consumer limit, start position) is decided when applied. The
+    consumer's incarnation is the index of the entry that created it.
+    """
+
+    name: str
+    config: ConsumerConfig
+    action: str = ""  # "" = create or update, "create", "update"
+
+
+class UpdateConsumer(Command, frozen=True, array_like=True):
+    """New configuration for an existing consumer; position, pending and acks survive."""
+
+    name: str
+    config: ConsumerConfig
+
+
+class DeleteConsumer(Command, frozen=True, array_like=True):
+    """`incarnation` not 0: only if it still is that one (inactivity timers race with re-creation)."""
+
+    name: str
+    incarnation: int = 0
+
+
+class PauseConsumer(Command, frozen=True, array_like=True):
+    """Paused until `until_ns`; 0 or a time not after `now_ns` resumes."""
+
+    name: str
+    until_ns: int = 0
+
+
+class Progress(Command, frozen=True, array_like=True):
+    """What the leader has sent for one consumer since the last Progress.
+
+    `runs` are first deliveries in the order sent: (first, last) inclusive stretches of consecutive
+    stream sequences. Their consumer sequences count up from `first_consumer_seq`.
+    `redelivered` are (stream_seq, consumer_seq, deliveries so far including this one).
+    """
+
+    name: str
+    incarnation: int
+    first_consumer_seq: int = 0
+    runs: list[tuple[int, int]] = []
+    redelivered: list[tuple[int, int, int]] = []
+    passed: int = 0  # nothing below or at this stream sequence is still to be looked at (filters)
+
+
+class Acks(Command, frozen=True, array_like=True):
+    """Acknowledgements of one consumer, gathered over one turn of the loop."""
+
+    name: str
+    incarnation: int
+    acked: list[tuple[int, int]] = []  # explicit: (first, last) inclusive stretches of stream_seq
+    up_to: tuple[int, int] | None = None  # ack all: (stream_seq, consumer_seq)
+    termed: list[int] = []  # counts as acked, never delivered again
+    exhausted: list[int] = []  # max_deliver reached: leaves pending, stays in the stream
+
+
+class ResetConsumer(Command, frozen=True, array_like=True):
+    """Position goes to `seq` (0: right above the ack floor); pending and counts are cleared."""
+
+    name: str
+    seq: int = 0
+
+
+ConsumerCommand: TypeAlias = UpdateConsumer | PauseConsumer | Progress | Acks | ResetConsumer
+AnyCommand: TypeAlias = (
+    Purge | DeleteMessage | UpdateConfig | Expire | CreateConsumer | DeleteConsumer | ConsumerCommand
+)
+
+_KINDS: Final[dict[type[Command], Kind]] = {
+    Purge: Kind.PURGE,
+    DeleteMessage: Kind.DELETE_MESSAGE,
+    UpdateConfig: Kind.UPDATE_CONFIG,
+    Expire: Kind.EXPIRE,
+    CreateConsumer: Kind.CREATE_CONSUMER,
+    UpdateConsumer: Kind.UPDATE_CONSUMER,
+    DeleteConsumer: Kind.DELETE_CONSUMER,
+    PauseConsumer: Kind.PAUSE_CONSUMER,
+    Progress: Kind.PROGRESS,
+    Acks: Kind.ACKS,
+    ResetConsumer: Kind.RESET_CONSUMER,
+}
+_DECODERS: Final[dict[int, msgspec.msgpack.Decoder[AnyCommand]]] = {
+    int(kind): msgspec.msgpack.Decoder(command)  # type: ignore[misc]
+    for command, kind in _KINDS.items()
+}
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def encode(command: AnyCommand) -> bytes:
+    return bytes((_KINDS[type(command)],)) + _ENCODER.encode(command)
+
+
+def decode(entry: bytes) -> AnyCommand:
+    """The command of an entry that is neither PUBLISH nor MIRROR_BATCH."""
+    return _DECODERS[entry[0]].decode(memoryview(entry)[1:])
+
+
+def publish_prefix(*, time_ns: int, origin: int, session: int, batch_no: int) -> bytes:
+    """What the leader puts before a batch's block. `origin` 0: no session, never a repeat."""
+    return PUBLISH_PREFIX.pack(Kind.PUBLISH, time_ns, origin, session, batch_no)
+
+
+def mirror_prefix(*, time_ns: int) -> bytes:
+    """Before a block that carries the origin's sequences and times: gaps become skipped sequences.
+
+    Rows at or below the stream's last sequence are repeats and are left out, so no session is
+    needed.
+    """
+    return PUBLISH_PREFIX.pack(Kind.MIRROR_BATCH, time_ns, 0, 0, 0)
