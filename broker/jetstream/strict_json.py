@@ -1,0 +1,195 @@
+"""JSON of the JetStream API: how bodies become Structs, and Structs become bodies.
+
+Owns: case-insensitive keys, null as "not set", unknown fields, the omitempty rule, time texts.
+May not touch: what the fields mean; that is config.py, api.py and responses.py.
+Spec: JetStream conventions, Strict JSON (10025), Times, Bytes.
+
+A Struct field with a plain default is left out of the printed body while it holds that default.
+A field declared with `always(x)` is printed whatever it holds. Fields of type `WallTime` are
+nanoseconds inside and RFC 3339 outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.times import parse_rfc3339, rfc3339
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+WallTime = Annotated[int, msgspec.Meta(extra={"wall_time": True})]
+Unsigned = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class WireText(StrEnum):
+    """A closed set of texts. A set that also accepts other spellings overrides `spelled`."""
+
+    @classmethod
+    def spelled(cls, text: str) -> str:
+        """The member's own text for a spelling clients may send."""
+        return text
+
+
+def always(value: T) -> T:
+    """Default of a field that is printed even when it holds this value."""
+    field: T = msgspec.field(default_factory=lambda: value)
+    return field
+
+
+def encode(value: object) -> bytes:
+    """JSON bytes of a Struct, or of plain values holding Structs."""
+    return msgspec.json.encode(to_wire(value))
+
+
+def to_wire(value: object) -> object:
+    """Plain JSON values: time texts in place, omitted fields gone, keys in declared order."""
+    if isinstance(value, msgspec.Struct):
+        body: dict[str, object] = {}
+        for field in _plan(type(value)).values():
+            held = getattr(value, field.name)
+            if not field.printed and held == field.default:
+                continue
+            body[field.key] = rfc3339(held) if field.is_time and held is not None else to_wire(held)
+        return body
+    if isinstance(value, list | tuple):
+        return [to_wire(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: to_wire(item) for key, item in value.items()}
+    return value
+
+
+def decode(body: bytes, kind: type[S], *, strict: bool) -> S:
+    """The request in `body`; JetStreamError 10025 when it is none.
+
+    An empty body is an object without keys. Unknown fields are refused only when `strict`.
+    """
+    try:
+        value = msgspec.json.decode(body) if body.strip() else {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise invalid_json(_sentence(problem)) from problem
+    return convert(value, kind, strict=strict)
+
+
+def convert(value: Any, kind: type[S], *, strict: bool) -> S:
+    """As `decode`, for a value that already left its JSON text."""
+    if value is None:
+        value = {}
+    if not isinstance(value, dict):
+        raise invalid_json(f"json: cannot unmarshal {_json_type(value)} into {kind.__name__}")
+    folded = _fold_struct(value, kind, strict=strict)
+    try:
+        return msgspec.convert(folded, kind)
+    except msgspec.ValidationError as problem:
+        raise invalid_json(f"json: {problem}") from problem
+
+
+def invalid_json(reason: str) -> JetStreamError:
+    return JetStreamError.of(ErrCode.INVALID_JSON, err=reason)
+
+
+class _Field(msgspec.Struct, frozen=True):
+    name: str
+    key: str
+    type: inspect.Type
+    printed: bool
+    default: Any
+    is_time: bool
+
+
+@cache
+def _plan(kind: type[msgspec.Struct]) -> dict[str, _Field]:
+    """What is needed to fold and print a Struct type, by lower-cased wire key."""
+    described = inspect.type_info(kind)
+    assert isinstance(described, inspect.StructType)
+    return {
+        field.encode_name.lower(): _Field(
+            name=field.name,
+            key=field.encode_name,
+            type=field.type,
+            printed=field.default is msgspec.NODEFAULT and field.default_factory is not dict,
+            default={} if field.default_factory is dict else field.default,
+            is_time=_is_time(field.type),
+        )
+        for field in described.fields
+    }
+
+
+def _is_time(kind: inspect.Type) -> bool:
+    if isinstance(kind, inspect.UnionType):
+        return any(_is_time(member) for member in kind.types)
+    return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("wall_time"))
+
+
+def _fold_struct(value: dict[str, Any], kind: type[msgspec.Struct], *, strict: bool) -> Any:
+    plan = _plan(kind)
+    folded: dict[str, Any] = {}
+    for key, held in value.items():
+        field = plan.get(key.lower())
+        if field is None:
+            if strict:
+                raise invalid_json(f"json: unknown field {_quoted(key)}")
+            continue
+        if held is not None:
+            folded[field.key] = _fold(held, field.type, strict=strict)
+    return folded
+
+
+def _fold(value: Any, kind: inspect.Type, *, strict: bool) -> Any:
+    """`value` with keys, enum texts and times in the form `msgspec.convert` expects."""
+    match kind:
+        case inspect.UnionType():
+            wanted = next(t for t in kind.types if not isinstance(t, inspect.NoneType))
+            return _fold(value, wanted, strict=strict)
+        case inspect.Metadata():
+            return _time(value) if _is_time(kind) else _fold(value, kind.type, strict=strict)
+        case inspect.StructType() if isinstance(value, dict):
+            return _fold_struct(value, kind.cls, strict=strict)
+        case inspect.VarTupleType() | inspect.ListType() if isinstance(value, list):
+            return [_fold(item, kind.item_type, strict=strict) for item in value]
+        case inspect.EnumType() if issubclass(kind.cls, WireText):
+            return _enum_text(value, kind.cls)
+    return value
+
+
+def _enum_text(value: Any, kind: type[WireText]) -> str:
+    text = kind.spelled(value) if isinstance(value, str) else ""
+    if not isinstance(value, str) or text not in kind.__members__.values():
+        printed = msgspec.json.encode(value).decode()
+        raise invalid_json(f"can not unmarshal {_quoted(printed)}")
+    return text
+
+
+def _time(value: Any) -> int:
+    if not isinstance(value, str):
+        raise invalid_json("Time.UnmarshalJSON: input is not a JSON string")
+    try:
+        return parse_rfc3339(value)
+    except ValueError as problem:
+        raise invalid_json(f"parsing time {_quoted(value)}: {problem}") from problem
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def _json_type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, list):
+        return "array"
+    return "string" if isinstance(value, str) else "number"
+
+
+def _sentence(problem: Exception) -> str:
+    if isinstance(problem, RecursionError):
+        return "exceeded max depth"
+    if "truncated" in str(problem):
+        return "unexpected EOF"
+    return str(problem)
