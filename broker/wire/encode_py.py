@@ -1,0 +1,91 @@
+"""What the server writes in bulk: messages and publish acknowledgements.
+
+Owns: the text of MSG, HMSG and of a pub ack; the column of replies a batch waits for.
+May not touch: routing, sequence assignment, sockets.
+Spec: NATS client protocol, MSG and HMSG; JetStream PubAck. Compiled twin: _parser.pyx."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from broker.wire.run_py import PubRun
+
+
+def encode_msg(subject: bytes, sid: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+    """One MSG, or HMSG when there are headers. Single blanks: some clients split on one."""
+    reply_part = b" " + reply if reply else b""
+    if headers:
+        total = len(headers) + len(payload)
+        sizes = b"%d %d" % (len(headers), total)
+        return b"HMSG %b %b%b %b\r\n%b%b\r\n" % (subject, sid, reply_part, sizes, headers, payload)
+    return b"MSG %b %b%b %d\r\n%b\r\n" % (subject, sid, reply_part, len(payload), payload)
+
+
+@final
+class ReplyColumn:
+    """Replies of a batch in publish order; b"" where the publisher asked for no answer."""
+
+    __slots__ = ("_replies",)
+
+    def __init__(self) -> None:
+        self._replies: list[bytes] = []
+
+    def append_run(self, run: PubRun, start: int, stop: int) -> None:
+        run._check(start, stop)  # noqa: SLF001
+        self._replies.extend(reply for _, reply, _, _ in run._messages[start:stop])  # noqa: SLF001
+
+    def append(self, reply: bytes) -> None:
+        self._replies.append(reply)
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def get(self, i: int) -> bytes:
+        self._check(i, i + 1)
+        return self._replies[i]
+
+    def prefix(self, start: int, stop: int) -> bytes | None:
+        """The text up to and including the last '.', if all replies of the range share it.
+
+        None when they differ, when one is empty, has no '.' or nothing after it: a subscription
+        lookup on the prefix then says nothing about every reply."""
+        self._check(start, stop)
+        if start == stop:
+            return None
+        first = self._replies[start]
+        shared = first[: first.rfind(b".") + 1]
+        if not shared:
+            return None
+        for reply in self._replies[start:stop]:
+            token = reply[len(shared) :]
+            if not reply.startswith(shared) or not token or b"." in token:
+                return None
+        return shared
+
+    def _check(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= len(self._replies):
+            raise IndexError(f"rows {start}:{stop} of {len(self._replies)} replies")
+
+
+def encode_pub_acks(  # noqa: PLR0917
+    replies: ReplyColumn,
+    start: int,
+    stop: int,
+    sid: bytes,
+    stream: bytes,
+    first_seq: int,
+    extra: bytes,
+) -> bytes:
+    """Acks for consecutive sequences: row start + k was stored at first_seq + k.
+
+    A row without a reply takes its sequence and gets no ack. `stream` is the name as it stands
+    inside a JSON string; `extra` is JSON text that continues the object (b',"domain":"hub"')."""
+    parts = []
+    replies._check(start, stop)  # noqa: SLF001
+    for k in range(stop - start):
+        reply = replies.get(start + k)
+        if reply:
+            body = b'{"stream":"%b","seq":%d%b}' % (stream, first_seq + k, extra)
+            parts.append(encode_msg(reply, sid, b"", b"", body))
+    return b"".join(parts)

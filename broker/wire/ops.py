@@ -1,0 +1,47 @@
+"""Words of the client protocol, shared by both parser implementations.
+
+Owns: the operation names and the one exception a parser raises.
+May not touch: bytes on their way (see parser_py.py), sockets, connections.
+Spec: NATS client protocol, operations a client may send; SCAN is JetRaft's own bulk read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+
+class Op(IntEnum):
+    """First element of every event. HPUB has no member: it is a PUB whose headers are not empty."""
+
+    CONNECT = 1
+    SUB = 2
+    UNSUB = 3
+    PUB = 4
+    PING = 5
+    PONG = 6
+    INFO = 7
+    OK = 8
+    ERR = 9
+    SCAN = 10
+
+
+UNKNOWN_OPERATION: Final = "Unknown Protocol Operation"
+CONTROL_LINE_EXCEEDED: Final = "maximum control line exceeded"
+PAYLOAD_EXCEEDED: Final = "Maximum Payload Violation"
+CLOSE_SILENTLY: Final = None
+
+SIZE_DIGITS_MAX: Final = 9
+
+
+@dataclass(eq=False)
+class ProtocolViolation(Exception):
+    """The peer broke the grammar: answer `text` as -ERR (None: say nothing) and close.
+
+    `events` were complete before the violation and still have to be carried out."""
+
+    text: str | None
+    events: list[Any] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.text or "malformed arguments"

@@ -1,0 +1,232 @@
+"""Client protocol grammar: bytes in, events out. This twin is the specification of _parser.pyx.
+
+Owns: the bytes that do not yet make an event, and the limits on them.
+May not touch: what an event means, sockets, credentials.
+Spec: NATS client protocol. In short:
+
+  line      = word [blanks arguments] [CR] LF      word in any case, blanks = spaces and tabs
+  PING PONG +OK                                    the rest of the line is ignored
+  CONNECT INFO <text>                              the blank before the text may be missing
+  SCAN -ERR <text>                                 at least one blank after the word, as below
+  SUB <subject> [queue] <sid>    UNSUB <sid> [max]
+  PUB <subject> [reply] <size>   HPUB <subject> [reply] <header size> <total size>
+                                                   size = 1..9 digits; body CR LF follows
+
+A carriage return inside arguments separates them as a blank does. The arguments (from the first
+byte that is no blank up to, not including, CR LF) may be max_control_line bytes long."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import Final, Literal, NoReturn
+
+from broker.wire.ops import (
+    CLOSE_SILENTLY,
+    CONTROL_LINE_EXCEEDED,
+    PAYLOAD_EXCEEDED,
+    SIZE_DIGITS_MAX,
+    UNKNOWN_OPERATION,
+    Op,
+    ProtocolViolation,
+)
+from broker.wire.run_py import PubRun
+
+Event = (
+    tuple[Literal[Op.PUB], PubRun]
+    | tuple[Literal[Op.SUB], bytes, bytes | None, bytes]
+    | tuple[Literal[Op.UNSUB], bytes, int]
+    | tuple[Literal[Op.CONNECT], bytes]
+    | tuple[Literal[Op.INFO], bytes]
+    | tuple[Literal[Op.ERR], bytes]
+    | tuple[Literal[Op.SCAN], bytes]
+    | tuple[Literal[Op.PING]]
+    | tuple[Literal[Op.PONG]]
+    | tuple[Literal[Op.OK]]
+)
+
+
+class _Rest(Enum):
+    """What may follow a word on its line."""
+
+    IGNORED = auto()
+    ANYTHING = auto()
+    AFTER_BLANK = auto()
+
+
+_WORDS: Final[dict[bytes, tuple[Op, _Rest]]] = {
+    b"PUB": (Op.PUB, _Rest.AFTER_BLANK),
+    b"HPUB": (Op.PUB, _Rest.AFTER_BLANK),
+    b"SUB": (Op.SUB, _Rest.AFTER_BLANK),
+    b"UNSUB": (Op.UNSUB, _Rest.AFTER_BLANK),
+    b"SCAN": (Op.SCAN, _Rest.AFTER_BLANK),
+    b"-ERR": (Op.ERR, _Rest.AFTER_BLANK),
+    b"CONNECT": (Op.CONNECT, _Rest.ANYTHING),
+    b"INFO": (Op.INFO, _Rest.ANYTHING),
+    b"PING": (Op.PING, _Rest.IGNORED),
+    b"PONG": (Op.PONG, _Rest.IGNORED),
+    b"+OK": (Op.OK, _Rest.IGNORED),
+}
+_WORD_LENGTH_MAX = max(map(len, _WORDS))
+_NOT_BLANK = re.compile(rb"[^ \t]")
+_ARGUMENT = re.compile(rb"[^ \t\r]+")
+_SEPARATORS = b" \t\r"
+
+
+class ClientParser:
+    """Any split of the same bytes yields the same events, and the same violation after them."""
+
+    __slots__ = (
+        "_failure",
+        "_held",
+        "_parts",
+        "_wanted",
+        "max_control_line",
+        "max_payload",
+    )
+
+    def __init__(self, *, max_control_line: int, max_payload: int) -> None:
+        self.max_control_line = max_control_line
+        self.max_payload = max_payload  # of header plus payload; negative: no limit
+        self._parts: list[bytes] = []  # not yet an event; at most one control line and its body
+        self._held = 0  # Invariant: the sum of the lengths in _parts
+        self._wanted = 0  # total bytes without which another look is useless
+        self._failure: str | Literal[False] | None = False
+
+    @property
+    def unparsed(self) -> bytes:
+        """What was received and is not yet part of an event (blanks may have been dropped)."""
+        return b"".join(self._parts)
+
+    def receive(self, chunk: bytes) -> list[Event]:
+        """Events in wire order; consecutive publishes of the chunk come as one PubRun.
+
+        Raises ProtocolViolation, which carries the events before it; the parser is then of no
+        further use and repeats the violation."""
+        if self._failure is not False:
+            raise ProtocolViolation(self._failure, events=[])
+        self._parts.append(chunk)
+        self._held += len(chunk)
+        if self._held < self._wanted:  # a large body in many chunks is joined once, at its end
+            return []
+        data = chunk if len(self._parts) == 1 else b"".join(self._parts)
+        events: list[Event] = []
+        run = PubRun()
+        position = 0
+        self._hold(b"", wanted=0)
+        try:
+            while 0 <= position < len(data):
+                position, run = self._take(data, position, run, events)
+        except ProtocolViolation as violation:
+            self._failure = violation.text
+            self._hold(b"", wanted=0)
+            _end_run(run, events)
+            raise ProtocolViolation(violation.text, events=events) from None
+        _end_run(run, events)
+        return events
+
+    def _take(
+        self, data: bytes, start: int, run: PubRun, events: list[Event]
+    ) -> tuple[int, PubRun]:
+        """One operation at `start`: where the next begins (-1: incomplete, held) and the run."""
+        word = _word_at(data, start)
+        if word is None:
+            return self._hold(data[start:]), run
+        op, rest = _WORDS[word]
+        after = start + len(word)
+        if rest is _Rest.IGNORED:
+            newline = data.find(b"\n", after)
+            if newline < 0:
+                return self._hold(data[start:after]), run  # however long the noise: not kept
+            run = _end_run(run, events)
+            events.append((op,))  # type: ignore[arg-type]
+            return newline + 1, run
+        if rest is _Rest.AFTER_BLANK and after < len(data) and data[after] not in b" \t":
+            _violate(UNKNOWN_OPERATION)
+        first = _NOT_BLANK.search(data, after)
+        if first is None:
+            return self._hold(data[start : after + 1]), run  # one blank stands for all
+        newline = data.find(b"\n", first.start())
+        arguments = data[first.start() : newline if newline >= 0 else len(data)]
+        if len(arguments.removesuffix(b"\r")) > self.max_control_line:
+            _violate(CONTROL_LINE_EXCEEDED)
+        if newline < 0:
+            return self._hold(data[start:after] + b" " + arguments), run
+        if op is Op.PUB:
+            return self._take_publish(data, start, newline + 1, arguments, run), run
+        event = _event(op, arguments)  # may raise: the run is still the caller's then
+        run = _end_run(run, events)
+        events.append(event)
+        return newline + 1, run
+
+    def _take_publish(
+        self, data: bytes, start: int, body: int, arguments: bytes, run: PubRun
+    ) -> int:
+        hpub = data[start] in b"Hh"
+        fields = _ARGUMENT.findall(arguments)
+        sizes = 2 if hpub else 1
+        if len(fields) not in (1 + sizes, 2 + sizes):
+            _violate(CLOSE_SILENTLY)
+        total = _size(fields[-1])
+        header = _size(fields[-2]) if hpub else 0
+        if header < 0 or total < 0 or header > total:
+            _violate(CLOSE_SILENTLY)
+        if 0 <= self.max_payload < total:
+            _violate(PAYLOAD_EXCEEDED)
+        end = body + total
+        if len(data) < end + 2:
+            return self._hold(data[start:], wanted=end + 2 - start)
+        if data[end : end + 2] != b"\r\n":
+            _violate(CLOSE_SILENTLY)
+        reply = fields[1] if len(fields) == 2 + sizes else b""
+        payload = body + header
+        run._add(fields[0], reply, data[body:payload], data[payload:end], hpub=hpub)  # noqa: SLF001
+        return end + 2
+
+    def _hold(self, rest: bytes, *, wanted: int = 0) -> int:
+        self._parts = [rest] if rest else []
+        self._held = len(rest)
+        self._wanted = wanted
+        return -1
+
+
+def _word_at(data: bytes, start: int) -> bytes | None:
+    """The word that begins at `start`; None when the bytes so far are only part of one."""
+    candidate = data[start : start + _WORD_LENGTH_MAX].upper()
+    for word in _WORDS:
+        if candidate.startswith(word):
+            return word
+    if not any(word.startswith(candidate) for word in _WORDS):
+        _violate(UNKNOWN_OPERATION)
+    return None
+
+
+def _event(op: Op, arguments: bytes) -> Event:
+    if op is Op.SUB:
+        fields = _ARGUMENT.findall(arguments)
+        if len(fields) not in (2, 3):
+            _violate(CLOSE_SILENTLY)
+        return (Op.SUB, fields[0], fields[1] if len(fields) == 3 else None, fields[-1])
+    if op is Op.UNSUB:
+        fields = _ARGUMENT.findall(arguments)
+        if len(fields) not in (1, 2):
+            _violate(CLOSE_SILENTLY)
+        # A maximum that is no number removes at once, as zero does.
+        return (Op.UNSUB, fields[0], max(_size(fields[1]), 0) if len(fields) == 2 else 0)
+    return (op, arguments.strip(_SEPARATORS))  # type: ignore[return-value]
+
+
+def _size(field: bytes) -> int:
+    """-1 unless the field is one to nine decimal digits."""
+    return int(field) if field.isdigit() and len(field) <= SIZE_DIGITS_MAX else -1
+
+
+def _end_run(run: PubRun, events: list[Event]) -> PubRun:
+    if len(run) == 0:
+        return run
+    events.append((Op.PUB, run))
+    return PubRun()
+
+
+def _violate(text: str | None) -> NoReturn:
+    raise ProtocolViolation(text)

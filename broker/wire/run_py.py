@@ -1,0 +1,79 @@
+"""A run of publishes: what one chunk held between two other operations.
+
+Owns: the messages of the run and their encoding as MSG/HMSG.
+May not touch: subjects' meaning, subscriptions, sockets.
+Spec: NATS client protocol, MSG and HMSG; the compiled twin is _parser.pyx (PubRun)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from broker.wire.encode_py import encode_msg
+
+Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
+
+
+@final
+class PubRun:
+    """Immutable once handed out. Ranges are `start <= i < stop` and must lie inside the run."""
+
+    __slots__ = ("_messages", "has_headers", "total_bytes")
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self.total_bytes = 0  # headers and payloads of all messages
+        self.has_headers = False  # some message came as HPUB (the peer must have offered headers)
+
+    @staticmethod
+    def of(messages: Sequence[Message]) -> PubRun:
+        run = PubRun()
+        for subject, reply, headers, payload in messages:
+            run._add(subject, reply, headers, payload, hpub=bool(headers))
+        return run
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def segments(self) -> list[tuple[bytes, int, int]]:
+        """(subject, start, stop) for each stretch of consecutive equal subjects."""
+        found: list[tuple[bytes, int, int]] = []
+        start = 0
+        for i in range(1, len(self._messages) + 1):
+            if i == len(self._messages) or self._messages[i][0] != self._messages[start][0]:
+                found.append((self._messages[start][0], start, i))
+                start = i
+        return found
+
+    def message(self, i: int) -> Message:
+        self._check(i, i + 1)
+        return self._messages[i]
+
+    def any_reply(self, start: int, stop: int) -> bool:
+        self._check(start, stop)
+        return any(reply for _, reply, _, _ in self._messages[start:stop])
+
+    def size(self, start: int, stop: int) -> int:
+        """Header and payload bytes of the range."""
+        self._check(start, stop)
+        return sum(len(headers) + len(data) for _, _, headers, data in self._messages[start:stop])
+
+    def encode(self, start: int, stop: int, sid: bytes, headers_ok: bool) -> bytes:  # noqa: FBT001
+        """The range as one subscriber receives it; headers are cut off unless `headers_ok`."""
+        self._check(start, stop)
+        return b"".join(
+            encode_msg(subject, sid, reply, headers if headers_ok else b"", payload)
+            for subject, reply, headers, payload in self._messages[start:stop]
+        )
+
+    def _add(
+        self, subject: bytes, reply: bytes, headers: bytes, payload: bytes, *, hpub: bool
+    ) -> None:
+        """For the parser alone: a run grows only while its chunk is being read."""
+        self._messages.append((subject, reply, headers, payload))
+        self.total_bytes += len(headers) + len(payload)
+        self.has_headers = self.has_headers or hpub
+
+    def _check(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= len(self._messages):
+            raise IndexError(f"rows {start}:{stop} of a run of {len(self._messages)}")
