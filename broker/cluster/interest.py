@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.subjects import SinkKind, Subscription
+from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import ClientParser, Op, PubRun, encode_pub
 
 if TYPE_CHECKING:
-    from broker.server.account import Account
-    from broker.server.connection import Connection
+    from broker.accounts import Account
     from broker.server.router import Router
 from raft import NodeId
 
@@ -95,7 +94,7 @@ class PeerSink:
         return self.deliver_run(sub, run, 0, 1, None)
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Connection | None
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
     ) -> bool:
         last = self._queued[-1] if self._queued else None
         if last is None or last.run is not run or last.start != start or last.stop != stop:
@@ -157,7 +156,7 @@ class Interest:
             self._members[key] = members
         else:
             self._members.pop(key, None)
-        if members <= 1:
+        if sub.queue or members <= 1:
             if not self._changed and self.sinks:
                 asyncio.get_running_loop().call_soon(self.flush)
             self._changed[key] = None
@@ -198,10 +197,17 @@ class Interest:
             tree = self.account(account_name).subs
             if members and known is None:
                 sub = Subscription(
-                    sink=sink, account=self.account(account_name), subject=subject, queue=queue
+                    sink=sink,
+                    account=self.account(account_name),
+                    subject=subject,
+                    queue=queue,
+                    weight=members,
                 )
                 sink.subscriptions[key] = sub
                 tree.insert(sub)
+            elif members and known is not None and known.weight != members:
+                known.weight = members
+                tree.changed(known)
             elif not members and known is not None:
                 tree.remove(known)
                 del sink.subscriptions[key]
@@ -213,16 +219,10 @@ class Interest:
         for event in parser.receive(message.protocol):
             if event[0] != Op.PUB:
                 raise ValueError("routed frame holds something else than publishes")
-            run: PubRun = event[1]
-            for subject, start, stop in run.segments():
-                match = account.subs.match(subject)
-                if message.plain:
-                    for sub in match.plain:
-                        if sub.sink.kind is SinkKind.CLIENT:
-                            sub.sink.deliver_run(sub, run, start, stop, None)
-                for members in match.queues:
-                    if members[0].queue in message.queues:
-                        _deliver_to_one(members, run, start, stop)
+            if message.plain:
+                self.router.deliver_local_run(account, event[1])
+            for queue in message.queues:
+                self.router.deliver_local_run(account, event[1], queue=queue)
 
     def received_deliver(self, _peer: NodeId, frame: bytes) -> None:
         message = _deliver.decode(frame)
@@ -240,13 +240,6 @@ class Interest:
         for (account_name, _, _), sub in sink.subscriptions.items():
             self.account(account_name).subs.remove(sub)
         sink.subscriptions.clear()
-
-
-def _deliver_to_one(members: list[Subscription], run: PubRun, start: int, stop: int) -> None:
-    local = [sub for sub in members if sub.sink.kind is SinkKind.CLIENT]
-    for row in range(start, stop if local else start):
-        sub = random.choice(local)
-        sub.sink.deliver_run(sub, run, row, row + 1, None)
 
 
 def deliver_frame(

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.store.block import BlockBuilder
-from broker.subjects import SinkKind, Subscription
+from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import PubRun, ReplyColumn, encode_pub_acks
 
 if TYPE_CHECKING:
-    from broker.server.account import Account
-    from broker.server.connection import Connection
+    from broker.accounts import Account
     from broker.server.router import Router
 from raft import NodeId
 
@@ -78,13 +77,13 @@ class Outbox:
     _spans: list[tuple[int, int, bool]] = field(default_factory=list)
     _next_number: int = 1
     _scheduled: bool = False
-    _paused: list[Connection] = field(default_factory=list)
+    _paused: list[Origin] = field(default_factory=list)
     _resend_timer: asyncio.TimerHandle | None = None
 
     # -- collecting ---------------------------------------------------------------------------
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Connection | None
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
     ) -> bool:
         builder = self._builder
         first = builder.rows
@@ -235,7 +234,7 @@ class Outbox:
 
     # -- back-pressure ----------------------------------------------------------------------------
 
-    def _pause(self, origin: Connection) -> None:
+    def _pause(self, origin: Origin) -> None:
         if origin not in self._paused:
             origin.pause_reading()
             self._paused.append(origin)

@@ -1,0 +1,159 @@
+"""A load client that costs next to nothing, so that the server is what is measured.
+
+Owns: one blocking socket, prepared publish chunks, counting of acks and messages.
+May not touch: the broker's own codecs; it speaks to any NATS server the same way.
+Method: chunks of prepared PUB lines with distinct replies are sent again and again; answers are
+counted by a fixed text each of them holds, not parsed."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK_MESSAGES = 256
+CLOCK_TICKS_PER_S = 100  # USER_HZ on Linux
+RECEIVE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    messages: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        return self.messages / self.seconds
+
+
+class LoadClient:
+    """One connection. Not for production use: it trusts what it reads."""
+
+    def __init__(self, port: int, *, host: str = "127.0.0.1", timeout_s: float = 30.0) -> None:
+        self.socket = socket.create_connection((host, port), timeout=timeout_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._rest = b""
+        self._read_line()
+        options = {"verbose": False, "pedantic": False, "protocol": 1, "headers": True,
+                   "no_responders": True, "lang": "load", "version": "1"}  # fmt: skip
+        self.send(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
+        while self._read_line() != b"PONG":
+            pass
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def request(self, subject: str, body: bytes = b"") -> dict[str, object]:
+        """One request; the answer's JSON."""
+        self.send(b"SUB _INBOX.load.one 9\r\nUNSUB 9 1\r\n")
+        self.send(f"PUB {subject} _INBOX.load.one {len(body)}\r\n".encode() + body + b"\r\n")
+        while True:
+            line = self._read_line()
+            if line.startswith((b"MSG ", b"HMSG ")):
+                size = int(line.rsplit(b" ", 1)[1])
+                answer = self._read_exactly(size + 2)[:-2]
+                if line.startswith(b"HMSG "):
+                    raise ConnectionError(f"{subject}: {answer!r}")
+                decoded: dict[str, object] = json.loads(answer)
+                return decoded
+
+    def publish_acked(self, subject: str, *, size: int, count: int, window: int) -> Load:
+        """Publish with a reply each and wait for every ack, at most `window` outstanding."""
+        self.send(b"SUB _INBOX.load.acks.* 1\r\n")
+        payload = b"x" * size
+        chunk = b"".join(
+            b"PUB %b _INBOX.load.acks.%06d %d\r\n%b\r\n" % (subject.encode(), i, size, payload)
+            for i in range(CHUNK_MESSAGES)
+        )
+        counter = _Counter(b'"seq":')
+        self.socket.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        sent = acked = 0
+        pending = memoryview(b"")
+        started = time.perf_counter()
+        while acked < count:
+            if not pending and sent < count and sent - acked + CHUNK_MESSAGES <= window:
+                pending = memoryview(chunk)
+                sent += CHUNK_MESSAGES
+            want_write = [self.socket] if pending else []
+            readable, writable, _ = select.select([self.socket], want_write, [], 30.0)
+            if not readable and not writable:
+                raise TimeoutError(f"{acked} of {count} acks, then nothing for 30 s")
+            if writable:
+                pending = pending[self.socket.send(pending) :]
+            if readable:
+                acked += counter.feed(self._receive())
+        elapsed = time.perf_counter() - started
+        self.socket.setblocking(True)  # noqa: FBT003
+        self.send(b"UNSUB 1\r\n")
+        return Load(acked, elapsed)
+
+    def publish(self, subject: str, *, size: int, count: int) -> None:
+        """Publish without replies, as fast as the server reads."""
+        payload = b"x" * size
+        line = b"PUB %b %d\r\n%b\r\n" % (subject.encode(), size, payload)
+        chunk = line * CHUNK_MESSAGES
+        for _ in range(count // CHUNK_MESSAGES):
+            self.send(chunk)
+
+    def receive(self, subject: str, *, count: int) -> Load:
+        """Count messages of a subscription made with `subscribe` until `count` have come."""
+        counter = _Counter(b"MSG " + subject.encode() + b" ")
+        got = 0
+        started = 0.0
+        while got < count:
+            got += counter.feed(self._receive())
+            started = started or time.perf_counter()
+        return Load(got, time.perf_counter() - started)
+
+    def subscribe(self, subject: str) -> None:
+        self.send(b"SUB %b 2\r\nPING\r\n" % subject.encode())
+        while self._read_line() != b"PONG":
+            pass
+
+    def _receive(self) -> bytes:
+        data = self.socket.recv(RECEIVE_BYTES)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        return data
+
+    def _read_line(self) -> bytes:
+        while b"\r\n" not in self._rest:
+            self._rest += self._receive()
+        line, self._rest = self._rest.split(b"\r\n", 1)
+        return line
+
+    def _read_exactly(self, size: int) -> bytes:
+        while len(self._rest) < size:
+            self._rest += self._receive()
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+
+class _Counter:
+    """Counts a text in a byte stream, wherever the chunks are cut."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._tail = b""
+
+    def feed(self, data: bytes) -> int:
+        data = self._tail + data
+        found = data.count(self._text)
+        # Keep what may be the beginning of a text, but never a text already counted.
+        keep = len(self._text) - 1
+        end = data.rfind(self._text)
+        start = max(len(data) - keep, end + len(self._text) if end >= 0 else 0)
+        self._tail = data[start:]
+        return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
