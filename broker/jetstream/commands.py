@@ -15,8 +15,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from broker.jetstream.config import ConsumerConfig, StreamConfig
+from broker.jetstream.consumer_commands import Acks, Progress
 
-PUBLISH_PREFIX: Final = Packing("<B7xqQQQ")  # kind, time_ns, origin, session, batch_no; then a Block
+# kind, time_ns, origin, session, batch_no; the bytes of a Block follow
+PUBLISH_PREFIX: Final = Packing("<B7xqQQQ")
 PUBLISH_PREFIX_SIZE: Final = PUBLISH_PREFIX.size
 
 
@@ -90,7 +92,7 @@ class UpdateConsumer(Command, frozen=True, array_like=True):
 
 
 class DeleteConsumer(Command, frozen=True, array_like=True):
-    """`incarnation` not 0: only if it still is that one (inactivity timers race with re-creation)."""
+    """`incarnation` not 0: only if it still is that one (an idle timer races re-creation)."""
 
     name: str
     incarnation: int = 0
@@ -103,33 +105,6 @@ class PauseConsumer(Command, frozen=True, array_like=True):
     until_ns: int = 0
 
 
-class Progress(Command, frozen=True, array_like=True):
-    """What the leader has sent for one consumer since the last Progress.
-
-    `runs` are first deliveries in the order sent: (first, last) inclusive stretches of consecutive
-    stream sequences. Their consumer sequences count up from `first_consumer_seq`.
-    `redelivered` are (stream_seq, consumer_seq, deliveries so far including this one).
-    """
-
-    name: str
-    incarnation: int
-    first_consumer_seq: int = 0
-    runs: list[tuple[int, int]] = []
-    redelivered: list[tuple[int, int, int]] = []
-    passed: int = 0  # nothing below or at this stream sequence is still to be looked at (filters)
-
-
-class Acks(Command, frozen=True, array_like=True):
-    """Acknowledgements of one consumer, gathered over one turn of the loop."""
-
-    name: str
-    incarnation: int
-    acked: list[tuple[int, int]] = []  # explicit: (first, last) inclusive stretches of stream_seq
-    up_to: tuple[int, int] | None = None  # ack all: (stream_seq, consumer_seq)
-    termed: list[int] = []  # counts as acked, never delivered again
-    exhausted: list[int] = []  # max_deliver reached: leaves pending, stays in the stream
-
-
 class ResetConsumer(Command, frozen=True, array_like=True):
     """Position goes to `seq` (0: right above the ack floor); pending and counts are cleared."""
 
@@ -137,12 +112,20 @@ class ResetConsumer(Command, frozen=True, array_like=True):
     seq: int = 0
 
 
-ConsumerCommand: TypeAlias = UpdateConsumer | PauseConsumer | Progress | Acks | ResetConsumer
+ConsumerCommand: TypeAlias = UpdateConsumer | PauseConsumer | ResetConsumer
 AnyCommand: TypeAlias = (
-    Purge | DeleteMessage | UpdateConfig | Expire | CreateConsumer | DeleteConsumer | ConsumerCommand
+    Purge
+    | DeleteMessage
+    | UpdateConfig
+    | Expire
+    | CreateConsumer
+    | DeleteConsumer
+    | ConsumerCommand
+    | Progress
+    | Acks
 )
 
-_KINDS: Final[dict[type[Command], Kind]] = {
+_KINDS: Final[dict[type[AnyCommand], Kind]] = {
     Purge: Kind.PURGE,
     DeleteMessage: Kind.DELETE_MESSAGE,
     UpdateConfig: Kind.UPDATE_CONFIG,
@@ -156,8 +139,7 @@ _KINDS: Final[dict[type[Command], Kind]] = {
     ResetConsumer: Kind.RESET_CONSUMER,
 }
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[AnyCommand]]] = {
-    int(kind): msgspec.msgpack.Decoder(command)  # type: ignore[misc]
-    for command, kind in _KINDS.items()
+    int(kind): msgspec.msgpack.Decoder(command) for command, kind in _KINDS.items()
 }
 _ENCODER: Final = msgspec.msgpack.Encoder()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.commands import ConsumerCommand, CreateConsumer
 from broker.jetstream.config import ConsumerConfig
+from broker.jetstream.consumer_commands import ConsumerAcks, ConsumerProgress
 from broker.jetstream.errors import JetStreamError
 
 if TYPE_CHECKING:
@@ -29,11 +30,16 @@ class StreamConsumer(Protocol):
     def incarnation(self) -> int: ...  # index of the entry that created it
 
     def apply(self, command: ConsumerCommand, *, index: int) -> object:
-        """Take one command. Whatever it frees, it reports by `stream.consumer_acked(...)`.
+        """UpdateConsumer, PauseConsumer, ResetConsumer.
 
         The result goes back to the proposer; a JetStreamError is returned, not raised.
-        The stream has already checked `incarnation` of Progress and Acks.
         """
+
+    def apply_progress(self, progress: ConsumerProgress, *, now_ns: int) -> None:
+        """Its part of a Progress. Frees messages (ack none) by `stream.consumer_acked`."""
+
+    def apply_acks(self, acks: ConsumerAcks, *, now_ns: int) -> None:
+        """Its part of an Acks. Whatever it settles, it reports by `stream.consumer_acked`."""
 
     def wants(self, subject: bytes) -> bool:
         """Do the filters of this consumer take the subject?"""
