@@ -1,0 +1,1 @@
+"""Checks of the chart and the image."""
