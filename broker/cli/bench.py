@@ -1,0 +1,48 @@
+"""`jetraft bench`: figures, of one server or of two side by side.
+
+Owns: the options of a measurement.
+May not touch: how it is measured; that is broker.bench."""
+
+from __future__ import annotations
+
+from urllib.parse import urlparse
+
+import click
+
+from broker.cli.client import server_option
+
+
+@click.group()
+def bench() -> None:
+    """Measure publishing, here or beside nats-server."""
+
+
+@bench.command("pub")
+@click.option("--size", default=128, show_default=True, help="Bytes per message.")
+@click.option("--count", default=300_000, show_default=True, help="Messages.")
+@click.option("--window", default=16_384, show_default=True, help="Unacknowledged at most.")
+@click.option("--replicas", default=1, show_default=True, help="Replicas of the stream.")
+@server_option
+def bench_pub(*, size: int, count: int, window: int, replicas: int, server: str) -> None:
+    """Publish to a new stream BENCH, every ack awaited; the stream is deleted afterwards."""
+    from broker.bench.load import LoadClient
+    from broker.bench.peers import create_stream
+
+    first = urlparse(server.split(",")[0])
+    client = LoadClient(first.port or 4222, host=first.hostname or "127.0.0.1")
+    create_stream(client, "BENCH", replicas=replicas)
+    load = client.publish_acked("BENCH.a", size=size, count=count, window=window)
+    client.request("$JS.API.STREAM.DELETE.BENCH")
+    client.close()
+    click.echo(f"{load.messages:,} messages of {size} B in {load.seconds:.2f} s: {load.per_second:,.0f}/s")
+
+
+@bench.command("peers")
+@click.option("--rounds", default=3, show_default=True, help="Runs per server and scenario.")
+@click.option("--only", multiple=True, help="Scenarios whose name contains this.")
+def bench_peers(*, rounds: int, only: tuple[str, ...]) -> None:
+    """Start ours and nats-server in turns on this machine and compare them."""
+    from broker.bench.peers import SCENARIOS, compare
+
+    names = [name for name in SCENARIOS if not only or any(part in name for part in only)]
+    compare(rounds=rounds, names=names, say=click.echo)

@@ -1,0 +1,48 @@
+"""One connection for a command: where to, and errors as sentences.
+
+Owns: the --server option and the life of the client connection.
+May not touch: the server's internals; the command line is a client like any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import click
+import nats
+import nats.errors
+import nats.js.errors
+
+T = TypeVar("T")
+
+server_option = click.option(
+    "-s", "--server", envvar="NATS_URL", default="nats://127.0.0.1:4222", show_default=True,
+    help="Server URLs, separated by commas.",
+)  # fmt: skip
+
+
+def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
+    """Connect, do the work, close. What the server refuses becomes one line on the screen."""
+
+    async def run() -> T:
+        connection = await nats.connect(
+            server.split(","), name="jetraft", max_reconnect_attempts=3, connect_timeout=3,
+            error_cb=_ignore_background,
+        )  # fmt: skip
+        try:
+            return await work(connection)
+        finally:
+            await connection.close()
+
+    try:
+        return asyncio.run(run())
+    except nats.js.errors.APIError as refused:
+        raise click.ClickException(f"{refused.description} ({refused.err_code})") from refused
+    except (nats.errors.Error, OSError) as problem:
+        reason = str(problem) or type(problem).__name__
+        raise click.ClickException(f"{reason} (server {server})") from problem
+
+
+async def _ignore_background(_: Exception) -> None:
+    """Reconnect noise; the command itself reports what failed."""

@@ -1,0 +1,67 @@
+"""`jetraft pub` and `jetraft sub`.
+
+Owns: how messages are sent and printed.
+May not touch: the server's internals."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+import nats.errors
+import nats.js.errors
+
+from broker.cli.client import server_option, with_connection
+
+
+@click.command()
+@click.argument("subject")
+@click.argument("message")
+@click.option("--count", default=1, show_default=True, help="How often; {{Count}} is the number.")
+@click.option("--header", "headers", multiple=True, help="Name:value, may be repeated.")
+@server_option
+def pub(*, subject: str, message: str, count: int, headers: tuple[str, ...], server: str) -> None:
+    """Publish, and print the ack of the stream that captured it (or say that none did)."""
+    fields = dict(part.split(":", 1) for part in headers) or None
+
+    async def work(nc: Any) -> None:
+        stream = nc.jetstream()
+        for i in range(1, count + 1):
+            body = message.replace("{{Count}}", str(i)).encode()
+            try:
+                ack = await stream.publish(subject, body, headers=fields)
+            except nats.js.errors.NoStreamResponseError:
+                await nc.publish(subject, body, headers=fields)
+                await nc.flush()
+                click.echo(f"published to {subject} (no stream stores it)")
+            else:
+                repeat = " (duplicate)" if ack.duplicate else ""
+                click.echo(f"stored in {ack.stream} as {ack.seq}{repeat}")
+
+    with_connection(server, work)
+
+
+@click.command()
+@click.argument("subject")
+@click.option("--count", default=0, help="Stop after this many messages.")
+@click.option("--queue", default="", help="Share the messages with this queue group.")
+@server_option
+def sub(*, subject: str, count: int, queue: str, server: str) -> None:
+    """Print messages as they are published. Ctrl-C ends it."""
+
+    async def work(nc: Any) -> None:
+        subscription = await nc.subscribe(subject, queue=queue)
+        await nc.flush()
+        click.echo(f"listening on {subject}", err=True)
+        received = 0
+        async for message in subscription.messages:
+            received += 1
+            click.echo(f"[{received}] {message.subject}: {message.data.decode(errors='replace')}")
+            if received == count:
+                return
+
+    try:
+        with_connection(server, work)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        click.echo("", err=True)

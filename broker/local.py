@@ -1,0 +1,201 @@
+"""Real server processes on this machine: the cluster of `jetraft up`, chaos runs and benchmarks.
+
+Owns: the processes it started, their directories and configuration files.
+May not touch: other processes; it ends only what it started, by process id.
+The same configuration file starts our server and nats-server, so both meet the same tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+READY_WITHIN_S = 30.0
+STOP_WITHIN_S = 10.0
+
+
+class NodeFailed(RuntimeError):
+    """A node did not become ready; str() holds the end of its log."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now. Somebody else may take one before we do."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def our_command() -> list[str]:
+    return [sys.executable, "-m", "broker", "serve"]
+
+
+@dataclass(slots=True)
+class Node:
+    """One server process: its place on disk, its ports, and how to start and end it."""
+
+    name: str
+    directory: Path
+    client_port: int
+    http_port: int
+    route_port: int
+    command: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.client_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, f"{self.name} was not started"
+        return self.process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "server.log"
+
+    def write_config(self, *, cluster: str | None, routes: Sequence[int], extra: str = "") -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lines = [
+            f"server_name: {self.name}",
+            f'listen: "127.0.0.1:{self.client_port}"',
+            f'http: "127.0.0.1:{self.http_port}"',
+            f'jetstream {{ store_dir: "{self.directory / "data"}" }}',
+        ]
+        if cluster is not None:
+            urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
+            listen = f'listen: "127.0.0.1:{self.route_port}"'
+            lines.append(f"cluster {{ name: {cluster}, {listen}, routes: [{urls}] }}")
+        (self.directory / "server.conf").write_text("\n".join([*lines, extra, ""]))
+
+    def start(self) -> None:
+        assert self.process is None, f"{self.name} runs already"
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(  # noqa: S603 - our own command line
+                [*self.command, "-c", str(self.directory / "server.conf")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+
+    def http(self, path: str, *, timeout_s: float = 2.0) -> dict[str, object]:
+        """A monitoring document; OSError when the node does not answer with 200."""
+        url = f"http://127.0.0.1:{self.http_port}{path}"
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - loopback
+            document: dict[str, object] = json.load(answer)
+            return document
+
+    def healthy(self) -> bool:
+        try:
+            return self.http("/healthz").get("status") == "ok"
+        except (OSError, ValueError):
+            return False
+
+    def wait_healthy(self, *, timeout_s: float = READY_WITHIN_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self.healthy():
+            if self.process is not None and self.process.poll() is not None:
+                raise NodeFailed(f"{self.name} exited: {self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise NodeFailed(f"{self.name} is not healthy in {timeout_s} s: {self.log_tail()}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """As a power cut for this process alone: SIGKILL, then reap it."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def log_tail(self, lines: int = 15) -> str:
+        if not self.log_path.exists():
+            return "(no log)"
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+
+@dataclass(slots=True)
+class LocalCluster:
+    """`size` nodes that know each other. Use as a context manager: leaving stops them all."""
+
+    directory: Path
+    size: int = 3
+    name: str = "local"
+    command: Sequence[str] = field(default_factory=our_command)
+    ports: Sequence[int] | None = None  # client, http, route port per node, in turn
+    extra: str = ""  # configuration lines for every node
+    nodes: list[Node] = field(default_factory=list)
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def prepare(self) -> None:
+        """Directories and configuration files; nothing runs yet."""
+        ports = list(self.ports) if self.ports is not None else free_ports(3 * self.size)
+        for i in range(self.size):
+            client, http, route = ports[3 * i : 3 * i + 3]
+            name = f"{self.name}-{i + 1}"
+            directory = self.directory / name
+            self.nodes.append(Node(name, directory, client, http, route, self.command))
+        routes = [node.route_port for node in self.nodes]
+        for node in self.nodes:
+            node.write_config(
+                cluster=self.name if self.size > 1 else None, routes=routes, extra=self.extra
+            )
+
+    def start(self) -> None:
+        if not self.nodes:
+            self.prepare()
+        for node in self.nodes:
+            node.start()
+        try:
+            for node in self.nodes:
+                node.wait_healthy()
+        except NodeFailed:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            if node.process is not None:
+                node.resume()
+        for node in self.nodes:
+            node.stop()
+
+    @property
+    def urls(self) -> list[str]:
+        return [node.url for node in self.nodes]
