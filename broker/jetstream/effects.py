@@ -2,16 +2,16 @@
 
 Owns: the vocabulary between Delivery and the shell around it.
 May not touch: sockets, Raft, consumer state.
-Spec: JetStream delivery, status messages, acknowledgement confirmations."""
+Spec: JetStream delivery, status messages, acknowledgement confirmations.
+
+Effects are built once per run of messages or per request and are not frozen (STYLE, Types)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.jetstream.consumer_commands import Acks, Progress
+from broker.jetstream.commands import AnyCommand
 from broker.jetstream.message_source import Rows
-
-# Built once per run of messages or per request, so not frozen: see STYLE, Types.
 
 
 @dataclass(slots=True)
@@ -19,8 +19,8 @@ class Deliver:
     """Send rows[indices] to `to`, each under its own stream subject, as encode_deliveries does.
 
     The k-th message has consumer sequence consumer_seq + k, delivery count delivered[k] (1 if
-    None) and shows `pending - k` messages behind it. With headers_only the payload is replaced by
-    a Nats-Msg-Size header (`headers_only_headers`).
+    None) and shows `pending - k` messages behind it. With headers_only each message goes out as
+    `headers_only_block(rows, i)` and an empty payload.
     """
 
     to: bytes
@@ -43,21 +43,21 @@ class Status:
 
 @dataclass(slots=True)
 class Confirm:
-    """Answer an acknowledgement now with an empty message: nothing has to be committed first."""
+    """Answer an acknowledgement now with an empty message: it needed no log entry."""
 
     reply: bytes
 
 
 @dataclass(slots=True)
-class DeleteIdle:
-    """The consumer has been inactive for its threshold: propose DeleteConsumer for it."""
+class Propose:
+    """Propose a command that no client waits for (the deletion of an idle consumer)."""
 
-    consumer: str
+    command: AnyCommand
 
 
 @dataclass(slots=True)
 class Advisory:
-    """A fact somebody may listen for. `kind` is max_deliver, nak, terminated or ack_sample."""
+    """A fact somebody may listen for. `kind` is `max_deliver`, `nak` or `terminated`."""
 
     kind: str
     stream_seq: int
@@ -66,16 +66,16 @@ class Advisory:
     reason: str = ""
 
 
-Effect = Deliver | Status | Confirm | DeleteIdle | Advisory
+Effect = Deliver | Status | Confirm | Propose | Advisory
 
 
 @dataclass(slots=True)
 class Proposal:
-    """Commands to propose in this order, and who is answered when the last is applied.
+    """Commands to propose in this order, and who is answered when the last one is applied.
 
     `confirms` are reply subjects of double acks: an empty message goes to each after the last
-    command of `commands` has been committed and applied, never before.
+    command has been committed and applied, never before. A Proposal with confirms has commands.
     """
 
-    commands: list[Progress | Acks] = field(default_factory=list)
+    commands: list[AnyCommand] = field(default_factory=list)
     confirms: list[bytes] = field(default_factory=list)

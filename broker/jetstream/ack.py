@@ -1,0 +1,130 @@
+"""Acknowledgement subjects and payloads.
+
+Owns: their grammar, and nothing that follows from them.
+May not touch: consumer state, pull requests (a `+NXT` argument is handed on unread).
+Spec: JetStream acknowledgements; `$JS.ACK` version 1 (9 tokens) and version 2 (11 or more)."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from fractions import Fraction
+from typing import Final
+
+import msgspec
+
+AckSubject = tuple[bytes, bytes, int, int, int, int, int]
+
+_V1_TOKENS: Final = 9
+_V2_TOKENS: Final = 11
+_PREFIX: Final = b"$JS.ACK."
+_DELAY_MAX_NS: Final = 2**63 - 1
+
+
+class AckKind(Enum):
+    ACK = "ack"
+    NAK = "nak"
+    IN_PROGRESS = "in progress"
+    TERM = "term"
+    NEXT = "next"
+    OTHER = "other"  # not understood: no action, yet a requested confirmation is sent
+
+
+PLAIN_ACKS: Final = frozenset((b"", b"+ACK", b"+OK"))
+
+
+def parse_ack_subject(subject: bytes) -> AckSubject | None:
+    """(stream, consumer, delivered, stream seq, consumer seq, time ns, pending), or None."""
+    tokens = subject.split(b".")
+    if len(tokens) == _V1_TOKENS:
+        at = 2
+    elif len(tokens) >= _V2_TOKENS:
+        at = 4
+    else:
+        return None
+    if not subject.startswith(_PREFIX):
+        return None
+    try:
+        return (
+            tokens[at],
+            tokens[at + 1],
+            int(tokens[at + 2]),
+            int(tokens[at + 3]),
+            int(tokens[at + 4]),
+            int(tokens[at + 5]),
+            int(tokens[at + 6]),
+        )
+    except ValueError:
+        return None
+
+
+def classify(payload: bytes) -> AckKind:
+    """What an acknowledgement payload asks for."""
+    if payload in PLAIN_ACKS:
+        return AckKind.ACK
+    if payload.startswith(b"-NAK"):
+        return AckKind.NAK
+    if payload == b"+WPI":
+        return AckKind.IN_PROGRESS
+    if payload.startswith(b"+TERM"):
+        return AckKind.TERM
+    if payload.startswith(b"+NXT"):
+        return AckKind.NEXT
+    return AckKind.OTHER
+
+
+def term_reason(payload: bytes) -> str:
+    return payload[len(b"+TERM") :].strip().decode(errors="replace")
+
+
+def next_request(payload: bytes) -> bytes:
+    """The pull request body that follows `+NXT`."""
+    return payload[len(b"+NXT") :].strip()
+
+
+class _NakOptions(msgspec.Struct):
+    delay: int = 0
+
+
+def nak_delay_ns(payload: bytes) -> int | None:
+    """How long to wait before redelivery; None (a plain NAK) when there is no readable delay."""
+    argument = payload[len(b"-NAK") :].strip()
+    if not argument:
+        return None
+    if argument.startswith(b"{"):
+        try:
+            return msgspec.json.decode(argument, type=_NakOptions).delay
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+    return parse_go_duration(argument.decode(errors="replace"))
+
+
+_UNIT_NS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "\u00b5s": 1_000,  # micro sign
+    "\u03bcs": 1_000,  # Greek letter mu
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII)
+
+
+def parse_go_duration(text: str) -> int | None:
+    """Nanoseconds of a Go duration text (`1h15m`, `-1.5s`, `0`), or None."""
+    body = text[1:] if text[:1] in ("+", "-") else text
+    if body == "0":
+        return 0
+    total = Fraction(0)
+    at = 0
+    while at < len(body):
+        part = _PART.match(body, at)
+        if part is None:
+            return None
+        total += Fraction(part[1] if part[1][-1] != "." else part[1] + "0") * _UNIT_NS[part[2]]
+        at = part.end()
+    if not body or total > _DELAY_MAX_NS:
+        return None
+    return -int(total) if text[0] == "-" else int(total)
