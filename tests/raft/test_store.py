@@ -1,0 +1,351 @@
+"""The log store against a real RocksDB in a temporary directory."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from rocksdict import Options, Rdict, WriteBatch
+from rocksdict import WriteOptions as RocksWriteOptions
+
+from raft.messages import Entry, EntryKind
+from raft.records import KEY, entry_value
+from raft.store import (
+    DamagedLog,
+    LogStore,
+    StoreError,
+    StoreFailed,
+    StoreTuning,
+    WrongDirectory,
+)
+from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term
+
+G = GroupId(7)
+SMALL = StoreTuning(log_buffer_bytes=8 << 20, state_buffer_bytes=8 << 20)
+
+
+def open_store(path: Path, *, node: str = "n1", cluster: str = "c") -> LogStore:
+    return LogStore.open(path, node_name=node, cluster_name=cluster, tuning=SMALL)
+
+
+def entries(first: int, last: int, *, term: int = 1, size: int = 10) -> list[Entry]:
+    return [Entry(Index(i), Term(term), bytes([i % 251]) * size) for i in range(first, last + 1)]
+
+
+def append(store: LogStore, group: GroupId, new: list[Entry]) -> None:
+    batch = store.begin()
+    store.put_entries(batch, group, new)
+    store.write(batch)
+
+
+def put_raw(store: LogStore, key: bytes, value: bytes) -> None:
+    raw = WriteBatch(raw_mode=True)
+    raw.put(key, value, store.column_handle("raft"))
+    store.db.write(raw)
+
+
+def all_entries(store: LogStore, group: GroupId = G) -> list[Entry]:
+    log = store.reader(group)
+    low, high = log.first_index(), Index(log.last_index() + 1)
+    return log.entries(low, high, 1 << 40) if low < high else []
+
+
+def crash_image(source: Path, target: Path) -> Path:
+    """What a process that died now would leave behind (the page cache survives it)."""
+    shutil.copytree(source, target)
+    return target
+
+
+def newest_wal(path: Path) -> Path:
+    return max(path.glob("*.log"), key=lambda wal: int(wal.stem))
+
+
+def test_entries_hard_state_and_terms_come_back(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    batch = store.begin()
+    noop = Entry(Index(1), Term(3), b"", EntryKind.NOOP)
+    store.put_entries(batch, G, [noop, *entries(2, 5, term=3)])
+    store.put_hard_state(batch, G, HardState(Term(3), NodeId(2**63 - 1), Index(4)))
+    store.put_entries(batch, GroupId(9), entries(1, 2, term=1))
+    store.write(batch)
+    append(store, G, entries(6, 8, term=4))
+    store.close()
+
+    store = open_store(tmp_path)
+    assert store.groups() == [G, GroupId(9)]
+    assert store.exists(G)
+    assert not store.exists(GroupId(8))
+    assert store.hard_state(G) == HardState(Term(3), NodeId(2**63 - 1), Index(4))
+    assert all_entries(store) == [noop, *entries(2, 5, term=3), *entries(6, 8, term=4)]
+    log = store.reader(G)
+    assert [log.term(Index(i)) for i in (0, 1, 5, 6, 8, 9)] == [0, 3, 3, 4, 4, None]
+    assert (log.first_index(), log.last_index()) == (1, 8)
+    store.close()
+
+
+def test_reads_are_limited_by_bytes_but_give_at_least_one_entry(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 10, size=1000))
+    log = store.reader(G)
+    assert [e.index for e in log.entries(Index(3), Index(9), 2500)] == [3, 4]
+    assert [e.index for e in log.entries(Index(3), Index(9), 1)] == [3]
+    with pytest.raises(DamagedLog):
+        log.entries(Index(9), Index(12), 1 << 20)
+    store.close()
+
+
+def test_a_conflicting_append_replaces_the_tail(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 10, term=1))
+    append(store, G, entries(6, 7, term=2))
+    for _ in range(2):
+        log = store.reader(G)
+        assert log.last_index() == 7
+        assert [log.term(Index(i)) for i in (5, 6, 7, 8)] == [1, 2, 2, None]
+        assert all_entries(store) == [*entries(1, 5, term=1), *entries(6, 7, term=2)]
+        store.close()
+        store = open_store(tmp_path)
+    store.close()
+
+
+def test_entries_of_one_batch_are_joined_and_the_later_ones_win(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    batch = store.begin()
+    store.put_entries(batch, G, entries(1, 5, term=1))
+    store.put_entries(batch, G, entries(4, 4, term=2))
+    store.put_entries(batch, G, entries(5, 6, term=2))
+    store.write(batch)
+    assert all_entries(store) == [*entries(1, 3, term=1), *entries(4, 6, term=2)]
+    store.close()
+
+
+def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append(store, G, [*entries(1, 4, term=1), *entries(5, 10, term=2)])
+    append(store, GroupId(8), entries(1, 1))
+    batch = store.begin()
+    store.compact(batch, G, Index(6))
+    store.write(batch)
+    for _ in range(2):
+        log = store.reader(G)
+        assert log.snapshot() == SnapshotMeta(Index(6), Term(2))
+        assert [log.term(Index(i)) for i in (5, 6, 7, 10)] == [None, 2, 2, 2]
+        assert [e.index for e in all_entries(store)] == [7, 8, 9, 10]
+        store.close()
+        store = open_store(tmp_path)
+    batch = store.begin()
+    store.put_snapshot(batch, G, SnapshotMeta(Index(50), Term(9)))
+    store.put_hard_state(batch, G, HardState(Term(9), NodeId(0), Index(50)))
+    store.put_entries(batch, G, entries(51, 52, term=9))
+    store.write(batch)
+    store.close()
+    store = open_store(tmp_path)
+    assert [e.index for e in all_entries(store)] == [51, 52]
+    assert store.reader(G).snapshot() == SnapshotMeta(Index(50), Term(9))
+    assert [e.index for e in all_entries(store, GroupId(8))] == [1]
+    with pytest.raises(StoreError):
+        store.compact(store.begin(), G, Index(60))
+    batch = store.begin()
+    store.compact(batch, G, Index(52))
+    store.write(batch)
+    assert (store.reader(G).first_index(), store.reader(G).last_index()) == (53, 52)
+    store.close()
+
+
+def test_a_removed_group_leaves_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 3))
+    append(store, GroupId(8), entries(1, 2))
+    batch = store.begin()
+    store.remove(batch, G)
+    store.write(batch)
+    assert store.groups() == [GroupId(8)]
+    assert store.reader(G).last_index() == 0
+    store.close()
+
+
+def test_flushed_writes_survive_a_crash_and_a_torn_tail_is_cut(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a")
+    append(store, G, entries(1, 100, size=1000))
+    store.flush()
+    append(store, G, entries(101, 101, size=1000))  # written, never flushed, never promised
+    image = crash_image(tmp_path / "a", tmp_path / "b")
+    store.close()
+    with newest_wal(image).open("r+b") as wal:
+        wal.truncate(wal.seek(0, 2) - 300)
+    store = open_store(image)
+    assert store.reader(G).last_index() == 100
+    assert all_entries(store) == entries(1, 100, size=1000)
+    store.close()
+
+
+def test_damage_before_the_end_of_the_write_ahead_log_is_refused(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a")
+    for i in range(1, 101):
+        append(store, G, entries(i, i, size=1000))
+    store.flush()
+    image = crash_image(tmp_path / "a", tmp_path / "b")
+    store.close()
+    with newest_wal(image).open("r+b") as wal:
+        wal.seek(50_000)
+        wal.write(b"\xff\x00\xff\x00")
+    with pytest.raises(StoreError, match="damaged"):
+        open_store(image)
+
+
+@pytest.mark.parametrize("damage", ["data", "short", "moved", "gap", "record", "no record"])
+def test_damage_inside_a_log_quarantines_that_group_only(tmp_path: Path, damage: str) -> None:
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 5))
+    append(store, GroupId(8), entries(1, 5))
+    good = entry_value(G, entries(3, 3)[0])
+    match damage:
+        case "data":
+            put_raw(store, KEY.pack(G, 3), good[:-1] + b"\xff")
+        case "short":
+            put_raw(store, KEY.pack(G, 3), b"abc")
+        case "moved":
+            put_raw(store, KEY.pack(G, 3), entry_value(G, entries(4, 4)[0]))
+        case "gap":
+            store.column("raft").delete(KEY.pack(G, 3))
+        case "record":
+            put_raw(store, KEY.pack(G, 0), b"\x00" * 44)
+        case "no record":
+            store.column("raft").delete(KEY.pack(G, 0))
+    store.close()
+    store = open_store(tmp_path)
+    with pytest.raises(DamagedLog) as caught:
+        store.reader(G)
+    assert caught.value.group == G
+    assert len(all_entries(store, GroupId(8))) == 5
+    batch = store.begin()
+    store.remove(batch, G)
+    store.write(batch)
+    assert store.reader(G).last_index() == 0
+    store.close()
+
+
+def test_a_log_shorter_than_its_commit_is_damage(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 5))
+    batch = store.begin()
+    store.put_hard_state(batch, G, HardState(Term(1), NodeId(0), Index(5)))
+    store.write(batch)
+    store.column("raft").delete(KEY.pack(G, 5))
+    store.close()
+    store = open_store(tmp_path)
+    with pytest.raises(DamagedLog, match="committed"):
+        store.reader(G)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("node", "cluster", "sentence"),
+    [("n2", "c", 'belongs to server "n1"'), ("n1", "d", 'belongs to cluster "c"')],
+)
+def test_another_owners_directory_is_refused(
+    tmp_path: Path, node: str, cluster: str, sentence: str
+) -> None:
+    store = open_store(tmp_path)
+    incarnation = store.identity.incarnation
+    store.close()
+    with pytest.raises(WrongDirectory, match=sentence):
+        open_store(tmp_path, node=node, cluster=cluster)
+    store = open_store(tmp_path)
+    assert store.identity.incarnation == incarnation
+    with pytest.raises(StoreError, match="in use"):
+        open_store(tmp_path)
+    raw = WriteBatch(raw_mode=True)
+    raw.put(b"identity", b'{"format":99,"node_name":"n1","cluster_name":"c","incarnation":1}')
+    store.db.write(raw)
+    store.close()
+    with pytest.raises(WrongDirectory, match="format 99"):
+        open_store(tmp_path)
+
+
+def test_state_written_without_the_log_is_durable_after_flush_state(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a")
+    unlogged = RocksWriteOptions()
+    unlogged.disable_wal = True
+    store.state_column().put(b"flushed", b"1", unlogged)
+    store.flush_state()
+    store.state_column().put(b"volatile", b"1", unlogged)
+    image = crash_image(tmp_path / "a", tmp_path / "b")
+    store.close()
+    store = open_store(image)
+    assert store.state_column().get(b"flushed") == b"1"
+    assert store.state_column().get(b"volatile") is None
+    store.close()
+
+
+def test_flush_releases_the_interpreter_lock_and_writes_go_on_meanwhile(tmp_path: Path) -> None:
+    """Pins the behaviour of rocksdict the host relies on: while `flush` runs in a thread, this
+    thread keeps counting, and `write` is accepted."""
+    store = open_store(tmp_path)
+    turns_during_flush = writes_during_flush = 0
+    index = 1
+    for _ in range(20):  # a single flush may be over before the scheduler lets us look
+        append(store, G, entries(index, index + 3, size=1 << 20))
+        index += 4
+        flushing = threading.Event()
+
+        def run(flushing: threading.Event = flushing) -> None:
+            flushing.set()
+            store.flush()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        flushing.wait()
+        while thread.is_alive():
+            turns_during_flush += 1
+            if turns_during_flush % 50 == 1:
+                append(store, G, entries(index, index, size=100))
+                index += 1
+                writes_during_flush += 1
+        thread.join()
+    assert turns_during_flush > 100
+    assert writes_during_flush > 0
+    assert store.reader(G).last_index() == index - 1
+    store.close()
+
+
+def test_flush_wal_syncs_the_file_and_write_alone_does_not(tmp_path: Path) -> None:
+    options = Options(raw_mode=True)
+    options.enable_statistics()
+    db = Rdict(str(tmp_path), options)
+
+    def synced() -> int:
+        lines = (options.get_statistics() or "").splitlines()
+        return int(next(line for line in lines if "rocksdb.wal.synced" in line).split()[-1])
+
+    for round_number in range(3):
+        raw = WriteBatch(raw_mode=True)
+        raw.put(b"k", b"v")
+        db.write(raw)
+        assert synced() == round_number
+        db.flush_wal(sync=True)
+        assert synced() == round_number + 1
+    db.close()
+
+
+def test_a_failed_flush_or_write_is_final(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 1))
+
+    class BrokenDisk:
+        def __init__(self, db: object) -> None:
+            self.real = db
+
+        def flush_wal(self, *, sync: bool) -> None:
+            raise OSError(5, "Input/output error")
+
+    real, store.db = store.db, BrokenDisk(store.db)
+    with pytest.raises(StoreFailed, match="Input/output"):
+        store.flush()
+    store.db = real
+    assert not store.statistics().healthy
+    with pytest.raises(StoreFailed):
+        append(store, G, entries(2, 2))
+    store.close()
