@@ -1,0 +1,73 @@
+"""`jetraft chaos`: simulated and real failures, with a verdict.
+
+Owns: the options; the runs themselves live in the chaos package.
+May not touch: anything the runs did not start."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def chaos() -> None:
+    """Kill, pause and cut nodes under load, and check every promise."""
+
+
+@chaos.command("run")
+@click.argument("scenario")
+@click.option("--rate", default=1000, show_default=True, help="Publishes per second.")
+@click.option("--rounds", default=1, show_default=True, help="How often the fault is injected.")
+@click.option("--seconds", default=3.0, show_default=True, help="How long the fault lasts.")
+@click.option("--nats-server", is_flag=True, help="Run it against nats-server instead.")
+@click.option("--journal", type=click.Path(path_type=Path), help="Write every promise to a file.")
+def chaos_run(
+    *, scenario: str, rate: int, rounds: int, seconds: float, nats_server: bool,
+    journal: Path | None,
+) -> None:  # fmt: skip
+    """Run SCENARIO: leader-kill, follower-kill, pause, all-kill or power-cut."""
+    from broker.bench.peers import nats_server_command
+    from chaos import disks
+    from chaos.scenarios import SCENARIOS, Settings, run_scenario
+
+    if scenario not in SCENARIOS:
+        known = "\n".join(f"  {name:14} {text}" for name, (_, text) in SCENARIOS.items())
+        raise click.UsageError(f'no scenario "{scenario}"; there are\n{known}')
+    if scenario == "power-cut" and (reason := disks.missing()):
+        raise click.ClickException(f"power-cut {reason}")
+    settings = Settings(
+        scenario, rate=rate, rounds=rounds, fault_seconds=seconds, report=journal,
+        command=tuple(nats_server_command()) if nats_server else None,
+    )  # fmt: skip
+    verdict = asyncio.run(run_scenario(settings, click.echo))
+    for line in verdict.lines():
+        click.echo(line)
+    if not verdict.ok:
+        raise SystemExit(1)
+
+
+@chaos.command("sim")
+@click.option("--seeds", default=200, show_default=True, help="How many simulated clusters.")
+@click.option("--first", default=1, show_default=True, help="The first seed.")
+@click.option("--seed", type=int, default=None, help="Replay one seed with a readable trace.")
+@click.option("--jobs", default=2, show_default=True, help="Processes.")
+def chaos_sim(*, seeds: int, first: int, seed: int | None, jobs: int) -> None:
+    """Run whole Raft clusters on virtual time with crashes, lost messages and partitions."""
+    from chaos.sim.run import run_seed, run_seeds
+
+    if seed is not None:
+        outcome = run_seed(seed, trace=True)
+        click.echo(outcome.report())
+        raise SystemExit(0 if outcome.ok else 1)
+    from rich.progress import Progress
+
+    with Progress() as progress:
+        task = progress.add_task("simulating", total=seeds)
+        failures = run_seeds(first, seeds, jobs, lambda done: progress.update(task, completed=done))
+    for failure in failures:
+        click.echo(failure.report())
+    click.echo(f"{seeds - len(failures)} of {seeds} seeds clean (from {first})")
+    if failures:
+        raise SystemExit(1)

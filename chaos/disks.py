@@ -1,0 +1,72 @@
+"""Disks that can lose power: an ext4 file system in a loop file per node.
+
+Owns: the loop files, mounts and their removal.
+May not touch: any other mount. Needs root and loop devices; `missing()` says what is not there.
+Method: FS_IOC_SHUTDOWN without flushing the journal forgets everything that was not fsynced, as
+a power cut would; unmounting and mounting again recovers the rest."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+FS_IOC_SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = 2
+SIZE_MB = 1024
+
+
+def missing() -> str | None:
+    """Why power cuts cannot be simulated here, or None."""
+    if os.geteuid() != 0:
+        return "needs root to mount loop file systems"
+    for tool in ("mkfs.ext4", "mount", "umount"):
+        if shutil.which(tool) is None:
+            return f"needs {tool}"
+    if not Path("/dev/loop-control").exists():
+        return "needs loop devices"
+    return None
+
+
+@dataclass(slots=True)
+class Disk:
+    image: Path
+    mountpoint: Path
+
+    @classmethod
+    def create(cls, directory: Path, name: str) -> Disk:
+        disk = cls(directory / f"{name}.img", directory / name)
+        disk.mountpoint.mkdir(parents=True, exist_ok=True)
+        with disk.image.open("wb") as file:
+            file.truncate(SIZE_MB << 20)
+        _run("mkfs.ext4", "-q", "-F", str(disk.image))
+        disk.mount()
+        return disk
+
+    def mount(self) -> None:
+        _run("mount", "-o", "loop", str(self.image), str(self.mountpoint))
+
+    def unmount(self) -> None:
+        _run("umount", str(self.mountpoint))
+
+    def cut_power(self) -> None:
+        """Everything not fsynced is gone from this moment on; writers see EIO."""
+        descriptor = os.open(self.mountpoint, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, FS_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        self.unmount()
+        self.image.unlink()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")

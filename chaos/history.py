@@ -1,0 +1,58 @@
+"""What was promised, and when: the journal of one chaos run.
+
+Owns: one record per publish (sent, answered, how) and the marks of injected faults.
+May not touch: the servers. A publish without an answer stays indefinite: it may be stored or not.
+Times are monotonic nanoseconds of the driver."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+
+
+class Outcome(Enum):
+    ACKED = "acked"
+    FAILED = "failed"  # the server said it did not happen
+    UNKNOWN = "unknown"  # no answer in time: it may have happened
+
+
+@dataclass(slots=True)
+class Publish:
+    ident: str
+    sent_ns: int
+    done_ns: int = 0
+    outcome: Outcome = Outcome.UNKNOWN
+    seq: int = 0
+    duplicate: bool = False
+    attempts: int = 1
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Mark:
+    at_ns: int
+    text: str
+
+
+@dataclass(slots=True)
+class History:
+    publishes: list[Publish] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+    def acked(self) -> list[Publish]:
+        return [p for p in self.publishes if p.outcome is Outcome.ACKED]
+
+    def longest_gap_ns(self) -> int:
+        """The longest time between two acks, from the first to the last."""
+        times = sorted(p.done_ns for p in self.acked())
+        return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0)
+
+    def write(self, path: Path) -> None:
+        with path.open("w") as file:
+            for mark in self.marks:
+                file.write(json.dumps({"mark": mark.text, "at_ns": mark.at_ns}) + "\n")
+            for publish in self.publishes:
+                record = asdict(publish) | {"outcome": publish.outcome.value}
+                file.write(json.dumps(record) + "\n")

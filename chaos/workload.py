@@ -1,0 +1,117 @@
+"""Publishers that keep a journal: open loop, unique ids, every answer written down.
+
+Owns: the connections and tasks of one workload.
+May not touch: the servers; it is a client like any other (nats-py, unchanged).
+An open loop sends by the clock, whether or not earlier publishes were answered: a stalled server
+meets the load it would meet in production."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import nats
+import nats.errors
+import nats.js.errors
+
+from chaos.history import History, Outcome, Publish
+
+PENDING_MAX = 50_000  # unanswered publishes; beyond it the workload itself is overrun
+
+
+@dataclass(slots=True)
+class Workload:
+    """Publish to `subject` at `rate` per second over all connections, until stopped."""
+
+    urls: Sequence[Sequence[str]]  # one publisher per entry; an entry lists its servers
+    subject: str
+    rate: int
+    history: History
+    timeout_s: float = 10.0
+    retries: int = 0  # more attempts with the same Nats-Msg-Id after a timeout
+    _stopping: bool = False
+    _connections: list[Any] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Publishes until `stop`, then waits for what is outstanding."""
+        for servers in self.urls:
+            self._connections.append(await connect(servers))
+        async with asyncio.TaskGroup() as tasks:
+            await self._publish_by_clock(tasks)
+        for connection in self._connections:
+            await connection.close()
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    async def _publish_by_clock(self, tasks: asyncio.TaskGroup) -> None:
+        started = time.monotonic()
+        count = outstanding = 0
+
+        def done(_: object) -> None:
+            nonlocal outstanding
+            outstanding -= 1
+
+        while not self._stopping:
+            due = int((time.monotonic() - started) * self.rate)
+            while count < due and outstanding < PENDING_MAX:
+                ident = f"{count % len(self._connections)}-{count}"
+                record = Publish(ident, time.monotonic_ns())
+                self.history.publishes.append(record)
+                connection = self._connections[count % len(self._connections)]
+                outstanding += 1
+                tasks.create_task(self._publish(connection, record)).add_done_callback(done)
+                count += 1
+            await asyncio.sleep(0.001)
+
+    async def _publish(self, connection: Any, record: Publish) -> None:
+        stream = connection.jetstream(timeout=self.timeout_s)
+        headers = {"Nats-Msg-Id": record.ident}
+        for attempt in range(self.retries + 1):
+            record.attempts = attempt + 1
+            try:
+                ack = await stream.publish(
+                    self.subject, record.ident.encode(), timeout=self.timeout_s, headers=headers
+                )
+            except nats.js.errors.APIError as refused:
+                record.outcome, record.error = Outcome.FAILED, str(refused)
+            except (nats.errors.Error, nats.js.errors.NoStreamResponseError, OSError) as problem:
+                record.outcome, record.error = Outcome.UNKNOWN, type(problem).__name__
+            else:
+                record.outcome, record.seq = Outcome.ACKED, ack.seq
+                record.duplicate = bool(ack.duplicate)
+            record.done_ns = time.monotonic_ns()
+            if record.outcome is Outcome.ACKED:
+                return
+
+
+async def connect(servers: Sequence[str]) -> Any:
+    """A client that reconnects as long as the run lasts."""
+
+    async def quiet(_: Exception) -> None:
+        """Lost connections are what the run is about; their effect is in the journal."""
+
+    return await nats.connect(
+        list(servers), max_reconnect_attempts=-1, reconnect_time_wait=0.1, connect_timeout=2,
+        error_cb=quiet, allow_reconnect=True, pending_size=64 << 20,
+    )  # fmt: skip
+
+
+async def drain(servers: Sequence[str], stream: str, *, last: int) -> list[tuple[int, str]]:
+    """Every stored message in sequence order, as (sequence, id), read by an ordered consumer."""
+    connection = await connect(servers)
+    try:
+        subscription = await connection.jetstream().subscribe(
+            ">", stream=stream, ordered_consumer=True, pending_msgs_limit=-1,
+            pending_bytes_limit=-1,
+        )  # fmt: skip
+        found: list[tuple[int, str]] = []
+        while not found or found[-1][0] < last:
+            message = await subscription.next_msg(timeout=15)
+            found.append((message.metadata.sequence.stream, message.data.decode()))
+        return found
+    finally:
+        await connection.close()
