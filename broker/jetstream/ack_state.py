@@ -47,18 +47,21 @@ class AckState:
         end = consumer_seq + len(sequences)
         self.pending.update(zip(sequences, range(consumer_seq, end), strict=True))
         self._order.extend(sequences)
-        self.consumer_seq = max(self.consumer_seq, end - 1)
-        self.stream_seq = max(self.stream_seq, last)
+        self.delivered_up_to(stream_seq=last, consumer_seq=end - 1)
 
-    def deliver_again(self, stream_seq: int, *, consumer_seq: int, deliveries: int) -> None:
-        self.consumer_seq = max(self.consumer_seq, consumer_seq)
+    def deliver_again(self, stream_seq: int, *, deliveries: int) -> None:
+        """It went out once more, now for the `deliveries`-th time."""
         if stream_seq in self.pending:
             self.redelivered[stream_seq] = deliveries
 
-    def deliver_unacked(self, *, stream_seq: int, consumer_seq: int) -> None:
-        """Ack none: whatever was delivered is settled."""
+    def delivered_up_to(self, *, stream_seq: int, consumer_seq: int) -> None:
+        """Deliveries have reached these two, whatever is tracked of them."""
         self.consumer_seq = max(self.consumer_seq, consumer_seq)
         self.stream_seq = max(self.stream_seq, stream_seq)
+
+    def deliver_unacked(self, *, stream_seq: int, consumer_seq: int) -> None:
+        """Ack none: whatever was delivered is settled."""
+        self.delivered_up_to(stream_seq=stream_seq, consumer_seq=consumer_seq)
         self._floor_to_delivered()
 
     def deliveries(self, stream_seq: int) -> int:
