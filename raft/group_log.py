@@ -46,8 +46,10 @@ class GroupLog:
         return self._run_terms[bisect_right(self._run_starts, index) - 1]
 
     def entries(self, low: Index, high: Index, max_bytes: int) -> list[Entry]:
-        """Entries low <= index < high, at least one, else as many as fit into `max_bytes`."""
-        if not self.first_index() <= low < high <= self._last + 1:
+        """Entries in [low, high) that fit into `max_bytes`, one at least; [] when cut away."""
+        if low < self.first_index():
+            return []
+        if not low < high <= self._last + 1:
             raise DamagedLog(self.group, low, f"entries up to {high} are not in the log")
         found: list[Entry] = []
         size = 0

@@ -145,6 +145,7 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
     assert [e.index for e in all_entries(store)] == [51, 52]
     assert store.reader(G).snapshot() == SnapshotMeta(Index(50), Term(9))
     assert [e.index for e in all_entries(store, GroupId(8))] == [1]
+    assert store.reader(G).entries(Index(50), Index(52), 1000) == []  # cut away
     with pytest.raises(StoreError):
         store.compact(store.begin(), G, Index(60))
     batch = store.begin()
