@@ -184,10 +184,12 @@ def _after_prefix(subject: bytes, domain: bytes) -> bytes | None:
 
 
 def _request(endpoint: _Endpoint, names: list[str]) -> ApiRequest | None:
-    form = endpoint.form
+    form, wanted = endpoint.form, len(endpoint.names)
     if form is CreateForm.NAMED and len(names) == 1:
         return ApiRequest(endpoint.kind, stream=names[0], form=CreateForm.EPHEMERAL)
-    wanted = len(endpoint.names)
+    if form is CreateForm.DURABLE and names and len(names) != wanted:
+        # No consumer in it: answered with 10016 instead of silence.
+        return ApiRequest(endpoint.kind, stream=names[0], form=form)
     if len(names) < wanted or (len(names) > wanted and not endpoint.open_ended):
         return None
     found = dict(zip(endpoint.names, names, strict=False))
