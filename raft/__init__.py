@@ -1,0 +1,49 @@
+"""Raft as a library: a pure core, and the host, store and transport that surround it.
+
+Owns: the public names of the pure part; the shells are imported by module.
+May not touch: broker.
+Spec: DIVERGENCE.md says where it leaves the paper."""
+
+from raft.core import CoreConfig, RaftCore, Ready, Status
+from raft.log import LogReader, MemoryReader, RaftLog
+from raft.messages import Entry, EntryKind, Message, MessageKind
+from raft.types import (
+    NO_NODE,
+    GroupId,
+    HardState,
+    Index,
+    InvariantViolation,
+    NodeId,
+    NotLeader,
+    RaftError,
+    Role,
+    SnapshotMeta,
+    Term,
+    node_id,
+)
+
+__all__ = [
+    "NO_NODE",
+    "CoreConfig",
+    "Entry",
+    "EntryKind",
+    "GroupId",
+    "HardState",
+    "Index",
+    "InvariantViolation",
+    "LogReader",
+    "MemoryReader",
+    "Message",
+    "MessageKind",
+    "NodeId",
+    "NotLeader",
+    "RaftCore",
+    "RaftError",
+    "RaftLog",
+    "Ready",
+    "Role",
+    "SnapshotMeta",
+    "Status",
+    "Term",
+    "node_id",
+]

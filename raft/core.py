@@ -1,0 +1,682 @@
+"""One Raft group as a pure, deterministic state machine: messages and ticks in, Ready out.
+
+Owns: term, vote, role, commit and applied index of one member, and what it must say to others.
+May not touch: disk, network, clock, dice (`draw` is injected), logging.
+Spec: Raft figure 2; thesis 3.10 (transfer), 6.2 (check-quorum), 9.6 (pre-vote), 10.2.1 (disk in
+parallel with the network). Departures from the paper: DIVERGENCE.md."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from raft.leading import COMMIT_NOTICE, Leading, Outbox
+from raft.log import RaftLog
+from raft.messages import Entry, EntryKind, Message, MessageKind
+from raft.quorum import Ballot, Verdict
+from raft.ready import CoreConfig, Ready, Status
+from raft.types import (
+    NO_NODE,
+    HardState,
+    Index,
+    InvariantViolation,
+    NodeId,
+    NotLeader,
+    RaftError,
+    Role,
+    SnapshotMeta,
+    Term,
+)
+
+__all__ = ["CoreConfig", "RaftCore", "Ready", "Status"]
+
+TRANSFER_VOTE = 1  # context of a vote request that the leader itself asked for (thesis 3.10)
+FROM_LEADER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT})
+
+
+class RaftCore:
+    """One member of one group.
+
+    Inputs never return outputs: after any of them, ask has_ready() and take ready().
+    Readable: node, term, vote, role, leader, commit, applied_index, last_index, log, status()."""
+
+    __slots__ = (
+        "_ballot",
+        "_beat",
+        "_bug_append_before_flush",
+        "_bug_commit_earlier_term",
+        "_config",
+        "_draw",
+        "_elapsed",
+        "_handed",
+        "_hard_commit",
+        "_hard_term",
+        "_hard_vote",
+        "_installing",
+        "_leading",
+        "_learners",
+        "_number",
+        "_outbox",
+        "_outstanding",
+        "_passive",
+        "_snapshot_due",
+        "_timeout",
+        "_told_leader",
+        "_told_role",
+        "_voters",
+        "applied_index",
+        "commit",
+        "leader",
+        "log",
+        "node",
+        "role",
+        "term",
+        "vote",
+    )
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        voters: Sequence[NodeId],
+        log: RaftLog,
+        hard_state: HardState,
+        config: CoreConfig,
+        draw: Callable[[int, int], int],
+        learners: Sequence[NodeId] = (),
+        applied: Index = Index(0),
+    ) -> None:
+        """`draw(low, high)` gives low <= n < high. `applied` is where the machine stands: entries
+        up to there are not handed out again. The log must reach at least that far."""
+        self.node = node
+        self.log = log
+        self._voters = tuple(voters)
+        self._learners = tuple(learners)
+        self._config = config
+        self._draw = draw
+        self._passive = node not in self._voters  # never votes, never campaigns
+        self.term: Term = hard_state.term
+        self.vote: NodeId = NO_NODE if "forget_vote" in config.bugs else hard_state.vote
+        # A stored commit index only saves work, so a torn write may leave it ahead of the log.
+        known = max(min(hard_state.commit, log.last_index), log.snapshot().index)
+        # Invariant: applied_index <= _handed <= commit, and _handed <= log.persisted.
+        self.commit: Index = known
+        self._handed: Index = log.snapshot().index
+        self.applied_index: Index = self._handed
+        self.role = Role.LEARNER if self._passive else Role.FOLLOWER
+        self.leader: NodeId | None = None
+        self._leading: Leading | None = None  # exactly while role is LEADER
+        self._ballot: Ballot | None = None  # exactly while role is (PRE_)CANDIDATE
+        self._installing: SnapshotMeta | None = None
+        self._snapshot_due = False
+        self._outbox = Outbox()
+        self._number = 0
+        # Writes not known to be flushed: (ready number, term then, end of the log then, its term).
+        self._outstanding: deque[tuple[int, Term, Index, Term]] = deque()
+        self._hard_term, self._hard_vote = hard_state.term, hard_state.vote
+        self._hard_commit = self.commit
+        self._told_leader: NodeId | None = None
+        self._told_role = self.role
+        self._bug_append_before_flush = "append_before_flush" in config.bugs
+        self._bug_commit_earlier_term = "commit_earlier_term" in config.bugs
+        self._elapsed = 0
+        self._beat = 0
+        self._timeout = 0
+        self._reset_timer()
+        if len(self._voters) == 1:
+            self._timeout = 1  # nobody to wait for
+        if applied:
+            self.applied(applied)
+
+    @property
+    def last_index(self) -> Index:
+        return self.log.last_index
+
+    # -- inputs
+
+    def tick(self) -> None:
+        """One unit of time has passed."""
+        leading = self._leading
+        self._elapsed += 1
+        if leading is not None:
+            self._tick_leader(leading)
+        elif self._elapsed >= self._timeout:
+            self._reset_timer()
+            self.campaign()
+
+    def step(self, message: Message) -> None:
+        """A message of a peer. Late, repeated and reordered ones are harmless."""
+        if message.term != self.term and not self._settle_term(message):
+            return
+        _ON_MESSAGE[message.kind](self, message)
+
+    def propose(self, data: bytes) -> Index:
+        """Append to the leader's log. The entry is committed when Ready.committed shows this
+        index with the present term; shown with another term, it was lost.
+        Raises NotLeader (definite) here and during a leadership transfer."""
+        leading = self._leading
+        if leading is None:
+            raise NotLeader(self.leader)
+        if leading.transfer_to is not None:
+            raise NotLeader(None)
+        log = self.log
+        index = Index(log.last_index + 1)
+        log.append(Entry(index, self.term, data))
+        leading.due = True
+        return index
+
+    def campaign(self) -> None:
+        """Try to become leader now. No effect on a leader or a passive member."""
+        if self._leading is not None or self._passive or self._installing is not None:
+            return
+        if self._config.pre_vote and len(self._voters) > 1:
+            self._become_pre_candidate()
+        else:
+            self._become_candidate(context=0)
+
+    def transfer_leader(self, to: NodeId) -> None:
+        """Hand leadership to a voter, once its log is level with ours. Proposals are refused
+        until it is done or an election timeout has passed."""
+        leading = self._leading
+        if leading is None:
+            raise NotLeader(self.leader)
+        if to not in self._voters:
+            raise RaftError(f"cannot transfer leadership to {to}: not a voter of this group")
+        if to != self.node:
+            leading.transfer(to)
+
+    def persisted(self, number: int, *, term: Term) -> None:
+        """The writes of Ready `number`, made in `term`, and of all before it are flushed.
+
+        Entries count as ours on disk only if no term passed since: in a later term they may
+        have been cut and written again by a write that is not flushed yet (the same index and
+        term can come back), and that term's own Ready vouches for the whole log once more."""
+        outstanding = self._outstanding
+        log = self.log
+        before = log.persisted
+        flushed_term = Term(-1)
+        while outstanding and outstanding[0][0] <= number:
+            made, flushed_term, end, end_term = outstanding.popleft()
+            if made == number and flushed_term != term:
+                raise InvariantViolation(
+                    f"Ready {number} was made in term {flushed_term}, persisted in {term}"
+                )
+            if flushed_term == self.term and end > log.persisted and log.term(end) == end_term:
+                log.persisted = end
+        if flushed_term != self.term:
+            return
+        if self.role is Role.CANDIDATE:
+            self._count_vote(self.node, granted=True)  # ours counts once it is on disk
+        if log.persisted > before:
+            if self._leading is not None:
+                self._try_commit(self._leading)
+            log.release(self._handed)
+
+    def applied(self, index: Index) -> None:
+        """The machine has applied everything up to index."""
+        if index > self._handed:  # a restart: the machine kept more than the stored commit index
+            if index > self.log.persisted:
+                raise InvariantViolation(
+                    f"applied up to {index}, but the log on disk ends at {self.log.persisted}"
+                )
+            self._handed = index
+            self.commit = max(self.commit, index)
+        self.applied_index = max(self.applied_index, index)
+
+    def snapshot_installed(self, index: Index, term: Term) -> None:
+        """Machine and stored log now start at this snapshot, durably."""
+        self._installing = None
+        self._snapshot_due = False
+        if index > self.commit:
+            self.log.restore(SnapshotMeta(index, term))
+            self.commit = self._handed = self.applied_index = index
+        if self.leader is not None and self.leader != self.node:
+            self._accept_append(self.leader, index)
+
+    def report_unreachable(self, node: NodeId) -> None:
+        """Messages to this node were lost: find out again where its log stands."""
+        if self._leading is not None:
+            self._leading.unreachable(node)
+
+    def report_snapshot(self, node: NodeId, ok: bool) -> None:  # noqa: FBT001 - fixed interface
+        """The stream asked for by Ready.snapshot_to ended, well or not. Must always be told."""
+        if self._leading is not None:
+            self._leading.snapshot_sent(node, ok=ok)
+
+    # -- outputs
+
+    def has_ready(self) -> bool:
+        log = self.log
+        outbox = self._outbox
+        leading = self._leading
+        return (
+            log.written != log.last_index
+            or bool(outbox.now)
+            or bool(outbox.after_persist)
+            or (leading is not None and (leading.due or bool(leading.snapshot_to)))
+            or self._handed < self.commit
+            and self._handed < log.persisted
+            or self.role is not self._told_role
+            or self.leader != self._told_leader
+            or self.term != self._hard_term
+            or self.vote != self._hard_vote
+            or self._snapshot_due
+        )
+
+    def ready(self) -> Ready:
+        """Everything to do since the last Ready; see Ready for the order."""
+        leading = self._leading
+        snapshot_to: list[NodeId] = []
+        if leading is not None:
+            if leading.due:
+                leading.send_due(self.commit)
+            if leading.snapshot_to:
+                snapshot_to, leading.snapshot_to = leading.snapshot_to, []
+        log = self.log
+        outbox = self._outbox
+        messages, outbox.now = outbox.now, []
+        promises, outbox.after_persist = outbox.after_persist, []
+        entries = log.take_unwritten()
+        hard_state = self._take_hard_state(with_entries=bool(entries))
+        self._number += 1
+        if entries or hard_state is not None:
+            self._outstanding.append((self._number, self.term, log.last_index, log.last_term))
+        elif promises and not self._outstanding:
+            messages += promises  # everything they promise is on disk already
+            promises = []
+        snapshot = self._installing if self._snapshot_due else None
+        self._snapshot_due = False
+        self._told_role, self._told_leader = self.role, self.leader
+        return Ready(
+            self._number,
+            self.term,
+            hard_state,
+            entries,
+            messages,
+            promises,
+            self._take_committed(),
+            snapshot,
+            snapshot_to,
+            self.leader,
+            self.role,
+        )
+
+    def status(self) -> Status:
+        leading = self._leading
+        return Status(
+            node=self.node,
+            role=self.role,
+            term=self.term,
+            vote=self.vote,
+            leader=self.leader,
+            commit=self.commit,
+            applied=self.applied_index,
+            first_index=self.log.first_index,
+            last_index=self.log.last_index,
+            persisted_index=self.log.persisted,
+            transfer_to=leading.transfer_to if leading else None,
+            voters=self._voters,
+            learners=self._learners,
+            peers=leading.status() if leading else (),
+        )
+
+    def _take_hard_state(self, *, with_entries: bool) -> HardState | None:
+        """Term and vote whenever they changed; the commit index only rides along, since a
+        write of its own would cost a flush and only save work after a restart."""
+        changed = self.term != self._hard_term or self.vote != self._hard_vote
+        if not changed and not (with_entries and self.commit != self._hard_commit):
+            return None
+        self._hard_term, self._hard_vote, self._hard_commit = self.term, self.vote, self.commit
+        return HardState(self.term, self.vote, self.commit)
+
+    def _take_committed(self) -> list[Entry]:
+        """Committed entries not handed out yet. Only those on our own disk: the machine may
+        make its state durable at once, and its log must never end below that state."""
+        limit = min(self.commit, self.log.persisted)
+        if self._handed >= limit or self._installing is not None:
+            return []
+        low, high = Index(self._handed + 1), Index(limit + 1)
+        committed = self.log.entries(low, high, self._config.max_committed_bytes)
+        if not committed:
+            raise InvariantViolation(f"committed entry {low} is not in the log any more")
+        self._handed = committed[-1].index
+        return committed
+
+    # -- terms and roles
+
+    def _settle_term(self, message: Message) -> bool:
+        """Compare terms (figure 2, rules for all servers). Whether to go on with the message."""
+        kind = message.kind
+        if message.term > self.term:
+            if kind == MessageKind.PRE_VOTE:
+                return True  # asks about a term nobody is in yet
+            if kind == MessageKind.PRE_VOTE_REPLY and not message.reject:
+                return True
+            if (
+                kind == MessageKind.VOTE
+                and message.context != TRANSFER_VOTE
+                and self._hears_leader()
+            ):
+                return False  # section 6: a disruptive server must not depose a live leader
+            leader = message.sender if kind in FROM_LEADER else None
+            self._become_follower(message.term, leader)
+            return True
+        if kind in FROM_LEADER:
+            # A deposed leader, or we are ahead after a campaign that the others never saw:
+            # without an answer it would go on as leader and we could never rejoin.
+            self._answer(message, MessageKind.HEARTBEAT_REPLY, context=message.context)
+        elif kind == MessageKind.PRE_VOTE:
+            self._answer(message, MessageKind.PRE_VOTE_REPLY, reject=True)
+        return False
+
+    def _hears_leader(self) -> bool:
+        """Whether a leader was heard within the shortest election timeout."""
+        if self._leading is not None:
+            return self._config.check_quorum
+        return self.leader is not None and self._elapsed < self._config.election_ticks
+
+    def _reset_timer(self) -> None:
+        self._elapsed = 0
+        ticks = self._config.election_ticks
+        self._timeout = self._draw(ticks, 2 * ticks)
+
+    def _become_follower(self, term: Term, leader: NodeId | None) -> None:
+        if term > self.term:
+            self.term = term
+            self.vote = NO_NODE
+        # A follower that only learns of a new term keeps waiting: the one who told it may
+        # have a log too short to win, and must not keep better ones from trying.
+        if leader is not None or self.role not in (Role.FOLLOWER, Role.LEARNER):
+            self._reset_timer()
+        self.role = Role.LEARNER if self._passive else Role.FOLLOWER
+        self.leader = leader
+        self._leading = None
+        self._ballot = None
+
+    def _become_pre_candidate(self) -> None:
+        self.role = Role.PRE_CANDIDATE
+        self.leader = None
+        self._ballot = Ballot(self._voters)
+        self._ask_votes(MessageKind.PRE_VOTE, Term(self.term + 1), context=0)
+        self._count_vote(self.node, granted=True)
+
+    def _become_candidate(self, *, context: int) -> None:
+        """A new term with our vote in it. Requests wait for the disk, and so does our own
+        vote (persisted() counts it): a term we may forget must not elect us."""
+        self.term = Term(self.term + 1)
+        self.vote = self.node
+        self.role = Role.CANDIDATE
+        self.leader = None
+        self._ballot = Ballot(self._voters)
+        self._reset_timer()
+        self._ask_votes(MessageKind.VOTE, self.term, context=context)
+
+    def _become_leader(self) -> None:
+        self.role = Role.LEADER
+        self.leader = self.node
+        self._ballot = None
+        self._elapsed = self._beat = 0
+        self._leading = Leading(
+            node=self.node,
+            term=self.term,
+            voters=self._voters,
+            learners=self._learners,
+            log=self.log,
+            config=self._config,
+            outbox=self._outbox,
+        )
+        # Entries of earlier terms are committed through this one (section 5.4.2).
+        index = Index(self.log.last_index + 1)
+        self.log.append(Entry(index, self.term, b"", EntryKind.NOOP))
+
+    def _tick_leader(self, leading: Leading) -> None:
+        self._beat += 1
+        if self._beat >= self._config.heartbeat_ticks:
+            self._beat = 0
+            leading.heartbeat(self.commit)
+        if leading.transfer_to is not None:
+            leading.tick_transfer()
+        if self._elapsed >= self._config.election_ticks:
+            self._elapsed = 0
+            if self._config.check_quorum and not leading.heard_from_majority():
+                self._become_follower(self.term, None)
+
+    # -- elections
+
+    def _ask_votes(self, kind: MessageKind, term: Term, *, context: int) -> None:
+        log = self.log
+        outbox = self._outbox
+        box = outbox.now if kind == MessageKind.PRE_VOTE else outbox.after_persist
+        for voter in self._voters:
+            if voter != self.node:
+                box.append(
+                    Message(
+                        kind,
+                        self.node,
+                        voter,
+                        term,
+                        index=log.last_index,
+                        log_term=log.last_term,
+                        context=context,
+                    )
+                )
+
+    def _count_vote(self, voter: NodeId, *, granted: bool) -> None:
+        ballot = self._ballot
+        if ballot is None:
+            return
+        verdict = ballot.record(voter, granted=granted)
+        if verdict is Verdict.LOST:
+            self._become_follower(self.term, None)
+        elif verdict is Verdict.WON:
+            if self.role is Role.CANDIDATE:
+                self._become_leader()
+            else:
+                self._become_candidate(context=0)
+
+    def _on_pre_vote(self, message: Message) -> None:
+        """Would we vote for it? No promise, so nothing to persist (thesis 9.6)."""
+        granted = (
+            not self._passive
+            and not self._hears_leader()
+            and (message.term > self.term or self._may_vote(message.sender))
+            and self.log.is_behind(message.index, message.log_term)
+        )
+        term = message.term if granted else self.term
+        self._answer(message, MessageKind.PRE_VOTE_REPLY, term=term, reject=not granted)
+
+    def _on_vote(self, message: Message) -> None:
+        granted = (
+            not self._passive
+            and self._may_vote(message.sender)
+            and self.log.is_behind(message.index, message.log_term)
+        )
+        if granted:
+            self.vote = message.sender
+            if self.role is Role.PRE_CANDIDATE:
+                self._become_follower(self.term, None)
+            self._reset_timer()
+        self._outbox.after_persist.append(
+            Message(
+                MessageKind.VOTE_REPLY, self.node, message.sender, self.term, reject=not granted
+            )
+        )
+
+    def _may_vote(self, candidate: NodeId) -> bool:
+        """One vote per term, and none once its leader is known (section 5.2)."""
+        return self.vote == candidate or (self.vote == NO_NODE and self.leader is None)
+
+    def _on_pre_vote_reply(self, message: Message) -> None:
+        if self.role is Role.PRE_CANDIDATE and (message.reject or message.term == self.term + 1):
+            self._count_vote(message.sender, granted=not message.reject)
+
+    def _on_vote_reply(self, message: Message) -> None:
+        if self.role is Role.CANDIDATE:
+            self._count_vote(message.sender, granted=not message.reject)
+
+    def _on_timeout_now(self, _message: Message) -> None:
+        """The leader asks us to take over: no pre-vote, and others may vote despite its lease."""
+        if self._leading is None and not self._passive and self._installing is None:
+            self._become_candidate(context=TRANSFER_VOTE)
+
+    # -- the follower's log
+
+    def _follow(self, leader: NodeId) -> None:
+        if self._leading is not None:
+            raise InvariantViolation(f"two leaders in term {self.term}: {leader} and ourselves")
+        if self.leader != leader or self._ballot is not None:
+            self._become_follower(self.term, leader)
+        self._elapsed = 0
+
+    def _on_append(self, message: Message) -> None:
+        self._follow(message.sender)
+        if self._installing is not None:
+            return  # this log is about to be replaced
+        log = self.log
+        previous = message.index
+        entries = message.entries
+        if previous < self.commit:
+            # What is committed is the same everywhere: only what follows can be news.
+            entries = entries[self.commit - previous :]
+            previous = self.commit
+        elif not log.matches(previous, message.log_term):
+            self._refuse_append(message)
+            return
+        if entries:
+            self._store(previous, entries)
+        last_new = Index(previous + len(entries))
+        self._commit_to(min(message.commit, last_new))
+        self._accept_append(message.sender, last_new)
+
+    def _store(self, previous: Index, entries: list[Entry]) -> None:
+        """Append what is missing, cutting away what conflicts (section 5.3)."""
+        log = self.log
+        if entries[0].index != previous + 1:
+            raise InvariantViolation(f"entry {entries[0].index} sent to follow {previous}")
+        if previous == log.last_index:
+            log.extend(entries)
+            return
+        known = log.first_conflict(entries)
+        if known == len(entries):
+            return
+        index = entries[known].index
+        if index <= self.commit:
+            raise InvariantViolation(f"leader {self.leader} would overwrite committed {index}")
+        if index <= log.last_index:
+            log.cut(index)
+        log.extend(entries[known:])
+
+    def _accept_append(self, to: NodeId, index: Index) -> None:
+        """Promise that our log up to index is the leader's and on disk."""
+        outbox = self._outbox
+        box = outbox.now if self._bug_append_before_flush else outbox.after_persist
+        box.append(Message(MessageKind.APPEND_REPLY, self.node, to, self.term, index=index))
+
+    def _refuse_append(self, message: Message) -> None:
+        """Say where we might agree. No promise, so it need not wait for the disk."""
+        start = min(message.index, self.log.last_index)
+        hint, hint_term = self.log.back_off(start, message.log_term, floor=self.commit)
+        self._outbox.now.append(
+            Message(
+                MessageKind.APPEND_REPLY,
+                self.node,
+                message.sender,
+                self.term,
+                index=message.index,
+                reject=True,
+                hint_index=hint,
+                hint_term=hint_term,
+            )
+        )
+
+    def _on_heartbeat(self, message: Message) -> None:
+        self._follow(message.sender)
+        if self._installing is None:
+            self._commit_to(message.commit)
+        if message.context != COMMIT_NOTICE:
+            self._answer(message, MessageKind.HEARTBEAT_REPLY, context=message.context)
+
+    def _on_snapshot(self, message: Message) -> None:
+        """All chunks of a snapshot are here. Ready.snapshot asks for it unless our log already
+        holds its position: then the log is worth more than the snapshot (section 7)."""
+        self._follow(message.sender)
+        if self._installing is not None:
+            return
+        if message.index <= self.commit:
+            self._accept_append(message.sender, self.commit)
+        elif self.log.term(message.index) == message.log_term:
+            self._commit_to(message.index)
+            self._accept_append(message.sender, message.index)
+        else:
+            self._installing = SnapshotMeta(message.index, message.log_term)
+            self._snapshot_due = True
+
+    def _commit_to(self, index: Index) -> None:
+        if index > self.commit:
+            if index > self.log.last_index:
+                raise InvariantViolation(
+                    f"leader {self.leader} counts on our entries up to {index}, but our log ends "
+                    f"at {self.log.last_index}: the disk lost what it had flushed"
+                )
+            self.commit = index
+
+    # -- the leader's view
+
+    def _on_append_reply(self, message: Message) -> None:
+        leading = self._leading
+        if leading is not None and leading.append_answered(message):
+            self._try_commit(leading)
+
+    def _on_heartbeat_reply(self, message: Message) -> None:
+        if self._leading is not None:
+            self._leading.heartbeat_answered(message, self.commit)
+
+    def _try_commit(self, leading: Leading) -> None:
+        """Commit by counting, entries of our own term only (section 5.4.2)."""
+        index = leading.majority_match()
+        if index > self.commit and (index >= leading.term_start or self._bug_commit_earlier_term):
+            self.commit = index
+            leading.due = True  # an idle follower wants to know
+
+    def _answer(
+        self,
+        message: Message,
+        kind: MessageKind,
+        *,
+        term: Term | None = None,
+        reject: bool = False,
+        context: int = 0,
+    ) -> None:
+        self._outbox.now.append(
+            Message(
+                kind,
+                self.node,
+                message.sender,
+                self.term if term is None else term,
+                reject=reject,
+                context=context,
+            )
+        )
+
+
+_Handler = Callable[[RaftCore, Message], None]
+
+
+def _unknown(core: RaftCore, message: Message) -> None:
+    raise RaftError(f"message of unknown kind {message.kind} for {core.node}")
+
+
+# Indexed by MessageKind: a dispatch without hashing or a chain of comparisons.
+_ON_MESSAGE: tuple[_Handler, ...] = (
+    _unknown,
+    RaftCore._on_pre_vote,
+    RaftCore._on_pre_vote_reply,
+    RaftCore._on_vote,
+    RaftCore._on_vote_reply,
+    RaftCore._on_append,
+    RaftCore._on_append_reply,
+    RaftCore._on_heartbeat,
+    RaftCore._on_heartbeat_reply,
+    RaftCore._on_snapshot,
+    RaftCore._on_timeout_now,
+)
