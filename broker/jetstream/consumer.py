@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -25,10 +25,8 @@ from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.consumer_commands import ConsumerAcks, ConsumerProgress, from_runs
 from broker.jetstream.consumer_start import Start, reset_start, start_of
 from broker.jetstream.errors import JetStreamError
+from broker.jetstream.message_source import HomeStream
 from broker.subjects import matches
-
-if TYPE_CHECKING:
-    from broker.jetstream.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class Consumer:
     """One consumer as every replica has it. `stream` is the one it belongs to."""
 
     def __init__(
-        self, stream: Stream, name: str, config: ConsumerConfig, *, index: int, created_ns: int
+        self, stream: HomeStream, name: str, config: ConsumerConfig, *, index: int, created_ns: int
     ) -> None:
         self.stream = stream
         self.name = name
@@ -99,7 +97,7 @@ class Consumer:
         self.watcher: ConsumerWatcher | None = None  # not replicated
 
     @classmethod
-    def create(cls, stream: Stream, command: CreateConsumer, *, index: int) -> Consumer:
+    def create(cls, stream: HomeStream, command: CreateConsumer, *, index: int) -> Consumer:
         now_ns = command.now_ns
         consumer = cls(stream, command.name, command.config, index=index, created_ns=now_ns)
         per_subject = stream.config.max_msgs_per_subject
@@ -218,8 +216,20 @@ class Consumer:
     def numbers(self, now_ns: int) -> ConsumerNumbers:
         """As committed. On the leader Delivery.numbers is ahead of this; right after creation
         this is the snapshot before delivery that the create reply shows."""
-        return numbers_of(
-            self, self.state, now_ns, num_pending=self.num_pending(), num_waiting=0, bound=False
+        state = self.state
+        return ConsumerNumbers(
+            consumer_seq=state.consumer_seq,
+            stream_seq=state.stream_seq,
+            last_delivered_ns=self.last_delivered_ns,
+            floor_consumer_seq=state.floor_consumer_seq,
+            floor_stream_seq=state.floor_stream_seq,
+            last_acked_ns=self.last_acked_ns,
+            num_ack_pending=len(state.pending),
+            num_redelivered=0 if self.config.max_deliver == 1 else len(state.redelivered),
+            num_waiting=0,
+            num_pending=self.num_pending(),
+            push_bound=False,
+            paused_until_ns=self.paused_until_ns(now_ns),
         )
 
     # Encoding
@@ -242,7 +252,7 @@ class Consumer:
         )
 
     @classmethod
-    def decode(cls, stream: Stream, blob: bytes) -> Consumer:
+    def decode(cls, stream: HomeStream, blob: bytes) -> Consumer:
         image = msgspec.msgpack.decode(blob, type=_Image)
         consumer = cls(
             stream, image.name, image.config, index=image.incarnation, created_ns=image.created_ns
@@ -296,30 +306,3 @@ class Consumer:
     def _trim_initial(self) -> None:
         if self.initial:
             del self.initial[: bisect_right(self.initial, self.state.stream_seq)]
-
-
-def numbers_of(
-    consumer: Consumer,
-    state: AckState,
-    now_ns: int,
-    *,
-    num_pending: int,
-    num_waiting: int,
-    bound: bool,
-) -> ConsumerNumbers:
-    """ConsumerInfo's numbers for an ack state (the replicated one or the leader's live twin)."""
-    once = consumer.config.max_deliver == 1
-    return ConsumerNumbers(
-        consumer_seq=state.consumer_seq,
-        stream_seq=state.stream_seq,
-        last_delivered_ns=consumer.last_delivered_ns,
-        floor_consumer_seq=state.floor_consumer_seq,
-        floor_stream_seq=state.floor_stream_seq,
-        last_acked_ns=consumer.last_acked_ns,
-        num_ack_pending=len(state.pending),
-        num_redelivered=0 if once else len(state.redelivered),
-        num_waiting=num_waiting,
-        num_pending=num_pending,
-        push_bound=bound,
-        paused_until_ns=consumer.paused_until_ns(now_ns),
-    )

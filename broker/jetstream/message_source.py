@@ -1,13 +1,18 @@
-"""What consumers need of a message store, as narrow Protocols.
+"""What consumers need of their stream and its message store, as narrow Protocols.
 
-Owns: the seam between consumers and broker.store.
+Owns: the seam between consumers on one side, Stream and broker.store on the other.
 May not touch: storage itself.
 Spec: the rows of a block or of the in-memory tail look alike; sequences start at 1."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from broker.jetstream.config import StreamConfig
+
+if TYPE_CHECKING:
+    from broker.jetstream.hooks import StreamConsumer
 
 
 class Rows(Protocol):
@@ -41,3 +46,14 @@ class MessageSource(Protocol):
     def first_at_time(self, time_ns: int, /) -> int: ...
     def subjects_matching(self, pattern: bytes, /) -> Iterable[bytes]: ...
     def subject_state(self, subject: bytes, /) -> tuple[int, int, int] | None: ...
+
+
+class HomeStream(Protocol):
+    """The stream a consumer belongs to, as the consumer sees it."""
+
+    @property
+    def config(self) -> StreamConfig: ...
+    @property
+    def store(self) -> MessageSource: ...
+
+    def consumer_acked(self, consumer: StreamConsumer, seqs: Sequence[int], /) -> None: ...
