@@ -1,0 +1,129 @@
+"""A received block as columns: numpy views over its bytes, checked once, no loop over messages.
+
+Owns: the reader's side of the block format, for bytes that came over a network.
+May not touch: sockets. numpy is imported when the first block arrives, not before.
+Spec: broker/store/block_py.py states the format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from broker.store.block_py import (
+    CRC_FROM,
+    HAS_SEQS,
+    HEADER,
+    MAGIC,
+    VERSION,
+    BlockDamaged,
+    block_size,
+    padded,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A column of texts: where its ends and its bytes lie in the block."""
+
+    ends: NDArray[Any]  # int32, count + 1, the first is 0
+    ends_at: int
+    bytes_at: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockColumns:
+    raw: Bytes
+    count: int
+    first_seq: int
+    last_seq: int
+    seqs: NDArray[Any] | None  # int64; None when the sequences are contiguous
+    times: NDArray[Any]  # int64 nanoseconds
+    subjects: Section
+    headers: Section
+    data: Section
+
+    def rows_between(self, low: int, high: int) -> tuple[int, int]:
+        """The row numbers [start, stop) of the sequences low..high, both included."""
+        if self.seqs is None:
+            start = min(max(low - self.first_seq, 0), self.count)
+            stop = min(max(high + 1 - self.first_seq, start), self.count)
+            return start, stop
+        start, stop = self.seqs.searchsorted([low, high + 1])
+        return int(start), max(int(start), int(stop))
+
+
+def read_columns(raw: Bytes, *, verify: bool) -> BlockColumns:
+    """Checks everything that would let Arrow read outside the block; `verify` adds the checksum.
+
+    Raises BlockDamaged."""
+    import numpy as np
+
+    if len(raw) < HEADER.size:
+        raise BlockDamaged("shorter than a header")
+    (
+        magic,
+        version,
+        flags,
+        count,
+        crc,
+        first_seq,
+        subjects,
+        headers,
+        data,
+        total,
+        _,
+        _,
+        last_seq,
+    ) = HEADER.unpack_from(raw)
+    if magic != MAGIC or version != VERSION or flags & ~HAS_SEQS:
+        raise BlockDamaged("not a block of this version")
+    size = block_size(
+        count, has_seqs=bool(flags & HAS_SEQS), subjects=subjects, headers=headers, data=data
+    )
+    if not size == total == len(raw):
+        raise BlockDamaged("the lengths contradict each other")
+    if verify and crc32(memoryview(raw)[CRC_FROM:]) != crc:
+        raise BlockDamaged("the checksum differs")
+    if not count or not first_seq:
+        raise BlockDamaged("no rows, or rows without sequences")
+    at = HEADER.size
+    seqs = None
+    if flags & HAS_SEQS:
+        seqs = np.frombuffer(raw, "<i8", count, at)
+        at += 8 * count
+    times = np.frombuffer(raw, "<i8", count, at)
+    at += 8 * count
+    ends_at = [at + k * padded(4 * (count + 1)) for k in range(3)]
+    bytes_at = [at + 3 * padded(4 * (count + 1))]
+    bytes_at += [bytes_at[0] + padded(subjects), bytes_at[0] + padded(subjects) + padded(headers)]
+    sections = [
+        Section(np.frombuffer(raw, "<i4", count + 1, where), where, start, length)
+        for where, start, length in zip(ends_at, bytes_at, (subjects, headers, data), strict=True)
+    ]
+    columns = BlockColumns(raw, count, first_seq, last_seq, seqs, times, *sections)
+    _check(columns)
+    return columns
+
+
+def _check(columns: BlockColumns) -> None:
+    for section in (columns.subjects, columns.headers, columns.data):
+        ends = section.ends
+        if ends[0] != 0 or ends[-1] != section.size or (ends[1:] < ends[:-1]).any():
+            raise BlockDamaged("the ends of a column are out of order")
+    seqs = columns.seqs
+    if seqs is None:
+        if columns.last_seq != columns.first_seq + columns.count - 1:
+            raise BlockDamaged("the first and last sequence contradict the rows")
+    elif (
+        seqs[0] != columns.first_seq
+        or seqs[-1] != columns.last_seq
+        or (seqs[1:] <= seqs[:-1]).any()
+    ):
+        raise BlockDamaged("the sequence column is out of order")
