@@ -13,6 +13,7 @@ import msgspec
 
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.errors import JetStreamError
+from broker.jetstream.versioning import same_stream
 from broker.subjects import collides
 from raft import GroupId, Index, NodeId
 
@@ -130,7 +131,7 @@ class Meta:
         key = (command.account, command.config.name)
         existing = self._streams.get(key)
         if existing is not None:
-            same = existing.config.same_as(command.config)
+            same = same_stream(existing.config, command.config)
             return existing if same else JetStreamError.of(10058)
         if self.overlap(command.account, command.config) is not None:
             return JetStreamError.of(10065)

@@ -1,0 +1,68 @@
+"""Pull requests, acks and flow control answers on their way to a stream's leader.
+
+Owns: what one loop turn has collected for each leader.
+May not touch: their meaning; the leader reads subjects and payloads itself.
+They need no answer of their own: a lost ack leads to a redelivery, a lost pull request to the
+client's own expiry. So they are sent once, to the leader known at that moment.
+Spec: JetStream sheet 5.8, 5.9; DESIGN section 7."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from raft import NodeId
+
+CHANNEL_ERRANDS = 23
+TURN_MAX = 4096  # errands for one leader before a frame is sent in the middle of a turn
+
+Errand = tuple[int, bytes, bytes, bytes, bytes]  # group, subject, reply, headers, payload
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Errand]).decode
+
+
+@dataclass(slots=True)
+class Errands:
+    node: NodeId
+    leader: Callable[[int], NodeId | None]
+    send: Callable[[NodeId, int, bytes], bool]
+    take: Callable[[Errand], None]
+    before_send: Callable[[], None]
+    dropped: int = 0
+    _collected: dict[NodeId, list[Errand]] = field(default_factory=dict)
+    _scheduled: bool = False
+
+    def add(self, errand: Errand) -> bool:
+        """False when no leader is known: the errand is dropped."""
+        leader = self.leader(errand[0])
+        if leader is None:
+            self.dropped += 1
+            return False
+        if leader == self.node:
+            self.take(errand)
+            return True
+        collected = self._collected.setdefault(leader, [])
+        collected.append(errand)
+        if len(collected) >= TURN_MAX:
+            self.flush()
+        elif not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self.flush)
+        return True
+
+    def flush(self) -> None:
+        self._scheduled = False
+        collected, self._collected = self._collected, {}
+        if collected:
+            self.before_send()  # the leader must know the inbox a pull names before the pull
+        for leader, errands in collected.items():
+            if not self.send(leader, CHANNEL_ERRANDS, _encode(errands)):
+                self.dropped += len(errands)
+
+    def received(self, _peer: NodeId, frame: bytes) -> None:
+        for errand in _decode(frame):
+            self.take(errand)

@@ -1,0 +1,422 @@
+"""JetStream on this node: the groups it is a member of, and the way to every other one.
+
+Owns: the store, the Raft host, the meta group, this node's replicas, an outbox per stream, and
+who leads what.
+May not touch: how a stream applies an entry (broker.jetstream), sockets (the mesh and the server).
+This is the one place where a committed Raft entry becomes a JetStream transition.
+Spec: DESIGN sections 4-8."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.cluster.errands import CHANNEL_ERRANDS, Errand, Errands
+from broker.cluster.formation import Candidate, Formation, Founding
+from broker.cluster.meta import META_GROUP, Assignment, Meta, MetaCommand, MetaResult
+from broker.cluster.mesh import Mesh
+from broker.cluster.metagroup import MetaGroup
+from broker.cluster.outbox import Batch, Outbox, Published
+from broker.cluster.replica import Replica
+from broker.cluster.rpc import CallFailed
+from broker.cluster.waiting import LostLeadership
+from broker.jetstream.errors import JetStreamError
+from broker.store.state_db import StateDb
+from broker.subjects import Subscription
+from raft import (
+    GroupId,
+    Host,
+    Index,
+    LogStore,
+    NodeId,
+    NotLeader,
+    Peer,
+    Term,
+    Transport,
+)
+
+if TYPE_CHECKING:
+    from broker.config.options import JetStreamOptions
+    from broker.server.server import Server
+
+logger = logging.getLogger("jetraft.cluster")
+
+CHANNEL_PUBLISH = 20
+CHANNEL_PUBLISHED = 21
+CHANNEL_LEADS = 22
+FLUSH_EVERY_S = 10.0
+FLUSH_ABOVE_BYTES = 64 << 20
+NO_LEADER_WITHIN_S = 5.0
+
+_PUBLISH_HEAD_BYTES = 24  # group, session, number: three little-endian u64
+_encode = msgspec.msgpack.Encoder().encode
+_published = msgspec.msgpack.Decoder(Published)
+_leads = msgspec.msgpack.Decoder(list[tuple[int, int]])
+_candidate = msgspec.json.Decoder(Candidate)
+
+Spawn = Callable[[Awaitable[None], str], object]
+
+
+@dataclass(slots=True)
+class JetStreamNode:
+    server: Server
+    mesh: Mesh
+    options: JetStreamOptions
+    expected_nodes: Callable[[], int]
+    spawn: Spawn
+    on_replica_leads: list[Callable[[Replica, bool], None]] = field(default_factory=list)
+    replicas: dict[int, Replica] = field(default_factory=dict)
+    outboxes: dict[int, Outbox] = field(default_factory=dict)
+    session: int = field(default_factory=lambda: secrets.randbits(62) | 1)
+    formed: asyncio.Event = field(default_factory=asyncio.Event)
+    started_ns: int = field(default_factory=time.time_ns)
+    store: LogStore = field(init=False)
+    state_db: StateDb = field(init=False)
+    host: Host = field(init=False)
+    meta_group: MetaGroup = field(init=False)
+    formation: Formation = field(init=False)
+    errands: Errands = field(init=False)
+    members: list[NodeId] = field(default_factory=list)
+    # Who leads which group, as the leaders themselves have told; a later term wins.
+    _leaders: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)
+    _leader_known: dict[int, asyncio.Event] = field(default_factory=dict)
+    _captures: dict[int, list[Subscription]] = field(default_factory=dict)
+    _unflushed_bytes: int = 0
+    _flush_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def node(self) -> NodeId:
+        return self.mesh.node
+
+    @property
+    def meta(self) -> Meta:
+        return self.meta_group.meta
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def open(self, directory: Path) -> None:
+        """Open the store. Raises raft.StoreError with a sentence for the operator."""
+        self.store = LogStore.open(
+            directory / "store", node_name=self.mesh.name, cluster_name=self.mesh.cluster
+        )
+        self.state_db = StateDb(self.store.db)
+        self.host = Host(
+            node=self.node, store=self.store, transport=self.mesh.transport or Alone()
+        )
+        self.meta_group = MetaGroup(
+            state_db=self.state_db,
+            host=self.host,
+            on_assigned=self._assigned,
+            on_reconfigured=self._reconfigured,
+            on_removed=self._removed,
+            on_leader=lambda leader: self._leader_heard(META_GROUP, leader),
+        )
+        self.errands = Errands(
+            node=self.node,
+            leader=self.leader,
+            send=self.mesh.send,
+            take=self._errand,
+            before_send=self.mesh.interest.flush,
+        )
+        self.formation = Formation(
+            path=directory / "founding.json",
+            cluster=self.mesh.cluster,
+            name=self.mesh.name,
+            incarnation=str(self.store.identity.incarnation),
+            expected=self.expected_nodes,
+            announce=self._announce_candidate,
+            on_formed=self._formed,
+        )
+        self.formation.load()
+        self.mesh.hello["candidate"] = msgspec.json.encode(self.formation.candidate()).decode()
+
+    def start(self) -> None:
+        mesh = self.mesh
+        mesh.register(CHANNEL_PUBLISH, self._received_publish)
+        mesh.register(CHANNEL_PUBLISHED, self._received_published)
+        mesh.register(CHANNEL_LEADS, self._received_leads)
+        mesh.register(CHANNEL_ERRANDS, self.errands.received)
+        mesh.rpc.register("meta", self._serve_meta)
+        mesh.on_peer(self._peer_changed)
+        self.spawn(self.host.run(), "raft host")
+        self.spawn(self._flush_state(), "state flush")
+        self.meta_group.load()
+        self.formation.start()
+
+    async def stop(self) -> None:
+        for replica in self.replicas.values():
+            replica.close()
+        self.meta_group.close()
+        await self.host.stop()
+        self.store.close()
+
+    def _formed(self, founding: Founding) -> None:
+        self.members = founding.voters()
+        for assignment in self.meta:
+            self._assigned(assignment)
+        self.host.add_group(
+            META_GROUP, voters=self.members, machine=self.meta_group, applied=self.meta.applied
+        )
+        self.formed.set()
+        if len(self.members) > 1:
+            logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
+
+    def _announce_candidate(self) -> None:
+        candidate = msgspec.json.encode(self.formation.candidate()).decode()
+        self.mesh.tell(candidate=candidate)
+
+    # -- peers ----------------------------------------------------------------------------------
+
+    def _peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
+        if not connected:
+            self.formation.peer_lost(peer.name)
+            return
+        said = peer.hello.get("candidate")
+        if isinstance(said, str):
+            self.formation.peer_seen(_candidate.decode(said))
+        led = [(r.group, r.term) for r in self.replicas.values() if r.leading is not None]
+        if self.meta_group.is_leader:
+            led.append((META_GROUP, self.host.status(META_GROUP).term))
+        self.mesh.send(peer.node, CHANNEL_LEADS, _encode(led))
+        for group, outbox in self.outboxes.items():
+            if self.leader(GroupId(group)) == peer.node:
+                outbox.resend()
+
+    # -- who leads --------------------------------------------------------------------------------
+
+    def leader(self, group: int) -> NodeId | None:
+        known = self._leaders.get(group)
+        return known[1] if known is not None and self.mesh.connected(known[1]) else None
+
+    async def wait_leader(self, group: int, *, timeout_s: float = NO_LEADER_WITHIN_S) -> NodeId:
+        """The group's leader, as soon as there is one. Raises JetStreamError 10008."""
+        deadline = time.monotonic() + timeout_s
+        while (leader := self.leader(group)) is None:
+            event = self._leader_known.setdefault(group, asyncio.Event())
+            event.clear()
+            remaining = deadline - time.monotonic()
+            try:
+                async with asyncio.timeout(remaining):
+                    await event.wait()
+            except TimeoutError as error:
+                raise JetStreamError.of(10008) from error
+        return leader
+
+    def leads(self, group: int, term: Term) -> None:
+        """This node has become the leader of a group and is ready to serve it."""
+        self._note_leader(group, term, self.node)
+        self.mesh.broadcast(CHANNEL_LEADS, _encode([(group, term)]))
+
+    def _leader_heard(self, group: int, leader: NodeId | None) -> None:
+        if leader is not None:
+            self._note_leader(group, self.host.status(GroupId(group)).term, leader)
+
+    def _received_leads(self, peer: NodeId, frame: bytes) -> None:
+        for group, term in _leads.decode(frame):
+            self._note_leader(group, Term(term), peer)
+
+    def _note_leader(self, group: int, term: Term, leader: NodeId) -> None:
+        known = self._leaders.get(group)
+        if known is not None and (known[0] > term or known == (term, leader)):
+            return
+        self._leaders[group] = (term, leader)
+        event = self._leader_known.pop(group, None)
+        if event is not None:
+            event.set()
+        outbox = self.outboxes.get(group)
+        if outbox is not None:
+            outbox.resend()
+
+    # -- assignments -------------------------------------------------------------------------------
+
+    def _assigned(self, assignment: Assignment) -> None:
+        group = assignment.group
+        if self.node in assignment.peers and group not in self.replicas:
+            self.replicas[group] = Replica.open(self, assignment)
+        if group not in self.outboxes:
+            self.outboxes[group] = Outbox(
+                stream=assignment.name.encode(),
+                group=group,
+                session=self.session,
+                account=self.server.account(assignment.account),
+                router=self.server.router,
+                transmit=self._transmit,
+                silent=assignment.config.no_ack,
+                ack_extra=self._ack_extra(),
+            )
+            self._capture(assignment)
+
+    def _reconfigured(self, assignment: Assignment) -> None:
+        self._capture(assignment)
+        self.outboxes[assignment.group].silent = assignment.config.no_ack
+        replica = self.replicas.get(assignment.group)
+        if replica is not None:
+            replica.assignment_changed(assignment)
+
+    def _removed(self, assignment: Assignment) -> None:
+        group = assignment.group
+        for sub in self._captures.pop(group, []):
+            self.server.account(assignment.account).subs.remove(sub)
+        outbox = self.outboxes.pop(group, None)
+        if outbox is not None:
+            outbox.close()
+        replica = self.replicas.pop(group, None)
+        if replica is not None:
+            replica.delete()
+        self._leaders.pop(group, None)
+
+    def _capture(self, assignment: Assignment) -> None:
+        """Subscribe the outbox to the stream's subjects, in place of what it had before."""
+        tree = self.server.account(assignment.account).subs
+        for sub in self._captures.pop(assignment.group, []):
+            tree.remove(sub)
+        outbox = self.outboxes[assignment.group]
+        subs = [
+            Subscription(sink=outbox, account=outbox.account, subject=pattern)
+            for pattern in assignment.config.subject_patterns
+        ]
+        for sub in subs:
+            tree.insert(sub)
+        self._captures[assignment.group] = subs
+
+    def _ack_extra(self) -> bytes:
+        domain = self.options.domain
+        return b',"domain":"%b"' % domain.encode() if domain else b""
+
+    # -- publishes ------------------------------------------------------------------------------
+
+    def _transmit(self, outbox: Outbox, batch: Batch) -> NodeId | None:
+        """Send a batch to the stream's leader, if one is known."""
+        leader = self.leader(outbox.group)
+        if leader == self.node:
+            self.replicas[outbox.group].publish(self.node, outbox.session, batch.number, batch.block)
+        elif leader is not None:
+            head = _head(outbox.group, outbox.session, batch.number)
+            self.mesh.send(leader, CHANNEL_PUBLISH, head + batch.block)
+        return leader
+
+    def _received_publish(self, peer: NodeId, frame: bytes) -> None:
+        group, session, number = (
+            int.from_bytes(frame[at : at + 8], "little") for at in (0, 8, 16)
+        )
+        replica = self.replicas.get(group)
+        if replica is not None:
+            replica.publish(peer, session, number, frame[_PUBLISH_HEAD_BYTES:])
+
+    def _received_published(self, _peer: NodeId, frame: bytes) -> None:
+        self.published(self.node, _published.decode(frame))
+
+    def published(self, origin: NodeId, answer: Published) -> None:
+        """A leader's answer to a batch: to our own outbox, or to the node it came from."""
+        if origin != self.node:
+            self.mesh.send(origin, CHANNEL_PUBLISHED, _encode(answer))
+            return
+        outbox = self.outboxes.get(answer.group)
+        if outbox is not None:
+            outbox.answered(answer)
+
+    def _errand(self, errand: Errand) -> None:
+        replica = self.replicas.get(errand[0])
+        if replica is not None and replica.leading is not None:
+            replica.leading.errand(errand)
+
+    # -- changes of the meta group ------------------------------------------------------------------
+
+    async def change_meta(self, command: MetaCommand, *, timeout_s: float = 8.0) -> Assignment:
+        """Have the meta leader commit it. Raises the JetStreamError it was refused with."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            leader = await self.wait_leader(META_GROUP, timeout_s=deadline - time.monotonic())
+            try:
+                answer = await self.mesh.rpc.call(
+                    leader, "meta", _encode(command), timeout_s=deadline - time.monotonic()
+                )
+                break
+            except (CallFailed, TimeoutError, NotLeader, LostLeadership) as error:
+                # Proposals are idempotent here: an assignment that exists is met, not made again.
+                if time.monotonic() + 0.1 > deadline:
+                    raise JetStreamError.of(10008, definite=False) from error
+                await asyncio.sleep(0.1)
+        result = _meta_answer.decode(answer)
+        if isinstance(result, Assignment):
+            await self._meta_applied(result, command)
+            return result
+        raise JetStreamError(*result)
+
+    async def _serve_meta(self, _peer: NodeId, body: bytes) -> bytes:
+        command = _meta_command.decode(body)
+        try:
+            result: MetaResult = await self.meta_group.propose(command)
+        except (NotLeader, LostLeadership) as error:
+            raise CallFailed(str(error) or "leadership lost") from error
+        if isinstance(result, JetStreamError):
+            return _encode((int(result.err_code), result.description))
+        return _encode(result)
+
+    async def _meta_applied(self, result: Assignment, command: MetaCommand) -> None:
+        """Until this node itself has applied the change, so that a client that was answered
+        finds it here."""
+        from broker.cluster.meta import RemoveStream
+        from broker.cluster.metagroup import eventually
+
+        def here() -> bool:
+            known = self.meta.get(result.account, result.name)
+            if isinstance(command, RemoveStream):
+                return known is None or known.group != result.group
+            return known is not None and known.config == result.config
+
+        await eventually(here, timeout_s=2.0)
+
+    # -- durability of the applied state --------------------------------------------------------------
+
+    def state_written(self, size: int) -> None:
+        self._unflushed_bytes += size
+        if self._unflushed_bytes > FLUSH_ABOVE_BYTES:
+            self._flush_wanted.set()
+
+    async def _flush_state(self) -> None:
+        """Now and then make the applied state durable, so that the log can be cut behind it."""
+        while True:
+            try:
+                async with asyncio.timeout(FLUSH_EVERY_S):
+                    await self._flush_wanted.wait()
+            except TimeoutError:
+                pass  # the interval has passed: flush what there is
+            self._flush_wanted.clear()
+            self._unflushed_bytes = 0
+            marks: list[tuple[Callable[[Index], None], Index]] = [
+                (r.flushed, r.checkpoint()) for r in self.replicas.values() if r.dirty
+            ]
+            marks.append((self.meta_group.flushed, self.meta_group.written()))
+            await asyncio.to_thread(self.store.flush_state)
+            for flushed, index in marks:
+                flushed(index)
+
+
+def _head(group: int, session: int, number: int) -> bytes:
+    return b"".join(part.to_bytes(8, "little") for part in (group, session, number))
+
+
+_meta_command = msgspec.msgpack.Decoder(MetaCommand)
+_meta_answer = msgspec.msgpack.Decoder(Assignment | tuple[int, str])
+
+
+class Alone:
+    """The transport of a server without a cluster: there is nobody to talk to."""
+
+    def register(self, channel: int, on_frame: Callable[[NodeId, bytes], None]) -> None:
+        """No frame will ever come."""
+
+    def send(self, to: NodeId, channel: int, payload: bytes, *, control: bool = False) -> bool:
+        return False
+
+    def peers(self) -> dict[NodeId, Peer]:
+        return {}

@@ -1,0 +1,51 @@
+"""Proposals and those who wait for them to be applied.
+
+Owns: the futures of entries this node has proposed, by log index.
+May not touch: what the entries mean.
+A proposal is answered when the entry at its index is applied: with its result if it is the same
+entry (same term), with LostLeadership if another leader's entry stands there. Until then it is
+indefinite, and nobody is told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from raft import Index, Term
+
+WAITING_MAX = 100_000
+
+
+class LostLeadership(Exception):  # noqa: N818 - the fact, not a code
+    """Definite: another leader's entry took the place of this one; it will not be applied."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    _futures: dict[Index, tuple[Term, asyncio.Future[object]]] = field(default_factory=dict)
+
+    def add(self, term: Term, index: Index) -> asyncio.Future[object]:
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        previous = self._futures.get(index)
+        if previous is not None and not previous[1].done():
+            previous[1].set_exception(LostLeadership())
+        self._futures[index] = (term, future)
+        return future
+
+    def applied(self, term: Term, index: Index, result: object) -> None:
+        waiting = self._futures.pop(index, None)
+        if waiting is None or waiting[1].done():
+            return
+        if waiting[0] == term:
+            waiting[1].set_result(result)
+        else:
+            waiting[1].set_exception(LostLeadership())
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def cancel(self) -> None:
+        """The group goes away: whoever still waits is cancelled with it."""
+        for _, future in self._futures.values():
+            future.cancel()
+        self._futures.clear()

@@ -1,0 +1,84 @@
+"""The rules of the house that a linter does not know: layers, purity, docstrings, file length."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(p for top in ("broker", "raft", "chaos") for p in (ROOT / top).rglob("*.py"))
+LINES_MAX = 500
+
+# Which packages a package may import; "broker.x" stands for everything below it.
+MAY_IMPORT = {
+    "raft": {"raft"},
+    "broker.wire": {"broker.wire"},
+    "broker.subjects": {"broker.subjects", "broker.wire"},
+    "broker.jetstream": {"broker.jetstream", "broker.subjects", "broker.wire", "broker.store"},
+    "broker.store": {"broker.store", "broker.wire", "broker.subjects", "broker.jetstream.message_source"},
+    "broker.accounts": {"broker.accounts", "broker.subjects", "broker.config"},
+    "broker.config": {"broker.config", "broker.subjects"},
+    "broker.scan": {"broker.scan", "broker.store", "broker.wire", "broker.subjects"},
+    "broker.spark": {"broker.spark", "broker.scan", "broker.store", "broker.wire", "broker.subjects"},
+    "broker.server": {
+        "broker.server", "broker.accounts", "broker.config", "broker.subjects", "broker.wire",
+        "broker.http", "broker.cluster",
+    },
+}  # fmt: skip
+PURE = ("broker.wire", "broker.subjects", "broker.jetstream", "raft.core", "raft.log",
+        "raft.progress", "raft.quorum", "raft.leading", "raft.messages", "raft.ready", "raft.types")  # fmt: skip
+FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "socket", "os", "logging", "threading", "secrets"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Imported modules, except those that only the type checker sees."""
+    tree = ast.parse(path.read_text())
+    checking: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            checking.update(child for part in node.body for child in ast.walk(part))
+    for node in ast.walk(tree):
+        if node in checking:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_imports_point_down(path: Path) -> None:
+    name = module_name(path)
+    rules = [allowed for package, allowed in MAY_IMPORT.items() if inside(name, package)]
+    for imported in imports(path):
+        if not inside(imported, "broker") and not inside(imported, "raft"):
+            continue
+        for allowed in rules:
+            assert any(inside(imported, package) for package in allowed), f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_cores_read_no_clock_and_touch_no_world(path: Path) -> None:
+    name = module_name(path)
+    if any(inside(name, package) for package in PURE):
+        touched = {imported.split(".")[0] for imported in imports(path)} & FORBIDDEN_IN_PURE
+        assert not touched, f"{name} imports {sorted(touched)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_modules_say_what_they_own_and_stay_short(path: Path) -> None:
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+    assert text.count("\n") <= LINES_MAX, f"{path}: what is the second idea in it?"
