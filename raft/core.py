@@ -7,14 +7,15 @@ parallel with the network). Departures from the paper: DIVERGENCE.md."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from raft.leading import COMMIT_NOTICE, Leading, Outbox
 from raft.log import RaftLog
 from raft.messages import Entry, EntryKind, Message, MessageKind
 from raft.quorum import Ballot, Verdict
 from raft.ready import CoreConfig, Ready, Status
+from raft.replica import Replica
 from raft.types import (
     NO_NODE,
     HardState,
@@ -48,24 +49,20 @@ class RaftCore:
         "_config",
         "_draw",
         "_elapsed",
-        "_handed",
         "_hard_commit",
         "_hard_term",
         "_hard_vote",
-        "_installing",
         "_leading",
         "_learners",
         "_number",
         "_outbox",
-        "_outstanding",
         "_passive",
+        "_replica",
         "_snapshot_due",
         "_timeout",
         "_told_leader",
         "_told_role",
         "_voters",
-        "applied_index",
-        "commit",
         "leader",
         "log",
         "node",
@@ -84,7 +81,7 @@ class RaftCore:
         config: CoreConfig,
         draw: Callable[[int, int], int],
         learners: Sequence[NodeId] = (),
-        applied: Index = Index(0),
+        applied: Index | None = None,
     ) -> None:
         """`draw(low, high)` gives low <= n < high. `applied` is where the machine stands: entries
         up to there are not handed out again. The log must reach at least that far."""
@@ -97,24 +94,16 @@ class RaftCore:
         self._passive = node not in self._voters  # never votes, never campaigns
         self.term: Term = hard_state.term
         self.vote: NodeId = NO_NODE if "forget_vote" in config.bugs else hard_state.vote
-        # A stored commit index only saves work, so a torn write may leave it ahead of the log.
-        known = max(min(hard_state.commit, log.last_index), log.snapshot().index)
-        # Invariant: applied_index <= _handed <= commit, and _handed <= log.persisted.
-        self.commit: Index = known
-        self._handed: Index = log.snapshot().index
-        self.applied_index: Index = self._handed
+        self._replica = Replica(log, commit=hard_state.commit, applied=applied)
         self.role = Role.LEARNER if self._passive else Role.FOLLOWER
         self.leader: NodeId | None = None
         self._leading: Leading | None = None  # exactly while role is LEADER
         self._ballot: Ballot | None = None  # exactly while role is (PRE_)CANDIDATE
-        self._installing: SnapshotMeta | None = None
         self._snapshot_due = False
         self._outbox = Outbox()
         self._number = 0
-        # Writes not known to be flushed: (ready number, term then, end of the log then, its term).
-        self._outstanding: deque[tuple[int, Term, Index, Term]] = deque()
         self._hard_term, self._hard_vote = hard_state.term, hard_state.vote
-        self._hard_commit = self.commit
+        self._hard_commit = self._replica.commit
         self._told_leader: NodeId | None = None
         self._told_role = self.role
         self._bug_append_before_flush = "append_before_flush" in config.bugs
@@ -125,12 +114,18 @@ class RaftCore:
         self._reset_timer()
         if len(self._voters) == 1:
             self._timeout = 1  # nobody to wait for
-        if applied:
-            self.applied(applied)
 
     @property
     def last_index(self) -> Index:
         return self.log.last_index
+
+    @property
+    def commit(self) -> Index:
+        return self._replica.commit
+
+    @property
+    def applied_index(self) -> Index:
+        return self._replica.applied
 
     # -- inputs
 
@@ -148,7 +143,7 @@ class RaftCore:
         """A message of a peer. Late, repeated and reordered ones are harmless."""
         if message.term != self.term and not self._settle_term(message):
             return
-        _ON_MESSAGE[message.kind](self, message)
+        self._on_message[message.kind](self, message)
 
     def propose(self, data: bytes) -> Index:
         """Append to the leader's log. The entry is committed when Ready.committed shows this
@@ -167,7 +162,7 @@ class RaftCore:
 
     def campaign(self) -> None:
         """Try to become leader now. No effect on a leader or a passive member."""
-        if self._leading is not None or self._passive or self._installing is not None:
+        if self._leading is not None or self._passive or self._replica.installing is not None:
             return
         if self._config.pre_vote and len(self._voters) > 1:
             self._become_pre_candidate()
@@ -186,50 +181,26 @@ class RaftCore:
             leading.transfer(to)
 
     def persisted(self, number: int, *, term: Term) -> None:
-        """The writes of Ready `number`, made in `term`, and of all before it are flushed.
-
-        Entries count as ours on disk only if no term passed since: in a later term they may
-        have been cut and written again by a write that is not flushed yet (the same index and
-        term can come back), and that term's own Ready vouches for the whole log once more."""
-        outstanding = self._outstanding
+        """The writes of Ready `number`, made in `term`, and of all before it are flushed."""
         log = self.log
         before = log.persisted
-        flushed_term = Term(-1)
-        while outstanding and outstanding[0][0] <= number:
-            made, flushed_term, end, end_term = outstanding.popleft()
-            if made == number and flushed_term != term:
-                raise InvariantViolation(
-                    f"Ready {number} was made in term {flushed_term}, persisted in {term}"
-                )
-            if flushed_term == self.term and end > log.persisted and log.term(end) == end_term:
-                log.persisted = end
-        if flushed_term != self.term:
+        if not self._replica.flushed(number, term=term, current_term=self.term):
             return
         if self.role is Role.CANDIDATE:
             self._count_vote(self.node, granted=True)  # ours counts once it is on disk
         if log.persisted > before:
             if self._leading is not None:
                 self._try_commit(self._leading)
-            log.release(self._handed)
+            log.release(self._replica.handed)
 
     def applied(self, index: Index) -> None:
         """The machine has applied everything up to index."""
-        if index > self._handed:  # a restart: the machine kept more than the stored commit index
-            if index > self.log.persisted:
-                raise InvariantViolation(
-                    f"applied up to {index}, but the log on disk ends at {self.log.persisted}"
-                )
-            self._handed = index
-            self.commit = max(self.commit, index)
-        self.applied_index = max(self.applied_index, index)
+        self._replica.mark_applied(index)
 
     def snapshot_installed(self, index: Index, term: Term) -> None:
         """Machine and stored log now start at this snapshot, durably."""
-        self._installing = None
         self._snapshot_due = False
-        if index > self.commit:
-            self.log.restore(SnapshotMeta(index, term))
-            self.commit = self._handed = self.applied_index = index
+        self._replica.restart_at(SnapshotMeta(index, term))
         if self.leader is not None and self.leader != self.node:
             self._accept_append(self.leader, index)
 
@@ -254,8 +225,7 @@ class RaftCore:
             or bool(outbox.now)
             or bool(outbox.after_persist)
             or (leading is not None and (leading.due or bool(leading.snapshot_to)))
-            or self._handed < self.commit
-            and self._handed < log.persisted
+            or self._replica.has_committed
             or self.role is not self._told_role
             or self.leader != self._told_leader
             or self.term != self._hard_term
@@ -280,11 +250,11 @@ class RaftCore:
         hard_state = self._take_hard_state(with_entries=bool(entries))
         self._number += 1
         if entries or hard_state is not None:
-            self._outstanding.append((self._number, self.term, log.last_index, log.last_term))
-        elif promises and not self._outstanding:
+            self._replica.wrote(self._number, self.term)
+        elif promises and not self._replica.has_outstanding_writes:
             messages += promises  # everything they promise is on disk already
             promises = []
-        snapshot = self._installing if self._snapshot_due else None
+        snapshot = self._replica.installing if self._snapshot_due else None
         self._snapshot_due = False
         self._told_role, self._told_leader = self.role, self.leader
         return Ready(
@@ -294,7 +264,7 @@ class RaftCore:
             entries,
             messages,
             promises,
-            self._take_committed(),
+            self._replica.take_committed(self._config.max_committed_bytes),
             snapshot,
             snapshot_to,
             self.leader,
@@ -328,19 +298,6 @@ class RaftCore:
             return None
         self._hard_term, self._hard_vote, self._hard_commit = self.term, self.vote, self.commit
         return HardState(self.term, self.vote, self.commit)
-
-    def _take_committed(self) -> list[Entry]:
-        """Committed entries not handed out yet. Only those on our own disk: the machine may
-        make its state durable at once, and its log must never end below that state."""
-        limit = min(self.commit, self.log.persisted)
-        if self._handed >= limit or self._installing is not None:
-            return []
-        low, high = Index(self._handed + 1), Index(limit + 1)
-        committed = self.log.entries(low, high, self._config.max_committed_bytes)
-        if not committed:
-            raise InvariantViolation(f"committed entry {low} is not in the log any more")
-        self._handed = committed[-1].index
-        return committed
 
     # -- terms and roles
 
@@ -516,7 +473,7 @@ class RaftCore:
 
     def _on_timeout_now(self, _message: Message) -> None:
         """The leader asks us to take over: no pre-vote, and others may vote despite its lease."""
-        if self._leading is None and not self._passive and self._installing is None:
+        if self._leading is None and not self._passive and self._replica.installing is None:
             self._become_candidate(context=TRANSFER_VOTE)
 
     # -- the follower's log
@@ -530,41 +487,15 @@ class RaftCore:
 
     def _on_append(self, message: Message) -> None:
         self._follow(message.sender)
-        if self._installing is not None:
+        replica = self._replica
+        if replica.installing is not None:
             return  # this log is about to be replaced
-        log = self.log
-        previous = message.index
-        entries = message.entries
-        if previous < self.commit:
-            # What is committed is the same everywhere: only what follows can be news.
-            entries = entries[self.commit - previous :]
-            previous = self.commit
-        elif not log.matches(previous, message.log_term):
+        agreed = replica.offer(message.index, message.log_term, message.entries)
+        if agreed is None:
             self._refuse_append(message)
             return
-        if entries:
-            self._store(previous, entries)
-        last_new = Index(previous + len(entries))
-        self._commit_to(min(message.commit, last_new))
-        self._accept_append(message.sender, last_new)
-
-    def _store(self, previous: Index, entries: list[Entry]) -> None:
-        """Append what is missing, cutting away what conflicts (section 5.3)."""
-        log = self.log
-        if entries[0].index != previous + 1:
-            raise InvariantViolation(f"entry {entries[0].index} sent to follow {previous}")
-        if previous == log.last_index:
-            log.extend(entries)
-            return
-        known = log.first_conflict(entries)
-        if known == len(entries):
-            return
-        index = entries[known].index
-        if index <= self.commit:
-            raise InvariantViolation(f"leader {self.leader} would overwrite committed {index}")
-        if index <= log.last_index:
-            log.cut(index)
-        log.extend(entries[known:])
+        replica.commit_to(min(message.commit, agreed))
+        self._accept_append(message.sender, agreed)
 
     def _accept_append(self, to: NodeId, index: Index) -> None:
         """Promise that our log up to index is the leader's and on disk."""
@@ -591,8 +522,8 @@ class RaftCore:
 
     def _on_heartbeat(self, message: Message) -> None:
         self._follow(message.sender)
-        if self._installing is None:
-            self._commit_to(message.commit)
+        if self._replica.installing is None:
+            self._replica.commit_to(message.commit)
         if message.context != COMMIT_NOTICE:
             self._answer(message, MessageKind.HEARTBEAT_REPLY, context=message.context)
 
@@ -600,25 +531,16 @@ class RaftCore:
         """All chunks of a snapshot are here. Ready.snapshot asks for it unless our log already
         holds its position: then the log is worth more than the snapshot (section 7)."""
         self._follow(message.sender)
-        if self._installing is not None:
+        if self._replica.installing is not None:
             return
         if message.index <= self.commit:
             self._accept_append(message.sender, self.commit)
         elif self.log.term(message.index) == message.log_term:
-            self._commit_to(message.index)
+            self._replica.commit_to(message.index)
             self._accept_append(message.sender, message.index)
         else:
-            self._installing = SnapshotMeta(message.index, message.log_term)
+            self._replica.installing = SnapshotMeta(message.index, message.log_term)
             self._snapshot_due = True
-
-    def _commit_to(self, index: Index) -> None:
-        if index > self.commit:
-            if index > self.log.last_index:
-                raise InvariantViolation(
-                    f"leader {self.leader} counts on our entries up to {index}, but our log ends "
-                    f"at {self.log.last_index}: the disk lost what it had flushed"
-                )
-            self.commit = index
 
     # -- the leader's view
 
@@ -635,7 +557,7 @@ class RaftCore:
         """Commit by counting, entries of our own term only (section 5.4.2)."""
         index = leading.majority_match()
         if index > self.commit and (index >= leading.term_start or self._bug_commit_earlier_term):
-            self.commit = index
+            self._replica.commit = index
             leading.due = True  # an idle follower wants to know
 
     def _answer(
@@ -658,25 +580,15 @@ class RaftCore:
             )
         )
 
-
-_Handler = Callable[[RaftCore, Message], None]
-
-
-def _unknown(core: RaftCore, message: Message) -> None:
-    raise RaftError(f"message of unknown kind {message.kind} for {core.node}")
-
-
-# Indexed by MessageKind: a dispatch without hashing or a chain of comparisons.
-_ON_MESSAGE: tuple[_Handler, ...] = (
-    _unknown,
-    RaftCore._on_pre_vote,
-    RaftCore._on_pre_vote_reply,
-    RaftCore._on_vote,
-    RaftCore._on_vote_reply,
-    RaftCore._on_append,
-    RaftCore._on_append_reply,
-    RaftCore._on_heartbeat,
-    RaftCore._on_heartbeat_reply,
-    RaftCore._on_snapshot,
-    RaftCore._on_timeout_now,
-)
+    _on_message: ClassVar[dict[int, Callable[[RaftCore, Message], None]]] = {
+        MessageKind.PRE_VOTE: _on_pre_vote,
+        MessageKind.PRE_VOTE_REPLY: _on_pre_vote_reply,
+        MessageKind.VOTE: _on_vote,
+        MessageKind.VOTE_REPLY: _on_vote_reply,
+        MessageKind.APPEND: _on_append,
+        MessageKind.APPEND_REPLY: _on_append_reply,
+        MessageKind.HEARTBEAT: _on_heartbeat,
+        MessageKind.HEARTBEAT_REPLY: _on_heartbeat_reply,
+        MessageKind.SNAPSHOT: _on_snapshot,
+        MessageKind.TIMEOUT_NOW: _on_timeout_now,
+    }

@@ -3,7 +3,7 @@
 Owns: Progress per peer, the transfer under way, which peers need a snapshot. Lives for one term
 of leadership and is thrown away with it.
 May not touch: term, vote and role (RaftCore's), disk, clocks, dice.
-Spec: Raft sections 5.3 and 5.4.2; thesis 3.10 (transfer), 6.2 (check-quorum), 10.2.1 (pipelining)."""
+Spec: Raft sections 5.3, 5.4.2; thesis 3.10 (transfer), 6.2 (check-quorum), 10.2.1 (pipelining)."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ class Leading:
         # Not beyond match: what the peer holds above it may not be ours.
         told = peer.told_commit = min(peer.match, commit)
         self._outbox.now.append(
-            Message(
-                MessageKind.HEARTBEAT, self._node, to, self._term, commit=told, context=context
-            )
+            Message(MessageKind.HEARTBEAT, self._node, to, self._term, commit=told, context=context)
         )
 
     def _send_append(
@@ -232,12 +230,12 @@ class Leading:
 
     def _finish_transfer(self, to: NodeId, peer: Progress) -> None:
         if peer.match == self._log.last_index:
-            self._outbox.now.append(
-                Message(MessageKind.TIMEOUT_NOW, self._node, to, self._term)
-            )
+            self._outbox.now.append(Message(MessageKind.TIMEOUT_NOW, self._node, to, self._term))
 
     def status(self) -> tuple[PeerStatus, ...]:
         return tuple(
-            PeerStatus(node, peer.state.value, peer.match, peer.next, peer.active, len(peer.inflight))
+            PeerStatus(
+                node, peer.state.value, peer.match, peer.next, peer.active, len(peer.inflight)
+            )
             for node, peer in self.peers.items()
         )

@@ -12,6 +12,8 @@ from enum import Enum
 
 from raft.types import Index
 
+_NOTHING = Index(0)
+
 
 class ProgressState(Enum):
     PROBE = "probe"  # where the logs agree is not known: one append at a time
@@ -25,12 +27,12 @@ class Progress:
 
     next: Index
     voter: bool
-    match: Index = Index(0)
+    match: Index = _NOTHING
     state: ProgressState = ProgressState.PROBE
     paused: bool = False  # PROBE: an append is out and unanswered
     active: bool = False  # heard from since the last quorum check
-    told_commit: Index = Index(0)  # the commit index this peer will know if nothing was lost
-    match_at_heartbeat: Index = Index(0)
+    told_commit: Index = _NOTHING  # the commit index this peer will know if nothing was lost
+    match_at_heartbeat: Index = _NOTHING
     inflight: deque[Index] = field(default_factory=deque)  # last index of each append on its way
 
     def probe(self, *, following: Index) -> None:
