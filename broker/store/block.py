@@ -1,11 +1,27 @@
-"""Blocks of messages: exports of whichever implementation was selected.
+"""Blocks of messages: exports of whichever implementation broker.wire has chosen.
 
-Owns: nothing but the choice, which broker.wire makes for both codecs.
+Owns: nothing but the exports.
 May not touch: files, clocks.
 Spec: block_py.py states the format."""
 
-from broker.store.block_py import Block, BlockDamaged, Rows
-from broker.store.builder_py import BlockBuilder
-from broker.store.deliveries_py import encode_deliveries
+from typing import TYPE_CHECKING
+
+from broker.store.block_py import BlockDamaged
+from broker.wire import IMPLEMENTATION
+
+if TYPE_CHECKING or IMPLEMENTATION == "python":
+    from broker.store.block_py import Block, Rows
+    from broker.store.builder_py import BlockBuilder
+    from broker.store.deliveries_py import encode_deliveries
+else:
+    try:
+        from broker.store._block import Block, Rows
+        from broker.store._builder import BlockBuilder
+        from broker.store._deliveries import encode_deliveries
+    except ImportError as error:
+        raise ImportError(
+            "the compiled blocks are missing: run `python setup.py build_ext --inplace`, "
+            "or set JETRAFT_PURE=1 to do without them"
+        ) from error
 
 __all__ = ["Block", "BlockBuilder", "BlockDamaged", "Rows", "encode_deliveries"]

@@ -35,7 +35,8 @@ CRC_AT: Final = 12
 CRC_FROM: Final = 16
 SECTION_BYTES_MAX: Final = 2**31 - 1  # the ends are signed 32-bit, as Arrow wants them
 TOTAL_BYTES_MAX: Final = 2**32 - 1
-SEQ_MAX: Final = 2**63 - 1
+SEQ_MAX: Final = 2**63 - 2  # so that the next one still fits 63 bits
+TIME_MAX: Final = 2**63 - 1
 
 
 @dataclass(eq=False)
@@ -147,7 +148,7 @@ class Block(Rows):
     )
 
     def __init__(self, raw: bytes | memoryview, *, verify: bool = True) -> None:
-        if not isinstance(raw, bytes) and not raw.readonly:
+        if not isinstance(raw, bytes) and not memoryview(raw).readonly:
             raw = bytes(raw)  # what was checked must not change afterwards
         self.raw = raw
         view = memoryview(raw).cast("B")
@@ -224,12 +225,14 @@ class Block(Rows):
         for ends, blob in zip(self._ends, self._blobs, strict=True):
             if ends[0] != 0 or ends[-1] != len(blob) or list(ends) != sorted(ends):
                 raise BlockDamaged("the ends of a column are out of order")
-        expected_last = max(self.first_seq + self.count - 1, 0) if self.first_seq else 0
+        if max(self.first_seq, self.first_seq + self.count - 1) > SEQ_MAX:
+            raise BlockDamaged("the first and last sequence contradict the rows")
+        expected_last = self.first_seq + self.count - 1 if self.first_seq else 0
         if self._seqs:
             expected_last = self._seqs[-1]
             if not 0 < self.first_seq == self._seqs[0]:
                 raise BlockDamaged("the sequence column does not begin at the first sequence")
             if any(after <= before for before, after in pairwise(self._seqs)):
                 raise BlockDamaged("the sequences do not increase")
-        if self.last_seq != expected_last or self.first_seq + self.count - 1 > SEQ_MAX:
+        if self.last_seq != expected_last or expected_last > SEQ_MAX:
             raise BlockDamaged("the first and last sequence contradict the rows")

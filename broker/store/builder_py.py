@@ -19,6 +19,7 @@ from broker.store.block_py import (
     MAGIC,
     SECTION_BYTES_MAX,
     SEQ_MAX,
+    TIME_MAX,
     TOTAL_BYTES_MAX,
     VERSION,
     Block,
@@ -47,13 +48,17 @@ class BlockBuilder(Rows):
     @property
     def nbytes(self) -> int:
         """The size build() would give, exactly."""
-        return self._size(self.rows, *self._lengths)
+        subjects, headers, data = self._lengths
+        has_seqs = self._seqs is not None
+        return block_size(
+            self.rows, has_seqs=has_seqs, subjects=subjects, headers=headers, data=data
+        )
 
     def append(
         self, subject: bytes, headers: bytes, data: bytes, *, time_ns: int = 0, seq: int = 0
     ) -> None:
         self._check_room(1, len(subject), len(headers), len(data))
-        if not -SEQ_MAX - 1 <= time_ns <= SEQ_MAX:
+        if not -TIME_MAX - 1 <= time_ns <= TIME_MAX:
             raise OverflowError("a time needs more than 64 bits")
         self._check_next(seq, count=1)
         self._add(subject, headers, data, time_ns=time_ns, seq=seq)
@@ -81,7 +86,7 @@ class BlockBuilder(Rows):
         `time_ns` stamps them all. `first_seq` numbers the rows that are kept one after another;
         without it they keep the block's sequences, or follow on if it has none."""
         kept = [i for i in range(block.rows) if not skip or i not in skip]
-        if time_ns is not None and not -SEQ_MAX - 1 <= time_ns <= SEQ_MAX:
+        if time_ns is not None and not -TIME_MAX - 1 <= time_ns <= TIME_MAX:
             raise OverflowError("a time needs more than 64 bits")
         subjects = sum(len(block.subject(i)) for i in kept)
         headers = sum(len(block.headers(i)) for i in kept)
@@ -162,14 +167,13 @@ class BlockBuilder(Rows):
         self._times: list[int] = []
         self._seqs: list[int] | None = None  # only once the sequences have a gap
 
-    def _size(self, count: int, subjects: int, headers: int, data: int) -> int:
-        # Room is judged as if there were a sequence column: a gap may come with any row.
-        has_seqs = self._seqs is not None
-        return block_size(count, has_seqs=has_seqs, subjects=subjects, headers=headers, data=data)
-
     def _check_room(self, count: int, *added: int) -> None:
         lengths = [length + more for length, more in zip(self._lengths, added, strict=True)]
-        total = self._size(self.rows + count, *lengths) + 8 * (self.rows + count)
+        # Judged as if there were a sequence column: a gap may come with any row.
+        count += self.rows
+        total = block_size(
+            count, has_seqs=True, subjects=lengths[0], headers=lengths[1], data=lengths[2]
+        )
         if max(lengths) > SECTION_BYTES_MAX or total > TOTAL_BYTES_MAX:
             raise OverflowError("a block cannot hold that many bytes")
 

@@ -1,11 +1,30 @@
-"""The client protocol as bytes and events; exports of whichever implementation was selected."""
+"""The client protocol as bytes and events: exports, and the one choice between the codecs.
 
-from broker.wire.encode_py import ReplyColumn, encode_msg, encode_pub_acks
+JETRAFT_PURE=1 asks for the plain Python twins, here and for broker.store.block; without it a
+missing extension is an error, never a silent fall back to something many times slower."""
+
+from os import environ
+from typing import TYPE_CHECKING, Final
+
 from broker.wire.ops import Op, ProtocolViolation
-from broker.wire.parser_py import ClientParser, Event
-from broker.wire.run_py import PubRun
 
-IMPLEMENTATION = "python"
+IMPLEMENTATION: Final = "python" if environ.get("JETRAFT_PURE") == "1" else "cython"
+
+if TYPE_CHECKING or IMPLEMENTATION == "python":
+    from broker.wire.encode_py import ReplyColumn, encode_msg, encode_pub_acks
+    from broker.wire.parser_py import ClientParser, Event
+    from broker.wire.run_py import PubRun
+else:
+    try:
+        from broker.wire._encode import ReplyColumn, encode_msg, encode_pub_acks
+        from broker.wire._parser import ClientParser
+        from broker.wire._run import PubRun
+        from broker.wire.parser_py import Event
+    except ImportError as error:
+        raise ImportError(
+            "the compiled codecs are missing: run `python setup.py build_ext --inplace`, "
+            "or set JETRAFT_PURE=1 to do without them"
+        ) from error
 
 __all__ = [
     "IMPLEMENTATION",

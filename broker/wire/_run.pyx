@@ -1,0 +1,159 @@
+# cython: language_level=3
+"""Compiled PubRun: one buffer and an array of offsets, no object per message.
+
+Owns: the spans of the messages inside the chunk they came in.
+May not touch: subjects' meaning, subscriptions, sockets.
+Spec: run_py.py."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdlib cimport free
+from libc.string cimport memcmp
+
+from broker.wire._text cimport msg_size, put, put_sizes, reserve
+
+cdef Py_ssize_t FIRST_RECORDS = 16
+cdef Py_ssize_t BUFFER_BYTES_MAX = 0xFFFFFFFF
+
+
+@cython.final
+cdef class PubRun:
+    def __cinit__(self):
+        self.buffer = b""
+        self.base = PyBytes_AS_STRING(self.buffer)
+
+    def __dealloc__(self):
+        free(self.records)
+
+    def __len__(self):
+        return self.count
+
+    @staticmethod
+    def of(messages):
+        cdef PubRun run
+        cdef PubRecord* record
+        cdef list parts = []
+        cdef bytes subject, reply, headers, payload
+        cdef Py_ssize_t at = 0
+        messages = list(messages)
+        for message in messages:
+            parts.extend(message)
+        run = new_run(b"".join(parts))
+        for subject, reply, headers, payload in messages:
+            record = run.add()
+            record.subject = <uint32_t>at
+            record.subject_size = <uint32_t>len(subject)
+            record.reply = <uint32_t>(at + len(subject))
+            record.reply_size = <uint32_t>len(reply)
+            record.body = <uint32_t>(at + len(subject) + len(reply))
+            record.header_size = <uint32_t>len(headers)
+            record.size = <uint32_t>(len(headers) + len(payload))
+            at = record.body + record.size
+            run.total_bytes += record.size
+            run.has_headers = run.has_headers or record.header_size != 0
+        return run
+
+    def segments(self):
+        cdef list found = []
+        cdef Py_ssize_t start = 0
+        cdef Py_ssize_t i
+        cdef PubRecord* first
+        cdef PubRecord* record
+        for i in range(1, self.count + 1):
+            first = &self.records[start]
+            if i < self.count:
+                record = &self.records[i]
+                if record.subject_size == first.subject_size and memcmp(
+                    self.base + record.subject, self.base + first.subject, first.subject_size
+                ) == 0:
+                    continue
+            found.append((self.base[first.subject:first.subject + first.subject_size], start, i))
+            start = i
+        return found
+
+    def message(self, Py_ssize_t i):
+        self.check(i, i + 1)
+        cdef PubRecord* record = &self.records[i]
+        cdef Py_ssize_t payload = <Py_ssize_t>record.body + record.header_size
+        cdef Py_ssize_t end = <Py_ssize_t>record.body + record.size
+        return (
+            self.base[record.subject:record.subject + record.subject_size],
+            self.base[record.reply:record.reply + record.reply_size],
+            self.base[record.body:payload],
+            self.base[payload:end],
+        )
+
+    def any_reply(self, Py_ssize_t start, Py_ssize_t stop):
+        self.check(start, stop)
+        cdef Py_ssize_t i
+        for i in range(start, stop):
+            if self.records[i].reply_size:
+                return True
+        return False
+
+    def size(self, Py_ssize_t start, Py_ssize_t stop):
+        self.check(start, stop)
+        cdef Py_ssize_t i
+        cdef Py_ssize_t total = 0
+        for i in range(start, stop):
+            total += self.records[i].size
+        return total
+
+    def encode(self, Py_ssize_t start, Py_ssize_t stop, bytes sid not None, bint headers_ok):
+        self.check(start, stop)
+        cdef const char* sid_text = PyBytes_AS_STRING(sid)
+        cdef Py_ssize_t sid_size = PyBytes_GET_SIZE(sid)
+        cdef Py_ssize_t total = 0
+        cdef Py_ssize_t i, cut, header
+        cdef PubRecord* record
+        for i in range(start, stop):
+            record = &self.records[i]
+            cut = 0 if headers_ok else record.header_size
+            header = record.header_size - cut
+            total += msg_size(
+                record.subject_size, sid_size, record.reply_size, header, record.size - cut
+            )
+        cdef bytes encoded = PyBytes_FromStringAndSize(NULL, total)
+        cdef char* at = PyBytes_AS_STRING(encoded)
+        for i in range(start, stop):
+            record = &self.records[i]
+            cut = 0 if headers_ok else record.header_size
+            header = record.header_size - cut
+            at = put(at, b"HMSG ", 5) if header else put(at, b"MSG ", 4)
+            at = put(at, self.base + record.subject, record.subject_size)
+            at = put(at, b" ", 1)
+            at = put(at, sid_text, sid_size)
+            if record.reply_size:
+                at = put(at, b" ", 1)
+                at = put(at, self.base + record.reply, record.reply_size)
+            at = put_sizes(at, header, record.size - cut)
+            at = put(at, self.base + record.body + cut, record.size - cut)
+            at = put(at, b"\r\n", 2)
+        assert at == PyBytes_AS_STRING(encoded) + total
+        return encoded
+
+    cdef PubRecord* add(self) except NULL:
+        """A record the caller fills completely; the pointer holds until the next add()."""
+        if self.count == self.capacity:
+            reserve(
+                <void**>&self.records,
+                &self.capacity,
+                max(FIRST_RECORDS, self.count + 1),
+                sizeof(PubRecord),
+            )
+        self.count += 1
+        return &self.records[self.count - 1]
+
+    cdef int check(self, Py_ssize_t start, Py_ssize_t stop) except -1:
+        if not 0 <= start <= stop <= self.count:
+            raise IndexError(f"rows {start}:{stop} of a run of {self.count}")
+        return 0
+
+
+cdef PubRun new_run(bytes buffer):
+    if PyBytes_GET_SIZE(buffer) > BUFFER_BYTES_MAX:
+        raise OverflowError("offsets of a run are 32 bits wide")
+    cdef PubRun run = PubRun.__new__(PubRun)
+    run.buffer = buffer
+    run.base = PyBytes_AS_STRING(buffer)
+    return run
