@@ -1,0 +1,163 @@
+"""Connections that other nodes open to us: who they are, then what they send.
+
+Owns: accepted links, before and after their handshake.
+May not touch: our own outgoing links (raft.mesh), what frames mean.
+Spec: a connection must finish its handshake in time and within a small frame; whatever else it
+does ends that connection and nothing more. A refusal names its reason on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from raft.handshake import (
+    HELLO,
+    NEWS,
+    PING,
+    PONG,
+    REFUSAL,
+    WELCOME,
+    Hello,
+    LinkClass,
+    News,
+    Refusal,
+    RefusalCode,
+    Refused,
+    check_hello,
+    frame,
+    greeting,
+    new_nonce,
+    read_hello,
+)
+from raft.link import LINK_CHANNEL, Link
+from raft.mesh import Mesh
+from raft.types import NodeId
+
+_log = logging.getLogger("raft.transport")
+_ALIVE_QUIET_MAX = 2  # a link that was heard of within this many intervals counts as alive
+
+
+@dataclass(slots=True)
+class _Stranger:
+    nonce: bytes
+    timer: asyncio.TimerHandle
+
+
+class Acceptor:
+    """`deliver(link, channel, view)` gets the frames of links whose handshake is done;
+    `announce()` is called when a node appears that we did not know."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        deliver: Callable[[Link, int, memoryview], None],
+        announce: Callable[[], None],
+    ) -> None:
+        self.links: dict[tuple[NodeId, LinkClass], Link] = {}
+        self._mesh = mesh
+        self._deliver = deliver
+        self._announce = announce
+        self._strangers: dict[Link, _Stranger] = {}
+
+    def accept(self) -> Link:
+        """The protocol of one new connection."""
+        return Link(
+            on_frame=self._frame,
+            on_lost=self._lost,
+            on_made=self._made,
+            queue_bytes_max=self._mesh.limits.control_queue_bytes_max,
+        )
+
+    def abort(self) -> None:
+        """End every accepted connection at once: they carry nothing of ours."""
+        for link in [*self._strangers, *self.links.values()]:
+            link.abort()
+
+    def _made(self, link: Link) -> None:
+        limits = self._mesh.limits
+        if len(self._strangers) >= limits.strangers_max:
+            link.abort(ConnectionError("too many connections without a handshake"))
+            return
+        late = TimeoutError("no handshake in time")
+        timer = asyncio.get_running_loop().call_later(limits.connect_seconds, link.abort, late)
+        nonce = new_nonce()
+        self._strangers[link] = _Stranger(nonce, timer)
+        link.send(LINK_CHANNEL, greeting(nonce))
+
+    def _frame(self, link: Link, channel: int, view: memoryview) -> None:
+        stranger = self._strangers.get(link)
+        if stranger is not None:
+            self._handshake(link, stranger, channel, view)
+        elif channel != LINK_CHANNEL:
+            self._deliver(link, channel, view)
+        elif view[0] == PING:
+            link.send(LINK_CHANNEL, bytes((PONG,)))
+        elif view[0] == NEWS:
+            news = msgspec.json.decode(view[1:], type=News)
+            self._mesh.learn_details(link.node, news.hello)
+            self._mesh.learn_addresses(news.peers)
+
+    def _handshake(self, link: Link, stranger: _Stranger, channel: int, view: memoryview) -> None:
+        mesh = self._mesh
+        if channel != LINK_CHANNEL:
+            raise Refused(RefusalCode.MALFORMED, "a frame before the handshake", by_us=True)
+        try:
+            theirs = read_hello(bytes(view), HELLO)
+            check_hello(theirs, ours=mesh.ourselves, our_nonce=stranger.nonce, accepting=True)
+            mesh.check_name(theirs, alive=self._is_alive(NodeId(theirs.node)))
+        except Refused as refused:
+            if refused.code is not RefusalCode.OURSELVES:
+                mesh.log_once(f"we refused the server at {link.peer_host}: {refused.reason}")
+            link.send(LINK_CHANNEL, frame(REFUSAL, Refusal(refused.code, refused.reason)))
+            link.close()
+            return
+        ours = mesh.ourselves.hello(
+            theirs.link, peers=mesh.known(), their_nonce=theirs.nonce, accepting=True
+        )
+        link.send(LINK_CHANNEL, frame(WELCOME, ours))
+        self._admit(link, theirs)
+
+    def _admit(self, link: Link, theirs: Hello) -> None:
+        self._strangers.pop(link).timer.cancel()
+        node = NodeId(theirs.node)
+        link.node, link.link_class = node, theirs.link
+        link.frame_bytes_max = self._mesh.limits.frame_bytes_max
+        replaced = self.links.get((node, theirs.link))
+        self.links[node, theirs.link] = link
+        if replaced is not None:
+            replaced.abort()
+        host = theirs.host or link.peer_host
+        is_new = node not in self._mesh.peers
+        self._mesh.learn_peer(theirs, host)
+        self._mesh.learn_address(node, host, theirs.port, fresh=True)
+        self._mesh.learn_addresses(theirs.peers)
+        if is_new:
+            self._announce()
+
+    def _is_alive(self, node: NodeId) -> bool:
+        """Whether the node is heard of on a standing link."""
+        links = [self.links.get((node, kind)) for kind in LinkClass]
+        return any(
+            link is not None and link.open and link.quiet_intervals < _ALIVE_QUIET_MAX
+            for link in links
+        )
+
+    def _lost(self, link: Link, error: BaseException | None) -> None:
+        mesh = self._mesh
+        stranger = self._strangers.pop(link, None)
+        if stranger is not None:
+            stranger.timer.cancel()
+            if error is not None:
+                mesh.log_once(f"we ended a connection from {link.peer_host}: {error}")
+        elif self.links.get((link.node, link.link_class)) is link:
+            del self.links[link.node, link.link_class]
+            if error is not None:
+                _log.info(
+                    "%s: link from %s lost: %s", mesh.ourselves.name, mesh.name(link.node), error
+                )
+        mesh.lost_counts.append(link.counts())

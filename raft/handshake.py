@@ -1,0 +1,234 @@
+"""What two nodes tell each other before a link carries frames.
+
+Owns: the greeting, the hello both sides send, the reasons to refuse one, the proof of the password.
+May not touch: sockets, tasks, the loop.
+Spec: the accepting side speaks first (magic, version, nonce); the dialling side answers with its
+hello; the accepting side answers with its own, or with a refusal. A password never travels: each
+side proves it over the other's nonce, and proofs are compared in constant time."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from raft.types import NodeId, RaftError, node_id
+
+MAGIC: Final = b"JRP1"
+VERSION: Final = 1
+NONCE_BYTES: Final = 16
+PEERS_MAX: Final = 256  # addresses taken from one hello
+
+# First byte of a frame on channel 0, which belongs to the link itself.
+GREETING, HELLO, WELCOME, REFUSAL, PING, PONG, NEWS = b"GHWRPQN"
+
+
+class LinkClass(Enum):
+    CONTROL = "control"
+    BULK = "bulk"
+
+
+class RefusalCode(Enum):
+    OURSELVES = "ourselves"  # the address is our own
+    VERSION = "version"
+    CLUSTER = "cluster"
+    CREDENTIALS = "credentials"
+    NAME = "name"  # another live server has this name
+    MALFORMED = "malformed"
+
+
+class Address(msgspec.Struct, frozen=True):
+    node: int
+    host: str
+    port: int
+
+
+class Hello(msgspec.Struct, frozen=True):
+    version: int
+    cluster: str
+    name: str
+    node: int
+    instance: int  # drawn at every start: tells ourselves from a second server of our name
+    link: LinkClass
+    host: str  # where we can be dialled; empty: the address the connection comes from
+    port: int
+    nonce: bytes
+    proof: bytes
+    peers: list[Address]
+    hello: dict[str, Any]
+
+
+class News(msgspec.Struct, frozen=True):
+    """Sent on a standing control link when the hello or the known addresses change."""
+
+    peers: list[Address]
+    hello: dict[str, Any]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    code: RefusalCode
+    reason: str
+
+
+@dataclass(eq=False)
+class Refused(RaftError):
+    """A handshake that ended with a reason. `by_us` tells which side refused."""
+
+    code: RefusalCode
+    reason: str
+    by_us: bool
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    user: str
+    password: str
+
+    def proof(self, nonce: bytes, *, name: str, link: LinkClass, accepting: bool) -> bytes:
+        """Binds the password to the other side's nonce and to who says it in which role."""
+        text = f"{'accept' if accepting else 'dial'}\0{link.value}\0{name}\0".encode()
+        key = f"{self.user}\0{self.password}".encode()
+        return hmac.digest(key, text + nonce, sha256)
+
+
+@dataclass(slots=True)
+class Ourselves:
+    """Who we say we are. Host and port become known when the listener is bound."""
+
+    node: NodeId
+    name: str
+    cluster: str
+    credentials: Credentials | None
+    details: Callable[[], dict[str, Any]]  # what the application adds to the hello
+    host: str = ""
+    port: int = 0
+    instance: int = field(default_factory=lambda: secrets.randbits(63))
+
+    def hello(
+        self,
+        link: LinkClass,
+        *,
+        peers: list[Address],
+        their_nonce: bytes,
+        our_nonce: bytes = b"",
+        accepting: bool,
+    ) -> Hello:
+        proof = b""
+        if self.credentials is not None:
+            proof = self.credentials.proof(
+                their_nonce, name=self.name, link=link, accepting=accepting
+            )
+        return Hello(
+            version=VERSION,
+            cluster=self.cluster,
+            name=self.name,
+            node=self.node,
+            instance=self.instance,
+            link=link,
+            host=self.host,
+            port=self.port,
+            nonce=our_nonce,
+            proof=proof,
+            peers=peers,
+            hello=self.details(),
+        )
+
+
+def greeting(nonce: bytes) -> bytes:
+    return bytes((GREETING,)) + MAGIC + bytes((VERSION,)) + nonce
+
+
+def read_greeting(payload: bytes) -> bytes:
+    """The nonce. Raises Refused."""
+    if payload[:1] != bytes((GREETING,)) or payload[1:5] != MAGIC:
+        raise Refused(RefusalCode.MALFORMED, "it does not speak the peer protocol", by_us=True)
+    if payload[5:6] != bytes((VERSION,)):
+        version = payload[5] if len(payload) > 5 else 0
+        reason = f"it speaks peer protocol version {version}, we speak {VERSION}"
+        raise Refused(RefusalCode.VERSION, reason, by_us=True)
+    nonce = payload[6:]
+    if len(nonce) != NONCE_BYTES:
+        raise Refused(RefusalCode.MALFORMED, "its greeting is malformed", by_us=True)
+    return nonce
+
+
+def new_nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def read_hello(payload: bytes, kind: int) -> Hello:
+    """Raises Refused: by them when the payload is a refusal, by us when it is no hello."""
+    if payload[:1] == bytes((REFUSAL,)):
+        try:
+            refusal = msgspec.json.decode(payload[1:], type=Refusal)
+        except msgspec.MsgspecError:
+            raise Refused(
+                RefusalCode.MALFORMED, "it refused without a reason", by_us=False
+            ) from None
+        raise Refused(refusal.code, refusal.reason, by_us=False)
+    if payload[:1] != bytes((kind,)):
+        raise Refused(RefusalCode.MALFORMED, "it does not speak the peer protocol", by_us=True)
+    try:
+        return msgspec.json.decode(payload[1:], type=Hello)
+    except msgspec.MsgspecError as error:
+        raise Refused(
+            RefusalCode.MALFORMED, f"its hello is malformed: {error}", by_us=True
+        ) from None
+
+
+def check_hello(
+    theirs: Hello,
+    *,
+    ours: Ourselves,
+    our_nonce: bytes,
+    accepting: bool,
+) -> None:
+    """Whether their hello may be believed. Raises Refused.
+
+    `accepting` tells our side of the connection; they stand on the other."""
+    if theirs.version != VERSION:
+        reason = f"peer protocol version {theirs.version}, expected {VERSION}"
+        raise Refused(RefusalCode.VERSION, reason, by_us=True)
+    if theirs.cluster != ours.cluster:
+        reason = (
+            f'server "{theirs.name}" is of cluster "{theirs.cluster}", '
+            f'server "{ours.name}" of cluster "{ours.cluster}"'
+        )
+        raise Refused(RefusalCode.CLUSTER, reason, by_us=True)
+    if theirs.instance == ours.instance:
+        raise Refused(RefusalCode.OURSELVES, "the address is our own", by_us=True)
+    if ours.credentials is not None:
+        expected = ours.credentials.proof(
+            our_nonce, name=theirs.name, link=theirs.link, accepting=not accepting
+        )
+        if not hmac.compare_digest(expected, theirs.proof):
+            reason = f'server "{theirs.name}" does not have the credentials of the cluster'
+            raise Refused(RefusalCode.CREDENTIALS, reason, by_us=True)
+    if theirs.node != node_id(theirs.name) or not 0 < theirs.port < 65536:
+        raise Refused(RefusalCode.MALFORMED, "its name, id or port is wrong", by_us=True)
+    if theirs.node == ours.node:
+        reason = f'another server has the name "{theirs.name}"'
+        raise Refused(RefusalCode.NAME, reason, by_us=True)
+
+
+def frame(kind: int, body: object) -> bytes:
+    """Payload of a frame on channel 0."""
+    return bytes((kind,)) + msgspec.json.encode(body)
+
+
+def addresses(known: list[Address]) -> list[tuple[NodeId, str, int]]:
+    """The plausible ones among the addresses a peer told us, a bounded number of them."""
+    return [
+        (NodeId(a.node), a.host, a.port)
+        for a in known[:PEERS_MAX]
+        if a.host and a.node > 0 and 0 < a.port < 65536
+    ]

@@ -1,0 +1,363 @@
+"""Transports of several nodes in one process, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from raft.transport import Peer, Transport, TransportLimits
+from raft.types import NodeId, node_id
+
+FAST = TransportLimits(ping_seconds=0.05, connect_seconds=1.0, retry_last_seconds=0.1)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await test
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.002)
+
+
+class Cluster:
+    """Starts transports and keeps what they report."""
+
+    def __init__(self) -> None:
+        self.transports: list[Transport] = []
+        self.events: dict[str, list[tuple[str, bool]]] = {}
+
+    async def start(
+        self, name: str, *routes: int, cluster: str = "c", port: int = 0, **options: Any
+    ) -> Transport:
+        self.events[name] = events = []
+
+        def on_peer(peer: Peer, connected: bool) -> None:
+            events.append((peer.name, connected))
+
+        options.setdefault("limits", FAST)
+        options.setdefault("hello", lambda: {"client": name})
+        transport = Transport(
+            node=node_id(name),
+            name=name,
+            cluster=cluster,
+            listen_host="127.0.0.1",
+            listen_port=port,
+            routes=[("127.0.0.1", route) for route in routes],
+            on_peer=on_peer,
+            **options,
+        )
+        await transport.start()
+        self.transports.append(transport)
+        return transport
+
+    def is_full_mesh(self) -> bool:
+        nodes = {t.node for t in self.transports}
+        return all(t.connected(n) for t in self.transports for n in nodes - {t.node})
+
+
+@asynccontextmanager
+async def nodes() -> AsyncIterator[Cluster]:
+    cluster = Cluster()
+    try:
+        yield cluster
+    finally:
+        for transport in cluster.transports:
+            await transport.stop()
+
+
+def cluster_test(body: Callable[[Cluster], Awaitable[None]]) -> None:
+    async def go() -> None:
+        async with nodes() as cluster:
+            await body(cluster)
+
+    run(go())
+
+
+def test_one_seed_makes_a_full_mesh_quickly() -> None:
+    async def body(c: Cluster) -> None:
+        began = time.monotonic()
+        a = await c.start("a")
+        await c.start("b", a.port)
+        await c.start("d", a.port)
+        await until(c.is_full_mesh)
+        assert time.monotonic() - began < 2.0
+        peers = c.transports[1].peers()
+        assert {p.name: p.hello for p in peers.values()} == {
+            "a": {"client": "a"},
+            "d": {"client": "d"},
+        }
+        assert ("d", True) in c.events["b"]
+
+    cluster_test(body)
+
+
+def test_frames_keep_their_order_on_any_size() -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        b = await c.start("b", a.port)
+        await until(c.is_full_mesh)
+        got: list[tuple[NodeId, bytes]] = []
+        views: list[bytes] = []
+        a.register(16, lambda node, payload: got.append((node, payload)))
+        a.register(17, lambda node, view: views.append(bytes(view)), borrowed=True)
+        sizes = [0, 1, 5, 100_000, 3, 262_139, 262_140, 262_144, 2, 3_000_000, 7]
+        frames = [bytes([i]) * size for i, size in enumerate(sizes)]
+        for payload in frames:
+            assert b.send(a.node, 16, payload)
+            assert b.send(a.node, 17, [payload[:1], payload[1:]])
+        assert b.send(a.node, 99, b"nobody listens on this channel")
+        await until(lambda: len(got) == len(views) == len(frames))
+        assert [payload for _, payload in got] == frames == views
+        assert {node for node, _ in got} == {b.node}
+        assert a.send(b.node, 16, b"x", control=True)
+        assert b.statistics().sent_bytes > 6_000_000
+        assert a.statistics().received_bytes > 6_000_000
+
+    cluster_test(body)
+
+
+def test_own_address_is_recognised_and_dropped() -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        port = a.port
+        await a.stop()
+        c.transports.clear()
+        a = await c.start("a", port, port=port)  # its own address among the routes
+        b = await c.start("b", port)
+        await until(c.is_full_mesh)
+        assert set(a.peers()) == {b.node}
+        mesh = a._mesh
+        await until(lambda: mesh._seeds[("127.0.0.1", port)] == a.node)
+        assert ("127.0.0.1", port) not in mesh._dialers
+
+    cluster_test(body)
+
+
+@pytest.mark.parametrize("credentials", [("u", "other"), None, ("v", "secret")])
+def test_wrong_credentials_are_refused_with_one_line_on_both_sides(
+    caplog: pytest.LogCaptureFixture, credentials: tuple[str, str] | None
+) -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a", credentials=("u", "secret"))
+        b = await c.start("b", a.port, credentials=("u", "secret"))
+        await until(c.is_full_mesh)
+        x = await c.start("x", a.port, credentials=credentials)
+        await until(lambda: sum("were refused by" in r.message for r in caplog.records) == 1)
+        await until(lambda: sum("we refused" in r.message for r in caplog.records) == 1)
+        assert "does not have the credentials" in caplog.text
+        assert "secret" not in caplog.text
+        assert not x.peers()
+        assert set(a.peers()) == {b.node}
+
+    with caplog.at_level(logging.WARNING):
+        cluster_test(body)
+
+
+def test_credentials_are_asked_of_the_accepting_side_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")  # asks for nothing, and cannot prove anything
+        b = await c.start("b", a.port, credentials=("u", "secret"))
+        await until(lambda: "does not have the credentials" in caplog.text)
+        assert not b.connected(a.node)
+
+    with caplog.at_level(logging.WARNING):
+        cluster_test(body)
+
+
+def test_a_node_of_another_cluster_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        b = await c.start("b", a.port, cluster="other")
+        await until(lambda: caplog.text.count('is of cluster "other"') == 2)
+        await until(lambda: len(a._acceptor._strangers) == 0)
+        assert not a.peers()
+        assert not b.peers()
+
+    with caplog.at_level(logging.WARNING):
+        cluster_test(body)
+
+
+def test_a_second_server_of_the_same_name_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        b = await c.start("b", a.port)
+        await until(c.is_full_mesh)
+        twin = await c.start("b", a.port)
+        await until(lambda: "were refused by" in caplog.text)
+        assert 'another server has the name "b"' in caplog.text
+        assert a.peers()[b.node].port == b.port
+        assert not twin.connected(a.node)
+        await c.start("a", b.port)  # and one that meets its own name
+        await until(lambda: 'another server has the name "a"' in caplog.text)
+
+    with caplog.at_level(logging.WARNING):
+        cluster_test(body)
+
+
+def test_a_restarted_node_is_found_again_on_another_port() -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        b = await c.start("b", a.port)
+        d = await c.start("d", a.port)
+        await until(c.is_full_mesh)
+        await b.stop()
+        c.transports.remove(b)
+        await until(lambda: not a.connected(b.node) and not d.connected(b.node))
+        assert c.events["a"][-1] == ("b", False)
+        again = await c.start("b", a.port)
+        assert again.port != b.port
+        await until(c.is_full_mesh)
+        assert a.peers()[b.node].port == again.port
+
+    cluster_test(body)
+
+
+def test_garbage_on_the_port_ends_only_that_connection() -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        b = await c.start("b", a.port)
+        await until(c.is_full_mesh)
+        for garbage in (
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"\x00" * 64,
+            struct.pack("<IB", 0xFFFFFFFF, 0),
+            struct.pack("<IB", 1 << 20, 0),  # larger than a handshake may be
+            struct.pack("<IB", 3, 7) + b"xy",
+            struct.pack("<IB", 5, 0) + b"H{}}",
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
+            writer.write(garbage)
+            rest = await reader.read()  # the greeting, perhaps a refusal, then the end
+            assert b"JRP1" in rest
+            writer.close()
+        silent, writer = await asyncio.open_connection("127.0.0.1", a.port)
+        assert await silent.read(1 << 16)
+        await silent.read()  # closed when the handshake does not come
+        writer.close()
+        assert c.is_full_mesh()
+        assert b.send(a.node, 16, b"still here")
+
+    cluster_test(body)
+
+
+def test_a_frame_that_cannot_be_taken_ends_its_connection_and_it_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        b = await c.start("b", a.port)
+        await until(c.is_full_mesh)
+
+        def fail(_node: NodeId, _payload: bytes) -> None:
+            raise ValueError("planted")
+
+        a.register(16, fail)
+        b.send(a.node, 16, b"boom")
+        await until(lambda: ("a", False) in c.events["b"])
+        await until(c.is_full_mesh)
+        assert "planted" in caplog.text
+
+    cluster_test(body)
+
+
+def test_a_lying_length_of_a_peer_ends_its_connection() -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a", limits=TransportLimits(frame_bytes_max=1000, ping_seconds=0.05))
+        b = await c.start("b", a.port)
+        await until(c.is_full_mesh)
+        assert b.send(a.node, 16, bytes(2000))
+        await until(lambda: ("a", False) in c.events["b"])
+        await until(c.is_full_mesh)
+
+    cluster_test(body)
+
+
+def test_a_full_queue_drops_and_says_so() -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        limits = TransportLimits(bulk_queue_bytes_max=1 << 20)
+        b = await c.start("b", a.port, limits=limits)
+        await until(c.is_full_mesh)
+        got: list[int] = []
+        a.register(16, lambda _node, payload: got.append(len(payload)))
+        payload = bytes(400_000)
+        results = [b.send(a.node, 16, payload) for _ in range(10)]
+        assert results == [True, True, *[False] * 8]
+        assert b.pending_bytes(a.node) > 0
+        assert b.statistics().dropped_frames == 8
+        await until(lambda: len(got) == 2)
+        assert b.send(a.node, 16, bytes(2 << 20))  # one frame always fits an empty queue
+        await until(lambda: len(got) == 3)
+        assert not b.send(NodeId(12345), 16, b"nobody")
+
+    cluster_test(body)
+
+
+def test_a_changed_hello_reaches_every_peer() -> None:
+    async def body(c: Cluster) -> None:
+        details: dict[str, Any] = {"clients": 1}
+        a = await c.start("a", hello=lambda: dict(details))
+        b = await c.start("b", a.port)
+        await until(c.is_full_mesh)
+        before = len(c.events["b"])
+        details["clients"] = 2
+        a.update_hello()
+        await until(lambda: b.peers()[a.node].hello == {"clients": 2})
+        assert c.events["b"][before:] == [("a", True)]
+
+    cluster_test(body)
+
+
+def test_a_link_that_falls_silent_is_given_up() -> None:
+    """A proxy that swallows everything after the handshake stands for a dead machine."""
+
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        swallow = asyncio.Event()
+        writers: list[asyncio.StreamWriter] = []
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                if not swallow.is_set():
+                    sink.write(data)
+
+        async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", a.port)
+            writers.extend([writer, far_writer])
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(pump(reader, far_writer))
+                    tasks.create_task(pump(far_reader, writer))
+            except* OSError:
+                writer.close()
+
+        server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        # `advertise` sends a's dials to the proxy as well: both directions cross it.
+        b = await c.start("b", port, advertise=("127.0.0.1", 1))
+        await until(lambda: b.connected(a.node))
+        swallow.set()
+        await until(lambda: not b.connected(a.node))
+        assert ("a", False) in c.events["b"]
+        server.close()
+        await b.stop()
+        await a.stop()
+        c.transports.clear()
+        for writer in writers:
+            writer.transport.abort()
+
+    cluster_test(body)
