@@ -121,7 +121,7 @@ def _with_defaults(
     config = _with_stream_limits(config, stream, pedantic=pedantic)
     if config.max_ack_pending == 0 and config.ack_policy is not AckPolicy.NONE:
         limits = (view.server.max_ack_pending, view.limits.max_ack_pending)
-        lowest = min(MAX_ACK_PENDING_DEFAULT, *(limit for limit in limits if limit > 0))
+        lowest = min([MAX_ACK_PENDING_DEFAULT, *(limit for limit in limits if limit > 0)])
         config = replace(config, max_ack_pending=lowest)
     if not config.is_push and config.max_batch == 0 and view.server.max_request_batch > 0:
         if pedantic:
