@@ -36,7 +36,7 @@ class Sizing:
 
     def of_block(self, block: Block) -> int:
         """All rows of the block, without a loop over them."""
-        size = block.rows * self.per_message
+        size: int = block.rows * self.per_message
         size += block.subjects_len + block.headers_len + block.data_len
         if block.headers_len and self.per_header:
             # Ends only rise where a header is not empty: distinct ends count the headers.

@@ -1,0 +1,385 @@
+"""The messages of one stream: appended at the end, removed anywhere, found by sequence or subject.
+
+Owns: the segments, the subject index and the counters of a stream.
+May not touch: clocks, limits, who may publish; it does what it is told. Times and sequences of
+the stream only rise.
+Spec: JetStream sheet 2.3 (state), 4.4-4.6 (purge, first_seq, delete); DESIGN section 5.
+
+Cost: an append costs its own rows and distinct subjects, whatever is stored already. Removal by
+sequence costs one row; dropping from the front costs the rows dropped, or one step per block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from broker.store import scan
+from broker.store.block import Block, BlockBuilder, Rows
+from broker.store.columns import FILE_SIZING, Sizing, blanked
+from broker.store.files import BlockFiles, MemoryDb
+from broker.store.index import SubjectFilter, SubjectIndex
+from broker.store.removal import Removal
+from broker.store.segments import BlockCache, Segments
+
+FILTERS_KEPT_MAX = 256
+SEGMENTS_PER_TAKE_MAX = 64
+_EVERYTHING = SubjectFilter(())
+
+
+@dataclass(slots=True)
+class StoredMessage:
+    seq: int
+    time_ns: int
+    subject: bytes
+    headers: bytes
+    data: bytes
+
+
+class MessageStore:
+    """See the module. `first_seq` is the next sequence to come while nothing is stored."""
+
+    def __init__(
+        self,
+        files: BlockFiles | None = None,
+        *,
+        sizing: Sizing = FILE_SIZING,
+        cache: BlockCache | None = None,
+    ) -> None:
+        self.sizing = sizing
+        self.segments = Segments(files or MemoryDb().files(0), cache or BlockCache())
+        self.index = SubjectIndex()
+        self.last_seq = 0
+        self.last_time = 0  # of the last message ever stored; stays when that one is removed
+        self.messages = 0
+        self.bytes = 0
+        self._removal = Removal(self)
+        self._filters: dict[tuple[bytes, ...], SubjectFilter] = {}
+
+    # -- numbers ----------------------------------------------------------------------------------
+
+    @property
+    def first_seq(self) -> int:
+        """Of the oldest stored message; last_seq + 1 when there is none."""
+        return self.segments.floor
+
+    @property
+    def first_time(self) -> int:
+        """Of the oldest stored message; 0 when there is none."""
+        found = self.rows(self.first_seq)
+        return found[0].time(found[1]) if found else 0
+
+    @property
+    def num_subjects(self) -> int:
+        return len(self.index)
+
+    @property
+    def num_deleted(self) -> int:
+        """Sequences between first and last that are not stored, skipped ones included."""
+        return self.last_seq + 1 - self.first_seq - self.messages
+
+    # -- growing ----------------------------------------------------------------------------------
+
+    def append(self, subject: bytes, headers: bytes, data: bytes, *, time_ns: int) -> int:
+        seq = self.last_seq + 1
+        segment = self.segments.growing(seq)
+        builder = self.segments.builder
+        builder.append(subject, headers, data, time_ns=time_ns, seq=seq)
+        view = segment.view
+        if view is not None and view.tracked:
+            view.grown([(subject, 0, 1)], builder.rows - 1)
+        size = self.sizing.of(subject, headers, data)
+        self._grew(count=1, size=size, last_seq=seq, max_time=time_ns, last_time=time_ns)
+        self.index.added(subject, count=1, first=seq, last=seq, home=segment.first_seq)
+        self.segments.seal_if_full()
+        return seq
+
+    def append_block(self, block: Block, *, time_ns: int) -> int:
+        """All rows of the block, numbered from last_seq + 1. Returns the first sequence."""
+        first = self.last_seq + 1
+        if block.rows:
+            segment = self.segments.growing(first)
+            builder = self.segments.builder
+            offset = builder.rows
+            builder.append_block(block, time_ns=time_ns, first_seq=first)
+            view = segment.view
+            if view is not None and view.tracked:
+                view.grown(block.subject_runs(), offset)
+            last = first + block.rows - 1
+            size = self.sizing.of_block(block)
+            self._grew(
+                count=block.rows, size=size, last_seq=last, max_time=time_ns, last_time=time_ns
+            )
+            added, home = self.index.added, segment.first_seq
+            for subject, (count, low, high) in block.subject_summary().items():
+                added(subject, count=count, first=first + low, last=first + high, home=home)
+            self.segments.seal_if_full()
+        return first
+
+    def append_sequenced(self, block: Block) -> int:
+        """Rows with their own sequences and times (mirrors). Gaps become skipped sequences; rows
+        not above last_seq are left out. Returns how many rows were stored."""
+        repeated = block.first_at_or_after(self.last_seq + 1)
+        if repeated == block.rows:
+            return 0
+        if repeated:
+            fresh = BlockBuilder(block.seq(repeated))
+            fresh.append_block(block, skip=set(range(repeated)))
+            block = Block(fresh.build(seal=False), verify=False)
+        if not self.messages:
+            self.skip_to(block.first_seq)
+        segment = self.segments.growing(block.first_seq)
+        builder = self.segments.builder
+        offset = builder.rows
+        builder.append_block(block)
+        view = segment.view
+        if view is not None and view.tracked:
+            view.grown(block.subject_runs(), offset)
+        self._grew(
+            count=block.rows,
+            size=self.sizing.of_block(block),
+            last_seq=block.last_seq,
+            max_time=block.max_time,
+            last_time=block.time(block.rows - 1),
+        )
+        for subject, (count, low, high) in block.subject_summary().items():
+            self.index.added(
+                subject,
+                count=count,
+                first=block.seq(low),
+                last=block.seq(high),
+                home=segment.first_seq,
+            )
+        self.segments.seal_if_full()
+        return block.rows
+
+    def skip_to(self, seq: int) -> None:
+        """The next message gets at least this sequence; those between are never stored."""
+        if seq - 1 <= self.last_seq:
+            return
+        self.last_seq = seq - 1
+        if not self.messages:
+            self._removal.set_floor(seq)
+
+    def _grew(
+        self, *, count: int, size: int, last_seq: int, max_time: int, last_time: int
+    ) -> None:
+        segment = self.segments.tail
+        assert segment is not None
+        segment.rows += count
+        segment.live += count
+        segment.live_size += size
+        segment.last_seq = last_seq
+        segment.max_time = max(segment.max_time, max_time)
+        segment.written = False
+        self.messages += count
+        self.bytes += size
+        self.last_seq = last_seq
+        self.last_time = last_time
+
+    # -- shrinking --------------------------------------------------------------------------------
+
+    def remove(self, seq: int) -> bool:
+        """False when it is not stored."""
+        return self._removal.one(seq)
+
+    def erase(self, seq: int) -> bool:
+        """Remove, and overwrite headers and data. Older copies in the database and in the log
+        go with the next compaction."""
+        found = self.rows(seq)
+        if found is None:
+            return False
+        segment = self.segments.all[self.segments.at(seq)]
+        rows, i = found
+        if not isinstance(rows, Block):
+            rows = Block(self.segments.builder.build(seal=False), verify=False)
+        self._removal.one(seq)
+        if segment.live:
+            self.segments.replace_rows(segment, blanked(rows, i))
+        return True
+
+    def drop_before(self, seq: int) -> int:
+        """Remove every message below `seq`. Returns how many there were."""
+        return self._removal.before(min(seq, self.last_seq + 1))
+
+    def purge(self, subject: bytes | None = None, up_to: int | None = None, keep: int = 0) -> int:
+        """Remove messages (of a subject, wildcards allowed) below `up_to`, but for the newest
+        `keep` of them. Returns how many. An `up_to` beyond the end moves the end along."""
+        wanted = self._filter((subject,)) if subject and subject != b">" else _EVERYTHING
+        bound = self.last_seq + 1 if up_to is None else min(up_to, self.last_seq + 1)
+        if keep:
+            bound = min(bound, scan.nth_newest(self.segments, wanted, keep))
+        if wanted.patterns:
+            return self._removal.matching(wanted, bound)
+        count = self._removal.before(bound)
+        if up_to is not None and not self.messages:
+            self.skip_to(up_to)
+        return count
+
+    def drop_oldest_of(self, subject: bytes, keep: int) -> int:
+        """Keep only the newest `keep` messages of a subject: max_msgs_per_subject."""
+        entry = self.index.get(subject)
+        excess = entry.count - keep if entry is not None else 0
+        if excess > 0:
+            self._removal.oldest_of(subject, excess)
+        return max(excess, 0)
+
+    def track_removals(self, *, on: bool) -> None:
+        """From now on remember what is removed, for `take_removals`."""
+        self._removal.tracking = on
+        self._removal.journal.clear()
+
+    def take_removals(self) -> list[tuple[int, int]]:
+        """Inclusive ranges, in order of removal, in which nothing is stored any more."""
+        return self._removal.take_journal()
+
+    # -- one message ------------------------------------------------------------------------------
+
+    def rows(self, seq: int) -> tuple[Rows, int] | None:
+        """Where the stored message `seq` is, None when it is not stored."""
+        segments = self.segments
+        position = segments.at(seq)
+        if position < 0 or seq < segments.floor:
+            return None
+        segment = segments.all[position]
+        if seq > segment.last_seq or (segment.deleted is not None and seq in segment.deleted):
+            return None
+        rows = segments.view(segment).rows
+        i = seq - segment.first_seq if segment.contiguous else rows.index_of(seq)
+        return (rows, i) if i >= 0 else None
+
+    def has(self, seq: int) -> bool:
+        """Whether it is stored; reads no block unless its sequences have gaps."""
+        segments = self.segments
+        position = segments.at(seq)
+        if position < 0 or seq < segments.floor:
+            return False
+        segment = segments.all[position]
+        if not segment.contiguous:
+            return self.rows(seq) is not None
+        gone = segment.deleted is not None and seq in segment.deleted
+        return seq <= segment.last_seq and not gone
+
+    def get(self, seq: int) -> StoredMessage | None:
+        found = self.rows(seq)
+        if found is None:
+            return None
+        rows, i = found
+        return StoredMessage(seq, rows.time(i), rows.subject(i), rows.headers(i), rows.data(i))
+
+    # -- by subject and time ----------------------------------------------------------------------
+
+    def subject_state(self, subject: bytes) -> tuple[int, int, int] | None:
+        """(count, first sequence, last sequence), None when the subject has no message."""
+        entry = self.index.get(subject)
+        if entry is None:
+            return None
+        return entry.count, self._first_of(subject), self._last_of(subject)
+
+    def subjects_matching(self, pattern: bytes) -> Iterator[bytes]:
+        """Sorted. The store must not change while it is read."""
+        return self.index.matching(pattern)
+
+    def last_of_subject(self, subject: bytes) -> int:
+        """Its last stored sequence, 0 when it has none."""
+        return self._last_of(subject) if subject in self.index else 0
+
+    def next_matching(self, filters: tuple[bytes, ...], start: int) -> int:
+        wanted = self._filter(filters)
+        if wanted.literals and self._beyond(wanted.literals, start):
+            return 0
+        return scan.next_matching(self.segments, wanted, start=start, last=self.last_seq)
+
+    def last_matching(self, filters: tuple[bytes, ...], up_to: int | None = None) -> int:
+        wanted = self._filter(filters)
+        if up_to is None and wanted.literals:
+            return max(self.last_of_subject(subject) for subject in wanted.literals)
+        last = self.last_seq if up_to is None else min(up_to, self.last_seq)
+        return scan.last_matching(self.segments, wanted, last=last)
+
+    def take(
+        self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
+    ) -> list[tuple[Rows, list[int]]]:
+        """Matching rows from `start` on, grouped by block; see `examine` for a bounded walk."""
+        taken = self.examine(filters, start, limit_rows, limit_bytes)
+        while not taken.count and taken.next_seq <= self.last_seq and limit_rows > 0:
+            taken = self.examine(filters, taken.next_seq, limit_rows, limit_bytes)
+        return taken.groups
+
+    def examine(
+        self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
+    ) -> scan.Taken:
+        """As `take`, but gives up after a bounded number of blocks; go on at its `next_seq`."""
+        wanted = self._filter(filters)
+        if wanted.literals and self._beyond(wanted.literals, start):
+            return scan.Taken([], self.last_seq + 1, 0)
+        return scan.take(
+            self.segments,
+            wanted,
+            start=start,
+            limit_rows=limit_rows,
+            limit_bytes=limit_bytes,
+            limit_segments=SEGMENTS_PER_TAKE_MAX,
+            last=self.last_seq,
+        )
+
+    def count_matching(self, filters: tuple[bytes, ...], start: int) -> int:
+        """Stored messages at or above `start` that match."""
+        if start <= self.first_seq:
+            if not filters:
+                return self.messages
+            if len(filters) == 1:
+                entries = map(self.index.get, self.index.matching(filters[0]))
+                return sum(entry.count for entry in entries if entry is not None)
+        wanted = self._filter(filters)
+        if wanted.literals and self._beyond(wanted.literals, start):
+            return 0
+        return scan.count_matching(self.segments, wanted, start=start)
+
+    def first_at_time(self, time_ns: int) -> int:
+        """First message not older than the time; last_seq + 1 when there is none."""
+        return scan.first_at_time(self.segments, time_ns) or self.last_seq + 1
+
+    def expired_before(self, cutoff_ns: int) -> int:
+        """The sequence up to which (exclusive) the front is not younger than the cutoff."""
+        return scan.first_at_time(self.segments, cutoff_ns + 1) or self.last_seq + 1
+
+    # -- ranges -----------------------------------------------------------------------------------
+
+    def blocks(self, first: int, last: int) -> Iterator[bytes]:
+        """Stored rows of the range as sealed blocks; untouched blocks go out as they are."""
+        return scan.blocks(self.segments, first=first, last=last)
+
+    def deleted_ranges(self) -> Iterator[tuple[int, int]]:
+        """Inclusive ranges between first and last sequence that are not stored, ascending."""
+        return scan.gaps(self.segments, first=self.first_seq, last=self.last_seq)
+
+    # -- private ----------------------------------------------------------------------------------
+
+    def _filter(self, filters: tuple[bytes, ...]) -> SubjectFilter:
+        if not filters:
+            return _EVERYTHING
+        wanted = self._filters.get(filters)
+        if wanted is None:
+            if len(self._filters) >= FILTERS_KEPT_MAX:
+                self._filters.clear()
+            wanted = self._filters[filters] = SubjectFilter(filters)
+        return wanted
+
+    def _beyond(self, subjects: tuple[bytes, ...], start: int) -> bool:
+        """No message of these subjects can be at or above `start`."""
+        entries = map(self.index.get, subjects)
+        return all(entry is None or entry.last < start for entry in entries)
+
+    def _first_of(self, subject: bytes) -> int:
+        entry = self.index.get(subject)
+        assert entry is not None
+        if not self.has(entry.first):
+            entry.first = self._removal.search_up(subject, entry)
+        return entry.first
+
+    def _last_of(self, subject: bytes) -> int:
+        entry = self.index.get(subject)
+        assert entry is not None
+        if not self.has(entry.last):
+            entry.last = self._removal.search_down(subject, entry)
+        return entry.last

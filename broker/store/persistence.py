@@ -1,0 +1,314 @@
+"""A message store on its way to disk, back from disk, and over to another replica.
+
+Owns: the records of a store (blocks, summaries, deletes, counters), their writing and loading,
+snapshot chunks and the digest.
+May not touch: the Raft log. What is not checkpointed yet is replayed from there.
+Spec: DESIGN section 5 (state without write-ahead log, cut the log only below what is flushed),
+section 10.2 (replicas at the same index have the same digest)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from struct import Struct as Packing
+from typing import Final
+
+import msgspec
+from pyroaring import BitMap64
+
+from broker.store.block import Block, BlockBuilder, BlockDamaged
+from broker.store.files import BLOCK, DELETES, SUMMARY, StateBatch, key
+from broker.store.index import SubjectFilter
+from broker.store.messages import MessageStore
+from broker.store.scan import live_stretches
+from broker.store.segments import (
+    SEAL_BYTES,
+    SEAL_ROWS,
+    SUBJECTS_HELD_MAX,
+    Segment,
+    Summary,
+    View,
+    subject_counts,
+)
+
+CHECKPOINT_BYTES: Final = 4 << 20
+_EVERYTHING: Final = SubjectFilter(())
+_LENGTH: Final = Packing("<I")
+_ROW: Final = Packing("<qqIII")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class StoreImage(msgspec.Struct, array_like=True, frozen=True):
+    """The counters. They travel in the stream's own record, so that they fit its index."""
+
+    first_seq: int = 1
+    last_seq: int = 0
+    last_time: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
+class Deletes(msgspec.Struct, array_like=True, frozen=True):
+    """Which rows of a block are gone. Only written for blocks where some are."""
+
+    live: int
+    live_size: int
+    deleted: bytes  # a serialised bitmap, empty when rows are only gone below the first sequence
+
+
+class SegmentImage(msgspec.Struct, array_like=True, frozen=True):
+    """Head of a snapshot chunk; the block follows."""
+
+    first_seq: int
+    live: int
+    live_size: int
+    deleted: bytes
+
+
+_summary: Final = msgspec.msgpack.Decoder(Summary)
+_deletes: Final = msgspec.msgpack.Decoder(Deletes)
+_segment_image: Final = msgspec.msgpack.Decoder(SegmentImage)
+
+
+def image(store: MessageStore) -> StoreImage:
+    return StoreImage(
+        store.first_seq, store.last_seq, store.last_time, store.messages, store.bytes
+    )
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def needs_checkpoint(store: MessageStore) -> bool:
+    """So much waits in memory that it should be written before more is applied."""
+    return unwritten_bytes(store) > CHECKPOINT_BYTES
+
+
+def unwritten_bytes(store: MessageStore) -> int:
+    segments = store.segments
+    growing = segments.tail is not None and not segments.tail.written
+    return segments.unwritten_bytes + (segments.builder.nbytes if growing else 0)
+
+
+def checkpoint(store: MessageStore, batch: StateBatch) -> None:
+    """Queue everything that changed. The growing block is written as it is, and again later.
+
+    Call `written` once the batch is in the database. If writing fails, the replica must stop.
+    """
+    segments = store.segments
+    group = segments.files.group
+    for first_seq in segments.gone:  # first: a restored store may use the same keys again
+        for kind in (BLOCK, SUMMARY, DELETES):
+            batch.delete(key(group, kind, first_seq))
+    segments.gone.clear()
+    for segment in segments.all:
+        if not segment.written:
+            raw = _raw(store, segment)
+            batch.put(key(group, BLOCK, segment.first_seq), raw)
+            batch.put(key(group, SUMMARY, segment.first_seq), _encode(_summarise(store, segment)))
+            segment.nbytes = len(raw)
+            segment.written = True
+        if not segment.deletes_written:
+            deletes = Deletes(segment.live, segment.live_size, _bitmap(segment))
+            batch.put(key(group, DELETES, segment.first_seq), _encode(deletes))
+            segment.deletes_written = True
+
+
+def written(store: MessageStore) -> None:
+    """The last checkpoint's batch is in the database: blocks need not be held any longer."""
+    segments = store.segments
+    for segment in segments.all:
+        if segment.written and segment.view is not None and segment is not segments.tail:
+            segments.unwritten_bytes -= segment.nbytes
+            segments.cache.put(segments.files.group, segment.first_seq, segment.view)
+            segment.view = None
+            if segment.subjects is not None and len(segment.subjects) > SUBJECTS_HELD_MAX:
+                segment.subjects = None
+
+
+def load(store: MessageStore, state: StoreImage) -> None:
+    """Bring an empty store to the state of its last checkpoint."""
+    _set_counters(store, state)
+    segments = store.segments
+    deletes = {seq: _deletes.decode(raw) for seq, raw in segments.files.scan(DELETES)}
+    for first_seq, raw in segments.files.scan(SUMMARY):
+        summary = _summary.decode(raw)
+        segment = Segment(
+            first_seq,
+            last_seq=summary.last_seq,
+            rows=summary.rows,
+            live=summary.rows,
+            live_size=summary.size,
+            nbytes=summary.nbytes,
+            max_time=summary.max_time,
+            written=True,
+        )
+        if len(summary.subjects) <= SUBJECTS_HELD_MAX:
+            segment.subjects = {subject: facts[0] for subject, facts in summary.subjects.items()}
+        if first_seq in deletes:
+            _apply_deletes(segment, deletes[first_seq])
+        segments.add(segment)
+        _index(store, segment, summary)
+    _reopen_tail(store)
+    _check(store)
+
+
+# -- snapshots ------------------------------------------------------------------------------------
+
+
+def snapshot(store: MessageStore) -> Iterator[bytes]:
+    """One chunk per segment. What is in memory is taken now, the rest is read when asked for."""
+    segments = store.segments
+    frozen = segments.files.frozen()
+    heads: list[tuple[SegmentImage, bytes | None]] = []
+    for segment in segments.all:
+        head = SegmentImage(
+            segment.first_seq, segment.live, segment.live_size, _bitmap(segment)
+        )
+        heads.append((head, _raw(store, segment) if segment.view is not None else None))
+
+    def chunks() -> Iterator[bytes]:
+        for head, held in heads:
+            raw = held if held is not None else frozen.get(BLOCK, head.first_seq)
+            if raw is None:
+                raise BlockDamaged(f"the block from sequence {head.first_seq} on is missing")
+            encoded = _encode(head)
+            yield _LENGTH.pack(len(encoded)) + encoded + raw
+
+    return chunks()
+
+
+def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> None:
+    """Replace everything; the next checkpoint removes what was written before."""
+    segments = store.segments
+    segments.clear()
+    store.index.clear()
+    segments.gone += [seq for seq, _ in segments.files.scan(SUMMARY) if seq not in segments.gone]
+    _set_counters(store, state)
+    for chunk in chunks:
+        (size,) = _LENGTH.unpack_from(chunk)
+        head = _segment_image.decode(memoryview(chunk)[_LENGTH.size : _LENGTH.size + size])
+        block = Block(bytes(memoryview(chunk)[_LENGTH.size + size :]))
+        segment = Segment(
+            head.first_seq,
+            last_seq=block.last_seq,
+            rows=block.rows,
+            live=block.rows,
+            nbytes=block.nbytes,
+            max_time=block.max_time,
+            view=View(block),
+        )
+        segment.live_size = store.sizing.of_block(block)
+        segment.subjects = subject_counts(View(block))
+        if head.live != block.rows:
+            _apply_deletes(segment, Deletes(head.live, head.live_size, head.deleted))
+            segment.deletes_written = False
+        segments.add(segment)
+        segments.unwritten_bytes += segment.nbytes
+        _index(store, segment, None)
+    _reopen_tail(store)
+    _check(store)
+
+
+def digest(store: MessageStore) -> bytes:
+    """Of what is stored, however it is cut into blocks. Reads everything: for checks only."""
+    state = sha256(_encode(image(store)))
+    segments = store.segments
+    for segment in segments.all:
+        rows = segments.view(segment).rows
+        end = segment.last_seq + 1
+        for begin, stop in live_stretches(segments, segment, _EVERYTHING, start=0, stop=end):
+            for i in range(begin, stop):
+                subject, headers, data = rows.subject(i), rows.headers(i), rows.data(i)
+                facts = (rows.seq(i), rows.time(i), len(subject), len(headers), len(data))
+                state.update(_ROW.pack(*facts) + subject + headers + data)
+    return state.digest()
+
+
+# -- helpers --------------------------------------------------------------------------------------
+
+
+def _raw(store: MessageStore, segment: Segment) -> bytes:
+    segments = store.segments
+    if segment is segments.tail:
+        return segments.builder.build()
+    rows = segments.view(segment).rows
+    assert isinstance(rows, Block)
+    return bytes(rows.raw)
+
+
+def _summarise(store: MessageStore, segment: Segment) -> Summary:
+    rows = store.segments.view(segment).rows
+    first = segment.first_seq
+    subjects = {
+        subject: (count, rows.seq(low) - first, rows.seq(high) - first)
+        for subject, (count, low, high) in rows.subject_summary().items()
+    }
+    size = store.sizing.of_stretch(rows, 0, rows.rows)
+    return Summary(
+        segment.last_seq, segment.rows, segment.nbytes, segment.max_time, size, subjects
+    )
+
+
+def _bitmap(segment: Segment) -> bytes:
+    raw: bytes = segment.deleted.serialize() if segment.deleted is not None else b""
+    return raw
+
+
+def _apply_deletes(segment: Segment, deletes: Deletes) -> None:
+    segment.live = deletes.live
+    segment.live_size = deletes.live_size
+    segment.deleted = BitMap64.deserialize(deletes.deleted) if deletes.deleted else None
+
+
+def _index(store: MessageStore, segment: Segment, summary: Summary | None) -> None:
+    """Tell the subject index of a loaded segment; its block is read only where rows are gone."""
+    home = segment.first_seq
+    added = store.index.added
+    if summary is not None and segment.live == segment.rows:
+        for subject, (count, low, high) in summary.subjects.items():
+            added(subject, count=count, first=home + low, last=home + high, home=home)
+        return
+    segments = store.segments
+    rows = segments.view(segment).rows
+    end = segment.last_seq + 1
+    for begin, stop in live_stretches(segments, segment, _EVERYTHING, start=0, stop=end):
+        for i in range(begin, stop):
+            seq = rows.seq(i)
+            added(rows.subject(i), count=1, first=seq, last=seq, home=home)
+
+
+def _reopen_tail(store: MessageStore) -> None:
+    """The last block goes on growing if it is small."""
+    segments = store.segments
+    if not segments.all:
+        return
+    segment = segments.all[-1]
+    if segment.rows >= SEAL_ROWS or segment.nbytes >= SEAL_BYTES:
+        return
+    block = segments.view(segment).rows
+    assert isinstance(block, Block)
+    if segment.view is not None:
+        segments.unwritten_bytes -= segment.nbytes
+    segments.cache.discard(segments.files.group, segment.first_seq)
+    segments.builder = BlockBuilder(segment.first_seq)
+    segments.builder.append_block(block)
+    segment.view = View(segments.builder)
+    segment.subjects = None
+    segments.tail = segment
+
+
+def _set_counters(store: MessageStore, state: StoreImage) -> None:
+    store.segments.floor = store.index.floor = state.first_seq
+    store.last_seq = state.last_seq
+    store.last_time = state.last_time
+    store.messages = state.messages
+    store.bytes = state.bytes
+
+
+def _check(store: MessageStore) -> None:
+    """What was loaded must add up, or it is not what was written."""
+    live = sum(segment.live for segment in store.segments.all)
+    size = sum(segment.live_size for segment in store.segments.all)
+    if (live, size) != (store.messages, store.bytes):
+        raise BlockDamaged(f"{live} messages, {size} bytes where {image(store)} was recorded")

@@ -1,0 +1,259 @@
+"""Taking messages out of a store: one, a stretch at the front, or all that match.
+
+Owns: the bookkeeping of a removal (segments, index, counters, the first sequence) and the journal
+of what was removed.
+May not touch: why something is removed.
+Spec: JetStream sheet 4.4-4.6. A segment without stored rows is dropped; the first sequence always
+is that of a stored message, or one behind the last."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from broker.store.index import SubjectEntry, SubjectFilter
+from broker.store.scan import live_stretches, row_at, without_deleted
+from broker.store.segments import Segment, View
+
+if TYPE_CHECKING:
+    from broker.store.messages import MessageStore
+
+_FEW_ROWS = 4  # so few rows are asked one by one; more go by runs of equal subjects
+_EVERYTHING = SubjectFilter(())
+
+Stretch = tuple[int, int]
+
+
+class Removal:
+    """The removing half of a MessageStore."""
+
+    __slots__ = ("journal", "store", "tracking")
+
+    def __init__(self, store: MessageStore) -> None:
+        self.store = store
+        self.tracking = False
+        self.journal: list[tuple[int, int]] = []
+
+    def one(self, seq: int) -> bool:
+        found = self.store.rows(seq)
+        if found is None:
+            return False
+        segments = self.store.segments
+        i = found[1]
+        self._take_rows(segments.all[segments.at(seq)], [(i, i + 1)])
+        self._settle_floor()
+        return True
+
+    def before(self, bound: int) -> int:
+        """Everything below `bound` goes; the cheap way to remove."""
+        store, segments = self.store, self.store.segments
+        floor, messages = segments.floor, store.messages
+        if bound <= floor:
+            return 0
+        if bound > store.last_seq:
+            store.index.clear()
+            segments.clear()
+            store.messages = store.bytes = 0
+        else:
+            whole = 0
+            for segment in segments.all:
+                if segment.last_seq >= bound:
+                    break
+                self._forget_segment(segment)
+                whole += 1
+            segments.discard_front(whole)
+            if segments.all and segments.all[0].first_seq < bound:
+                segment = segments.all[0]
+                stretches = list(
+                    live_stretches(segments, segment, _EVERYTHING, start=floor, stop=bound)
+                )
+                self._take_rows(segment, stretches, mark=False)
+        if self.tracking:
+            self.journal.append((floor, bound - 1))
+        self.set_floor(bound)
+        self._settle_floor()
+        return messages - store.messages
+
+    def matching(self, wanted: SubjectFilter, bound: int) -> int:
+        """Every match below `bound` goes."""
+        store, segments = self.store, self.store.segments
+        messages = store.messages
+        for segment in list(segments.all):
+            if segment.first_seq >= bound:
+                break
+            if segments.may_hold(segment, wanted):
+                found = live_stretches(segments, segment, wanted, start=0, stop=bound)
+                self._take_rows(segment, list(found))
+        self._settle_floor()
+        return messages - store.messages
+
+    def oldest_of(self, subject: bytes, count: int) -> None:
+        """The `count` oldest messages of the subject go."""
+        entry = self.store.index.get(subject)
+        while entry is not None and count > 0:
+            segment, stretches = self._oldest_stretches(subject, entry, count)
+            newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
+            count -= self._take_rows(segment, stretches)
+            entry = self.store.index.get(subject)
+            if entry is not None:
+                entry.first = newest  # gone, but nearer to the next one than the old bound
+        self._settle_floor()
+
+    def set_floor(self, seq: int) -> None:
+        self.store.segments.floor = seq
+        self.store.index.floor = seq
+
+    def take_journal(self) -> list[tuple[int, int]]:
+        taken, self.journal = self.journal, []
+        return taken
+
+    # -- the bounds of a subject ------------------------------------------------------------------
+
+    def search_up(self, subject: bytes, entry: SubjectEntry) -> int:
+        """Its first stored sequence; `entry.first` is a lower bound."""
+        segment, stretches = self._oldest_stretches(subject, entry, 1)
+        return self.store.segments.view(segment).rows.seq(stretches[0][0])
+
+    def search_down(self, subject: bytes, entry: SubjectEntry) -> int:
+        """Its last stored sequence; `entry.last` is an upper bound."""
+        segments = self.store.segments
+        while entry.homes:
+            segment = segments.starting_at(entry.homes[-1])
+            if segment is not None:
+                view = segments.view(segment)
+                end_row = row_at(segment, view.rows, entry.last + 1)
+                for begin, end in reversed(view.stretches_of(subject)):
+                    live = list(self._live(segment, view, begin, min(end, end_row)))
+                    if live:
+                        return view.rows.seq(live[-1][1] - 1)
+            entry.homes.pop()
+        raise AssertionError(f"subject {subject!r} counts {entry.count} messages, none is stored")
+
+    def _oldest_stretches(
+        self, subject: bytes, entry: SubjectEntry, limit: int
+    ) -> tuple[Segment, list[Stretch]]:
+        """Rows of the subject in the first segment that has some, at most `limit` of them."""
+        segments = self.store.segments
+        homes = entry.homes
+        low = max(entry.first, segments.floor)
+        at = max(bisect_right(homes, low) - 1, 0)
+        while at < len(homes):
+            segment = segments.starting_at(homes[at])
+            at += 1
+            if segment is None:
+                continue
+            view = segments.view(segment)
+            first_row = row_at(segment, view.rows, low)
+            stretches = view.stretches_of(subject)
+            position = max(bisect_right(stretches, (first_row, segment.rows)) - 1, 0)
+            found: list[Stretch] = []
+            for begin, end in stretches[position:]:
+                for start, stop in self._live(segment, view, max(begin, first_row), end):
+                    found.append((start, min(stop, start + limit)))
+                    limit -= found[-1][1] - start
+                    if not limit:
+                        break
+                if not limit:
+                    break
+            if found:
+                if at > 1:
+                    del homes[: at - 1]
+                return segment, found
+        raise AssertionError(f"subject {subject!r} counts {entry.count} messages, none is stored")
+
+    def _live(self, segment: Segment, view: View, begin: int, end: int) -> Iterator[Stretch]:
+        begin = max(begin, row_at(segment, view.rows, self.store.segments.floor))
+        if begin >= end:
+            return iter(())
+        return without_deleted(segment, view.rows, begin, end)
+
+    # -- bookkeeping ------------------------------------------------------------------------------
+
+    def _take_rows(self, segment: Segment, stretches: list[Stretch], *, mark: bool = True) -> int:
+        """Rows that are stored stop being so. Unless `mark`, the caller raises the floor."""
+        if not stretches:
+            return 0
+        store = self.store
+        view = store.segments.view(segment)
+        rows = view.rows
+        count = size = 0
+        for begin, end in stretches:
+            count += end - begin
+            size += store.sizing.of_stretch(rows, begin, end)
+            for subject, gone in _subjects(view, begin, end):
+                store.index.removed(subject, gone)
+            if mark:
+                self._mark(segment, view, begin, end)
+        segment.live -= count
+        segment.live_size -= size
+        segment.deletes_written = False
+        store.messages -= count
+        store.bytes -= size
+        if not segment.live:
+            store.segments.discard(store.segments.at(segment.first_seq))
+        return count
+
+    def _mark(self, segment: Segment, view: View, begin: int, end: int) -> None:
+        rows = view.rows
+        first, last = rows.seq(begin), rows.seq(end - 1)
+        if first == self.store.segments.floor:
+            self.set_floor(last + 1)  # a queue read in order needs no bitmap
+        elif last - first == end - 1 - begin:
+            segment.mark_deleted(first, last)
+        else:
+            for row in range(begin, end):
+                segment.mark_deleted(rows.seq(row), rows.seq(row))
+        if self.tracking:
+            journal = self.journal
+            if journal and journal[-1][1] == first - 1:
+                journal[-1] = (journal[-1][0], last)
+            else:
+                journal.append((first, last))
+
+    def _forget_segment(self, segment: Segment) -> None:
+        """A whole segment leaves at the front; its block is read only if rows were missing."""
+        store, segments = self.store, self.store.segments
+        if segment.live == segment.rows:
+            for subject, count in segments.subjects(segment).items():
+                store.index.removed(subject, count)
+        else:
+            view = segments.view(segment)
+            end = segment.last_seq + 1
+            for begin, stop in live_stretches(segments, segment, _EVERYTHING, start=0, stop=end):
+                for subject, count in _subjects(view, begin, stop):
+                    store.index.removed(subject, count)
+        store.messages -= segment.live
+        store.bytes -= segment.live_size
+
+    def _settle_floor(self) -> None:
+        """The first sequence moves up to a stored message."""
+        store, segments = self.store, self.store.segments
+        if not segments.all:
+            self.set_floor(store.last_seq + 1)
+            return
+        segment = segments.all[0]
+        floor = max(segments.floor, segment.first_seq)
+        if not segment.contiguous:
+            rows = segments.view(segment).rows
+            floor = rows.seq(rows.first_at_or_after(floor))
+            while segment.deleted is not None and floor in segment.deleted:
+                floor = rows.seq(rows.first_at_or_after(floor + 1))
+        else:
+            while segment.deleted is not None and floor in segment.deleted:
+                floor += 1
+        self.set_floor(floor)
+
+
+def _subjects(view: View, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
+    """(subject, rows) of the stretch; a subject may come several times."""
+    if end - begin <= _FEW_ROWS:
+        for row in range(begin, end):
+            yield view.rows.subject(row), 1
+        return
+    runs = view.runs
+    position = bisect_right(runs, begin, key=lambda run: run[1]) - 1
+    while position < len(runs) and runs[position][1] < end:
+        subject, start, stop = runs[position]
+        yield subject, min(stop, end) - max(start, begin)
+        position += 1

@@ -1,0 +1,273 @@
+"""Reading by filter: which stored rows match, from where on, and how many.
+
+Owns: the walk over segments that skips what cannot match, and rows that are gone.
+May not touch: anything it reads; it changes nothing but caches.
+Spec: JetStream sheet 1.5 (next and last by subject), 5.3 (num_pending), 5.4 (start positions).
+
+Work is bounded by the caller's limits; a segment whose summary rules it out costs one lookup."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from broker.store.block import Block, BlockBuilder, Rows
+from broker.store.columns import Columns
+from broker.store.index import SubjectFilter
+from broker.store.segments import Segment, Segments
+
+_EVERYTHING = SubjectFilter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Rows by block, and where a next call goes on: everything below `next_seq` was looked at."""
+
+    groups: list[tuple[Rows, list[int]]]
+    next_seq: int
+    count: int
+
+
+def live_stretches(
+    segments: Segments, segment: Segment, wanted: SubjectFilter, *, start: int, stop: int
+) -> Iterator[tuple[int, int]]:
+    """Consecutive rows (first, behind last) that match, are stored, and lie in [start, stop)."""
+    view = segments.view(segment)
+    rows = view.rows
+    low = max(start, segments.floor)
+    first_row = row_at(segment, rows, low)
+    end_row = segment.rows if stop > segment.last_seq else row_at(segment, rows, stop)
+    stretches = view.select(wanted)
+    position = max(bisect_right(stretches, (first_row, segment.rows)) - 1, 0)
+    for begin, end in stretches[position:] if position else stretches:
+        if begin >= end_row:
+            return
+        begin, end = max(begin, first_row), min(end, end_row)  # noqa: PLW2901
+        if begin < end:
+            yield from without_deleted(segment, rows, begin, end)
+
+
+def without_deleted(
+    segment: Segment, rows: Rows, begin: int, end: int
+) -> Iterator[tuple[int, int]]:
+    """The stretch, cut where rows are gone."""
+    deleted = segment.deleted
+    if deleted is None:
+        yield begin, end
+        return
+    low, high = rows.seq(begin), rows.seq(end - 1) + 1
+    if not deleted.range_cardinality(low, high):
+        yield begin, end
+        return
+    for seq in deleted.iter_equal_or_larger(low):
+        if seq >= high:
+            break
+        row = row_at(segment, rows, seq)
+        if row > begin:
+            yield begin, row
+        begin = row + 1
+    if begin < end:
+        yield begin, end
+
+
+def row_at(segment: Segment, rows: Rows, seq: int) -> int:
+    """The first row at or above `seq`."""
+    if segment.contiguous:
+        return min(max(seq - segment.first_seq, 0), segment.rows)
+    return rows.first_at_or_after(seq)
+
+
+def next_matching(segments: Segments, wanted: SubjectFilter, *, start: int, last: int) -> int:
+    """The first stored sequence at or above `start` that matches, 0 if there is none."""
+    for segment in segments.from_seq(start):
+        if segments.may_hold(segment, wanted):
+            for begin, _ in live_stretches(segments, segment, wanted, start=start, stop=last + 1):
+                return segments.view(segment).rows.seq(begin)
+    return 0
+
+
+def last_matching(segments: Segments, wanted: SubjectFilter, *, last: int) -> int:
+    """The last stored sequence that matches, not above `last`; 0 if there is none."""
+    for position in range(segments.at(last), -1, -1):
+        segment = segments.all[position]
+        if not segments.may_hold(segment, wanted):
+            continue
+        found = -1
+        for _, end in live_stretches(segments, segment, wanted, start=0, stop=last + 1):
+            found = end - 1
+        if found >= 0:
+            return segments.view(segment).rows.seq(found)
+    return 0
+
+
+def take(
+    segments: Segments,
+    wanted: SubjectFilter,
+    *,
+    start: int,
+    limit_rows: int,
+    limit_bytes: int,
+    limit_segments: int,
+    last: int,
+) -> Taken:
+    """Matching rows from `start` on. One row is taken whatever its size, if there is one."""
+    groups: list[tuple[Rows, list[int]]] = []
+    count = size = 0
+    next_seq = start
+    for segment in segments.from_seq(start):
+        if count >= limit_rows or limit_segments <= 0:
+            break
+        next_seq = max(start, segment.first_seq)
+        if segments.may_hold(segment, wanted):
+            limit_segments -= 1
+            rows = segments.view(segment).rows
+            indices: list[int] = []
+            for begin, end in live_stretches(
+                segments, segment, wanted, start=start, stop=segment.last_seq + 1
+            ):
+                kept = min(end, begin + limit_rows - count - len(indices))
+                kept, size = _within(rows, begin, kept, size=size, limit=limit_bytes)
+                if kept == begin and not count and not indices:
+                    kept = begin + 1
+                indices.extend(range(begin, kept))
+                if kept < end:
+                    break
+            else:
+                kept = -1
+            if indices:
+                groups.append((rows, indices))
+                count += len(indices)
+            if kept >= 0:
+                return Taken(groups, rows.seq(kept), count)
+        next_seq = max(start, segment.last_seq + 1)
+    else:
+        next_seq = max(start, last + 1)
+    return Taken(groups, next_seq, count)
+
+
+def _within(rows: Rows, begin: int, end: int, *, size: int, limit: int) -> tuple[int, int]:
+    """How far rows fit under the limit on header and data bytes, and the size reached."""
+    if isinstance(rows, Block):
+        columns = Columns(rows)
+        headers, data = columns.header_ends, columns.data_ends
+        whole = headers[end] - headers[begin] + data[end] - data[begin]
+        if size + whole <= limit:
+            return end, size + whole
+    for row in range(begin, end):
+        size += rows.row_size(row)
+        if size > limit:
+            return row, size
+    return end, size
+
+
+def count_matching(segments: Segments, wanted: SubjectFilter, *, start: int) -> int:
+    """Stored messages at or above `start` that match."""
+    total = 0
+    for segment in segments.from_seq(start):
+        whole = segment.first_seq >= max(start, segments.floor)
+        if whole and not wanted.patterns:
+            total += segment.live
+        elif whole and segment.live == segment.rows and segment is not segments.tail:
+            subjects = segments.subjects(segment)
+            total += sum(rows for subject, rows in subjects.items() if wanted(subject))
+        elif segments.may_hold(segment, wanted):
+            for begin, end in live_stretches(
+                segments, segment, wanted, start=start, stop=segment.last_seq + 1
+            ):
+                total += end - begin
+    return total
+
+
+def first_at_time(segments: Segments, time_ns: int) -> int:
+    """The first stored sequence whose time is not before `time_ns`, 0 if there is none."""
+    for segment in segments.all:
+        if segment.max_time < time_ns:
+            continue
+        rows = segments.view(segment).rows
+        for begin, end in live_stretches(
+            segments, segment, _EVERYTHING, start=0, stop=segment.last_seq + 1
+        ):
+            for row in range(begin, end):
+                if rows.time(row) >= time_ns:
+                    return rows.seq(row)
+    return 0
+
+
+def nth_newest(segments: Segments, wanted: SubjectFilter, count: int) -> int:
+    """The sequence of the count-th newest match, 0 when there are fewer."""
+    for segment in reversed(segments.all):
+        if not wanted.patterns and segment.live < count:
+            count -= segment.live
+            continue
+        if not segments.may_hold(segment, wanted):
+            continue
+        end = segment.last_seq + 1
+        found = list(live_stretches(segments, segment, wanted, start=0, stop=end))
+        for begin, stop in reversed(found):
+            if stop - begin >= count:
+                return segments.view(segment).rows.seq(stop - count)
+            count -= stop - begin
+    return 0
+
+
+def blocks(segments: Segments, *, first: int, last: int) -> Iterator[bytes]:
+    """Sealed blocks that hold exactly the stored rows of the range."""
+    low = max(first, segments.floor)
+    for segment in list(segments.from_seq(low)):
+        if segment.first_seq > last:
+            return
+        if segment.last_seq < low:
+            continue
+        rows = segments.view(segment).rows
+        untouched = segment.live == segment.rows and segment.deleted is None
+        if untouched and segment.first_seq >= low and segment.last_seq <= last:
+            yield bytes(rows.raw) if isinstance(rows, Block) else segments.builder.build()
+            continue
+        stored = live_stretches(segments, segment, _EVERYTHING, start=low, stop=last + 1)
+        kept = [row for begin, end in stored for row in range(begin, end)]
+        if kept:
+            yield _only(rows, kept)
+
+
+def _only(rows: Rows, kept: list[int]) -> bytes:
+    builder = BlockBuilder(rows.seq(kept[0]))
+    if isinstance(rows, Block):
+        builder.append_block(rows, skip=set(range(rows.rows)).difference(kept))
+    else:
+        for i in kept:
+            subject, headers, data = rows.subject(i), rows.headers(i), rows.data(i)
+            builder.append(subject, headers, data, time_ns=rows.time(i), seq=rows.seq(i))
+    return builder.build()
+
+
+def gaps(segments: Segments, *, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Inclusive ranges in [first, last] in which nothing is stored, ascending."""
+    expected = first
+    for segment in segments.all:
+        rows = segments.view(segment).rows if not segment.contiguous else None
+        end = segment.last_seq + 1
+        for low, high in _stored_ranges(segments, segment, rows, end):
+            if low > expected:
+                yield expected, low - 1
+            expected = high + 1
+    if expected <= last:
+        yield expected, last
+
+
+def _stored_ranges(
+    segments: Segments, segment: Segment, rows: Rows | None, end: int
+) -> Iterator[tuple[int, int]]:
+    """Inclusive ranges of consecutive stored sequences of one segment."""
+    if rows is not None:
+        for begin, stop in live_stretches(segments, segment, _EVERYTHING, start=0, stop=end):
+            for row in range(begin, stop):
+                yield rows.seq(row), rows.seq(row)
+        return
+    low = max(segment.first_seq, segments.floor)
+    for gone in segment.deleted.iter_equal_or_larger(low) if segment.deleted is not None else ():
+        if gone > low:
+            yield low, gone - 1
+        low = gone + 1
+    if low < end:
+        yield low, end - 1
