@@ -87,6 +87,18 @@ class PullRequest:
         )
         return Status(self.reply, header.encode())
 
+    def charge(self, size: int) -> bool:
+        """Take a message's size from max_bytes; False if it does not fit. Using up the last byte
+        makes this message the last one, and ends the request without a status."""
+        if self.max_bytes == 0:
+            return True
+        if size > self.max_bytes:
+            return False
+        self.max_bytes -= size
+        if self.max_bytes == 0:
+            self.batch = 1
+        return True
+
     def next_event(self) -> int:
         if self.heartbeat_at and (not self.expires_at or self.heartbeat_at < self.expires_at):
             return self.heartbeat_at
@@ -211,7 +223,10 @@ class WaitingQueue:
         return self._size >= self._capacity
 
     def add(self, request: PullRequest) -> None:
-        self._levels[request.priority].append(request)
+        level = self._levels[request.priority]
+        if len(level) > 2 * self._capacity:  # expired ones stay until it would be their turn
+            self._levels[request.priority] = level = deque(r for r in level if not r.closed)
+        level.append(request)
         self._size += 1
         self._arm(request)
 
@@ -221,7 +236,7 @@ class WaitingQueue:
 
     def head(
         self, has_interest: Interest, eligible: Callable[[PullRequest], bool]
-    ) -> PullRequest | None:  # noqa: E501
+    ) -> PullRequest | None:
         """Whose turn it is. Requests nobody listens for any more are dropped on the way."""
         for level in self._levels:
             for _ in range(len(level)):
@@ -256,7 +271,7 @@ class WaitingQueue:
             request.closed = True
             self._size -= 1
 
-    def due(self, now: int, heartbeat: bytes) -> list[Status]:
+    def due(self, now: int, heartbeat: Callable[[], bytes]) -> list[Status]:
         """Timeouts and heartbeats up to now."""
         found: list[Status] = []
         while self._timers and self._timers[0][0] <= now:
@@ -268,7 +283,7 @@ class WaitingQueue:
                 found.append(request.rest(REQUEST_TIMEOUT))
                 continue
             if request.heartbeat_at and request.heartbeat_at <= now:
-                found.append(Status(request.reply, heartbeat))
+                found.append(Status(request.reply, heartbeat()))
                 request.heartbeat_at = now + request.heartbeat_ns
             self._arm(request)
         return found
@@ -283,15 +298,10 @@ class WaitingQueue:
         return found
 
     def prune(self, has_interest: Interest) -> None:
-        """Drop every request nobody listens for, and forget the closed ones."""
-        for level in self._levels:
-            for request in level:
-                if not request.closed and not has_interest(request.reply):
-                    self.close(request)
-            if level and self._size < sum(map(len, self._levels)):
-                alive = [request for request in level if not request.closed]
-                level.clear()
-                level.extend(alive)
+        """Drop every request nobody listens for."""
+        for request in self:
+            if not has_interest(request.reply):
+                self.close(request)
 
     def close_all(self, line: str) -> list[Status]:
         """The consumer ends here; every waiting request is told."""
