@@ -7,7 +7,8 @@ damaged, or that stands in the wrong place, is noticed before anybody believes i
 
     key    group u64 BE, index u64 BE     index 0 is the group's own record
     entry  term u64, kind u8, crc u32, then the data (little-endian)
-    group  term, vote, commit, snapshot index, snapshot term: u64 each, crc u32"""
+    group  term, vote, commit, snapshot index and term, index and term of a snapshot whose
+           installation has begun (0 if none): u64 each, crc u32"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ FORMAT: Final = 1
 KEY: Final = struct.Struct(">QQ")
 _ENTRY: Final = struct.Struct("<QBI")
 _ENTRY_PLACE: Final = struct.Struct("<QQQB")  # group, index, term, kind: checked, not stored twice
-_GROUP: Final = struct.Struct("<QQQQQ")
+_GROUP: Final = struct.Struct("<QQQQQQQ")
 _CRC: Final = struct.Struct("<I")
 ENTRY_OVERHEAD: Final = KEY.size + _ENTRY.size
 
@@ -66,12 +67,18 @@ class GroupRecord:
 
     hard_state: HardState = NEW_HARD_STATE
     snapshot: SnapshotMeta = NO_SNAPSHOT  # the entry before the log's first
+    # Written before a machine's state is replaced: if the node dies before the log follows,
+    # the log can be taken forward to where the state already is.
+    installing: SnapshotMeta = NO_SNAPSHOT
 
     def with_hard_state(self, hard_state: HardState) -> GroupRecord:
         return replace(self, hard_state=hard_state)
 
     def with_snapshot(self, snapshot: SnapshotMeta) -> GroupRecord:
-        return replace(self, snapshot=snapshot)
+        return replace(self, snapshot=snapshot, installing=NO_SNAPSHOT)
+
+    def with_installing(self, installing: SnapshotMeta) -> GroupRecord:
+        return replace(self, installing=installing)
 
 
 def entry_value(group: GroupId, entry: Entry) -> bytes:
@@ -94,8 +101,16 @@ def read_entry(group: GroupId, index: Index, value: bytes) -> Entry:
 
 
 def group_value(group: GroupId, record: GroupRecord) -> bytes:
-    hard, snapshot = record.hard_state, record.snapshot
-    body = _GROUP.pack(hard.term, hard.vote, hard.commit, snapshot.index, snapshot.term)
+    hard, snapshot, installing = record.hard_state, record.snapshot, record.installing
+    body = _GROUP.pack(
+        hard.term,
+        hard.vote,
+        hard.commit,
+        snapshot.index,
+        snapshot.term,
+        installing.index,
+        installing.term,
+    )
     return body + _CRC.pack(crc32(body, group & 0xFFFFFFFF))
 
 
@@ -105,8 +120,9 @@ def read_group(group: GroupId, value: bytes) -> GroupRecord:
     (check,) = _CRC.unpack_from(value, _GROUP.size)
     if check != crc32(value[: _GROUP.size], group & 0xFFFFFFFF):
         raise DamagedLog(group, Index(0), "the checksum of the group record does not match")
-    term, vote, commit, index, snapshot_term = _GROUP.unpack_from(value)
+    term, vote, commit, *positions = _GROUP.unpack_from(value)
     return GroupRecord(
         HardState(Term(term), NodeId(vote), Index(commit)),
-        SnapshotMeta(Index(index), Term(snapshot_term)),
+        SnapshotMeta(Index(positions[0]), Term(positions[1])),
+        SnapshotMeta(Index(positions[2]), Term(positions[3])),
     )

@@ -13,20 +13,18 @@ end may have been promised, so the directory is refused rather than shortened.""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import msgspec
-from rocksdict import ColumnFamily, DBCompressionType, DBRecoveryMode, Options, Rdict, WriteBatch
+from rocksdict import ColumnFamily, Rdict, WriteBatch
 from rocksdict import WriteOptions as RocksWriteOptions
 
+from raft.database import Identity, StoreTuning, open_database
 from raft.group_log import GroupLog
 from raft.messages import Entry
 from raft.records import (
-    FORMAT,
     KEY,
     DamagedLog,
     GroupRecord,
@@ -52,29 +50,7 @@ __all__ = [
     "WrongDirectory",
 ]
 
-_IDENTITY_KEY: Final = b"identity"
 _LAST_INDEX: Final = 2**64 - 1
-MB: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class StoreTuning:
-    """Sizes of the database. The defaults serve one busy node; tests may take smaller ones."""
-
-    log_buffer_bytes: int = 64 * MB
-    state_buffer_bytes: int = 64 * MB
-    buffers_max: int = 4  # memtables per column family before writes are refused
-    wal_bytes_max: int = 1024 * MB  # then the column that holds the oldest part is flushed
-    background_jobs: int = 2
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """Whose directory this is. The incarnation is drawn when the directory is made."""
-
-    format: int
-    node_name: str
-    cluster_name: str
-    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +71,25 @@ class Batch:
     hard_states: dict[GroupId, HardState] = field(default_factory=dict)
     snapshots: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
     cuts: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
+    installs: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
     removed: set[GroupId] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.entries or self.hard_states or self.snapshots or self.cuts or self.removed)
+        return any(
+            (
+                self.entries,
+                self.hard_states,
+                self.snapshots,
+                self.cuts,
+                self.installs,
+                self.removed,
+            )
+        )
+
+    def forget(self, group: GroupId) -> None:
+        """Leave out what was put for this group."""
+        for part in (self.entries, self.hard_states, self.snapshots, self.cuts, self.installs):
+            part.pop(group, None)
 
 
 class LogStore:
@@ -126,16 +117,9 @@ class LogStore:
     ) -> LogStore:
         """Blocking. Raises WrongDirectory when the directory is somebody else's, StoreError
         when it cannot be read, e.g. because another process holds it."""
-        Path(path).mkdir(parents=True, exist_ok=True)
-        try:
-            db = Rdict(str(path), _database_options(tuning), _column_options(tuning))
-        except Exception as error:
-            raise StoreError(_open_sentence(str(path), str(error))) from error
-        try:
-            identity = _claim(db, str(path), node_name=node_name, cluster_name=cluster_name)
-        except BaseException:
-            db.close()
-            raise
+        db, identity = open_database(
+            Path(path), node_name=node_name, cluster_name=cluster_name, tuning=tuning
+        )
         return cls(db, identity)
 
     def close(self) -> None:
@@ -216,6 +200,10 @@ class LogStore:
         are written after it."""
         batch.snapshots[group] = meta
 
+    def put_installing(self, batch: Batch, group: GroupId, meta: SnapshotMeta) -> None:
+        """A machine's state is about to be replaced by this snapshot; put_snapshot follows."""
+        batch.installs[group] = meta
+
     def compact(self, batch: Batch, group: GroupId, upto: Index) -> None:
         """Forget entries up to and with `upto`, which must be in the log."""
         term = self.reader(group).term(upto)
@@ -289,9 +277,21 @@ class LogStore:
                 KEY.pack(group, log.first_index()), KEY.pack(group, meta.index + 1), handle
             )
             records[group] = log.record.with_snapshot(meta)
+        for group, meta in batch.installs.items():
+            record = records.get(group) or self.reader(group).record
+            records[group] = record.with_installing(meta)
         for group, hard_state in batch.hard_states.items():
             record = records.get(group) or self.reader(group).record
             records[group] = record.with_hard_state(hard_state)
+        self._build_entries(batch, raw, records)
+        for group, record in records.items():
+            raw.put(KEY.pack(group, 0), group_value(group, record), handle)
+        return raw, records
+
+    def _build_entries(
+        self, batch: Batch, raw: WriteBatch, records: dict[GroupId, GroupRecord]
+    ) -> None:
+        handle = self._log_handle
         for group, entries in batch.entries.items():
             log = self.reader(group)
             first = entries[0].index
@@ -301,9 +301,6 @@ class LogStore:
                 records[group] = log.record  # a log without its record reads as damage
             for entry in entries:
                 raw.put(KEY.pack(group, entry.index), entry_value(group, entry), handle)
-        for group, record in records.items():
-            raw.put(KEY.pack(group, 0), group_value(group, record), handle)
-        return raw, records
 
     def _note(self, batch: Batch, records: dict[GroupId, GroupRecord]) -> None:
         """The batch is written: the readers learn it."""
@@ -317,72 +314,3 @@ class LogStore:
             self._logs[group].record = record
         for group, entries in batch.entries.items():
             self._logs[group].appended(entries)
-
-
-def _database_options(tuning: StoreTuning) -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(create_if_missing=True)
-    options.create_missing_column_families(create_missing_cfs=True)
-    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    options.set_max_total_wal_size(tuning.wal_bytes_max)
-    options.set_max_background_jobs(tuning.background_jobs)
-    options.set_keep_log_file_num(4)
-    options.set_max_log_file_size(4 * MB)
-    options.set_stats_dump_period_sec(0)
-    return options
-
-
-def _column_options(tuning: StoreTuning) -> dict[str, Options]:
-    """Values go to blob files, so that compaction moves keys only: measured with 64 KB entries,
-    it takes a write from 4.7 to 1.8 ms per MB. No compression: blocks are read by scans."""
-    columns: dict[str, Options] = {}
-    for name, buffer_bytes in (
-        ("raft", tuning.log_buffer_bytes),
-        ("state", tuning.state_buffer_bytes),
-    ):
-        options = Options(raw_mode=True)
-        options.set_write_buffer_size(buffer_bytes)
-        options.set_max_write_buffer_number(tuning.buffers_max)
-        options.set_compression_type(DBCompressionType.none())
-        options.set_enable_blob_files(val=True)
-        options.set_min_blob_size(4096)
-        options.set_enable_blob_gc(val=True)
-        columns[name] = options
-    return columns
-
-
-def _claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> Identity:
-    raw = db.get(_IDENTITY_KEY)
-    if raw is None:
-        identity = Identity(FORMAT, node_name, cluster_name, secrets.randbits(63) or 1)
-        db.put(_IDENTITY_KEY, msgspec.json.encode(identity))
-        db.flush_wal(sync=True)
-        return identity
-    try:
-        identity = msgspec.json.decode(raw, type=Identity)
-    except msgspec.DecodeError as error:
-        raise WrongDirectory(f"{path} has an identity record that cannot be read") from error
-    if identity.format != FORMAT:
-        raise WrongDirectory(
-            f"{path} has format {identity.format}, this program reads format {FORMAT}"
-        )
-    if identity.cluster_name != cluster_name:
-        raise WrongDirectory(
-            f'{path} belongs to cluster "{identity.cluster_name}", not to "{cluster_name}"'
-        )
-    if identity.node_name != node_name:
-        raise WrongDirectory(
-            f'{path} belongs to server "{identity.node_name}", not to "{node_name}"'
-        )
-    return identity
-
-
-def _open_sentence(path: str, problem: str) -> str:
-    if "lock" in problem.lower():
-        return f"{path} is in use by another process: {problem}"
-    if "Corruption" in problem:
-        return (
-            f"{path} is damaged ({problem}). Nothing was changed. Move the directory away and "
-            "let this server join again as a new replica"
-        )
-    return f"{path} cannot be opened: {problem}"

@@ -155,6 +155,26 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
     store.close()
 
 
+def test_an_installation_that_has_begun_is_remembered_until_the_log_follows(
+    tmp_path: Path,
+) -> None:
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 4))
+    batch = store.begin()
+    store.put_installing(batch, G, SnapshotMeta(Index(9), Term(2)))
+    store.write(batch)
+    store.close()
+    store = open_store(tmp_path)
+    assert store.reader(G).record.installing == SnapshotMeta(Index(9), Term(2))
+    assert store.reader(G).last_index() == 4
+    batch = store.begin()
+    store.put_snapshot(batch, G, SnapshotMeta(Index(9), Term(2)))
+    store.write(batch)
+    assert store.reader(G).record.installing.index == 0
+    assert store.reader(G).first_index() == 10
+    store.close()
+
+
 def test_a_removed_group_leaves_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 3))
@@ -212,7 +232,7 @@ def test_damage_inside_a_log_quarantines_that_group_only(tmp_path: Path, damage:
         case "gap":
             store.column("raft").delete(KEY.pack(G, 3))
         case "record":
-            put_raw(store, KEY.pack(G, 0), b"\x00" * 44)
+            put_raw(store, KEY.pack(G, 0), b"\x00" * 60)
         case "no record":
             store.column("raft").delete(KEY.pack(G, 0))
     store.close()
