@@ -1,0 +1,1 @@
+"""Bulk reads and the Spark source, against peers that serve real blocks."""
