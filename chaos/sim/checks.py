@@ -1,0 +1,241 @@
+"""The judge: it sees every step of every node and stops the run at the first broken promise.
+
+Owns: the ledger of committed entries, who led and voted in each term, what was acknowledged.
+May not touch: the nodes it watches; it only reads.
+Spec: Raft figure 3 (election safety, leader append-only, log matching, leader completeness, state
+machine safety) and this project's promises: nothing is answered before it is on disk, what is
+acknowledged is on the disks of a majority and is found exactly once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raft.messages import Entry, EntryKind, Message, MessageKind
+from raft.quorum import majority
+from raft.types import Index, NodeId, Role, Term
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Cluster
+    from chaos.sim.node import Node
+
+
+class Violation(Exception):
+    """A promise was broken; the text says which and by whom."""
+
+
+@dataclass(slots=True)
+class Committed:
+    entry: Entry
+    committed_in: Term  # the term of the leader that counted it
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was last seen of a node in its present life."""
+
+    term: Term
+    commit: Index
+    role: Role
+
+
+class Checks:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.ledger: list[Committed] = []  # position i holds the entry at index i + 1
+        self.counters: Counter[str] = Counter()
+        self._committed_in: list[Term] = []
+        self._leaders: dict[Term, NodeId] = {}
+        self._votes: dict[tuple[NodeId, Term], NodeId] = {}
+        self._entries: dict[tuple[Index, Term], tuple[bytes, EntryKind, Term | None]] = {}
+        self._digests: dict[Index, bytes] = {}
+        self._names: dict[bytes, Index] = {}
+        self._acknowledged: dict[bytes, Index] = {}
+        self._seen: dict[NodeId, Seen] = {}
+
+    def count(self, event: str) -> None:
+        self.counters[event] += 1
+
+    def started(self, node: Node) -> None:
+        core = node.core
+        self._seen[node.id] = Seen(core.term, Index(0), core.role)
+        self.observe(node)
+
+    def observe(self, node: Node) -> None:
+        """After every step of a node."""
+        core = node.core
+        seen = self._seen[node.id]
+        if core.term < seen.term:
+            raise Violation(f"node {node.id}: term went back from {seen.term} to {core.term}")
+        if core.role is Role.LEADER and (seen.role is not Role.LEADER or seen.term != core.term):
+            self._leader_found(core.term, node.id)
+            self._check_completeness(node)
+            self.count("leaders")
+        seen.term, seen.role = core.term, core.role
+        commit = core.commit
+        if commit < seen.commit:
+            raise Violation(f"node {node.id}: commit went back from {seen.commit} to {commit}")
+        if commit > seen.commit:
+            self._check_commit(node, seen.commit, commit)
+            seen.commit = commit
+
+    # -- elections
+
+    def _leader_found(self, term: Term, node: NodeId) -> None:
+        known = self._leaders.setdefault(term, node)
+        if known != node:
+            raise Violation(f"election safety: {known} and {node} both lead term {term}")
+
+    def _check_completeness(self, node: Node) -> None:
+        """Leader completeness: a new leader holds all that earlier leaders committed."""
+        held = bisect_left(self._committed_in, node.core.term)
+        if held:
+            self._check_holds(node, self.ledger[held - 1])
+
+    def _check_holds(self, node: Node, committed: Committed) -> None:
+        index, term = committed.entry.index, committed.entry.term
+        core = node.core
+        if index > core.log.snapshot().index and core.log.term(index) != term:
+            raise Violation(
+                f"leader completeness: {node.id} leads term {core.term} without entry {index} of "
+                f"term {term}, committed in term {committed.committed_in}"
+            )
+
+    def sent(self, node: Node, message: Message) -> None:
+        """A message leaves: is what it promises on disk, and promised to one only?"""
+        kind = message.kind
+        if kind in (MessageKind.APPEND, MessageKind.HEARTBEAT):
+            self._leader_found(message.term, node.id)
+        elif kind == MessageKind.APPEND_REPLY and not message.reject:
+            durable = node.disk.durable.log
+            if node.core.term == message.term and durable.last_index() < message.index:
+                raise Violation(
+                    f"disk before promise: {node.id} confirms entries up to {message.index}, its "
+                    f"disk ends at {durable.last_index()}"
+                )
+        elif kind == MessageKind.VOTE_REPLY and not message.reject:
+            self._voted(node, message.term, message.to)
+        elif kind == MessageKind.VOTE:
+            self._voted(node, message.term, node.id)
+
+    def _voted(self, node: Node, term: Term, candidate: NodeId) -> None:
+        known = self._votes.setdefault((node.id, term), candidate)
+        if known != candidate:
+            raise Violation(
+                f"one vote per term: {node.id} voted for {known} and {candidate} in term {term}"
+            )
+        hard = node.disk.durable.hard_state
+        if hard.term < term or (hard.term == term and hard.vote != candidate):
+            raise Violation(
+                f"disk before promise: {node.id} votes for {candidate} in term {term}, its disk "
+                f"says {hard.vote} in term {hard.term}"
+            )
+
+    # -- logs
+
+    def wrote(self, node: Node, entries: list[Entry]) -> None:
+        """Log matching, by induction: index and term fix the content and the term before."""
+        if not entries:
+            return
+        before = node.core.log.term(Index(entries[0].index - 1))
+        known = self._entries
+        for entry in entries:
+            content = (entry.data, entry.kind, before)
+            if known.setdefault((entry.index, entry.term), content) != content:
+                raise Violation(
+                    f"log matching: {node.id} has another entry {entry.index} of term {entry.term}"
+                )
+            before = entry.term
+
+    def _check_commit(self, node: Node, old: Index, new: Index) -> None:
+        core = node.core
+        ledger = self.ledger
+        start = max(old, core.log.snapshot().index)
+        for position in range(start, min(new, len(ledger))):
+            index = Index(position + 1)
+            term = core.log.term(index)
+            if term != ledger[position].entry.term and core.log.first_index <= index:
+                raise Violation(
+                    f"state machine safety: {node.id} commits entry {index} of term {term}; it "
+                    f"was committed with term {ledger[position].entry.term}"
+                )
+        if new > len(ledger):
+            low, high = Index(len(ledger) + 1), Index(new + 1)
+            while low < high:
+                entries = core.log.entries(low, high, 1 << 40)
+                for entry in entries:
+                    self._record(core.term, entry)
+                low = Index(entries[-1].index + 1)
+            self._check_durable(node, ledger[-1])
+
+    def _record(self, committed_in: Term, entry: Entry) -> None:
+        self.ledger.append(Committed(entry, committed_in))
+        self._committed_in.append(committed_in)
+        self.count("committed")
+        if (
+            entry.kind == EntryKind.NORMAL
+            and self._names.setdefault(entry.data, entry.index) != entry.index
+        ):
+            raise Violation(f"exactly once: {entry.data[:12]!r} is committed a second time")
+
+    def _check_durable(self, node: Node, committed: Committed) -> None:
+        """A fresh commit must survive anything: a majority has it on disk, and nobody who lacks
+        it could still win an election over the disks as they are."""
+        cluster = self._cluster
+        index, term = committed.entry.index, committed.entry.term
+        voters = [cluster.nodes[voter] for voter in cluster.voters]
+        holders = [voter.id for voter in voters if voter.disk.durable.holds(index, term)]
+        needed = majority(len(voters))
+        if len(holders) < needed:
+            raise Violation(
+                f"durable on a majority: {node.id} commits {index} of term {term} in term "
+                f"{node.core.term}, on the disks of {holders} only"
+            )
+        for rival in voters:
+            if rival.id in holders:
+                continue
+            end = rival.disk.durable.end()
+            supporters = [v.id for v in voters if v.disk.durable.end() <= end]
+            if len(supporters) >= needed:
+                raise Violation(
+                    f"leader completeness: {node.id} commits {index} of term {term} in term "
+                    f"{node.core.term}, but {rival.id}, which lacks it and ends in {end}, could "
+                    f"be elected by {supporters}"
+                )
+        for other in cluster.nodes.values():
+            if other.leads and other.core.term > committed.committed_in:
+                self._check_holds(other, committed)
+
+    # -- machines and clients
+
+    def applied(self, node: Node, entry: Entry) -> None:
+        index = entry.index
+        if index > len(self.ledger):
+            raise Violation(f"state machine safety: {node.id} applies {index}, not committed")
+        known = self.ledger[index - 1].entry
+        if (known.term, known.data, known.kind) != (entry.term, entry.data, entry.kind):
+            raise Violation(
+                f"state machine safety: {node.id} applies another entry {index} of term "
+                f"{entry.term}, committed was one of term {known.term}"
+            )
+        self.installed(node)
+
+    def installed(self, node: Node) -> None:
+        """The machine stands at an index: all machines that stood there look the same."""
+        state = node.state
+        if self._digests.setdefault(state.index, state.digest) != state.digest:
+            raise Violation(f"state machine safety: {node.id} differs at index {state.index}")
+
+    def acknowledged(self, node: Node, name: bytes, entry: Entry) -> None:
+        if entry.data != name:
+            raise Violation(f"{node.id} acknowledges {name[:12]!r} for another entry")
+        self._acknowledged[name] = entry.index
+        self.count("acknowledged")
+
+    def final(self) -> None:
+        """Everything acknowledged is in the ledger, where it was said to be."""
+        for name, index in self._acknowledged.items():
+            if self._names.get(name) != index:
+                raise Violation(f"lost: {name[:12]!r}, acknowledged at {index}")

@@ -1,0 +1,121 @@
+"""A simulated cluster under load: nodes, network, clients, judge and nemesis of one seed.
+
+Owns: the parts of one run and its two phases, faults first, then peace and progress.
+May not touch: anything real.
+Spec: safety is judged at every step; liveness only after the faults stopped, within a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chaos.sim.checks import Checks, Violation
+from chaos.sim.faults import Faults
+from chaos.sim.nemesis import Nemesis
+from chaos.sim.network import Network
+from chaos.sim.node import Node
+from chaos.sim.schedule import MS, Schedule, dice
+from raft.core import RaftCore
+from raft.messages import Message
+from raft.types import NodeId, NotLeader
+
+SETTLE_COMMITS = 3
+
+
+class Cluster:
+    def __init__(self, seed: int, faults: Faults, *, trace: list[str] | None) -> None:
+        self.faults = faults
+        self.schedule = Schedule()
+        self.network = Network(self.schedule, faults, dice(seed, "network"))
+        self.calm = False
+        self.tracing = trace is not None
+        self._trace = trace
+        self.voters = tuple(NodeId(n) for n in range(1, faults.voters + 1))
+        self.learners = tuple(
+            NodeId(n) for n in range(faults.voters + 1, faults.voters + faults.learners + 1)
+        )
+        self.checks = Checks(self)
+        clocks = dice(seed, "clocks")
+        skew = faults.clock_skew
+        self.nodes = {
+            node: Node(
+                self, node, dice(seed, f"node {node}"), rate=clocks.uniform(1 - skew, 1 + skew)
+            )
+            for node in (*self.voters, *self.learners)
+        }
+        self._clients = dice(seed, "clients")
+        self._nemesis = Nemesis(self, dice(seed, "nemesis"))
+        self._proposed = 0
+
+    def run(self) -> None:
+        """Raises Violation, or whatever a core raises."""
+        for node in self.nodes.values():
+            node.start()
+        self._nemesis.start()
+        self._propose()
+        while self.schedule.now_us < self.faults.duration_us:
+            self.schedule.step()
+        self._settle()
+        self.checks.final()
+
+    def _settle(self) -> None:
+        self.trace(None, "peace", "faults are over")
+        self.calm = self.network.calm = True
+        self._nemesis.stop()
+        deadline = self.schedule.now_us + self.faults.settle_us
+        goal = len(self.checks.ledger) + SETTLE_COMMITS
+        running = [node for node in self.nodes.values() if node.up]
+        while not all(node.state.index >= goal for node in running):
+            if self.schedule.now_us > deadline:
+                standing = {node.id: (node.core.role.value, node.state.index) for node in running}
+                raise Violation(f"no progress to {goal} in peace: {standing}")
+            self.schedule.step()
+
+    # -- clients
+
+    def _propose(self) -> None:
+        luck = self._clients
+        self.schedule.after(luck.randrange(1, 2 * self.faults.proposal_us), self._propose)
+        leaders = [node for node in self.nodes.values() if node.leads]
+        if leaders:
+            luck.choice(leaders).ask(self._proposals(luck.randint(1, self.faults.burst_max)))
+
+    def _proposals(self, count: int) -> Callable[[RaftCore], None]:
+        def propose(core: RaftCore) -> None:
+            room = self.faults.backlog_max - (core.last_index - core.commit)
+            for _ in range(min(count, room)):
+                self._proposed += 1
+                padding = b"." * self._clients.randint(0, self.faults.size_max)
+                try:
+                    self.nodes[core.node].propose(b"p%d" % self._proposed + padding)
+                except NotLeader:
+                    return  # definite: the name is never seen again
+
+        return propose
+
+    # -- between the nodes
+
+    def send(self, sender: Node, message: Message) -> None:
+        self.checks.sent(sender, message)
+        receiver = self.nodes[message.to]
+        if not self.network.send(sender.id, message.to, receiver.deliver, message):
+            self.trace(sender.id, "loses", message)
+
+    def trace(self, node: NodeId | None, verb: str, what: object) -> None:
+        if self._trace is None:
+            return
+        who = "--" if node is None else f"n{node}"
+        text = _message_text(what) if isinstance(what, Message) else str(what)
+        self._trace.append(f"{self.schedule.now_us / (1000 * MS):9.4f} {who} {verb} {text}")
+
+
+def _message_text(message: Message) -> str:
+    parts = [f"{message.kind.name} {message.sender}->{message.to} term {message.term}"]
+    if message.index or message.log_term:
+        parts.append(f"at ({message.index}, {message.log_term})")
+    if message.entries:
+        parts.append(f"entries {message.entries[0].index}..{message.entries[-1].index}")
+    if message.commit:
+        parts.append(f"commit {message.commit}")
+    if message.reject:
+        parts.append(f"REJECT hint ({message.hint_index}, {message.hint_term})")
+    return " ".join(parts)

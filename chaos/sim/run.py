@@ -1,0 +1,137 @@
+"""The way in: run one seed, run many, tell what went wrong so that it can be replayed.
+
+Owns: Outcome, Summary, and the processes that share many seeds.
+May not touch: a terminal beyond print in report(); the command line is broker.cli's.
+Spec: a failure names its seed, and run_seed(seed, trace=True) shows the same run again."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from chaos.sim.checks import Violation
+from chaos.sim.cluster import Cluster
+from chaos.sim.faults import Faults
+from raft.types import InvariantViolation
+
+NO_BUGS: frozenset[str] = frozenset()
+PLANTED_BUGS = ("forget_vote", "append_before_flush", "commit_earlier_term")
+TRACE_LINES_SHOWN = 120
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one seed. `violation` is empty when every promise was kept."""
+
+    seed: int
+    violation: str
+    virtual_seconds: float
+    steps: int
+    counters: Counter[str]
+    faults: Faults
+    trace: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.violation
+
+
+@dataclass(slots=True)
+class Summary:
+    first: int
+    count: int
+    failures: list[Outcome]
+    counters: Counter[str]
+    virtual_seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+
+def run_seed(seed: int, *, bugs: frozenset[str] = NO_BUGS, trace: bool = False) -> Outcome:
+    """One whole life of a cluster. Deterministic: the same seed gives the same outcome."""
+    faults = Faults.drawn_from(seed, bugs)
+    lines: list[str] | None = [] if trace else None
+    cluster = Cluster(seed, faults, trace=lines)
+    violation = ""
+    try:
+        cluster.run()
+    except (Violation, InvariantViolation) as broken:
+        violation = f"{type(broken).__name__}: {broken}"
+    except Exception:  # noqa: BLE001 - a core that falls over is a finding, with its seed
+        violation = f"crash of the code under test:\n{traceback.format_exc()}"
+    return Outcome(
+        seed=seed,
+        violation=violation,
+        virtual_seconds=cluster.schedule.now_us / 1e6,
+        steps=cluster.schedule.steps,
+        counters=cluster.checks.counters,
+        faults=faults,
+        trace=lines or [],
+    )
+
+
+def run_seeds(
+    first: int,
+    count: int,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    bugs: frozenset[str] = NO_BUGS,
+    stop_at_first: bool = False,
+) -> Summary:
+    """Seeds first .. first + count - 1. `progress(done, failures)` is called after each."""
+    summary = Summary(first, count, [], Counter(), 0.0)
+    outcomes = _outcomes(first, count, jobs, bugs)
+    for done, outcome in enumerate(outcomes, 1):
+        summary.counters += outcome.counters
+        summary.virtual_seconds += outcome.virtual_seconds
+        if not outcome.ok:
+            summary.failures.append(outcome)
+        if progress is not None:
+            progress(done, len(summary.failures))
+        if stop_at_first and summary.failures:
+            break
+    summary.failures.sort(key=lambda outcome: outcome.seed)
+    return summary
+
+
+def _outcomes(first: int, count: int, jobs: int, bugs: frozenset[str]) -> Iterator[Outcome]:
+    if jobs <= 1:
+        for seed in range(first, first + count):
+            yield run_seed(seed, bugs=bugs)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        runs = [pool.submit(run_seed, seed, bugs=bugs) for seed in range(first, first + count)]
+        try:
+            for run in as_completed(runs):
+                yield run.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def find_bug(bug: str, *, first: int = 0, count: int = 2000) -> Outcome | None:
+    """The first seed that shows a planted bug, None when none of them does."""
+    for seed in range(first, first + count):
+        outcome = run_seed(seed, bugs=frozenset({bug}))
+        if not outcome.ok:
+            return outcome
+    return None
+
+
+def report(outcome: Outcome) -> str:
+    """A failure as a person wants to read it: the seed, the verdict, the last of the trace."""
+    lines = [f"seed {outcome.seed}: {outcome.violation or 'clean'}", f"{outcome.faults}"]
+    if not outcome.trace:
+        outcome = run_seed(outcome.seed, bugs=outcome.faults.core.bugs, trace=True)
+    hidden = len(outcome.trace) - TRACE_LINES_SHOWN
+    if hidden > 0:
+        lines.append(f"... {hidden} earlier lines; run_seed({outcome.seed}, trace=True) has all")
+    lines += outcome.trace[-TRACE_LINES_SHOWN:]
+    lines.append(f"replay: jetraft chaos sim --seed {outcome.seed}")
+    return "\n".join(lines)
