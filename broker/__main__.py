@@ -1,6 +1,20 @@
-"""`python -m broker` is the jetraft command."""
+"""`python -m broker <command>`: the jetraft command without its installed name."""
 
-from broker.cli.main import main
+from __future__ import annotations
+
+import sys
+
+
+def run() -> int:
+    """`serve` starts without the other commands' imports: a server must be up in no time."""
+    if sys.argv[1:2] == ["serve"]:
+        from broker.cli.serve import serve
+
+        return serve(sys.argv[2:])
+    from broker.cli.main import main
+
+    return main() or 0
+
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run())

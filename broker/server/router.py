@@ -11,7 +11,7 @@ from random import randrange
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from broker.accounts import Account
-from broker.subjects import Match, Origin, SinkKind, Subscription
+from broker.subjects import Match, Origin, Sink, SinkKind, Subscription
 
 if TYPE_CHECKING:
     from broker.wire import PubRun
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
 
 
-class Publisher(Origin, Protocol):
+class Publisher(Origin, Sink, Protocol):
     """A connection, as the router needs it."""
 
     account: Account
     no_responders: bool
+    guarded: bool  # its publishes must pass may_publish
 
     def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
-        """Told once per segment; answers the client itself when it refuses."""
+        """Asked once per segment; answers the client itself when it refuses."""
 
 
 class Router:
@@ -66,7 +67,9 @@ class Router:
         """The one plain CLIENT subscription of this node when nothing else matches, else None.
 
         Families of reply subjects (`prefix.` + token) are answered from one cached result."""
-        found = account.subs.match_prefix(deliver_to[: deliver_to.rfind(b".") + 1])
+        found = None
+        if not deliver_to.endswith(b"."):
+            found = account.subs.match_prefix(deliver_to[: deliver_to.rfind(b".") + 1])
         if found is None:
             found = account.subs.match(deliver_to)
         sub = found.single
@@ -80,7 +83,7 @@ class Router:
         """Every message of the run to everybody who wants it, in order."""
         match = origin.account.subs.match
         for subject, start, stop in run.segments():
-            if not origin.may_publish(run, subject, start, stop):
+            if origin.guarded and not origin.may_publish(run, subject, start, stop):
                 continue
             found = match(subject)
             sub = found.single
@@ -144,12 +147,10 @@ class Router:
                 if pool[0].queue == queue:
                     members = [sub for sub in pool if sub.sink.kind is SinkKind.CLIENT]
                     if members:
-                        delivered += _deal(members, run, start, stop, origin, None) - start
+                        delivered += _deal(members, run, start, stop, origin, silent=None) - start
         return delivered
 
-    def _fan_out(
-        self, origin: Publisher, found: Match, run: PubRun, start: int, stop: int
-    ) -> int:
+    def _fan_out(self, origin: Publisher, found: Match, run: PubRun, start: int, stop: int) -> int:
         """Returns the row up to which every message was taken by somebody."""
         silent = None if origin.echo else origin
         covered = start
@@ -157,7 +158,7 @@ class Router:
             if sub.sink is not silent:
                 covered = max(covered, _deliver_limited(sub, run, start, stop, origin))
         for pool in found.queues:
-            covered = max(covered, _deal(pool, run, start, stop, origin, silent))
+            covered = max(covered, _deal(pool, run, start, stop, origin, silent=silent))
         return covered
 
     def _tell_no_responders(self, origin: Publisher, run: PubRun, start: int, stop: int) -> None:
@@ -191,7 +192,8 @@ def _deal(
     start: int,
     stop: int,
     origin: Origin | None,
-    silent: Origin | None,
+    *,
+    silent: Sink | None,
 ) -> int:
     """Deal the rows to the members in slices, from a random one on: one call per slice.
 

@@ -67,6 +67,6 @@ def is_subset(narrow: bytes, wide: bytes) -> bool:
         if token == b">":
             return True
         have = left[position]
-        if have == b">" or (token != b"*" and token != have):
+        if have == b">" or token not in (b"*", have):
             return False
     return len(left) == len(right)

@@ -1,0 +1,114 @@
+"""Who a CONNECT is from: token, user and password, or the no-auth user.
+
+Owns: the comparison of credentials with the configuration.
+May not touch: sockets, timers; bcrypt is slow, so the caller runs `check` where it may wait.
+Spec: core contract 3.1, 3.2 and 3.8."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+from broker.accounts.account import GLOBAL_ACCOUNT
+from broker.config.options import Authorization, Permissions
+
+BCRYPT_PREFIXES = ("$2a$", "$2b$", "$2x$", "$2y$")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a CONNECT brought along."""
+
+    user: str = ""
+    password: str = ""
+    token: str = ""
+
+    @property
+    def empty(self) -> bool:
+        return not (self.user or self.password or self.token)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who it turned out to be."""
+
+    user: str = ""
+    account: str = GLOBAL_ACCOUNT
+    permissions: Permissions | None = None
+
+
+def is_bcrypt(secret: str) -> bool:
+    return secret.startswith(BCRYPT_PREFIXES)
+
+
+class Authenticator:
+    """Built once per configuration; `identify` gives a verdict for one set of credentials."""
+
+    __slots__ = ("_auth", "_users")
+
+    def __init__(self, auth: Authorization) -> None:
+        self._auth = auth
+        self._users = {user.name: user for user in auth.users}
+
+    @property
+    def required(self) -> bool:
+        return self._auth.required
+
+    @property
+    def announced(self) -> bool:
+        """auth_required in INFO: hidden when anonymous clients get in as somebody."""
+        return self._auth.required and not self._auth.no_auth_user
+
+    def slow(self, given: Credentials) -> bool:
+        """Would `identify` spend milliseconds on a hash?"""
+        return is_bcrypt(self._secret_for(given))
+
+    def anonymous(self) -> Identity | None:
+        """The identity of a client that sent nothing, if there is one."""
+        if not self._auth.required:
+            return Identity()
+        user = self._users.get(self._auth.no_auth_user) if self._auth.no_auth_user else None
+        if user is None:
+            return None
+        return Identity(user.name, user.account, user.permissions or self._auth.default_permissions)
+
+    def identify(self, given: Credentials) -> Identity | None:
+        """None = Authorization Violation."""
+        auth = self._auth
+        if not auth.required:
+            return Identity()
+        if auth.users:
+            if given.empty and auth.no_auth_user:
+                return self.anonymous()
+            user = self._users.get(given.user)
+            if user is None or not _same(user.password, given.password):
+                return None
+            permissions = user.permissions or auth.default_permissions
+            return Identity(user.name, user.account, permissions)
+        if auth.token:
+            return Identity() if _same(auth.token, given.token) else None
+        if _same_text(auth.user, given.user) and _same(auth.password, given.password):
+            return Identity(auth.user)
+        return None
+
+    def _secret_for(self, given: Credentials) -> str:
+        if self._auth.users:
+            user = self._users.get(given.user)
+            return user.password if user is not None else ""
+        return self._auth.token or self._auth.password
+
+
+def _same_text(expected: str, given: str) -> bool:
+    return hmac.compare_digest(expected.encode(), given.encode())
+
+
+def _same(expected: str, given: str) -> bool:
+    if not is_bcrypt(expected):
+        return _same_text(expected, given)
+    import bcrypt
+
+    try:
+        # bcrypt reads 72 bytes; its Python binding refuses what the reference cuts off
+        return bcrypt.checkpw(given.encode()[:72], expected.encode())
+    except ValueError:  # a damaged hash in the configuration matches nobody
+        return False

@@ -1,0 +1,107 @@
+"""What one user may publish and subscribe to.
+
+Owns: the allow and deny lists of a user, with cached verdicts, and granted replies.
+May not touch: connections, clocks (now is an argument).
+Spec: core contract 3.3; deny wins, a denied part of a wildcard is filtered at delivery."""
+
+from __future__ import annotations
+
+from broker.config.options import Permissions, SubjectRules
+from broker.subjects import collides, has_wildcard, is_subset, matches
+
+VERDICTS_MAX = 1024  # cached subjects; the cache is emptied when it is full
+GRANTS_MAX = 8192  # replies a client may owe at once; the oldest is forgotten beyond
+
+
+class _Rules:
+    """One list, split into plain entries and entries that name a queue."""
+
+    __slots__ = ("plain", "queued")
+
+    def __init__(self, entries: tuple[bytes, ...]) -> None:
+        self.plain: list[bytes] = []
+        self.queued: list[tuple[bytes, bytes]] = []
+        for entry in entries:
+            subject, _, queue = entry.partition(b" ")
+            if queue.strip():
+                self.queued.append((subject, queue.strip()))
+            else:
+                self.plain.append(subject)
+
+    def covers(self, subject: bytes, queue: bytes) -> bool:
+        named = [pattern for entry, pattern in self.queued if is_subset(subject, entry)]
+        if queue and named:
+            return any(matches(queue, pattern) for pattern in named)
+        return any(is_subset(subject, entry) for entry in self.plain)
+
+
+class PermissionSet:
+    """The verdicts for one connection."""
+
+    __slots__ = ("_grants", "_published", "_rules", "_sub_allow", "_sub_deny", "responses")
+
+    def __init__(self, rules: Permissions) -> None:
+        self._rules = rules
+        self.responses = rules.responses
+        subscribe = rules.subscribe or SubjectRules()
+        # An empty subscribe allow list is no restriction, unlike publish.
+        self._sub_allow = _Rules(subscribe.allow) if subscribe.allow else None
+        self._sub_deny = _Rules(subscribe.deny) if subscribe.deny else None
+        self._published: dict[bytes, bool] = {}
+        self._grants: dict[bytes, tuple[int, int]] = {}  # reply -> (remaining, expires_ns)
+
+    def may_publish(self, subject: bytes, *, now_ns: int) -> bool:
+        verdict = self._published.get(subject)
+        if verdict is None:
+            verdict = self._publish_verdict(subject)
+            if len(self._published) >= VERDICTS_MAX:
+                self._published.clear()
+            self._published[subject] = verdict
+        return verdict or (bool(self._grants) and self._use_grant(subject, now_ns=now_ns))
+
+    def may_subscribe(self, subject: bytes, queue: bytes) -> bool:
+        if self._sub_allow is not None and not self._sub_allow.covers(subject, queue):
+            return False
+        return self._sub_deny is None or not self._sub_deny.covers(subject, queue)
+
+    def filters(self, subject: bytes) -> bool:
+        """Must deliveries to this subscription be looked at one subject at a time?"""
+        if self._sub_deny is None or not has_wildcard(subject):
+            return False
+        return any(collides(subject, entry) for entry in self._sub_deny.plain)
+
+    def may_receive(self, subject: bytes) -> bool:
+        deny = self._sub_deny
+        return deny is None or not any(matches(subject, entry) for entry in deny.plain)
+
+    def grant(self, reply: bytes, *, now_ns: int) -> None:
+        """A message with this reply goes to the client: it may answer."""
+        responses = self.responses
+        if responses is None:
+            return
+        if len(self._grants) >= GRANTS_MAX:
+            self._grants.pop(next(iter(self._grants)))
+        self._grants[reply] = (responses.max_msgs, now_ns + responses.expires_ns)
+
+    def _use_grant(self, subject: bytes, *, now_ns: int) -> bool:
+        grant = self._grants.pop(subject, None)
+        if grant is None:
+            return False
+        remaining, expires_ns = grant
+        if now_ns > expires_ns:
+            return False
+        if remaining < 0:
+            self._grants[subject] = grant
+        elif remaining > 1:
+            self._grants[subject] = (remaining - 1, expires_ns)
+        return True
+
+    def _publish_verdict(self, subject: bytes) -> bool:
+        rules = self._rules.publish
+        if rules is None:
+            return self.responses is None
+        if any(matches(subject, entry) for entry in rules.deny):
+            return False
+        if rules.allow is None:
+            return self.responses is None
+        return any(matches(subject, entry) for entry in rules.allow)

@@ -1,0 +1,329 @@
+"""Keys of the configuration file: what each one sets.
+
+Owns: the tables of keys per block, and the refusal of all others by name and place.
+May not touch: the grammar below (parser.py) and the checks above (draft.py).
+Spec: core contract 5.2; every bad key is reported, not only the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from broker.config import known, values
+from broker.config.apply_auth import apply_authorization
+from broker.config.draft import Draft
+from broker.config.parser import Item, Map
+from broker.config.report import Report
+from broker.config.values import BadValue
+
+Setter: TypeAlias = Callable[["_File", str, Item], None]
+
+
+class BadConfiguration(Exception):
+    """One line per fault; str() is all of them."""
+
+
+def apply(tree: Map, draft: Draft, *, path: str) -> None:
+    """Write the settings of the file into the draft. Raises BadConfiguration."""
+    file = _File(draft, Report(path))
+    file.report.block(tree, _TOP, known.TOP, file)
+    if file.report.errors:
+        raise BadConfiguration("\n".join(file.report.errors))
+
+
+class _File:
+    """The draft being written and the faults found on the way."""
+
+    __slots__ = ("draft", "report")
+
+    def __init__(self, draft: Draft, report: Report) -> None:
+        self.draft = draft
+        self.report = report
+
+
+# -- setters of single values ------------------------------------------------------------------
+
+
+def _text(part: str, name: str) -> Setter:
+    def put(file: _File, key: str, item: Item) -> None:
+        getattr(file.draft, part)[name] = values.text(key, item)
+
+    return put
+
+
+def _integer(part: str, name: str) -> Setter:
+    def put(file: _File, key: str, item: Item) -> None:
+        getattr(file.draft, part)[name] = values.integer(key, item)
+
+    return put
+
+
+def _boolean(part: str, name: str) -> Setter:
+    def put(file: _File, key: str, item: Item) -> None:
+        getattr(file.draft, part)[name] = values.boolean(key, item)
+
+    return put
+
+
+def _duration(part: str, name: str) -> Setter:
+    def put(file: _File, key: str, item: Item) -> None:
+        if isinstance(item.value, int):
+            file.draft.warnings.append(
+                f'{key}: a number means seconds; write "{item.value}s" instead'
+            )
+        getattr(file.draft, part)[name] = values.duration(key, item)
+
+    return put
+
+
+def _listen(file: _File, key: str, item: Item) -> None:
+    host, port = values.address(key, item, host=file.draft.top.get("host", ""))
+    file.draft.top.update(host=host, port=port)
+
+
+def _server_tags(file: _File, key: str, item: Item) -> None:
+    file.draft.top["server_tags"] = tuple(values.texts(key, item))
+
+
+def _max_connections(file: _File, key: str, item: Item) -> None:
+    # Zero in a file means nobody, where zero in the defaults would mean everybody.
+    file.draft.limits["max_connections"] = values.integer(key, item) or -1
+
+
+def _no_header_support(file: _File, key: str, item: Item) -> None:
+    file.draft.top["headers"] = not values.boolean(key, item)
+
+
+def _http(*, tls: bool) -> Setter:
+    def put(file: _File, key: str, item: Item) -> None:
+        host, port = values.address(key, item, host="")
+        file.draft.http.update(host=host, port=port, tls=tls)
+
+    return put
+
+
+def _base_path(file: _File, key: str, item: Item) -> None:
+    file.draft.http["base_path"] = "/" + values.text(key, item).strip("/")
+
+
+def _store_dir(file: _File, key: str, item: Item) -> None:
+    if (file.draft.jetstream or {}).get("store_dir"):
+        raise BadValue("Duplicate 'store_dir' configuration")
+    file.draft.store_dir = values.text(key, item)
+
+
+# -- blocks ------------------------------------------------------------------------------------
+
+
+def _authorization(file: _File, key: str, item: Item) -> None:
+    apply_authorization(file.report, file.draft.authorization, _map(key, item))
+
+
+def _no_auth_user(file: _File, key: str, item: Item) -> None:
+    file.draft.authorization["no_auth_user"] = values.text(key, item)
+
+
+def _tls(file: _File, key: str, item: Item) -> None:
+    file.draft.tls = _tls_settings(file, _map(key, item))
+
+
+def _tls_settings(file: _File, block: Map) -> dict[str, object]:
+    settings: dict[str, object] = {}
+    for raw, item in block.items():
+        key = raw.lower()
+        with file.report.at(item):
+            if key in ("cert_file", "key_file", "ca_file", "min_version"):
+                settings[key] = values.text(key, item) if key != "min_version" else str(item.value)
+            elif key in ("verify", "insecure"):
+                settings[key] = values.boolean(key, item)
+            elif key == "timeout":
+                settings["timeout_ns"] = values.duration(key, item)
+            elif key in ("handshake_first", "first", "immediate"):
+                settings.update(_handshake_first(key, item))
+            elif key in known.TLS:
+                raise BadValue(f'not supported yet: "{raw}"')
+            elif not item.used:
+                raise BadValue(f'error parsing tls config, unknown field "{raw}"')
+    if settings.get("min_version") not in (None, "1.2", "1.3"):
+        file.report.errors.append(f"unsupported TLS min_version {settings['min_version']}")
+    return settings
+
+
+def _handshake_first(key: str, item: Item) -> dict[str, object]:
+    if isinstance(item.value, bool):
+        return {"handshake_first": item.value}
+    word = values.text(key, item)
+    wait_ns = 50_000_000 if word.lower() == "auto" else values.parse_duration(word)
+    return {"handshake_first": True, "handshake_fallback_ns": wait_ns}
+
+
+def _jetstream(file: _File, key: str, item: Item) -> None:
+    if isinstance(item.value, bool | str):
+        word = str(item.value).lower()
+        if word not in ("true", "false", "enabled", "enable", "disabled", "disable"):
+            raise BadValue(f"Expected 'enabled' or 'disabled' for string value, got '{word}'")
+        if word.startswith(("true", "enable")):
+            file.draft.jetstream = file.draft.jetstream or {}
+        return
+    settings: dict[str, object] = {}
+    enabled = True
+    for raw, inner in _map(key, item).items():
+        name = raw.lower()
+        with file.report.at(inner):
+            if name in ("enabled", "enable"):
+                enabled = values.boolean(name, inner)
+            elif name in _JETSTREAM:
+                field, read = _JETSTREAM[name]
+                settings[field] = read(name, inner)
+            elif name == "remotes":
+                settings["remotes"] = _remotes(file, _map(name, inner))
+            else:
+                file.report.refuse(raw, inner, known.JETSTREAM)
+    if settings.get("store_dir") and file.draft.store_dir:
+        raise BadValue("Duplicate 'store_dir' configuration")
+    if enabled:
+        file.draft.jetstream = {**(file.draft.jetstream or {}), **settings}
+
+
+def _sync(key: str, item: Item) -> object:
+    return "always" if item.value == "always" else values.duration(key, item)
+
+
+_JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
+    "store_dir": ("store_dir", values.text),
+    "store": ("store_dir", values.text),
+    "storedir": ("store_dir", values.text),
+    "max_memory_store": ("max_memory_store", values.size),
+    "max_mem_store": ("max_memory_store", values.size),
+    "max_mem": ("max_memory_store", values.size),
+    "max_file_store": ("max_file_store", values.size),
+    "max_file": ("max_file_store", values.size),
+    "domain": ("domain", values.text),
+    "sync_interval": ("sync", _sync),
+    "sync": ("sync", _sync),
+    "strict": ("strict", values.boolean),
+}
+
+
+def _remotes(file: _File, block: Map) -> dict[str, object]:
+    from broker.config.options import Remote
+
+    found: dict[str, object] = {}
+    for name, item in block.items():
+        settings: dict[str, object] = {}
+        with file.report.at(item):
+            for raw, inner in _map(name, item).items():
+                key = raw.lower()
+                if key in ("url", "urls"):
+                    settings["urls"] = tuple(values.texts(key, inner))
+                elif key in ("user", "password", "token", "domain"):
+                    settings[key] = values.text(key, inner)
+                else:
+                    file.report.refuse(raw, inner, frozenset())
+            if not settings.get("urls"):
+                raise BadValue(f'remote "{name}" needs urls')
+            found[name] = Remote(**settings)  # type: ignore[arg-type]
+    return found
+
+
+def _cluster(file: _File, key: str, item: Item) -> None:
+    settings = file.draft.cluster = dict(file.draft.cluster or {})
+    for raw, inner in _map(key, item).items():
+        name = raw.lower()
+        with file.report.at(inner):
+            if name == "listen":
+                host, port = values.address(name, inner, host="")
+                settings.update(host=host, port=port)
+            elif name in _CLUSTER:
+                field, read = _CLUSTER[name]
+                settings[field] = read(name, inner)
+            elif name == "authorization":
+                _cluster_authorization(file, settings, _map(name, inner))
+            elif name == "tls":
+                settings["tls"] = _tls_settings(file, _map(name, inner))
+            else:
+                file.report.refuse(raw, inner, known.CLUSTER)
+
+
+_CLUSTER: dict[str, tuple[str, Callable[[str, Item], object]]] = {
+    "name": ("name", values.text),
+    "host": ("host", values.text),
+    "net": ("host", values.text),
+    "port": ("port", values.integer),
+    "routes": ("routes", lambda key, item: tuple(values.texts(key, item))),
+    "advertise": ("advertise", values.text),
+    "cluster_advertise": ("advertise", values.text),
+    "no_advertise": ("no_advertise", values.boolean),
+    "connect_retries": ("connect_retries", values.integer),
+}
+
+
+def _cluster_authorization(file: _File, settings: dict[str, object], block: Map) -> None:
+    for raw, item in block.items():
+        key = raw.lower()
+        with file.report.at(item):
+            if key in ("user", "username"):
+                settings["user"] = values.text(key, item)
+            elif key in ("pass", "password"):
+                settings["password"] = values.text(key, item)
+            elif key == "timeout":
+                values.duration(key, item)
+            else:
+                file.report.refuse(raw, item, known.AUTHORIZATION)
+
+
+def _map(key: str, item: Item) -> Map:
+    if not isinstance(item.value, dict):
+        raise BadValue(f"Expected map to define {key}, got {type(item.value).__name__}")
+    return item.value
+
+
+_TOP: dict[str, Setter] = {
+    "listen": _listen,
+    "host": _text("top", "host"),
+    "net": _text("top", "host"),
+    "port": _integer("top", "port"),
+    "server_name": _text("top", "server_name"),
+    "server_tags": _server_tags,
+    "client_advertise": _text("top", "client_advertise"),
+    "max_payload": _integer("limits", "max_payload"),
+    "max_control_line": _integer("limits", "max_control_line"),
+    "max_pending": _integer("limits", "max_pending"),
+    "max_connections": _max_connections,
+    "max_conn": _max_connections,
+    "max_subscriptions": _integer("limits", "max_subscriptions"),
+    "max_subs": _integer("limits", "max_subscriptions"),
+    "max_sub_tokens": _integer("limits", "max_sub_tokens"),
+    "max_closed_clients": _integer("limits", "max_closed_clients"),
+    "write_deadline": _duration("limits", "write_deadline_ns"),
+    "ping_interval": _duration("ping", "interval_ns"),
+    "ping_max": _integer("ping", "outstanding_max"),
+    "lame_duck_duration": _duration("lame_duck", "duration_ns"),
+    "lame_duck_grace_period": _duration("lame_duck", "grace_ns"),
+    "no_header_support": _no_header_support,
+    "no_auth_user": _no_auth_user,
+    "authorization": _authorization,
+    "tls": _tls,
+    "allow_non_tls": _boolean("top", "allow_non_tls"),
+    "jetstream": _jetstream,
+    "store_dir": _store_dir,
+    "cluster": _cluster,
+    "debug": _boolean("logging", "debug"),
+    "trace": _boolean("logging", "trace"),
+    "logtime": _boolean("logging", "logtime"),
+    "logtime_utc": _boolean("logging", "logtime_utc"),
+    "log_file": _text("logging", "log_file"),
+    "logfile": _text("logging", "log_file"),
+    "logfile_size_limit": _integer("logging", "size_limit"),
+    "log_size_limit": _integer("logging", "size_limit"),
+    "max_traced_msg_len": _integer("logging", "max_traced_msg_len"),
+    "pid_file": _text("top", "pid_file"),
+    "pidfile": _text("top", "pid_file"),
+    "ports_file_dir": _text("top", "ports_file_dir"),
+    "http": _http(tls=False),
+    "http_port": _http(tls=False),
+    "monitor_port": _http(tls=False),
+    "https": _http(tls=True),
+    "https_port": _http(tls=True),
+    "http_base_path": _base_path,
+}

@@ -1,0 +1,156 @@
+"""Options under construction: a file writes into it, flags write over it, then it is checked.
+
+Owns: the merge, the checks across keys, and the step to frozen Options.
+May not touch: where a value came from.
+Spec: core contract 5.3, 6.1 (flags win over the file over defaults)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.config.options import (
+    DEFAULT_HOST,
+    MIB,
+    SECOND,
+    Authorization,
+    ClusterOptions,
+    Http,
+    JetStreamOptions,
+    LameDuck,
+    Limits,
+    Logging,
+    Options,
+    Ping,
+    TlsOptions,
+)
+
+LAME_DUCK_MIN_NS = 30 * SECOND
+PAYLOAD_WARN = 8 * MIB
+
+
+class BadOptions(Exception):
+    """The settings do not fit together; str() is what the operator reads."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """Fields by the names of the dataclasses in options.py; absent means default."""
+
+    top: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+    ping: dict[str, Any] = field(default_factory=dict)
+    logging: dict[str, Any] = field(default_factory=dict)
+    lame_duck: dict[str, Any] = field(default_factory=dict)
+    authorization: dict[str, Any] = field(default_factory=dict)
+    http: dict[str, Any] = field(default_factory=dict)
+    tls: dict[str, Any] | None = None
+    jetstream: dict[str, Any] | None = None
+    cluster: dict[str, Any] | None = None
+    store_dir: str = ""  # given outside the jetstream block; alone it enables nothing
+    warnings: list[str] = field(default_factory=list)
+
+    def build(self) -> Options:
+        """Raises BadOptions."""
+        host = self.top.get("host") or DEFAULT_HOST
+        options = Options(
+            **{**self.top, "host": host},
+            limits=Limits(**self.limits),
+            ping=Ping(**self.ping),
+            logging=Logging(**self.logging),
+            lame_duck=LameDuck(**self.lame_duck),
+            authorization=Authorization(**self.authorization),
+            http=self._http(host),
+            tls=None if self.tls is None else TlsOptions(**self.tls),
+            jetstream=self._jetstream(),
+            cluster=None if self.cluster is None else self._cluster(host),
+        )
+        self._check(options)
+        return options
+
+    def _http(self, host: str) -> Http | None:
+        if "port" not in self.http or not self.http["port"]:
+            return None
+        return Http(**{**self.http, "host": self.http.get("host") or host})
+
+    def _jetstream(self) -> JetStreamOptions | None:
+        if self.jetstream is None:
+            return None
+        settings = dict(self.jetstream)
+        settings["store_dir"] = settings.get("store_dir") or self.store_dir
+        return JetStreamOptions(**settings)
+
+    def _cluster(self, host: str) -> ClusterOptions:
+        assert self.cluster is not None
+        settings = dict(self.cluster)
+        settings["host"] = settings.get("host") or host
+        if isinstance(settings.get("tls"), dict):
+            settings["tls"] = TlsOptions(**settings["tls"])
+        return ClusterOptions(**settings)
+
+    def _check(self, options: Options) -> None:
+        limits = options.limits
+        if limits.max_payload > limits.max_pending:
+            raise BadOptions(
+                f"max_payload ({limits.max_payload}) cannot be higher than "
+                f"max_pending ({limits.max_pending})"
+            )
+        if limits.max_payload > PAYLOAD_WARN:
+            self.warnings.append("Maximum payloads over 8.00 MB are generally discouraged")
+        if " " in options.server_name:
+            raise BadOptions("server name cannot contain spaces")
+        self._check_lame_duck(options.lame_duck)
+        self._check_authorization(options.authorization)
+        self._check_tls(options)
+        self._check_cluster(options)
+
+    def _check_lame_duck(self, lame_duck: LameDuck) -> None:
+        if lame_duck.duration_ns < LAME_DUCK_MIN_NS:
+            seconds = lame_duck.duration_ns / SECOND
+            raise BadOptions(f"invalid lame_duck_duration of {seconds:g}s, minimum is 30 seconds")
+        if lame_duck.grace_ns >= lame_duck.duration_ns:
+            raise BadOptions(
+                f"lame duck grace period ({lame_duck.grace_ns / SECOND:g}s) should be strictly "
+                f"lower than lame duck duration ({lame_duck.duration_ns / SECOND:g}s)"
+            )
+
+    def _check_authorization(self, auth: Authorization) -> None:
+        if auth.token and auth.user:
+            raise BadOptions("Cannot have a user/pass and token")
+        if auth.users and auth.user:
+            raise BadOptions("Can not have a single user/pass and a users array")
+        if auth.users and auth.token:
+            raise BadOptions("Can not have a token and a users array")
+        names = [user.name for user in auth.users]
+        for name in names:
+            if names.count(name) > 1:
+                raise BadOptions(f'Duplicate user "{name}" detected')
+        if auth.no_auth_user and not auth.users:
+            raise BadOptions(
+                f'no_auth_user: "{auth.no_auth_user}" present, but users/nkeys are not defined'
+            )
+        if auth.no_auth_user and auth.no_auth_user not in names:
+            raise BadOptions(
+                f'no_auth_user: "{auth.no_auth_user}" not present as user or nkey in '
+                "authorization block or account configuration"
+            )
+
+    def _check_tls(self, options: Options) -> None:
+        for tls in (options.tls, None if options.cluster is None else options.cluster.tls):
+            if tls is None:
+                continue
+            if not tls.cert_file:
+                raise BadOptions("TLS Server certificate must be present and valid")
+            if not tls.key_file:
+                raise BadOptions("TLS Server private key must be present and valid")
+        if options.http is not None and options.http.tls and options.tls is None:
+            raise BadOptions("https monitoring requires the tls block of the client listener")
+
+    def _check_cluster(self, options: Options) -> None:
+        cluster = options.cluster
+        if cluster is None:
+            return
+        if " " in cluster.name:
+            raise BadOptions("cluster name cannot contain spaces")
+        if cluster.routes and cluster.port == 0:
+            raise BadOptions("solicited routes require cluster capabilities, e.g. --cluster")

@@ -1,0 +1,121 @@
+"""Keys nats-server knows and this server does not serve yet.
+
+Owns: the names, so that a refusal can say "not yet" instead of "never heard of it".
+May not touch: values.
+Spec: core contract 5.2."""
+
+from __future__ import annotations
+
+TOP = frozenset(
+    [
+        "accounts",
+        "system_account",
+        "system",
+        "no_system_account",
+        "no_sys_acc",
+        "server_metadata",
+        "feature_flags",
+        "write_timeout",
+        "proxy_protocol",
+        "proxies",
+        "disable_sublist_cache",
+        "no_fast_producer_stall",
+        "connect_error_reports",
+        "reconnect_error_reports",
+        "mappings",
+        "maps",
+        "default_js_domain",
+        "default_sentinel",
+        "trusted",
+        "trusted_keys",
+        "operator",
+        "operators",
+        "root",
+        "roots",
+        "root_operator",
+        "root_operators",
+        "resolver",
+        "account_resolver",
+        "account_resolvers",
+        "resolver_preload",
+        "resolver_pinned_accounts",
+        "resolver_tls",
+        "ocsp",
+        "ocsp_cache",
+        "trace_verbose",
+        "trace_headers",
+        "logfile_max_num",
+        "log_max_num",
+        "syslog",
+        "remote_syslog",
+        "prof_port",
+        "prof_block_rate",
+        "gateway",
+        "leafnodes",
+        "leaf",
+        "websocket",
+        "ws",
+        "mqtt",
+        "js_api_timeout",
+    ]
+)
+AUTHORIZATION = frozenset(["auth_callout", "auth_hook", "proxy_required"])
+USER = frozenset(
+    ["nkey", "allowed_connection_types", "connection_types", "clients", "proxy_required"]
+)
+TLS = frozenset(
+    [
+        "verify_and_map",
+        "verify_cert_and_check_known_urls",
+        "cipher_suites",
+        "curve_preferences",
+        "allow_insecure_cipher_suites",
+        "pinned_certs",
+        "connection_rate_limit",
+        "certs",
+        "certificates",
+        "cert_store",
+        "cert_match",
+        "cert_match_by",
+        "ca_certs_match",
+        "cert_match_skip_invalid",
+        "ocsp_peer",
+    ]
+)
+JETSTREAM = frozenset(
+    [
+        "limits",
+        "unique_tag",
+        "extension_hint",
+        "key",
+        "ek",
+        "encryption_key",
+        "prev_key",
+        "prev_ek",
+        "prev_encryption_key",
+        "cipher",
+        "tpm",
+        "max_outstanding_catchup",
+        "max_buffered_size",
+        "max_buffered_msgs",
+        "request_queue_limit",
+        "info_queue_limit",
+        "max_concurrent_io",
+        "meta_compact",
+        "meta_compact_size",
+        "meta_compact_sync",
+    ]
+)
+CLUSTER = frozenset(
+    [
+        "permissions",
+        "connect_backoff",
+        "pool_size",
+        "accounts",
+        "compression",
+        "ping_interval",
+        "ping_max",
+        "write_deadline",
+        "write_timeout",
+    ]
+)

@@ -1,0 +1,60 @@
+"""From a command line to Options: file first, flags over it, checks last.
+
+Owns: that order, and the digest of the file.
+May not touch: the process.
+Spec: core contract 6.1, precedence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from broker.config.apply import BadConfiguration, apply
+from broker.config.draft import BadOptions, Draft
+from broker.config.flags import CommandLine, UsageError, parse_flags
+from broker.config.options import Options
+from broker.config.parser import ParseError, parse_file
+
+__all__ = ["BadSettings", "CommandLine", "Loaded", "UsageError", "load", "parse_flags"]
+
+
+class BadSettings(Exception):
+    """Start-up cannot go on; str() is what the operator reads (one fault per line)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    options: Options
+    warnings: tuple[str, ...]
+
+
+def load(line: CommandLine) -> Loaded:
+    """Raises BadSettings."""
+    draft = Draft()
+    digest = ""
+    try:
+        if line.config_file:
+            tree, raw = parse_file(line.config_file)
+            digest = f"sha256:{sha256(raw).hexdigest()}"
+            if not tree:
+                draft.warnings.append(f"configuration file {line.config_file} is empty")
+            apply(tree, draft, path=line.config_file)
+        line.apply(draft)
+        options = draft.build()
+    except (ParseError, BadConfiguration, BadOptions) as error:
+        raise BadSettings(str(error)) from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise BadSettings(f"error opening config file: open {error.filename}: {reason}") from error
+    if line.config_file:
+        options = replace(options, config_file=line.config_file, config_digest=digest)
+    return Loaded(options, tuple(draft.warnings))
+
+
+def load_words(argv: Sequence[str]) -> Loaded:
+    """For callers that have only the words. Raises BadSettings, UsageError."""
+    try:
+        return load(parse_flags(argv))
+    except BadOptions as error:
+        raise BadSettings(str(error)) from error

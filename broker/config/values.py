@@ -1,0 +1,116 @@
+"""Values of settings: durations, sizes, addresses, with errors that name the key.
+
+Owns: the conversion of one positioned value into what the options hold.
+May not touch: which keys exist.
+Spec: core contract 5.1 (durations, sizes) and 5.3 (texts)."""
+
+from __future__ import annotations
+
+import re
+
+from broker.config.parser import Item
+
+NANOSECONDS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_BINARY = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+class BadValue(Exception):
+    """The value does not fit its key; str() says why."""
+
+
+def parse_duration(text: str) -> int:
+    """A Go duration (`1h30m`, `100ms`, `-1s`) in nanoseconds. Raises BadValue."""
+    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
+    if body == "0":
+        return 0
+    total, at = 0.0, 0
+    while at < len(body):
+        part = _DURATION_PART.match(body, at)
+        if part is None:
+            raise BadValue(f'time: invalid duration "{text}"')
+        total += float(part[1]) * NANOSECONDS[part[2]]
+        at = part.end()
+    if not body:
+        raise BadValue(f'time: invalid duration "{text}"')
+    return sign * round(total)
+
+
+def text(key: str, item: Item) -> str:
+    if isinstance(item.value, str):
+        return item.value
+    # Passwords and names may look like numbers; the file means the word.
+    if isinstance(item.value, int) and not isinstance(item.value, bool):
+        return str(item.value)
+    raise BadValue(f'interface conversion: "{key}" wants a string')
+
+
+def integer(key: str, item: Item) -> int:
+    if isinstance(item.value, int) and not isinstance(item.value, bool):
+        return item.value
+    raise BadValue(f'interface conversion: "{key}" wants an integer')
+
+
+def boolean(key: str, item: Item) -> bool:
+    if isinstance(item.value, bool):
+        return item.value
+    raise BadValue(f'interface conversion: "{key}" wants true or false')
+
+
+def duration(key: str, item: Item) -> int:
+    """Nanoseconds; a bare number means seconds."""
+    if isinstance(item.value, bool):
+        raise BadValue(f'error parsing {key}: wants a duration such as "10s"')
+    if isinstance(item.value, int | float):
+        return round(item.value * NANOSECONDS["s"])
+    if isinstance(item.value, str):
+        try:
+            return parse_duration(item.value)
+        except BadValue as error:
+            raise BadValue(f"error parsing {key}: {error}") from error
+    raise BadValue(f'error parsing {key}: wants a duration such as "10s"')
+
+
+def size(key: str, item: Item) -> int:
+    """Bytes; JetStream sizes may also be strings such as "10G" (binary)."""
+    if isinstance(item.value, str):
+        word = item.value.strip().upper()
+        number, unit = word[:-1], word[-1:]
+        if unit in _BINARY and number.isdigit():
+            return int(number) * _BINARY[unit]
+        if word.lstrip("-").isdigit():
+            return int(word)
+        raise BadValue(f'{key} must be an integer or a size such as "10G"')
+    return integer(key, item)
+
+
+def texts(key: str, item: Item) -> list[str]:
+    """A string or a list of strings."""
+    if isinstance(item.value, list):
+        return [text(key, element) for element in item.value]
+    return [text(key, item)]
+
+
+def address(key: str, item: Item, *, host: str) -> tuple[str, int]:
+    """`host:port`, or a bare port on the given host."""
+    if isinstance(item.value, int) and not isinstance(item.value, bool):
+        return host, item.value
+    return split_address(text(key, item))
+
+
+def split_address(word: str) -> tuple[str, int]:
+    head, colon, tail = word.rpartition(":")
+    if not colon:
+        raise BadValue(f'could not parse address string "{word}"')
+    try:
+        return head.removeprefix("[").removesuffix("]"), int(tail)
+    except ValueError as error:
+        raise BadValue(f'could not parse port "{tail}"') from error

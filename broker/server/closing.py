@@ -1,0 +1,38 @@
+"""Why a connection ended, in nats-server's words.
+
+Owns: the closed-state texts that /connz and the log show.
+May not touch: connections.
+Spec: core contract 1.12."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reason(Enum):
+    CLIENT_CLOSED = "Client Closed"
+    AUTHENTICATION_TIMEOUT = "Authentication Timeout"
+    AUTHENTICATION_VIOLATION = "Authentication Failure"
+    TLS_HANDSHAKE_ERROR = "TLS Handshake Failure"
+    SLOW_CONSUMER_PENDING = "Slow Consumer (Pending Bytes)"
+    SLOW_CONSUMER_DEADLINE = "Slow Consumer (Write Deadline)"
+    WRITE_ERROR = "Write Error"
+    READ_ERROR = "Read Error"
+    PARSE_ERROR = "Parse Error"
+    STALE_CONNECTION = "Stale Connection"
+    PROTOCOL_VIOLATION = "Protocol Violation"
+    BAD_CLIENT_PROTOCOL = "Bad Client Protocol Version"
+    MAX_CONNECTIONS = "Maximum Connections Exceeded"
+    MAX_PAYLOAD = "Maximum Message Payload Exceeded"
+    MAX_CONTROL_LINE = "Maximum Control Line Exceeded"
+    SERVER_SHUTDOWN = "Server Shutdown"
+    MESSAGE_HEADER_VIOLATION = "Message Header Violation"
+    NO_RESPONDERS_HEADERS = "No Responders Requires Headers"
+    KICKED = "Kicked"
+
+
+VIOLATION_REASONS = {
+    "Maximum Payload Violation": Reason.MAX_PAYLOAD,
+    "maximum control line exceeded": Reason.MAX_CONTROL_LINE,
+    "Unknown Protocol Operation": Reason.PROTOCOL_VIOLATION,
+}

@@ -1,0 +1,92 @@
+"""The CONNECT line of a client: what it says about itself and wants from us.
+
+Owns: the defaults, and the tolerant reading of that JSON.
+May not touch: the decision whether it may enter.
+Spec: core contract 1.5; keys in any case, unknown keys ignored, verbose and echo default true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from broker.accounts.authentication import Credentials
+
+
+class BadConnect(Exception):
+    """Not JSON, not an object, or a field of the wrong type: the connection closes silently."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectOptions:
+    verbose: bool = True
+    pedantic: bool = True
+    echo: bool = True
+    headers: bool = False
+    no_responders: bool = False
+    tls_required: bool = False
+    protocol: int = 0
+    name: str = ""
+    lang: str = ""
+    version: str = ""
+    user: str = ""
+    password: str = ""
+    auth_token: str = ""
+    account: str = ""
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(self.user, self.password, self.auth_token)
+
+
+_BOOLS = ("verbose", "pedantic", "echo", "headers", "no_responders", "tls_required")
+_TEXTS = {
+    "name": "name",
+    "lang": "lang",
+    "version": "version",
+    "user": "user",
+    "pass": "password",
+    "auth_token": "auth_token",
+    "account": "account",
+}
+
+
+def parse_connect(text: bytes) -> ConnectOptions:
+    try:
+        document: Any = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadConnect(str(error)) from error
+    if not isinstance(document, dict):
+        raise BadConnect("CONNECT is not a JSON object")
+    fields: dict[str, Any] = {}
+    for raw, value in document.items():
+        key = raw.lower()
+        if value is None:
+            continue
+        if key in _BOOLS:
+            fields[key] = _typed(key, value, bool)
+        elif key in _TEXTS:
+            fields[_TEXTS[key]] = _typed(key, value, str)
+        elif key == "protocol":
+            fields[key] = _typed(key, value, int)
+    return ConnectOptions(**fields)
+
+
+def _typed(key: str, value: object, kind: type) -> object:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise BadConnect(f"CONNECT field {key} has the wrong type")
+    return value
+
+
+def redacted(text: bytes) -> str:
+    """The CONNECT line as a trace may show it."""
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "[REDACTED]"
+    if isinstance(document, dict):
+        for key in document:
+            if key.lower() in {"pass", "auth_token", "jwt", "sig", "nkey", "proxy_sig"}:
+                document[key] = "[REDACTED]"
+    return msgspec.json.encode(document).decode()

@@ -1,0 +1,311 @@
+"""One client connection: operations in, answers and deliveries out.
+
+Owns: the parser, the subscriptions and the identity of one client.
+May not touch: other connections (the router does), stored messages.
+Spec: core contract 1, 3.1 and 3.8. Whatever a peer sends can end this connection only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from broker.accounts import Account
+from broker.accounts.authentication import Identity
+from broker.accounts.permissions import PermissionSet
+from broker.server import trace
+from broker.server.closing import VIOLATION_REASONS, Reason
+from broker.server.connect import BadConnect, ConnectOptions, parse_connect
+from broker.server.endpoint import OK, Endpoint
+from broker.server.log import TRACE, logger
+from broker.subjects import Subscription, valid_subject
+from broker.wire import ClientParser, Op, ProtocolViolation
+
+if TYPE_CHECKING:
+    from broker.server.server import Server
+    from broker.wire import PubRun
+
+PONG = b"PONG\r\n"
+SYSTEM_QUEUE = b"_sys_"
+
+
+class Connection(Endpoint):
+    """A client from accept to close. Created by the listener for every socket."""
+
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(server, loop)
+        limits = server.options.limits
+        self.account: Account = server.global_account
+        self.identity = Identity()
+        self.echo = True
+        self.no_responders = False
+        self.guarded = True  # verbose and pedantic are the defaults before CONNECT
+        self._parser = ClientParser(
+            max_control_line=limits.max_control_line, max_payload=limits.max_payload
+        )
+        self._held: list[Any] | None = None  # operations that wait for a slow authentication
+        anonymous = server.authenticator.anonymous()
+        if anonymous is not None:
+            self._enter(anonymous)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.server.admit(self)
+
+    def _info(self) -> bytes:
+        return self.server.info_line(self)
+
+    def _begin_close(self, reason: Reason) -> None:
+        super()._begin_close(reason)
+        self.server.forget(self)
+        # Out of every table at once: the router must not choose a client that is leaving.
+        for sub in list(self.subs.values()):
+            self.drop_subscription(sub)
+
+    # -- operations -------------------------------------------------------------------------
+
+    def _receive(self, chunk: bytes) -> None:
+        violation: ProtocolViolation | None = None
+        try:
+            events: list[Any] = self._parser.receive(chunk)
+        except ProtocolViolation as found:
+            violation, events = found, found.events
+        self._carry_out(events)
+        if violation is not None and not self.closed:
+            if not self.authorized:
+                self._authorization_violation()
+            else:
+                self._violation(violation)
+
+    def _violation(self, violation: ProtocolViolation) -> None:
+        text = violation.text
+        reason = VIOLATION_REASONS.get(text or "", Reason.PARSE_ERROR)
+        if text is None:
+            self.close(reason)
+        else:
+            logger.error("%s - %s", self.label, text)
+            self.fail(text, reason)
+
+    def _carry_out(self, events: list[Any]) -> None:
+        if self._held is not None:
+            self._held.extend(events)
+            return
+        for position, event in enumerate(events):
+            op = event[0]
+            if self._tracing:
+                self._trace_in(event)
+            if not self.authorized and op is not Op.CONNECT:
+                self._authorization_violation()
+            elif op is Op.PUB:
+                self._publish(event[1])
+            else:
+                self._operation(op, event)
+            if self.closed:
+                return
+            if self._held is not None:
+                self._held.extend(events[position + 1 :])
+                return
+
+    def _operation(self, op: Op, event: tuple[Any, ...]) -> None:
+        match op:
+            case Op.PING:
+                self._ping()
+            case Op.SUB:
+                self._subscribe(event[1], event[2] or b"", event[3])
+            case Op.UNSUB:
+                self._unsubscribe(event[1], event[2])
+            case Op.PONG:
+                self.live.pong()
+            case Op.CONNECT:
+                self._connect(event[1])
+            case Op.SCAN:
+                self._scan(event[1])
+            case Op.ERR:
+                self.close(Reason.CLIENT_CLOSED)
+            case _:  # INFO and +OK from a client mean nothing
+                pass
+
+    def _publish(self, run: PubRun) -> None:
+        self.in_msgs += len(run)
+        self.in_bytes += run.total_bytes
+        self.live.activity()
+        if run.has_headers and not (self.connect.headers and self.server.options.headers):
+            self.close(Reason.MESSAGE_HEADER_VIOLATION)
+            return
+        self.server.router.publish_run(self, run)
+
+    def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
+        """The checks of one segment for a client that is restricted, pedantic or verbose."""
+        for _ in range(start, stop):
+            if self.connect.pedantic and not valid_subject(subject, wildcards=False):
+                self.error("Invalid Publish Subject")
+        if self.permissions is not None:
+            now_ns = time.monotonic_ns()
+            if not self.permissions.may_publish(subject, now_ns=now_ns):
+                for _ in range(start, stop):
+                    self._refuse_publish(subject)
+                return False
+        if self.connect.verbose:
+            self.queue(OK * (stop - start))
+        return True
+
+    def _refuse_publish(self, subject: bytes) -> None:
+        shown = subject.decode(errors="backslashreplace")
+        self.error(f'Permissions Violation for Publish to "{shown}"')
+
+    def _ping(self) -> None:
+        self.queue(PONG)
+        self.live.activity()
+        if self.connect_received and not self.first_pong_sent:
+            self.first_pong_sent = True
+            if self.connect.protocol >= 1:
+                self.queue(self.server.info_line(self, connect_info=True))
+
+    def _subscribe(self, subject: bytes, queue: bytes, sid: bytes) -> None:
+        self.live.activity()
+        text = self._subscription_refusal(subject, queue)
+        if text is not None:
+            self.error(text)
+            return
+        if sid not in self.subs:
+            sub = Subscription(self, self.account, subject, queue, sid)
+            self.subs[sid] = sub
+            self.server.router.subscribe(self.account, sub)
+        self._ok()
+
+    def _subscription_refusal(self, subject: bytes, queue: bytes) -> str | None:
+        if not valid_subject(subject, wildcards=True):
+            return "Invalid Subject"
+        shown = subject.decode(errors="backslashreplace")
+        limits = self.server.options.limits
+        allowed = self.permissions is None or self.permissions.may_subscribe(subject, queue)
+        if not allowed or queue == SYSTEM_QUEUE:
+            group = queue.decode(errors="backslashreplace")
+            named = f' using queue "{group}"' if queue else ""
+            return f'Permissions Violation for Subscription to "{shown}"{named}'
+        if 0 < limits.max_sub_tokens < subject.count(b".") + 1:
+            return f'Permissions Violation for Subscription to "{shown}", too many tokens'
+        if 0 < limits.max_subscriptions <= len(self.subs):
+            return "maximum subscriptions exceeded"
+        return None
+
+    def _unsubscribe(self, sid: bytes, limit: int) -> None:
+        self.live.activity()
+        sub = self.subs.get(sid)
+        if sub is not None:
+            if limit > sub.delivered:
+                sub.max_msgs = limit
+            else:
+                self.drop_subscription(sub)
+        self._ok()
+
+    def drop_subscription(self, sub: Subscription) -> None:
+        if self.subs.pop(sub.sid, None) is not None:
+            self.server.router.unsubscribe(self.account, sub)
+
+    def _limit_reached(self, sub: Subscription) -> None:
+        self.drop_subscription(sub)
+
+    def _scan(self, request: bytes) -> None:
+        services = self.server.services
+        if services is None:
+            self._violation(ProtocolViolation("Unknown Protocol Operation"))
+            return
+        self.server.spawn(services.scan(self, request), name=f"scan cid={self.cid}")
+
+    # -- CONNECT ----------------------------------------------------------------------------
+
+    def _connect(self, text: bytes) -> None:
+        try:
+            options = parse_connect(text)
+        except BadConnect as bad:
+            logger.debug("%s - %s", self.label, bad)
+            self.close(Reason.PROTOCOL_VIOLATION)
+            return
+        for sub in list(self.subs.values()):
+            self.drop_subscription(sub)
+        self.connect = options
+        self.connect_received = True
+        self.live.connect_seen()
+        self.echo = options.echo
+        if options.protocol not in (0, 1):
+            self.fail("invalid client protocol", Reason.BAD_CLIENT_PROTOCOL)
+            return
+        authenticator = self.server.authenticator
+        if options.account:
+            self._authorization_violation()
+        elif authenticator.slow(options.credentials):
+            # A hash takes tens of milliseconds: not on the loop. What follows waits in order.
+            self._held = []
+            self.pause_reading()
+            self.server.spawn(self._identify_slowly(options), name=f"auth cid={self.cid}")
+        else:
+            self._admit(authenticator.identify(options.credentials))
+
+    async def _identify_slowly(self, options: ConnectOptions) -> None:
+        identify = self.server.authenticator.identify
+        try:
+            identity = await self._loop.run_in_executor(None, identify, options.credentials)
+        finally:
+            held, self._held = self._held or [], None
+            self.resume_reading()
+        if not self.closed:
+            self._admit(identity)
+            if not self.closed:
+                self._carry_out(held)
+
+    def _admit(self, identity: Identity | None) -> None:
+        if identity is None:
+            self._authorization_violation()
+            return
+        self._enter(identity)
+        options = self.connect
+        headers = options.headers and self.server.options.headers
+        if options.no_responders and not headers:
+            self.fail("no responders requires headers support", Reason.NO_RESPONDERS_HEADERS)
+            return
+        self.headers_ok = headers
+        self.no_responders = options.no_responders
+        self.guarded = bool(options.verbose or options.pedantic or self.permissions)
+        self._ok()
+        self.live.start_pings()
+
+    def _enter(self, identity: Identity) -> None:
+        """Become that user, in that account."""
+        self.authorized = True
+        self.identity = identity
+        self.account.connections.pop(self.cid, None)
+        self.account = self.server.account(identity.account)
+        self.account.connections[self.cid] = self
+        rules = identity.permissions
+        self.permissions = None if rules is None else PermissionSet(rules)
+        self.watchful = self._tracing or self.permissions is not None
+
+    def reauthenticate(self) -> None:
+        """The configuration changed: leave, or keep what is still permitted."""
+        given = self.connect.credentials
+        identity = self.server.authenticator.identify(given)
+        if identity is None or identity.account != self.account.name:
+            self._authorization_violation()
+            return
+        self._enter(identity)
+        options = self.connect
+        self.guarded = bool(options.verbose or options.pedantic or self.permissions)
+        for sub in list(self.subs.values()):
+            if self.permissions is None or self.permissions.may_subscribe(sub.subject, sub.queue):
+                continue
+            self.drop_subscription(sub)
+            subject, sid = sub.subject.decode(errors="replace"), sub.sid.decode(errors="replace")
+            group = f' using queue "{sub.queue.decode(errors="replace")}"' if sub.queue else ""
+            place = f'"{subject}"{group} (sid "{sid}")'
+            self.error(f"Permissions Violation for Subscription to {place}")
+
+    def _authorization_violation(self) -> None:
+        who = f'User "{self.connect.user}"' if self.connect.user else "User N/A"
+        logger.error("%s - authentication error - %s", self.label, who)
+        self.fail("Authorization Violation", Reason.AUTHENTICATION_VIOLATION)
+
+    def _trace_in(self, event: tuple[Any, ...]) -> None:
+        limit = self.server.options.logging.max_traced_msg_len
+        for line in trace.inbound(event, payload_max=limit):
+            logger.log(TRACE, "%s - %s", self.label, line)

@@ -1,0 +1,133 @@
+"""The server's log: nats-server's line format, on stderr or in a file, never blocking.
+
+Owns: the format, the target and its reopening.
+May not touch: what is logged.
+Spec: core contract 6.5. Bound: a line that a full pipe would not take at once is dropped and
+counted; a reader that stopped must not stop the broker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+from datetime import UTC, datetime
+
+from broker.config.options import Logging
+
+TRACE = 5
+FATAL = logging.CRITICAL
+LINE_MAX = 4000  # below PIPE_BUF: a pipe that polls as writable takes it whole
+STDERR = 2
+
+_LABELS = {
+    TRACE: "TRC",
+    logging.DEBUG: "DBG",
+    logging.INFO: "INF",
+    logging.WARNING: "WRN",
+    logging.ERROR: "ERR",
+    FATAL: "FTL",
+}
+_COLOURS = {"INF": 32, "DBG": 36, "WRN": 33, "ERR": 31, "FTL": 31, "TRC": 33}
+
+logger = logging.getLogger("broker")
+
+
+class NatsFormatter(logging.Formatter):
+    """`[pid] 2026/06/24 13:26:11.123456 [INF] text`."""
+
+    def __init__(self, options: Logging, *, colours: bool = False) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+        self._options = options
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        label = _LABELS.get(record.levelno, "INF")
+        shown = f"\x1b[{_COLOURS[label]}m{label}\x1b[0m" if self._colours else label
+        text = record.getMessage().replace("\r", "").replace("\n", " | ")
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            text = f"{text}: {type(error).__name__}: {error}".replace("\n", " | ")
+        if not self._options.logtime:
+            return f"[{self._pid}] [{shown}] {text}\n"
+        moment = datetime.fromtimestamp(record.created, UTC)
+        if not self._options.logtime_utc:
+            moment = moment.astimezone()
+        return f"[{self._pid}] {moment:%Y/%m/%d %H:%M:%S.%f} [{shown}] {text}\n"
+
+
+class NonBlockingHandler(logging.Handler):
+    """Writes whole lines to a descriptor that takes them now; files always do."""
+
+    def __init__(self, options: Logging) -> None:
+        super().__init__()
+        self._path = options.log_file
+        self._size_limit = options.size_limit
+        self.dropped = 0
+        self._open()
+        self.setFormatter(NatsFormatter(options, colours=not self._path and os.isatty(STDERR)))
+
+    def _open(self) -> None:
+        if self._path:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            self._descriptor = os.open(self._path, flags, 0o640)
+        else:
+            self._descriptor = STDERR
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLOUT)
+
+    def reopen(self) -> None:
+        """After a rotation from outside: write to the path, not to the moved file."""
+        if self._path:
+            os.close(self._descriptor)
+            self._open()
+
+    def close(self) -> None:
+        if self._path:
+            os.close(self._descriptor)
+            self._path = ""
+            self._descriptor = STDERR
+        super().close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record).encode(errors="backslashreplace")
+            if len(line) > LINE_MAX:
+                line = line[: LINE_MAX - 5] + b" ...\n"
+            if not self._path and not self._writable():
+                self.dropped += 1
+                return
+            os.write(self._descriptor, line)
+            if self._path and self._size_limit:
+                self._rotate_when_large()
+        except OSError:
+            self.dropped += 1  # a closed pipe or a full disk: there is nobody to tell
+
+    def _writable(self) -> bool:
+        events = self._poll.poll(0)
+        return bool(events and events[0][1] & select.POLLOUT)
+
+    def _rotate_when_large(self) -> None:
+        if os.fstat(self._descriptor).st_size < self._size_limit:
+            return
+        stamp = time.strftime("%Y.%m.%d.%H.%M.%S", time.localtime())
+        os.rename(self._path, f"{self._path}.{stamp}.{time.time_ns() % 1_000_000_000:09d}")
+        self.reopen()
+
+
+def install(options: Logging) -> NonBlockingHandler:
+    """Route all logging of this process here; returns the handler for reopen()."""
+    handler = NonBlockingHandler(options)
+    root = logging.getLogger()
+    for previous in list(root.handlers):
+        root.removeHandler(previous)
+        previous.close()
+    root.addHandler(handler)
+    for library in ("aiohttp", "asyncio", "nats"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    level = TRACE if options.trace else logging.DEBUG if options.debug else logging.INFO
+    for ours in ("broker", "raft"):
+        logging.getLogger(ours).setLevel(level)
+    root.setLevel(logging.INFO)
+    return handler

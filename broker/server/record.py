@@ -1,0 +1,88 @@
+"""What is remembered of a connection after it has gone.
+
+Owns: the closed-connection record that /connz?state=closed shows.
+May not touch: the connection's life.
+Spec: core contract 7.2."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.server.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRecord:
+    """Numbers and names of one connection at one moment."""
+
+    cid: int
+    host: str
+    port: int
+    started: float
+    last_activity: float
+    stopped: float | None
+    reason: str
+    rtt_s: float
+    pending_bytes: int
+    in_msgs: int
+    out_msgs: int
+    in_bytes: int
+    out_bytes: int
+    stalls: int
+    name: str
+    lang: str
+    version: str
+    user: str
+    account: str
+    tls: tuple[str, str] | None
+    subscriptions: tuple[SubscriptionRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    subject: str
+    queue: str
+    sid: str
+    msgs: int
+    max_msgs: int
+    cid: int
+
+
+def record(connection: Connection, *, now: float, loop_now: float) -> ConnectionRecord:
+    reason = connection.reason
+    return ConnectionRecord(
+        cid=connection.cid,
+        host=connection.host,
+        port=connection.port,
+        started=connection.started,
+        last_activity=now - (loop_now - connection.last_data),
+        stopped=None if reason is None else time.time(),
+        reason="" if reason is None else reason.value,
+        rtt_s=connection.live.rtt_s,
+        pending_bytes=connection.pending_bytes,
+        in_msgs=connection.in_msgs,
+        out_msgs=connection.out_msgs,
+        in_bytes=connection.in_bytes,
+        out_bytes=connection.out_bytes,
+        stalls=connection.stalls,
+        name=connection.connect.name,
+        lang=connection.connect.lang,
+        version=connection.connect.version,
+        user=connection.identity.user,
+        account=connection.account.name,
+        tls=connection.tls_description(),
+        subscriptions=tuple(
+            SubscriptionRecord(
+                subject=sub.subject.decode(errors="replace"),
+                queue=sub.queue.decode(errors="replace"),
+                sid=sub.sid.decode(errors="replace"),
+                msgs=sub.delivered,
+                max_msgs=sub.max_msgs,
+                cid=connection.cid,
+            )
+            for sub in connection.subs.values()
+        ),
+    )

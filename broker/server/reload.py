@@ -1,0 +1,35 @@
+"""Reload: which settings may change under a running server.
+
+Owns: the comparison of old and new options.
+May not touch: the server; it returns what should hold from now on.
+Spec: core contract 6.3; a change that cannot be taken makes the whole reload fail."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from broker.config.options import Options
+
+RELOADABLE = frozenset(
+    ["authorization", "tls", "limits", "ping", "logging", "lame_duck", "server_tags"]
+)
+FROM_THE_FILE = frozenset(["config_file", "config_digest"])
+
+
+class NotReloadable(Exception):
+    """str() names the setting."""
+
+
+def merge(current: Options, wanted: Options) -> Options:
+    """The options to run with. Raises NotReloadable."""
+    if current.port == -1:
+        wanted = replace(wanted, port=-1)
+    for field in fields(Options):
+        name = field.name
+        if name in RELOADABLE or name in FROM_THE_FILE:
+            continue
+        if getattr(current, name) != getattr(wanted, name):
+            raise NotReloadable(f"config reload not supported for {name}")
+    if (current.tls is None) != (wanted.tls is None):
+        raise NotReloadable("config reload not supported for switching TLS on or off")
+    return wanted

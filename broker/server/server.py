@@ -1,0 +1,370 @@
+"""The core server: listeners, accounts, connections, and their common life.
+
+Owns: the set of connections, the accounts, INFO, start, lame duck and stop.
+May not touch: streams or Raft; those come in as `services` (runtime.py).
+Spec: core contract 1.4, 6.5, 8.2 and 8.4."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from broker.accounts import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Account
+from broker.accounts.authentication import Authenticator
+from broker.config.options import VERSION, Options
+from broker.server import files, listener
+from broker.server.closing import Reason
+from broker.server.connection import Connection
+from broker.server.identity import server_id
+from broker.server.info import base_info
+from broker.server.lag import LoopLag
+from broker.server.log import logger
+from broker.server.record import ConnectionRecord, record
+from broker.server.router import Router
+from broker.server.runtime import Document, JetStreamRuntime, StartFailed
+from broker.server.tls import server_context
+
+if TYPE_CHECKING:
+    from broker.http.monitor import Monitor
+
+DEFAULT_AUTH_SECONDS = 2.0
+PEER_WAIT_SECONDS = 0.5  # the ports file waits this long for a first peer, if routes are given
+CLOSE_PAUSE_SECONDS_MAX = 1.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Of the whole server; traffic of open connections is added when somebody asks."""
+
+    total_connections: int = 0
+    slow_consumers: int = 0
+    stale_connections: int = 0
+    stalls: int = 0
+    in_msgs: int = 0
+    in_bytes: int = 0
+    out_msgs: int = 0
+    out_bytes: int = 0
+
+
+class Server:
+    """Everything one process serves. Build it, `await start()`, later `await stop()`."""
+
+    def __init__(self, options: Options, services: JetStreamRuntime | None = None) -> None:
+        self.options = options
+        self.services = services
+        self.id = server_id()
+        self.name = options.server_name or self.id
+        self.accounts: dict[str, Account] = {
+            name: Account(name) for name in (GLOBAL_ACCOUNT, SYSTEM_ACCOUNT)
+        }
+        self.router = Router()
+        self.connections: dict[int, Connection] = {}
+        self.history: deque[ConnectionRecord] = deque(maxlen=options.limits.max_closed_clients)
+        self.counters = Counters()
+        self.authenticator = Authenticator(options.authorization)
+        self.tls_context: ssl.SSLContext | None = None
+        self.started = time.time()
+        self.config_loaded = self.started
+        self.host = options.host
+        self.port = 0
+        self.lame_duck = False
+        self.stopping = False
+        self.finished = asyncio.Event()
+        self.lag: LoopLag | None = None
+        self.monitor: Monitor | None = None
+        self._cid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
+        self._peer_urls: list[str] = []
+        self._peers_known = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ports_file = ""
+        self._info: Document = {}
+
+    # -- what connections ask ---------------------------------------------------------------
+
+    @property
+    def global_account(self) -> Account:
+        return self.accounts[GLOBAL_ACCOUNT]
+
+    def account(self, name: str) -> Account:
+        found = self.accounts.get(name)
+        if found is None:
+            found = self.accounts[name] = Account(name)
+        return found
+
+    def next_cid(self) -> int:
+        self._cid += 1
+        return self._cid
+
+    @property
+    def auth_timeout_s(self) -> float:
+        configured = self.options.authorization.timeout_ns
+        if configured is not None:
+            return configured / 1e9
+        if self.options.tls is not None:
+            return self.options.tls.timeout_ns / 1e9 + 1.0
+        return DEFAULT_AUTH_SECONDS
+
+    def admit(self, connection: Connection) -> None:
+        """A socket was accepted."""
+        limit = self.options.limits.max_connections
+        full = limit < 0 or 0 < limit <= len(self.connections)
+        self.connections[connection.cid] = connection
+        self.counters.total_connections += 1
+        connection.greet()
+        if full:
+            logger.error("%s - maximum connections exceeded", connection.label)
+            connection.fail("maximum connections exceeded", Reason.MAX_CONNECTIONS)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection has ended: keep its numbers and its record."""
+        if self.connections.pop(connection.cid, None) is None:
+            return
+        connection.account.connections.pop(connection.cid, None)
+        counters = self.counters
+        counters.in_msgs += connection.in_msgs
+        counters.in_bytes += connection.in_bytes
+        counters.out_msgs += connection.out_msgs
+        counters.out_bytes += connection.out_bytes
+        counters.stalls += connection.stalls
+        loop_now = asyncio.get_running_loop().time()
+        self.history.append(record(connection, now=time.time(), loop_now=loop_now))
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Run it until it ends or the server stops; a failure is logged, never lost."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("Task %s failed", task.get_name(), exc_info=error)
+
+    # -- INFO -------------------------------------------------------------------------------
+
+    def refresh_info(self) -> None:
+        """The part of INFO that all clients share; call when a source of it changed."""
+        self._info = base_info(self)
+
+    def info_line(
+        self, connection: Connection, *, connect_info: bool = False, ldm: bool = False
+    ) -> bytes:
+        document = dict(self._info)
+        document["client_id"] = connection.cid
+        document["client_ip"] = connection.host
+        if connect_info:
+            document["connect_info"] = True
+            document["remote_account"] = connection.account.name
+            if connection.account.name == SYSTEM_ACCOUNT:
+                document["acc_is_sys"] = True
+        urls = self.connect_urls(ldm=ldm)
+        if urls:
+            document["connect_urls"] = urls
+        if ldm:
+            document["ldm"] = True
+        return b"INFO " + msgspec.json.encode(document) + b" \r\n"
+
+    def client_urls(self) -> list[str]:
+        """What peers should tell their clients about this server (host:port)."""
+        cluster = self.options.cluster
+        if self.lame_duck or (cluster is not None and cluster.no_advertise):
+            return []
+        return listener.advertised(self.host, self.port, self.options.client_advertise)
+
+    def connect_urls(self, *, ldm: bool = False) -> list[str]:
+        if not self._peer_urls:
+            return []
+        own = [] if ldm or self.lame_duck else self.client_urls()
+        return own + [url for url in self._peer_urls if url not in own]
+
+    def set_cluster_urls(self, urls: list[str]) -> None:
+        """Client URLs of the peers, in a stable order; clients hear of real changes only."""
+        cluster = self.options.cluster
+        if cluster is not None and cluster.no_advertise:
+            return
+        if urls == self._peer_urls:
+            return
+        self._peer_urls = list(urls)
+        if urls:
+            self._peers_known.set()
+        self._tell_info()
+
+    def _tell_info(self, *, ldm: bool = False) -> None:
+        for connection in list(self.connections.values()):
+            if connection.connect.protocol >= 1 and connection.first_pong_sent:
+                connection.queue(self.info_line(connection, ldm=ldm))
+
+    # -- life -------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bind, start the services, then open the doors. Raises StartFailed."""
+        self._loop = asyncio.get_running_loop()
+        options = self.options
+        self._log_banner()
+        if options.tls is not None:
+            self.tls_context = load_tls(options)
+        self._socket = listener.bind(options.host, options.port)
+        self.port = self._socket.getsockname()[1]
+        self.refresh_info()
+        if self.services is not None:
+            await self.services.start(self)
+            self.refresh_info()
+        await self._listen(self._socket)
+        self.lag = LoopLag(self._loop)
+        self.lag.start()
+        if options.http is not None:
+            from broker.http.monitor import Monitor  # aiohttp only where it is wanted
+
+            self.monitor = Monitor(self, options.http)
+            await self.monitor.start()
+        shown = listener.join_host_port(options.host, self.port)
+        logger.info("Listening for client connections on %s", shown)
+        if options.tls is not None:
+            logger.info("TLS required for client connections")
+        if options.pid_file:
+            files.write_pid(options.pid_file)
+        logger.info("Server is ready")
+        if options.ports_file_dir:
+            await self._write_ports()
+
+    async def _listen(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            sock.listen(listener.BACKLOG)
+        except OSError as error:
+            shown = listener.join_host_port(self.options.host, self.port)
+            raise StartFailed(listener.refusal(shown, error)) from error
+        self._listener = await loop.create_server(
+            lambda: Connection(self, loop), sock=sock, backlog=listener.BACKLOG
+        )
+
+    def _log_banner(self) -> None:
+        logger.info("Starting nats-server")
+        logger.info("  Version:  %s", VERSION)
+        cluster = self.options.cluster
+        if cluster is not None and cluster.name:
+            logger.info("  Cluster:  %s", cluster.name)
+        logger.info("  Name:     %s", self.name)
+        logger.info("  ID:       %s", self.id)
+        if self.options.config_file:
+            logger.info(
+                "Using configuration file: %s (%s)",
+                self.options.config_file,
+                self.options.config_digest,
+            )
+
+    async def _write_ports(self) -> None:
+        cluster = self.options.cluster
+        if cluster is not None and cluster.routes and not cluster.no_advertise:
+            try:
+                async with asyncio.timeout(PEER_WAIT_SECONDS):
+                    await self._peers_known.wait()
+            except TimeoutError:
+                logger.debug("No route yet; writing the ports file without waiting longer")
+        scheme = "tls" if self.options.tls is not None else "nats"
+        found = {"nats": files.urls(scheme, self.options.host, self.port)}
+        http = self.options.http
+        if http is not None and self.monitor is not None:
+            found["monitoring"] = files.urls(
+                "https" if http.tls else "http", http.host, self.monitor.port
+            )
+        if self.services is not None and cluster is not None:
+            for name, port in self.services.ports().items():
+                found[name] = files.urls("nats", cluster.host, port)
+        try:
+            self._ports_file = files.write_ports(self.options.ports_file_dir, found)
+        except OSError as error:
+            logger.error("Error writing ports file: %s", error)
+
+    async def stop(self) -> None:
+        """Close everything; a second call does nothing. `finished` is set at the end."""
+        if self.stopping:
+            return
+        self.stopping = True
+        logger.info("Initiating Shutdown...")
+        self._close_listener()
+        for connection in list(self.connections.values()):
+            connection.close(Reason.SERVER_SHUTDOWN)
+        if self.services is not None:
+            await self.services.stop()
+        if self.monitor is not None:
+            await self.monitor.stop()
+        ours = asyncio.current_task()
+        for task in list(self._tasks):
+            if task is not ours:
+                task.cancel()
+        if self.lag is not None:
+            self.lag.stop()
+        for path in (self._ports_file, self.options.pid_file):
+            if path:
+                files.remove(path)
+        logger.info("Server Exiting..")
+        self.finished.set()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        elif self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+    async def enter_lame_duck(self) -> None:
+        """No new clients; the present ones are told, then closed one by one, then the end."""
+        if self.lame_duck:
+            return
+        self.lame_duck = True
+        logger.info("Entering lame duck mode, stop accepting new clients")
+        self._close_listener()
+        if self.services is not None:
+            self.services.lame_duck()
+        if self.connections:
+            self._tell_info(ldm=True)
+            lame_duck = self.options.lame_duck
+            await asyncio.sleep(lame_duck.grace_ns / 1e9)
+            logger.info("Closing existing clients")
+            await self._close_gradually((lame_duck.duration_ns - lame_duck.grace_ns) / 1e9)
+        await self.stop()
+
+    async def _close_gradually(self, seconds: float) -> None:
+        waiting = list(self.connections.values())
+        if not waiting:
+            return
+        pause = min(seconds / len(waiting), CLOSE_PAUSE_SECONDS_MAX)
+        for connection in waiting:
+            if not connection.closed:
+                connection.close(Reason.SERVER_SHUTDOWN)
+                await asyncio.sleep(pause)
+
+    def reconfigure(self, options: Options) -> None:
+        """Take over the settings that may change while running (see reload.py)."""
+        self.options = options
+        self.authenticator = Authenticator(options.authorization)
+        if options.tls is not None:
+            self.tls_context = load_tls(options)
+        self.config_loaded = time.time()
+        self.refresh_info()
+        for connection in list(self.connections.values()):
+            connection.apply_limits(options.limits)
+            if connection.connect_received or connection.authorized:
+                connection.reauthenticate()
+
+
+def load_tls(options: Options) -> ssl.SSLContext:
+    assert options.tls is not None
+    try:
+        return server_context(options.tls)
+    except (OSError, ssl.SSLError) as error:
+        text = f"error parsing X509 certificate/key pair: {error}"
+        raise StartFailed(text) from error
