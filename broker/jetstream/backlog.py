@@ -12,9 +12,9 @@ RECOUNT_INTERVAL_NS = 100_000_000
 
 
 class Backlog:
-    """Without filters the store knows the number at once. With filters it is counted once, then
-    followed: new messages add, deliveries take away. A removal among the counted messages makes
-    it uncertain until the next recount, which deliveries ask for at most ten times a second."""
+    """Counted once, then followed: new messages add, deliveries take away. A removal among the
+    counted messages makes the number uncertain until the next recount, which deliveries ask for
+    at most ten times a second and info always. A stream without gaps is never counted."""
 
     __slots__ = ("_count", "_counted_to", "_filters", "_recounted_at", "_store", "_uncertain")
 
@@ -29,17 +29,18 @@ class Backlog:
     def count(self, next_seq: int, *, now: int, exact: bool = False) -> int:
         """Stored matching messages at or above next_seq."""
         store = self._store
-        if not self._filters:
-            return store.count_matching((), next_seq) if next_seq <= store.last_seq else 0
-        stale = exact or now - self._recounted_at >= RECOUNT_INTERVAL_NS
-        if self._counted_to < 0 or (self._uncertain and stale):
-            self._count = store.count_matching(self._filters, next_seq)
-            self._uncertain = False
+        last_seq = store.last_seq
+        if next_seq > last_seq:
+            self._set(0, last_seq)
+        elif not self._filters and not store.num_deleted:
+            self._set(last_seq + 1 - max(next_seq, store.first_seq), last_seq)
+        elif self._counted_to < 0 or (self._uncertain and (exact or self._stale(now))):
+            self._set(store.count_matching(self._filters, next_seq), last_seq)
             self._recounted_at = now
-        elif store.last_seq > self._counted_to:
+        elif last_seq > self._counted_to:
             start = max(self._counted_to + 1, next_seq)
             self._count += store.count_matching(self._filters, start)
-        self._counted_to = store.last_seq
+            self._counted_to = last_seq
         return self._count
 
     def delivered(self, count: int) -> None:
@@ -53,3 +54,11 @@ class Backlog:
     def recount(self) -> None:
         """The position jumped."""
         self._counted_to = -1
+
+    def _stale(self, now: int) -> bool:
+        return now - self._recounted_at >= RECOUNT_INTERVAL_NS
+
+    def _set(self, count: int, counted_to: int) -> None:
+        self._count = count
+        self._counted_to = counted_to
+        self._uncertain = False

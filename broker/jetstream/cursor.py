@@ -15,9 +15,10 @@ from broker.jetstream.backlog import Backlog
 from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.effects import Deliver
-from broker.jetstream.message_source import Rows
+from broker.jetstream.headers_only import headers_only_block
 from broker.jetstream.progress_record import ProgressRecord
 from broker.jetstream.redelivery import Redelivery
+from broker.store.block import Rows
 
 RowGroups = list[tuple[Rows, list[int]]]
 
@@ -37,6 +38,7 @@ class Cursor:
         self.next_seq = 1
         self._initial: list[int] = []
         self._headers_only = config.headers_only
+        self._ack_prefix = f"$JS.ACK.{consumer.stream.config.name}.{consumer.name}".encode()
         self.rebuild(now)
 
     def rebuild(self, now: int) -> None:
@@ -120,6 +122,16 @@ class Cursor:
         self.redelivery.sent_again(seq, now, deliveries=deliveries)
         pending = self.count(now)
         return Deliver(to, rows, [index], consumer_seq, [deliveries], pending, self._headers_only)
+
+    def message_size(self, rows: Rows, index: int, now: int) -> int:
+        """Ack subject, headers and payload of a message about to be sent."""
+        live, seq = self.live, rows.seq(index)
+        deliveries = live.deliveries(seq) + (seq in live.pending)
+        facts = (deliveries, seq, live.consumer_seq + 1, rows.time(index), self.count(now))
+        size = len(self._ack_prefix) + len(b".%d.%d.%d.%d.%d" % facts)
+        if self._headers_only:
+            return size + len(headers_only_block(rows, index))
+        return size + rows.row_size(index)
 
     def removed(self, seqs: Sequence[int]) -> list[int]:
         """Messages left the stream. Those that were pending come back."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from broker.jetstream.commands import AnyCommand
-from broker.jetstream.message_source import Rows
+from broker.store.block import Rows
 
 
 @dataclass(slots=True)

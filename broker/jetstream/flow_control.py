@@ -20,8 +20,9 @@ class FlowControl:
 
     __slots__ = ("_asked_bytes", "_prefix", "_serial", "awaiting", "bytes_out", "window")
 
-    def __init__(self, stream: str, consumer: str) -> None:
-        self._prefix = f"$JS.FC.{stream}.{consumer}.".encode()
+    def __init__(self, prefix: str) -> None:
+        """`prefix` is `$JS.FC.<stream>.<consumer>.`"""
+        self._prefix = prefix.encode()
         self._serial = 0
         self._asked_bytes = 0
         self.bytes_out = 0

@@ -6,7 +6,7 @@ Spec: JetStream headers_only: `Nats-Msg-Size` tells the size of the payload left
 
 from __future__ import annotations
 
-from broker.jetstream.message_source import Rows
+from broker.store.block import Rows
 
 _EMPTY = b"NATS/1.0\r\n\r\n"
 

@@ -2,7 +2,7 @@
 
 Owns: the seam between consumers on one side, Stream and broker.store on the other.
 May not touch: storage itself.
-Spec: the rows of a block or of the in-memory tail look alike; sequences start at 1."""
+Spec: sequences start at 1; empty filters mean every subject."""
 
 from __future__ import annotations
 
@@ -10,23 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.config import StreamConfig
+from broker.store.block import Rows
 
 if TYPE_CHECKING:
     from broker.jetstream.hooks import StreamConsumer
 
 
-class Rows(Protocol):
-    """A block, or the growing tail of a stream: rows by index."""
-
-    def subject(self, i: int, /) -> bytes: ...
-    def headers(self, i: int, /) -> bytes: ...
-    def data(self, i: int, /) -> bytes: ...
-    def time(self, i: int, /) -> int: ...
-    def seq(self, i: int, /) -> int: ...
-
-
 class MessageSource(Protocol):
-    """Reading side of a stream's MessageStore. Empty filters mean every subject."""
+    """Reading side of a stream's MessageStore."""
 
     @property
     def first_seq(self) -> int: ...
@@ -34,6 +25,8 @@ class MessageSource(Protocol):
     def last_seq(self) -> int: ...
     @property
     def messages(self) -> int: ...
+    @property
+    def num_deleted(self) -> int: ...
 
     def has(self, seq: int, /) -> bool: ...
     def rows(self, seq: int, /) -> tuple[Rows, int] | None: ...
