@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -26,6 +26,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 WallTime = Annotated[int, msgspec.Meta(extra={"wall_time": True})]
 Unsigned = Annotated[int, msgspec.Meta(ge=0)]
+
+_INT64_MAX: Final = 2**63 - 1
+_UINT64_MAX: Final = 2**64 - 1
 
 
 class WireText(StrEnum):
@@ -155,6 +158,8 @@ def _fold(value: Any, kind: inspect.Type, *, strict: bool) -> Any:
             return [_fold(item, kind.item_type, strict=strict) for item in value]
         case inspect.EnumType() if issubclass(kind.cls, WireText):
             return _enum_text(value, kind.cls)
+        case inspect.IntType() if isinstance(value, int):
+            return _fitting(value, _UINT64_MAX if kind.ge == 0 else _INT64_MAX)
     return value
 
 
@@ -164,6 +169,13 @@ def _enum_text(value: Any, kind: type[WireText]) -> str:
         printed = msgspec.json.encode(value).decode()
         raise invalid_json(f"can not unmarshal {_quoted(printed)}")
     return text
+
+
+def _fitting(value: int, most: int) -> int:
+    """Everything stored and replicated is 64 bit; larger numbers stop at the door."""
+    if not -_INT64_MAX - 1 <= value <= most:
+        raise invalid_json(f"json: cannot unmarshal number {value} into 64 bits")
+    return value
 
 
 def _time(value: Any) -> int:
