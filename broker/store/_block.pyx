@@ -264,7 +264,7 @@ cdef class Block(Rows):
                 falls |= ends[i + 1] < ends[i]
             if falls or ends[0] != 0 or ends[count] != <int64_t>self.header.lengths[column]:
                 raise BlockDamaged("the ends of a column are out of order")
-        if first > SEQ_MAX or (count > 0 and first + count - 1 > SEQ_MAX):
+        if first > SEQ_MAX + 1 or first + <uint64_t>count > SEQ_MAX + 1:
             raise BlockDamaged("the first and last sequence contradict the rows")
         if first:
             expected_last = first + count - 1

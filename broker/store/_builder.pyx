@@ -103,6 +103,7 @@ cdef class BlockBuilder(Rows):
         cdef Py_ssize_t count = 0
         cdef Py_ssize_t start, stop
         cdef int column
+        check_seq(seq)
         added[:] = [0, 0, 0]
         for start, stop in kept:
             count += stop - start

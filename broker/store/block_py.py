@@ -225,7 +225,7 @@ class Block(Rows):
         for ends, blob in zip(self._ends, self._blobs, strict=True):
             if ends[0] != 0 or ends[-1] != len(blob) or list(ends) != sorted(ends):
                 raise BlockDamaged("the ends of a column are out of order")
-        if max(self.first_seq, self.first_seq + self.count - 1) > SEQ_MAX:
+        if self.first_seq + self.count - 1 > SEQ_MAX:
             raise BlockDamaged("the first and last sequence contradict the rows")
         expected_last = self.first_seq + self.count - 1 if self.first_seq else 0
         if self._seqs:

@@ -85,6 +85,7 @@ class BlockBuilder(Rows):
 
         `time_ns` stamps them all. `first_seq` numbers the rows that are kept one after another;
         without it they keep the block's sequences, or follow on if it has none."""
+        _check_seq(first_seq or 0)
         kept = [i for i in range(block.rows) if not skip or i not in skip]
         if time_ns is not None and not -TIME_MAX - 1 <= time_ns <= TIME_MAX:
             raise OverflowError("a time needs more than 64 bits")
