@@ -29,7 +29,7 @@ CHANNEL_INTEREST = 16
 CHANNEL_ROUTED = 17
 CHANNEL_DELIVER = 18
 
-_pack = msgspec.msgpack.Encoder().encode
+_pack = encode_frame = msgspec.msgpack.Encoder().encode
 
 
 class InterestFrame(msgspec.Struct, array_like=True):
@@ -51,6 +51,8 @@ class DeliverFrame(msgspec.Struct, array_like=True):
 
     account: str
     to: bytes
+    plain: bool
+    queues: list[bytes]
     messages: list[tuple[bytes, bytes, bytes, bytes]]
 
 
@@ -140,6 +142,7 @@ class Interest:
     router: Router
     send: Send
     account: Callable[[str], Account]
+    on_change: list[Callable[[str, bytes], None]] = field(default_factory=list)
     sinks: dict[NodeId, PeerSink] = field(default_factory=dict)
     _members: dict[tuple[str, bytes, bytes], int] = field(default_factory=dict)
     _changed: dict[tuple[str, bytes, bytes], None] = field(default_factory=dict)
@@ -150,6 +153,7 @@ class Interest:
     # -- ours, told to peers ------------------------------------------------------------------
 
     def _local_change(self, account: Account, sub: Subscription, added: bool) -> None:  # noqa: FBT001
+        self._changed_here(account.name, sub.subject)
         key = (account.name, sub.subject, sub.queue)
         members = self._members.get(key, 0) + (1 if added else -1)
         if members > 0:
@@ -211,6 +215,7 @@ class Interest:
             elif not members and known is not None:
                 tree.remove(known)
                 del sink.subscriptions[key]
+            self._changed_here(account_name, subject)
 
     def received_routed(self, _peer: NodeId, frame: bytes) -> None:
         message = _routed.decode(frame)
@@ -227,22 +232,21 @@ class Interest:
     def received_deliver(self, _peer: NodeId, frame: bytes) -> None:
         message = _deliver.decode(frame)
         match = self.account(message.account).subs.match(message.to)
-        targets = [s for s in match.plain if s.sink.kind is SinkKind.CLIENT]
+        targets = [s for s in match.plain if message.plain and s.sink.kind is SinkKind.CLIENT]
         for members in match.queues:
             local = [s for s in members if s.sink.kind is SinkKind.CLIENT]
-            if local:
+            if local and local[0].queue in message.queues:
                 targets.append(random.choice(local))
         for sub in targets:
             for subject, reply, headers, payload in message.messages:
                 sub.sink.deliver(sub, subject, reply, headers, payload)
 
     def _forget(self, sink: PeerSink) -> None:
-        for (account_name, _, _), sub in sink.subscriptions.items():
+        gone, sink.subscriptions = sink.subscriptions, {}
+        for (account_name, subject, _), sub in gone.items():
             self.account(account_name).subs.remove(sub)
-        sink.subscriptions.clear()
+            self._changed_here(account_name, subject)
 
-
-def deliver_frame(
-    account: str, to: bytes, messages: list[tuple[bytes, bytes, bytes, bytes]]
-) -> bytes:
-    return _pack(DeliverFrame(account, to, messages))
+    def _changed_here(self, account_name: str, subject: bytes) -> None:
+        for callback in self.on_change:
+            callback(account_name, subject)

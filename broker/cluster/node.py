@@ -21,6 +21,7 @@ import msgspec
 
 from broker.cluster.errands import CHANNEL_ERRANDS, Errand, Errands
 from broker.cluster.formation import Candidate, Formation, Founding
+from broker.cluster.leading import Leading
 from broker.cluster.meta import META_GROUP, Assignment, Meta, MetaCommand, MetaResult
 from broker.cluster.mesh import Mesh
 from broker.cluster.metagroup import MetaGroup
@@ -40,10 +41,11 @@ from raft import (
     NotLeader,
     Peer,
     Term,
-    Transport,
+    node_id,
 )
 
 if TYPE_CHECKING:
+    from broker.cluster.mirroring import Mirror
     from broker.config.options import JetStreamOptions
     from broker.server.server import Server
 
@@ -85,10 +87,14 @@ class JetStreamNode:
     formation: Formation = field(init=False)
     errands: Errands = field(init=False)
     members: list[NodeId] = field(default_factory=list)
+    mirrors: dict[int, Mirror] = field(default_factory=dict)
+    _names: dict[NodeId, str] = field(default_factory=dict)
     # Who leads which group, as the leaders themselves have told; a later term wins.
     _leaders: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)
     _leader_known: dict[int, asyncio.Event] = field(default_factory=dict)
     _captures: dict[int, list[Subscription]] = field(default_factory=dict)
+    _watchers: dict[tuple[str, bytes], dict[Leading, None]] = field(default_factory=dict)
+    _epoch_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
     _unflushed_bytes: int = 0
     _flush_wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -146,6 +152,7 @@ class JetStreamNode:
         mesh.register(CHANNEL_ERRANDS, self.errands.received)
         mesh.rpc.register("meta", self._serve_meta)
         mesh.on_peer(self._peer_changed)
+        mesh.interest.on_change.append(self._interest_changed)
         self.spawn(self.host.run(), "raft host")
         self.spawn(self._flush_state(), "state flush")
         self.meta_group.load()
@@ -160,6 +167,7 @@ class JetStreamNode:
 
     def _formed(self, founding: Founding) -> None:
         self.members = founding.voters()
+        self._names = {node_id(name): name for name in founding.members}
         for assignment in self.meta:
             self._assigned(assignment)
         self.host.add_group(
@@ -212,18 +220,18 @@ class JetStreamNode:
 
     def leads(self, group: int, term: Term) -> None:
         """This node has become the leader of a group and is ready to serve it."""
-        self._note_leader(group, term, self.node)
+        self.note_leader(group, term, self.node)
         self.mesh.broadcast(CHANNEL_LEADS, _encode([(group, term)]))
 
     def _leader_heard(self, group: int, leader: NodeId | None) -> None:
         if leader is not None:
-            self._note_leader(group, self.host.status(GroupId(group)).term, leader)
+            self.note_leader(group, self.host.status(GroupId(group)).term, leader)
 
     def _received_leads(self, peer: NodeId, frame: bytes) -> None:
         for group, term in _leads.decode(frame):
-            self._note_leader(group, Term(term), peer)
+            self.note_leader(group, Term(term), peer)
 
-    def _note_leader(self, group: int, term: Term, leader: NodeId) -> None:
+    def note_leader(self, group: int, term: Term, leader: NodeId) -> None:
         known = self._leaders.get(group)
         if known is not None and (known[0] > term or known == (term, leader)):
             return
@@ -286,6 +294,49 @@ class JetStreamNode:
         for sub in subs:
             tree.insert(sub)
         self._captures[assignment.group] = subs
+
+    # -- push consumers follow the interest in their deliver subjects ---------------------------------
+
+    def watch(self, account: str, subject: bytes, leading: Leading) -> None:
+        self._watchers.setdefault((account, subject), {})[leading] = None
+
+    def unwatch(self, account: str, subject: bytes, leading: Leading) -> None:
+        watchers = self._watchers.get((account, subject))
+        if watchers is not None:
+            watchers.pop(leading, None)
+            if not watchers:
+                del self._watchers[account, subject]
+
+    def _interest_changed(self, account: str, subject: bytes) -> None:
+        for leading in list(self._watchers.get((account, subject), ())):
+            leading.interest_changed(subject)
+
+    def member_name(self, node: NodeId) -> str:
+        return self._names.get(node, "") or self.mesh.peer_name(node)
+
+    def client_address(self, node: NodeId) -> str:
+        """host:port where clients reach the node, as it told its peers; "" when unknown."""
+        if node == self.node:
+            return str(self.mesh.hello.get("client", ""))
+        for peer in self.mesh.peers():
+            if peer.node == node:
+                return str(peer.hello.get("client", ""))
+        return ""
+
+    def hand_over(self) -> None:
+        """Lame duck: give every leadership to a living peer."""
+        for replica in self.replicas.values():
+            others = [NodeId(p) for p in replica.assignment.peers if p != self.node]
+            living = [peer for peer in others if self.mesh.connected(peer)]
+            if replica.leading is not None and living:
+                self.host.transfer(replica.group, living[0])
+        living = [peer for peer in self.members if peer != self.node and self.mesh.connected(peer)]
+        if self.meta_group.is_leader and living:
+            self.host.transfer(META_GROUP, living[0])
+
+    def now_ns(self) -> int:
+        """Wall time that does not step back: read once, then advanced by the monotonic clock."""
+        return self._epoch_ns + time.monotonic_ns()
 
     def _ack_extra(self) -> bytes:
         domain = self.options.domain

@@ -1,0 +1,427 @@
+"""The JetStream API as any node answers it.
+
+Owns: the service on `$JS.API.>` of every account: which node does what is asked, and the answer's
+way back to the client.
+May not touch: stream state; what belongs to a stream is asked of its leader (leader_api.py).
+A request is handled at the node its client is connected to and never travels as a message, so
+every call works on every node.
+Spec: JetStream sheet 1.1-1.6, 2.2."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.cluster.leader_api import LeaderApi
+from broker.cluster.meta import AssignStream, Assignment, ReconfigureStream, RemoveStream
+from broker.cluster.placement import choose_peers
+from broker.cluster.rpc import CallFailed
+from broker.jetstream.api import SYSTEM_KINDS, ApiKind, ApiRequest, parse_api_subject
+from broker.jetstream.errors import JetStreamError
+from broker.jetstream.info import AccountInfo, ApiStats, StreamInfo
+from broker.jetstream.limits import AccountView, check_account_limits
+from broker.jetstream.requests import StreamsRequest, decode_request
+from broker.jetstream.responses import (
+    LIST_LIMIT,
+    DidCreate,
+    StreamList,
+    Success,
+    encode_error,
+    encode_response,
+    encode_stream_names,
+    page,
+)
+from broker.jetstream.stream_config import StreamConfigRequest
+from broker.jetstream.stream_rules import check_no_overlap, check_stream_create, refuse_unsupported
+from broker.jetstream.stream_update import check_stream_update
+from broker.jetstream.versioning import REQUIRED_LEVEL_HEADER, check_required_level, same_stream
+from broker.subjects import Origin, SinkKind, Subscription, collides
+from broker.wire import PubRun, headers as wire_headers
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+    from broker.cluster.node import JetStreamNode
+from raft import NodeId
+
+API_SUBJECTS = b"$JS.API.>"
+ACK_SUBJECTS = b"$JS.ACK.>"
+FLOW_SUBJECTS = b"$JS.FC.>"
+REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as the reference server does
+ANSWER_WITHIN_S = 10.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_infos = msgspec.msgpack.Decoder(list[StreamInfo])
+_usage = msgspec.msgpack.Decoder(tuple[int, int, int])
+_answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
+
+# Requests that belong to one stream and are answered by its leader.
+LEADER_KINDS = frozenset(
+    {
+        ApiKind.STREAM_INFO, ApiKind.STREAM_PURGE, ApiKind.STREAM_MSG_GET,
+        ApiKind.STREAM_MSG_DELETE, ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.CONSUMER_CREATE,
+        ApiKind.CONSUMER_NAMES, ApiKind.CONSUMER_LIST, ApiKind.CONSUMER_INFO,
+        ApiKind.CONSUMER_DELETE, ApiKind.CONSUMER_PAUSE, ApiKind.CONSUMER_RESET,
+        ApiKind.CONSUMER_LEADER_STEPDOWN,
+    }
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class ApiService:
+    """One per node. A SERVICE sink in every account that has JetStream."""
+
+    node: JetStreamNode
+    leader_api: LeaderApi
+    kind: SinkKind = SinkKind.SERVICE
+    total: int = 0
+    errors: int = 0
+    _running: int = 0
+    _subscriptions: list[Subscription] = field(default_factory=list)
+
+    def start(self, account: Account) -> None:
+        subjects = [API_SUBJECTS, ACK_SUBJECTS, FLOW_SUBJECTS]
+        domain = self.node.options.domain.encode()
+        if domain:
+            subjects.append(b"$JS." + domain + b".API.>")
+        for subject in subjects:
+            sub = Subscription(sink=self, account=account, subject=subject)
+            account.subs.insert(sub)
+            self._subscriptions.append(sub)
+        rpc = self.node.mesh.rpc
+        rpc.register("api", self._serve_leader)
+        rpc.register("direct", self._serve_direct)
+        rpc.register("infos", self.leader_api.serve_infos)
+        rpc.register("usage", self.leader_api.serve_usage)
+
+    # -- the sink -------------------------------------------------------------------------------
+
+    def deliver_run(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+    ) -> bool:
+        taken = False
+        for row in range(start, stop):
+            taken = self.deliver(sub, *run.message(row)) or taken
+        return taken
+
+    def deliver(
+        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> bool:
+        account = self.node.server.account(sub.account.name)
+        if sub.subject is ACK_SUBJECTS or sub.subject is FLOW_SUBJECTS:
+            return self._errand(account, subject, reply, headers, payload)
+        domain = self.node.options.domain.encode()
+        request = parse_api_subject(subject, domain=domain)
+        if request is None or request.kind in SYSTEM_KINDS:
+            return True  # swallowed: the client times out, as with the reference server
+        if request.kind is ApiKind.CONSUMER_MSG_NEXT:
+            return self._pull(account, request, subject, reply, headers, payload)
+        if request.kind is ApiKind.DIRECT_GET:
+            return self._direct(account, request, subject, reply, headers, payload)
+        self._spawn(self._answer(account, request, subject, reply, headers, payload))
+        return True
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        if self._running >= REQUESTS_MAX:
+            asyncio.ensure_future(work).cancel()
+            return
+        self._running += 1
+        self.node.spawn(self._counted(work), "api request")
+
+    async def _counted(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        finally:
+            self._running -= 1
+
+    # -- errands for a leader ---------------------------------------------------------------------
+
+    def _errand(
+        self, account: Account, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> bool:
+        tokens = subject.split(b".", 5)
+        at = 2 if len(tokens) < 6 or subject.count(b".") < 10 else 4
+        name = tokens[at] if len(tokens) > at else b""
+        assignment = self.node.meta.get(account.name, name.decode(errors="replace"))
+        if assignment is None:
+            return False
+        self.node.errands.add((assignment.group, subject, reply, headers, payload))
+        return True
+
+    def _pull(
+        self, account: Account, request: ApiRequest, subject: bytes, reply: bytes,
+        headers: bytes, payload: bytes,
+    ) -> bool:  # fmt: skip
+        assignment = self.node.meta.get(account.name, request.stream)
+        if assignment is None:
+            return False
+        replica = self.node.replicas.get(assignment.group)
+        if replica is not None and request.consumer not in replica.stream.consumers:
+            return False
+        if reply:
+            self.node.errands.add((assignment.group, subject, reply, headers, payload))
+        return True
+
+    # -- direct gets --------------------------------------------------------------------------------
+
+    def _direct(
+        self, account: Account, request: ApiRequest, subject: bytes, reply: bytes,
+        headers: bytes, payload: bytes,
+    ) -> bool:  # fmt: skip
+        assignment = self.node.meta.get(account.name, request.stream)
+        if assignment is None or not assignment.config.allow_direct:
+            return False
+        if not reply:
+            return True
+        replica = self.node.replicas.get(assignment.group)
+        if replica is not None and replica.leading is not None:
+            self._send(account, reply, self.leader_api.direct_get(replica, request, headers, payload))
+        else:
+            self._spawn(self._direct_elsewhere(account, assignment, subject, reply, headers, payload))
+        return True
+
+    async def _direct_elsewhere(
+        self, account: Account, assignment: Assignment, subject: bytes, reply: bytes,
+        headers: bytes, payload: bytes,
+    ) -> None:  # fmt: skip
+        body = _encode((account.name, subject, headers, payload))
+        try:
+            leader = await self.node.wait_leader(assignment.group, timeout_s=2.0)
+            answer = await self.node.mesh.rpc.call(leader, "direct", body)
+        except (CallFailed, JetStreamError, TimeoutError):
+            return  # no answer is an honest answer: the client asks again
+        self._send(account, reply, _answers.decode(answer))
+
+    async def _serve_direct(self, _peer: NodeId, body: bytes) -> bytes:
+        account, subject, headers, payload = _request.decode(body)
+        request, replica = self.leader_api.find(account, subject)
+        return _encode(self.leader_api.direct_get(replica, request, headers, payload))
+
+    def _send(self, account: Account, to: bytes, messages: Sequence[tuple[bytes, bytes]]) -> None:
+        for headers, payload in messages:
+            self.node.server.router.publish(account, to, b"", headers, payload)
+
+    # -- requests with one JSON answer ----------------------------------------------------------------
+
+    async def _answer(
+        self, account: Account, request: ApiRequest, subject: bytes, reply: bytes,
+        headers: bytes, payload: bytes,
+    ) -> None:  # fmt: skip
+        self.total += 1
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                level = wire_headers.get(headers, REQUIRED_LEVEL_HEADER) if headers else None
+                check_required_level(level)
+                if request.kind in LEADER_KINDS:
+                    body = await self._ask_leader(account, request, subject, headers, payload)
+                else:
+                    body = await self._here(account, request, payload)
+        except JetStreamError as refused:
+            self.errors += 1
+            body = encode_error(request.kind, refused)
+        except (TimeoutError, CallFailed):
+            self.errors += 1
+            body = encode_error(request.kind, JetStreamError.of(10008, definite=False))
+        if reply:
+            self.node.server.router.publish(account, reply, b"", b"", body)
+
+    async def _here(self, account: Account, request: ApiRequest, payload: bytes) -> bytes:
+        kind = request.kind
+        body = decode_request(kind, payload, strict=self.node.options.strict)
+        if kind in _NOT_YET:
+            raise JetStreamError.of(10036)
+        if not self.node.formed.is_set():
+            raise JetStreamError.of(10008)
+        match kind:
+            case ApiKind.INFO:
+                return encode_response(kind, await self._account_info(account))
+            case ApiKind.STREAM_CREATE:
+                assert isinstance(body, StreamConfigRequest)
+                return await self._create(account, request, body)
+            case ApiKind.STREAM_UPDATE:
+                assert isinstance(body, StreamConfigRequest)
+                return await self._update(account, request, body)
+            case ApiKind.STREAM_DELETE:
+                if self.node.meta.get(account.name, request.stream) is None:
+                    raise JetStreamError.of(10059)
+                await self.node.change_meta(RemoveStream(account.name, request.stream))
+                return encode_response(kind, Success(success=True))
+            case ApiKind.STREAM_NAMES:
+                assert isinstance(body, StreamsRequest)
+                names = [a.name for a in self._matching(account, body.subject)]
+                return encode_stream_names(names, body.offset)
+            case ApiKind.STREAM_LIST:
+                assert isinstance(body, StreamsRequest)
+                return await self._list(account, body)
+        raise JetStreamError.of(10036)
+
+    async def _ask_leader(
+        self, account: Account, request: ApiRequest, subject: bytes, headers: bytes, payload: bytes
+    ) -> bytes:
+        """The answer of the stream's leader, asked again when leadership moves meanwhile."""
+        assignment = self.node.meta.get(account.name, request.stream)
+        if assignment is None:
+            # Bodies that cannot be read are told before a missing stream.
+            decode_request(request.kind, payload, strict=self.node.options.strict)
+            raise JetStreamError.of(10059)
+        call = _encode((account.name, subject, headers, payload))
+        deadline = time.monotonic() + 5.0
+        while True:
+            leader = await self.node.wait_leader(
+                assignment.group, timeout_s=max(deadline - time.monotonic(), 0.0)
+            )
+            try:
+                return await self.node.mesh.rpc.call(leader, "api", call)
+            except CallFailed:
+                if request.kind not in _REPEATABLE or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
+
+    async def _serve_leader(self, _peer: NodeId, body: bytes) -> bytes:
+        account, subject, headers, payload = _request.decode(body)
+        request, replica = self.leader_api.find(account, subject)
+        try:
+            return await self.leader_api.answer(replica, request, headers, payload)
+        except JetStreamError as refused:
+            self.errors += 1
+            return encode_error(request.kind, refused)
+
+    # -- streams ----------------------------------------------------------------------------------
+
+    def _view(self, account: Account) -> AccountView:
+        streams = {a.name: a.config for a in self.node.meta.of_account(account.name)}
+        return AccountView(streams=streams, clustered=len(self.node.members) > 1)
+
+    async def _create(
+        self, account: Account, request: ApiRequest, body: StreamConfigRequest
+    ) -> bytes:
+        view = self._view(account)
+        config = check_stream_create(body, named=request.stream, view=view)
+        refuse_unsupported(config)
+        known = self.node.meta.get(account.name, config.name)
+        if known is not None and not same_stream(known.config, config):
+            raise JetStreamError.of(10058)
+        check_account_limits(config, view)
+        check_no_overlap(config, view.streams.values())
+        peers = choose_peers(
+            name=config.name,
+            replicas=config.num_replicas,
+            members=self.node.members,
+            alive=self.node.mesh.connected,
+            load=self.node.meta.load,
+        )
+        if peers is None:
+            raise JetStreamError.of(10005, err="no suitable peers for placement, insufficient nodes")
+        assignment = await self.node.change_meta(
+            AssignStream(account.name, config, time.time_ns(), [int(p) for p in peers])
+        )
+        info = await self._info(account, assignment)
+        return encode_response(request.kind, info, DidCreate(did_create=True))
+
+    async def _update(
+        self, account: Account, request: ApiRequest, body: StreamConfigRequest
+    ) -> bytes:
+        known = self.node.meta.get(account.name, request.stream)
+        config = check_stream_update(
+            body,
+            named=request.stream,
+            old=known.config if known is not None else None,
+            consumers={},
+            view=self._view(account),
+        )
+        refuse_unsupported(config)
+        if known is not None and config.num_replicas != known.config.num_replicas:
+            raise JetStreamError.of(10052, err="num_replicas can not be changed yet")
+        assignment = await self.node.change_meta(ReconfigureStream(account.name, config))
+        leader = await self.node.wait_leader(assignment.group)
+        await self.node.mesh.rpc.call(
+            leader, "reconfigured", _encode((assignment.group, assignment.config))
+        )
+        return encode_response(request.kind, await self._info(account, assignment))
+
+    def _matching(self, account: Account, subject: str) -> list[Assignment]:
+        found = self.node.meta.of_account(account.name)
+        if not subject:
+            return found
+        wanted = subject.encode()
+        return [
+            a for a in found if any(collides(p, wanted) for p in a.config.subject_patterns)
+        ]
+
+    async def _list(self, account: Account, body: StreamsRequest) -> bytes:
+        part, paged = page(self._matching(account, body.subject), body.offset, limit=LIST_LIMIT)
+        infos = await self._infos(account, part)
+        missing = tuple(a.name for a in part if a.name not in infos)
+        found = StreamList(tuple(infos[a.name] for a in part if a.name in infos), missing)
+        return encode_response(ApiKind.STREAM_LIST, paged, found)
+
+    async def _info(self, account: Account, assignment: Assignment) -> StreamInfo:
+        await self.node.wait_leader(assignment.group)
+        infos = await self._infos(account, [assignment], shown=True)
+        if assignment.name not in infos:
+            raise JetStreamError.of(10008, definite=False)
+        return infos[assignment.name]
+
+    async def _infos(
+        self, account: Account, wanted: Sequence[Assignment], *, shown: bool = False
+    ) -> dict[str, StreamInfo]:
+        """Infos by name, gathered from the leaders, one call per leading node."""
+        by_leader: dict[NodeId, list[int]] = {}
+        for assignment in wanted:
+            leader = self.node.leader(assignment.group)
+            if leader is not None:
+                by_leader.setdefault(leader, []).append(assignment.group)
+        found: dict[str, StreamInfo] = {}
+
+        async def ask(leader: NodeId, groups: list[int]) -> None:
+            try:
+                answer = await self.node.mesh.rpc.call(
+                    leader, "infos", _encode((groups, shown)), timeout_s=4.0
+                )
+            except (CallFailed, TimeoutError):
+                return  # listed as missing
+            found.update((info.config.name, info) for info in _infos.decode(answer))
+
+        async with asyncio.TaskGroup() as tasks:
+            for leader, groups in by_leader.items():
+                tasks.create_task(ask(leader, groups))
+        return found
+
+    async def _account_info(self, account: Account) -> AccountInfo:
+        assignments = self.node.meta.of_account(account.name)
+        leaders = {self.node.leader(a.group) for a in assignments} - {None}
+        memory = storage = consumers = 0
+        for leader in leaders:
+            assert leader is not None
+            answer = await self.node.mesh.rpc.call(leader, "usage", account.name.encode())
+            in_memory, in_files, count = _usage.decode(answer)
+            memory, storage, consumers = memory + in_memory, storage + in_files, consumers + count
+        return AccountInfo(
+            memory=memory,
+            storage=storage,
+            streams=len(assignments),
+            consumers=consumers,
+            domain=self.node.options.domain,
+            api=ApiStats(total=self.total, errors=self.errors),
+        )
+
+
+_request = msgspec.msgpack.Decoder(tuple[str, bytes, bytes, bytes])
+_NOT_YET = frozenset(
+    {
+        ApiKind.STREAM_SNAPSHOT, ApiKind.STREAM_RESTORE, ApiKind.STREAM_PEER_REMOVE,
+        ApiKind.STREAM_PEER_EVACUATE, ApiKind.STREAM_CANCEL_MOVE, ApiKind.CONSUMER_UNPIN,
+    }
+)  # fmt: skip
+# Asking twice does no harm: reads, and changes that name their outcome.
+_REPEATABLE = frozenset(
+    LEADER_KINDS
+    - {
+        ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.CONSUMER_LEADER_STEPDOWN,
+        ApiKind.CONSUMER_CREATE, ApiKind.STREAM_MSG_DELETE,
+    }
+)  # fmt: skip

@@ -1,0 +1,163 @@
+"""What the leader tells about a stream and its consumers.
+
+Owns: the numbers of an info and where they come from.
+May not touch: anything; it only reads.
+Spec: JetStream sheet 2.3, 5.3."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.cluster.replica import Replica
+from broker.jetstream.consumer import Consumer
+from broker.jetstream.consumer_update import is_internal
+from broker.jetstream.info import (
+    ClusterInfo,
+    ConsumerInfo,
+    PeerInfo,
+    SequenceInfo,
+    SourceInfo,
+    StreamInfo,
+    StreamState,
+)
+from broker.jetstream.names import get_hash
+from broker.jetstream.versioning import (
+    shown_consumer,
+    shown_stream,
+    stored_consumer,
+    stored_stream,
+)
+
+if TYPE_CHECKING:
+    from broker.cluster.node import JetStreamNode
+from raft import NodeId
+
+
+def stream_info(
+    node: JetStreamNode,
+    replica: Replica,
+    *,
+    shown: bool,
+    deleted_details: bool = False,
+    subjects_filter: str = "",
+) -> StreamInfo:
+    stream = replica.stream
+    config = shown_stream(stream.config) if shown else stored_stream(stream.config)
+    return StreamInfo(
+        config=config,
+        created=replica.assignment.created_ns,
+        state=stream_state(
+            replica, deleted_details=deleted_details, subjects_filter=subjects_filter
+        ),
+        domain=node.options.domain,
+        cluster=cluster_info(node, replica),
+        mirror=mirror_info(node, replica),
+        ts=node.now_ns(),
+    )
+
+
+def stream_state(replica: Replica, *, deleted_details: bool, subjects_filter: str) -> StreamState:
+    stream = replica.stream
+    store = stream.store
+    subjects: dict[str, int] = {}
+    if subjects_filter:
+        for subject in store.subjects_matching(subjects_filter.encode()):
+            state = store.subject_state(subject)
+            if state is not None:
+                subjects[subject.decode(errors="replace")] = state[0]
+    deleted: tuple[int, ...] = ()
+    if deleted_details:
+        deleted = tuple(
+            seq for first, last in store.deleted_ranges() for seq in range(first, last + 1)
+        )
+    visible = sum(not is_internal(c.config) for c in stream.consumers.values())
+    return StreamState(
+        messages=store.messages,
+        bytes=store.bytes,
+        first_seq=store.first_seq if store.last_seq else 0,
+        first_ts=store.first_time if store.messages else 0,
+        last_seq=store.last_seq,
+        last_ts=store.last_time,
+        num_subjects=store.num_subjects,
+        subjects=subjects,
+        num_deleted=store.num_deleted,
+        deleted=deleted,
+        consumer_count=visible,
+    )
+
+
+def cluster_info(node: JetStreamNode, replica: Replica) -> ClusterInfo:
+    if len(node.members) < 2:
+        return ClusterInfo(leader=node.mesh.name)
+    status = node.host.status(replica.group)
+    matches = {peer.node: peer for peer in status.peers}
+    peers = []
+    for peer in replica.assignment.peers:
+        if peer == node.node:
+            continue
+        at = matches.get(NodeId(peer))
+        connected = node.mesh.connected(NodeId(peer))
+        lag = max(status.commit - at.match, 0) if at is not None else 0
+        name = node.mesh.peer_name(NodeId(peer)) or node.member_name(NodeId(peer))
+        peers.append(
+            PeerInfo(
+                name=name,
+                current=connected and at is not None and lag == 0,
+                offline=not connected,
+                lag=lag,
+                peer=get_hash(name),
+            )
+        )
+    return ClusterInfo(
+        name=node.mesh.cluster,
+        raft_group=f"S-R{len(replica.assignment.peers)}F-{replica.group}",
+        leader=node.mesh.name,
+        leader_since=replica.leader_since_ns,
+        replicas=tuple(sorted(peers, key=lambda peer: peer.name)),
+    )
+
+
+def mirror_info(node: JetStreamNode, replica: Replica) -> SourceInfo | None:
+    mirror = replica.stream.config.mirror
+    if mirror is None:
+        return None
+    running = node.mirrors.get(replica.group)
+    if running is None:
+        return SourceInfo(name=mirror.name, external=mirror.external)
+    return running.info()
+
+
+def consumer_info(
+    node: JetStreamNode, replica: Replica, consumer: Consumer, *, shown: bool, fresh: bool = False
+) -> ConsumerInfo:
+    """`fresh`: as it was created, before the leader delivered anything."""
+    now = node.now_ns()
+    engine = replica.leading.engines.get(consumer.name) if replica.leading is not None else None
+    numbers = consumer.numbers(now) if fresh or engine is None else engine.numbers(now)
+    bound = engine.numbers(now).push_bound if engine is not None else False
+    config = shown_consumer(consumer.config) if shown else stored_consumer(consumer.config)
+    return ConsumerInfo(
+        stream_name=replica.name,
+        name=consumer.name,
+        created=consumer.created_ns,
+        config=config,
+        delivered=SequenceInfo(
+            consumer_seq=numbers.consumer_seq,
+            stream_seq=numbers.stream_seq,
+            last_active=numbers.last_delivered_ns or None,
+        ),
+        ack_floor=SequenceInfo(
+            consumer_seq=numbers.floor_consumer_seq,
+            stream_seq=numbers.floor_stream_seq,
+            last_active=numbers.last_acked_ns or None,
+        ),
+        num_ack_pending=numbers.num_ack_pending,
+        num_redelivered=numbers.num_redelivered,
+        num_waiting=numbers.num_waiting,
+        num_pending=numbers.num_pending,
+        cluster=cluster_info(node, replica) if len(node.members) > 1 else None,
+        push_bound=bound,
+        paused=numbers.paused_until_ns > 0,
+        pause_remaining=max(numbers.paused_until_ns - now, 0),
+        ts=now,
+    )

@@ -1,0 +1,294 @@
+"""API requests as the leader of their stream answers them.
+
+Owns: what each request does to, or reads from, one stream.
+May not touch: routing of requests and answers (api.py).
+Changes are proposed and answered when applied; reads are served from the leader's applied state.
+Spec: JetStream sheet 1.1, 1.5, 1.6, 2.3, 4.4-4.6, 5.2, 5.3, 5.12."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.cluster import direct
+from broker.cluster.infos import consumer_info, stream_info
+from broker.cluster.replica import Replica
+from broker.cluster.rpc import CallFailed
+from broker.cluster.waiting import LostLeadership
+from broker.jetstream.api import ApiKind, ApiRequest, parse_api_subject
+from broker.jetstream.commands import (
+    AnyCommand,
+    CreateConsumer,
+    DeleteConsumer,
+    DeleteMessage,
+    PauseConsumer,
+    Purge,
+    ResetConsumer,
+    UpdateConfig,
+)
+from broker.jetstream.config import ConsumerConfig, ConsumerCreateRequest, StreamConfig
+from broker.jetstream.consumer import Consumer
+from broker.jetstream.consumer_rules import check_consumer_config
+from broker.jetstream.consumer_update import (
+    check_consumer_update,
+    is_internal,
+    named_consumer,
+    sourcing_consumer,
+)
+from broker.jetstream.errors import JetStreamError
+from broker.jetstream.limits import AccountView
+from broker.jetstream.names import NUID_RANDOM_BYTES, consumer_name
+from broker.jetstream.requests import (
+    MsgDeleteRequest,
+    MsgGetRequest,
+    PagedRequest,
+    PauseRequest,
+    PurgeRequest,
+    ResetRequest,
+    StepdownRequest,
+    StreamInfoRequest,
+    decode_request,
+)
+from broker.jetstream.responses import (
+    LIST_LIMIT,
+    SUBJECT_DETAILS_LIMIT,
+    ConsumerList,
+    GotMessage,
+    Paged,
+    Paused,
+    Purged,
+    Reset,
+    Success,
+    encode_consumer_names,
+    encode_response,
+    page,
+)
+from raft import GroupBusy, NodeId, NotLeader, node_id
+
+if TYPE_CHECKING:
+    from broker.cluster.node import JetStreamNode
+
+_encode = msgspec.msgpack.Encoder().encode
+_groups = msgspec.msgpack.Decoder(tuple[list[int], bool])
+_reconfigured = msgspec.msgpack.Decoder(tuple[int, StreamConfig])
+
+
+class LeaderApi:
+    def __init__(self, node: JetStreamNode) -> None:
+        self.node = node
+        node.mesh.rpc.register("reconfigured", self._serve_reconfigured)
+
+    def find(self, account: str, subject: bytes) -> tuple[ApiRequest, Replica]:
+        """The request and the led stream it is for. CallFailed: the caller should ask again."""
+        request = parse_api_subject(subject, domain=self.node.options.domain.encode())
+        assert request is not None, "only understood requests are forwarded"
+        assignment = self.node.meta.get(account, request.stream)
+        replica = self.node.replicas.get(assignment.group) if assignment is not None else None
+        if replica is None or replica.leading is None:
+            raise CallFailed(f"not the leader of {request.stream}")
+        return request, replica
+
+    async def answer(
+        self, replica: Replica, request: ApiRequest, _headers: bytes, payload: bytes
+    ) -> bytes:
+        """Raises the JetStreamError to answer with, or CallFailed when leadership was lost."""
+        body = decode_request(request.kind, payload, strict=self.node.options.strict)
+        kind = request.kind
+        match body:
+            case StreamInfoRequest():
+                return self._stream_info(replica, body)
+            case PurgeRequest():
+                return await self._purge(replica, body)
+            case MsgGetRequest():
+                message = direct.find_message(replica.stream.store, body)
+                if message is None:
+                    raise JetStreamError.of(10037)
+                return encode_response(kind, GotMessage(direct.shown(message, no_hdr=body.no_hdr)))
+            case MsgDeleteRequest():
+                return await self._delete_message(replica, body)
+            case ConsumerCreateRequest():
+                return await self._create_consumer(replica, request, body)
+            case PauseRequest():
+                return await self._pause(replica, request, body)
+            case ResetRequest():
+                return await self._reset(replica, request, body)
+            case StepdownRequest():
+                return self._stepdown(replica, kind, body)
+            case PagedRequest():
+                return self._consumers(replica, kind, body.offset)
+        consumer = self._consumer(replica, request)
+        if kind is ApiKind.CONSUMER_INFO:
+            return encode_response(kind, consumer_info(self.node, replica, consumer, shown=True))
+        assert kind is ApiKind.CONSUMER_DELETE, f"{kind} has no handler"
+        await self._propose(replica, DeleteConsumer(replica.stamp(), request.consumer))
+        return encode_response(kind, Success(success=True))
+
+    def direct_get(
+        self, replica: Replica, request: ApiRequest, headers: bytes, payload: bytes
+    ) -> list[tuple[bytes, bytes]]:
+        return direct.direct_get(replica.stream, request.rest, headers, payload)
+
+    # -- streams ----------------------------------------------------------------------------------
+
+    def _stream_info(self, replica: Replica, body: StreamInfoRequest) -> bytes:
+        info = stream_info(
+            self.node,
+            replica,
+            shown=True,
+            deleted_details=body.deleted_details,
+            subjects_filter=body.subjects_filter,
+        )
+        paged = Paged()
+        if body.subjects_filter and info.state.subjects:
+            subjects = sorted(info.state.subjects.items())
+            part, paged = page(subjects, body.offset, limit=SUBJECT_DETAILS_LIMIT)
+            state = msgspec.structs.replace(info.state, subjects=dict(part))
+            info = msgspec.structs.replace(info, state=state)
+        return encode_response(ApiKind.STREAM_INFO, paged, info)
+
+    async def _purge(self, replica: Replica, body: PurgeRequest) -> bytes:
+        command = Purge(replica.stamp(), body.filter.encode(), body.seq, body.keep)
+        purged = await self._propose(replica, command)
+        assert isinstance(purged, int)
+        return encode_response(ApiKind.STREAM_PURGE, Purged(success=True, purged=purged))
+
+    async def _delete_message(self, replica: Replica, body: MsgDeleteRequest) -> bytes:
+        await self._propose(replica, DeleteMessage(replica.stamp(), body.seq, body.no_erase))
+        return encode_response(ApiKind.STREAM_MSG_DELETE, Success(success=True))
+
+    def _stepdown(self, replica: Replica, kind: ApiKind, body: StepdownRequest) -> bytes:
+        if len(self.node.members) < 2:
+            raise JetStreamError.of(10010)
+        others = [NodeId(p) for p in replica.assignment.peers if p != self.node.node]
+        preferred = body.placement.preferred if body.placement is not None else ""
+        if preferred:
+            others = [peer for peer in others if peer == node_id(preferred)]
+            if not others:
+                raise JetStreamError.of(10005, err="preferred server is not a member")
+        living = [peer for peer in others if self.node.mesh.connected(peer)]
+        if living:
+            self.node.host.transfer(replica.group, living[0])
+        return encode_response(kind, Success(success=True))
+
+    async def _serve_reconfigured(self, _peer: NodeId, body: bytes) -> bytes:
+        """The meta group has a new configuration: bring it into the stream's own log."""
+        group, config = _reconfigured.decode(body)
+        replica = self.node.replicas.get(group)
+        if replica is None or replica.leading is None:
+            raise CallFailed("not the leader")
+        if replica.stream.config != config:
+            await self._propose(replica, UpdateConfig(replica.stamp(), config))
+        return b""
+
+    # -- consumers --------------------------------------------------------------------------------
+
+    def _consumer(self, replica: Replica, request: ApiRequest) -> Consumer:
+        consumer = replica.stream.consumers.get(request.consumer)
+        if consumer is None:
+            raise JetStreamError.of(10014)
+        assert isinstance(consumer, Consumer)
+        return consumer
+
+    async def _create_consumer(
+        self, replica: Replica, request: ApiRequest, body: ConsumerCreateRequest
+    ) -> bytes:
+        stream = replica.stream
+        config = named_consumer(body, request)
+        suffix = consumer_name(secrets.token_bytes(NUID_RANDOM_BYTES))
+        config = sourcing_consumer(config, stream=stream.config, suffix=suffix)
+        view = AccountView(clustered=len(self.node.members) > 1)
+        config = check_consumer_config(
+            config, stream=stream.config, view=view, pedantic=body.pedantic
+        )
+        name = config.name or config.durable_name or suffix
+        self._check_bound_change(replica, name, config)
+        existed = name in stream.consumers
+        await self._propose(
+            replica, CreateConsumer(replica.stamp(), name, config, str(body.action))
+        )
+        consumer = stream.consumers.get(name)
+        if not isinstance(consumer, Consumer):
+            raise JetStreamError.of(10014)
+        shown = consumer_info(self.node, replica, consumer, shown=True, fresh=not existed)
+        return encode_response(ApiKind.CONSUMER_CREATE, shown)
+
+    def _check_bound_change(self, replica: Replica, name: str, config: ConsumerConfig) -> None:
+        """Whether somebody listens is known to the leader alone, so it is asked before."""
+        known = replica.stream.consumers.get(name)
+        if known is None or known.config.deliver_subject == config.deliver_subject:
+            return
+        assert replica.leading is not None
+        engine = replica.leading.engines.get(name)
+        bound = engine is not None and engine.numbers(self.node.now_ns()).push_bound
+        if known.config.is_push and config.is_push:
+            check_consumer_update(known.config, config, is_bound=bound)
+
+    def _consumers(self, replica: Replica, kind: ApiKind, offset: int) -> bytes:
+        found: Mapping[str, object] = replica.stream.consumers
+        visible = sorted(
+            (c for c in found.values() if isinstance(c, Consumer) and not is_internal(c.config)),
+            key=lambda consumer: consumer.name,
+        )
+        if kind is ApiKind.CONSUMER_NAMES:
+            return encode_consumer_names([c.name for c in visible], offset)
+        part, paged = page(visible, offset, limit=LIST_LIMIT)
+        infos = tuple(consumer_info(self.node, replica, c, shown=False) for c in part)
+        return encode_response(kind, paged, ConsumerList(infos))
+
+    async def _pause(self, replica: Replica, request: ApiRequest, body: PauseRequest) -> bytes:
+        self._consumer(replica, request)
+        now = replica.stamp()
+        await self._propose(replica, PauseConsumer(now, request.consumer, body.pause_until))
+        paused = body.pause_until > now
+        return encode_response(
+            ApiKind.CONSUMER_PAUSE,
+            Paused(
+                paused=paused,
+                pause_until=body.pause_until,
+                pause_remaining=body.pause_until - now if paused else 0,
+            ),
+        )
+
+    async def _reset(self, replica: Replica, request: ApiRequest, body: ResetRequest) -> bytes:
+        consumer = self._consumer(replica, request)
+        result = await self._propose(
+            replica, ResetConsumer(replica.stamp(), request.consumer, body.seq)
+        )
+        info = consumer_info(self.node, replica, consumer, shown=True)
+        reset_seq = result if isinstance(result, int) else 0
+        return encode_response(ApiKind.CONSUMER_RESET, info, Reset(reset_seq))
+
+    # -- for lists and account info, asked by other nodes ------------------------------------------
+
+    async def serve_infos(self, _peer: NodeId, body: bytes) -> bytes:
+        groups, shown = _groups.decode(body)
+        led = (self.node.replicas.get(group) for group in groups)
+        return _encode(
+            [stream_info(self.node, r, shown=shown) for r in led if r is not None and r.leading]
+        )
+
+    async def serve_usage(self, _peer: NodeId, body: bytes) -> bytes:
+        account = body.decode()
+        memory = storage = consumers = 0
+        for replica in self.node.replicas.values():
+            if replica.leading is None or replica.assignment.account != account:
+                continue
+            size = replica.stream.store.bytes * len(replica.assignment.peers)
+            if replica.stream.config.storage == "memory":
+                memory += size
+            else:
+                storage += size
+            consumers += len(replica.stream.consumers)
+        return _encode((memory, storage, consumers))
+
+    async def _propose(self, replica: Replica, command: AnyCommand) -> object:
+        try:
+            result = await replica.propose(command)
+        except (NotLeader, LostLeadership, GroupBusy) as error:
+            raise CallFailed(str(error) or "leadership lost") from error
+        if isinstance(result, JetStreamError):
+            raise result
+        return result

@@ -1,0 +1,254 @@
+"""What only the leader of a stream does: deliver, take acks, run timers.
+
+Owns: the delivery engines of the stream's consumers, their timers, and the effects' way out.
+May not touch: replicated state; whatever must last is proposed as a command.
+It is born when this node has applied everything of earlier terms, and dies with its leadership.
+Spec: DESIGN section 7; JetStream sheet 5.6-5.9."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+from broker.cluster.errands import Errand
+from broker.cluster.sending import Sender
+from broker.jetstream.ack import parse_ack_subject
+from broker.jetstream.api import parse_api_subject
+from broker.jetstream.commands import Expire
+from broker.jetstream.consumer import Consumer
+from broker.jetstream.delivery import Delivery, flush
+from broker.jetstream.effects import Advisory, Confirm, Deliver, Effect, Propose, Status
+from broker.jetstream.pull import CONSUMER_DELETED, LEADERSHIP_CHANGE
+
+if TYPE_CHECKING:
+    from broker.cluster.replica import Replica
+
+ACK_PREFIX = b"$JS.ACK."
+FLOW_PREFIX = b"$JS.FC."
+EXPIRY_CHECK_MIN_NS = 250_000_000  # age timers run no faster
+
+
+class Leading:
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.stream = replica.stream
+        self.engines: dict[str, Delivery] = {}
+        self.sender = Sender(replica.node.server.router, replica.node.mesh, replica.account)
+        self._listening: dict[Delivery, None] = {}  # somebody waits there for new messages
+        self._dirty: dict[Delivery, None] = {}
+        self._timers: list[tuple[int, int, Delivery]] = []
+        self._serial = count()
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._watched: dict[bytes, str] = {}  # deliver subject -> consumer
+        self.closed = False
+        self.consumers_changed()
+        self._arm_expiry()
+
+    def close(self) -> None:
+        """Leadership ended, or the stream: nobody waits here any more."""
+        self.closed = True
+        for engine in self.engines.values():
+            self._carry_out(engine, engine.close(LEADERSHIP_CHANGE))
+        self.engines.clear()
+        for handle in (self._timer, self._expiry):
+            if handle is not None:
+                handle.cancel()
+        for subject in self._watched:
+            self.replica.node.unwatch(self.replica.account.name, subject, self)
+
+    # -- consumers come and go ----------------------------------------------------------------------
+
+    def consumers_changed(self) -> None:
+        """Engines for the consumers there are, none for those that went."""
+        consumers = self.stream.consumers
+        for name, engine in list(self.engines.items()):
+            if consumers.get(name) is not engine.consumer:
+                self._carry_out(engine, engine.close(CONSUMER_DELETED))
+                self._forget(name, engine)
+        for name, consumer in consumers.items():
+            if name not in self.engines:
+                assert isinstance(consumer, Consumer)
+                engine = Delivery(
+                    consumer, now=self.replica.node.now_ns(), has_interest=self._has_interest
+                )
+                self.engines[name] = engine
+                if consumer.config.is_push:
+                    self._watch(engine)
+                self._wake(engine)
+
+    def consumer_configured(self, name: str) -> None:
+        engine = self.engines.get(name)
+        if engine is not None and engine.consumer.config.is_push:
+            self._watch(engine)
+            self._wake(engine)
+
+    def _forget(self, name: str, engine: Delivery) -> None:
+        del self.engines[name]
+        self._listening.pop(engine, None)
+        self._dirty.pop(engine, None)
+        for subject, owner in list(self._watched.items()):
+            if owner == name:
+                del self._watched[subject]
+                self.replica.node.unwatch(self.replica.account.name, subject, self)
+
+    # -- what arrives -----------------------------------------------------------------------------
+
+    def errand(self, errand: Errand) -> None:
+        """A pull, an ack or a flow control answer. What cannot be read is dropped."""
+        _, subject, reply, _, payload = errand
+        now = self.replica.node.now_ns()
+        if subject.startswith(ACK_PREFIX):
+            parsed = parse_ack_subject(subject)
+            engine = self.engines.get(parsed[1].decode()) if parsed is not None else None
+            if parsed is None or engine is None:
+                return
+            engine.ack(parsed, payload, reply, now)
+        elif subject.startswith(FLOW_PREFIX):
+            tokens = subject.split(b".")
+            engine = self.engines.get(tokens[-2].decode(errors="replace"))
+            if engine is None:
+                return
+            engine.flow_control_reply(subject)
+        else:
+            request = parse_api_subject(subject, domain=self.replica.node.options.domain.encode())
+            engine = self.engines.get(request.consumer) if request is not None else None
+            if engine is None:
+                return
+            engine.pull(payload, reply, now)
+            self._listening[engine] = None
+        self._wake(engine)
+
+    def messages_stored(self) -> None:
+        """New messages were applied: wake who waits for them."""
+        for engine in list(self._listening):
+            if engine.wake():
+                self._wake(engine)
+            else:
+                del self._listening[engine]
+        if self._expiry is None:
+            self._arm_expiry()
+
+    def interest_changed(self, subject: bytes) -> None:
+        engine = self.engines.get(self._watched.get(subject, ""))
+        if engine is not None:
+            self._bind(engine)
+            self._wake(engine)
+
+    def _watch(self, engine: Delivery) -> None:
+        """Follow who subscribes to a push consumer's deliver subject."""
+        subject = engine.consumer.config.deliver_subject.encode()
+        for old, owner in list(self._watched.items()):
+            if owner == engine.consumer.name and old != subject:
+                del self._watched[old]
+                self.replica.node.unwatch(self.replica.account.name, old, self)
+        self._watched[subject] = engine.consumer.name
+        self.replica.node.watch(self.replica.account.name, subject, self)
+        self._bind(engine)
+
+    def _bind(self, engine: Delivery) -> None:
+        config = engine.consumer.config
+        bound = self._is_bound(config.deliver_subject.encode(), config.deliver_group.encode())
+        engine.set_interest(bound=bound, now=self.replica.node.now_ns())
+        if bound:
+            self._listening[engine] = None
+
+    def _is_bound(self, subject: bytes, group: bytes) -> bool:
+        """Only subscriptions to exactly this subject, and in exactly this group, count."""
+        match = self.replica.account.subs.match(subject)
+        if not group:
+            return any(sub.subject == subject for sub in match.plain)
+        return any(
+            sub.queue == group and sub.subject == subject for pool in match.queues for sub in pool
+        )
+
+    def _has_interest(self, subject: bytes) -> bool:
+        return bool(self.replica.account.subs.match(subject))
+
+    # -- what goes out ------------------------------------------------------------------------------
+
+    def _wake(self, engine: Delivery) -> None:
+        self._dirty[engine] = None
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        """One turn: pump every engine that has something to do, then propose what must last."""
+        self._scheduled = False
+        if self.closed:
+            return
+        now = self.replica.node.now_ns()
+        dirty, self._dirty = self._dirty, {}
+        for engine in dirty:
+            self._carry_out(engine, engine.pump(now))
+            if engine.more_work:
+                self._wake(engine)
+        proposal = flush(dirty, now)
+        if proposal is not None:
+            self.replica.propose_all(proposal.commands, proposal.confirms)
+        for engine in dirty:
+            at = engine.next_deadline()
+            if at is not None:
+                heappush(self._timers, (at, next(self._serial), engine))
+        self._arm()
+
+    def _carry_out(self, engine: Delivery, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Deliver():
+                    self.sender.deliver(effect, engine.consumer)
+                case Status():
+                    self.sender.status(effect.to, effect.reply, effect.header)
+                case Confirm():
+                    self.sender.status(effect.reply, b"", b"")
+                case Propose():
+                    self.replica.propose_all([effect.command], [])
+                case Advisory():
+                    pass  # nobody can have asked: advisories are switched off
+
+    def confirm(self, replies: Iterable[bytes]) -> None:
+        for reply in replies:
+            self.sender.status(reply, b"", b"")
+
+    # -- timers -------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        while self._timers and self._timers[0][2].consumer.name not in self.engines:
+            heappop(self._timers)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._timers:
+            delay = max(self._timers[0][0] - self.replica.node.now_ns(), 0) / 1e9
+            self._timer = asyncio.get_running_loop().call_later(delay, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        now = self.replica.node.now_ns()
+        while self._timers and self._timers[0][0] <= now:
+            engine = heappop(self._timers)[2]
+            if self.engines.get(engine.consumer.name) is engine:
+                self._wake(engine)
+        if not self._scheduled:
+            self._arm()
+
+    def _arm_expiry(self) -> None:
+        at = self.stream.next_expiry(self.replica.node.now_ns())
+        if at is None:
+            self._expiry = None
+            return
+        delay = max(at - self.replica.node.now_ns(), EXPIRY_CHECK_MIN_NS) / 1e9
+        self._expiry = asyncio.get_running_loop().call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        if not self.closed:
+            self.replica.propose_all([Expire(self.replica.stamp())], [])
+            self._arm_expiry()
+
+

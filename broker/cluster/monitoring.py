@@ -1,0 +1,156 @@
+"""What monitoring is told of JetStream on this node.
+
+Owns: the documents of /jsz and /healthz, and the gauges of /metrics.
+May not touch: live state beyond reading it; one call, one frozen answer.
+Spec: core sheet 7; deployment study D1: startup, liveness and readiness are three questions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.cluster.infos import consumer_info, stream_info
+from broker.cluster.meta import META_GROUP
+from broker.jetstream.strict_json import to_wire
+from broker.jetstream.times import rfc3339
+from broker.jetstream.versioning import API_LEVEL
+from broker.server.runtime import Document, Query
+
+if TYPE_CHECKING:
+    from broker.cluster.api import ApiService
+    from broker.cluster.mesh import Mesh
+    from broker.cluster.node import JetStreamNode
+    from broker.cluster.replica import Replica
+
+Gauge = tuple[str, str, dict[str, str], float]
+_TRUE = ("1", "true", "yes", "on")
+
+
+def jsz(node: JetStreamNode | None, api: ApiService | None, query: Query) -> Document:
+    if node is None or api is None:
+        return {"disabled": True}
+    replicas = list(node.replicas.values())
+    document: Document = {
+        "server_id": node.server.id,
+        "now": rfc3339(node.now_ns()),
+        "config": {
+            "max_memory": node.options.max_memory_store or -1,
+            "max_storage": node.options.max_file_store or -1,
+            "store_dir": node.options.store_dir,
+            "sync_always": True,
+            "domain": node.options.domain,
+        },
+        "memory": sum(r.stream.store.bytes for r in replicas if r.stream.config.storage == "memory"),
+        "storage": sum(r.stream.store.bytes for r in replicas if r.stream.config.storage == "file"),
+        "reserved_memory": 0,
+        "reserved_storage": 0,
+        "accounts": len({a.account for a in node.meta}) or 1,
+        "ha_assets": sum(len(r.assignment.peers) > 1 for r in replicas),
+        "api": {"level": API_LEVEL, "total": api.total, "errors": api.errors},
+        "streams": len(replicas),
+        "consumers": sum(len(r.stream.consumers) for r in replicas),
+        "messages": sum(r.stream.store.messages for r in replicas),
+        "bytes": sum(r.stream.store.bytes for r in replicas),
+        "total": len(replicas),
+    }
+    if len(node.members) > 1:
+        document["meta_cluster"] = _meta_cluster(node)
+    if _asked(query, "accounts", "streams", "consumers") or query.get("acc"):
+        document["account_details"] = _accounts(node, replicas, query)
+    return document
+
+
+def _meta_cluster(node: JetStreamNode) -> Document:
+    leader = node.leader(META_GROUP)
+    replicas = [
+        {
+            "name": node.member_name(member),
+            "current": node.mesh.connected(member),
+            "offline": not node.mesh.connected(member),
+        }
+        for member in node.members
+        if member != leader
+    ]
+    return {
+        "name": node.mesh.cluster,
+        "leader": node.member_name(leader) if leader is not None else "",
+        "cluster_size": len(node.members),
+        "replicas": replicas,
+    }
+
+
+def _accounts(node: JetStreamNode, replicas: list[Replica], query: Query) -> list[Document]:
+    by_account: dict[str, list[Document]] = {}
+    for replica in sorted(replicas, key=lambda r: r.name):
+        details = by_account.setdefault(replica.assignment.account, [])
+        wire = to_wire(stream_info(node, replica, shown=False))
+        assert isinstance(wire, dict)
+        detail: Document = {
+            "name": replica.name, "created": wire["created"], "state": wire["state"],
+            "cluster": wire.get("cluster"), "applied": replica.stream.applied,
+            "leads": replica.leading is not None, "digest": replica.stream.digest().hex()[:16],
+        }  # fmt: skip
+        if _asked(query, "config"):
+            detail["config"] = wire["config"]
+        if _asked(query, "consumers"):
+            detail["consumer_detail"] = [
+                to_wire(consumer_info(node, replica, consumer, shown=False))
+                for consumer in replica.stream.consumers.values()
+            ]
+        details.append(detail)
+    return [
+        {"name": account, "id": account, "stream_detail": details if _asked(query, "streams", "consumers") else []}
+        for account, details in by_account.items()
+    ]  # fmt: skip
+
+
+def healthz(node: JetStreamNode | None, query: Query) -> tuple[int, Document]:
+    """`live`: the loop turns (that this runs shows it). `startup`: the log is replayed and the
+    meta group joined. `ready`, and no question at all: this node can serve its clients."""
+    if node is None or _asked(query, "live", "js-enabled-only"):
+        return 200, {"status": "ok"}
+    if (failure := node.store.failure) is not None:
+        return 503, _unavailable(f"the store has failed: {failure}")
+    if not node.formed.is_set():
+        return 503, _unavailable("JetStream is still waiting for its cluster to form")
+    if node.leader(META_GROUP) is None:
+        return 503, _unavailable("JetStream has not established contact with a meta leader")
+    if _asked(query, "startup"):
+        return 200, {"status": "ok"}
+    if node.server.lame_duck:
+        return 503, _unavailable("lame duck mode")
+    return 200, {"status": "ok"}
+
+
+def metrics(node: JetStreamNode | None, mesh: Mesh | None) -> list[Gauge]:
+    found: list[Gauge] = []
+    if mesh is not None:
+        connected = sum(peer.connected for peer in mesh.peers())
+        found.append(("jetraft_peers_connected", "Nodes this one is linked to.", {}, connected))
+    if node is None:
+        return found
+    replicas = list(node.replicas.values())
+    led = sum(replica.leading is not None for replica in replicas)
+    found += [
+        ("jetraft_streams", "Stream replicas on this node.", {}, len(replicas)),
+        ("jetraft_streams_led", "Streams this node leads.", {}, led),
+        ("jetraft_store_healthy", "1 while writes to disk succeed.", {}, node.store.failure is None),
+        ("jetraft_errands_dropped", "Acks and pulls lost for want of a leader.", {}, node.errands.dropped),
+    ]  # fmt: skip
+    for replica in replicas:
+        labels = {"account": replica.assignment.account, "stream": replica.name}
+        store = replica.stream.store
+        found += [
+            ("jetraft_stream_messages", "Messages stored.", labels, store.messages),
+            ("jetraft_stream_bytes", "Bytes stored.", labels, store.bytes),
+            ("jetraft_stream_last_sequence", "Newest sequence.", labels, store.last_seq),
+            ("jetraft_stream_applied_index", "Raft index applied.", labels, replica.stream.applied),
+        ]
+    return found
+
+
+def _asked(query: Query, *names: str) -> bool:
+    return any(query.get(name, "").lower() in _TRUE for name in names)
+
+
+def _unavailable(reason: str) -> dict[str, Any]:
+    return {"status": "unavailable", "error": reason}

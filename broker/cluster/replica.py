@@ -1,0 +1,268 @@
+"""One stream's Raft group on this node.
+
+Owns: the replicated Stream, its checkpoints, and, while this node leads, what only a leader does.
+May not touch: how commands change the stream (broker.jetstream), other groups.
+Promises: an answer to a publish or a command leaves only when its entry is applied, that is after
+a majority has it on disk.
+Spec: DESIGN sections 4, 5, 7."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from broker.cluster.leading import Leading
+from broker.cluster.meta import Assignment
+from broker.cluster.outbox import Published
+from broker.cluster.waiting import Waiting
+from broker.jetstream import commands
+from broker.jetstream.commands import AnyCommand, Kind, UpdateConfig
+from broker.jetstream.consumer import Consumer
+from broker.jetstream.errors import JetStreamError
+from broker.jetstream.publish import Duplicate, OutOfOrder, PublishResult
+from broker.jetstream.responses import PubAck, encode_pub_ack, encode_pub_error
+from broker.jetstream.stream import Stream
+from broker.store.files import wipe
+from raft import (
+    Entry,
+    EntryKind,
+    GroupBusy,
+    GroupId,
+    Index,
+    NodeId,
+    NotLeader,
+    SnapshotMeta,
+    Term,
+)
+
+if TYPE_CHECKING:
+    from broker.cluster.node import JetStreamNode
+
+logger = logging.getLogger("jetraft.cluster")
+
+_CONSUMER_KINDS = frozenset({Kind.CREATE_CONSUMER, Kind.DELETE_CONSUMER})
+
+
+class Replica:
+    """Implements raft.StateMachine."""
+
+    def __init__(self, node: JetStreamNode, assignment: Assignment, stream: Stream) -> None:
+        self.node = node
+        self.assignment = assignment
+        self.stream = stream
+        self.group = GroupId(assignment.group)
+        self.account = node.server.account(assignment.account)
+        self.leading: Leading | None = None
+        self.leader_since_ns = 0
+        self.term = Term(0)
+        self.dirty = False  # applied something that is not checkpointed
+        self._won: Term | None = None  # leader of this term, but its first entry is not applied
+        self._waiting = Waiting()
+        self._flushed = Index(stream.applied)
+        self._last_stamp_ns = 0
+
+    @classmethod
+    def open(cls, node: JetStreamNode, assignment: Assignment) -> Replica:
+        """Load what an earlier run left of the stream, or begin it; then join the group."""
+        stream = Stream.open(
+            assignment.config,
+            created_ns=assignment.created_ns,
+            files=node.state_db.files(assignment.group),
+            consumers=Consumer,
+        )
+        replica = cls(node, assignment, stream)
+        peers = [NodeId(peer) for peer in assignment.peers]
+        node.host.add_group(
+            replica.group, voters=peers, machine=replica, applied=Index(stream.applied)
+        )
+        if peers[0] == node.node and not stream.applied:
+            node.host.campaign(replica.group)  # a new stream: do not wait for a timeout
+        return replica
+
+    @property
+    def name(self) -> str:
+        return self.assignment.name
+
+    def stamp(self) -> int:
+        """The time of a command: wall time that never goes back within the stream."""
+        self._last_stamp_ns = max(self.node.now_ns(), self._last_stamp_ns, self.stream.last_time)
+        return self._last_stamp_ns
+
+    # -- proposing, on the leader ------------------------------------------------------------------
+
+    def publish(self, origin: NodeId, session: int, number: int, block: bytes) -> None:
+        """Propose a batch. Without leadership it is dropped: its origin sends it again."""
+        if self.leading is None:
+            return
+        prefix = commands.publish_prefix(
+            time_ns=self.stamp(), origin=origin, session=session, batch_no=number
+        )
+        try:
+            self.node.host.propose(self.group, prefix + block)
+        except (NotLeader, GroupBusy):
+            return
+
+    async def propose(self, command: AnyCommand) -> object:
+        """The result of the applied command. Raises NotLeader, GroupBusy or LostLeadership."""
+        term, index = self.node.host.propose(self.group, commands.encode(command))
+        return await self._waiting.add(term, index)
+
+    def propose_all(self, proposed: Sequence[AnyCommand], confirms: Sequence[bytes]) -> None:
+        """Commands nobody waits for, but for the double acks to confirm after the last."""
+        try:
+            for command in proposed:
+                term, index = self.node.host.propose(self.group, commands.encode(command))
+        except (NotLeader, GroupBusy):
+            return  # not confirmed: the client asks again, the message is delivered again
+        if proposed and confirms:
+            self._waiting.add(term, index).add_done_callback(
+                lambda done: self._confirm(done, confirms)
+            )
+
+    def _confirm(self, done: asyncio.Future[object], confirms: Sequence[bytes]) -> None:
+        if not done.cancelled() and done.exception() is None and self.leading is not None:
+            self.leading.confirm(confirms)
+
+    # -- raft.StateMachine ----------------------------------------------------------------------
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        stored = consumers_changed = False
+        for entry in entries:
+            if entry.kind is not EntryKind.NORMAL:
+                self.stream.advanced(entry.index)
+                continue
+            result = self.stream.apply(entry.index, entry.data)
+            kind = entry.data[0]
+            if kind == Kind.PUBLISH:
+                stored = True
+                self._answer_publish(result)
+                continue
+            stored = stored or kind == Kind.MIRROR_BATCH
+            if kind in _CONSUMER_KINDS:
+                consumers_changed = True
+            elif kind == Kind.UPDATE_CONSUMER and self.leading is not None:
+                self.leading.consumer_configured(commands.decode(entry.data).name)  # type: ignore[union-attr]
+            self._waiting.applied(entry.term, entry.index, result)
+        self.dirty = True
+        if self._won is not None and entries and entries[-1].term == self._won:
+            self._begin_leading()
+        elif self.leading is not None:
+            if consumers_changed:
+                self.leading.consumers_changed()
+            if stored:
+                self.leading.messages_stored()
+        if self.stream.needs_checkpoint():
+            self.checkpoint()
+
+    def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None:
+        self.term = term
+        if ours:
+            self._won = term
+            return
+        self._won = None
+        if self.leading is not None:
+            logger.info("stream %s: no longer the leader (term %s)", self.name, term)
+            self.leading.close()
+            self.leading = None
+            self._tell_leading(leads=False)
+        if leader is not None:
+            self.node.note_leader(self.group, term, leader)
+
+    def snapshot(self) -> tuple[Index, Iterable[bytes]]:
+        return Index(self.stream.applied), self.stream.snapshot()
+
+    def restore(self, meta: SnapshotMeta, chunks: list[bytes]) -> None:
+        """Another replica's state in place of ours, on disk before Raft forgets the old log."""
+        files = self.node.state_db.files(self.group)
+        batch = self.node.state_db.begin()
+        wipe(files, batch)
+        self.node.state_db.write(batch)
+        self.stream.restore(chunks)
+        self.checkpoint()
+        self.node.state_db.flush()
+        self._flushed = meta.index
+        logger.info("stream %s: took over a snapshot at index %s", self.name, meta.index)
+
+    def durable_index(self) -> Index:
+        return self._flushed
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Index:
+        """Write the applied state (not durable before a flush); the index it stands for."""
+        batch = self.node.state_db.begin()
+        written = self.stream.checkpoint(batch)
+        self.node.state_db.write(batch)
+        self.node.state_written(written)
+        self.dirty = False
+        return Index(self.stream.applied)
+
+    def flushed(self, index: Index) -> None:
+        self._flushed = max(self._flushed, index)
+
+    # -- leadership -------------------------------------------------------------------------------
+
+    def _begin_leading(self) -> None:
+        """Everything of earlier terms is applied: this node may serve the stream now."""
+        assert self._won is not None
+        self._won = None
+        self.leader_since_ns = self.node.now_ns()
+        self.leading = Leading(self)
+        logger.info("stream %s: leader (term %s)", self.name, self.term)
+        self.node.leads(self.group, self.term)
+        if self.stream.config != self.assignment.config:
+            # The update was assigned, but its leader died before this group heard of it.
+            self.propose_all([UpdateConfig(self.stamp(), self.assignment.config)], [])
+        self._tell_leading(leads=True)
+
+    def _tell_leading(self, *, leads: bool) -> None:
+        for callback in self.node.on_replica_leads:
+            callback(self, leads)
+
+    def assignment_changed(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+
+    def _answer_publish(self, result: object) -> None:
+        if self.leading is None and self._won is None:
+            return
+        if isinstance(result, OutOfOrder):
+            answer = Published(
+                self.group, result.session, result.batch_no, 0, [], expected=result.expected
+            )
+            self.node.published(NodeId(result.origin), answer)
+            return
+        assert isinstance(result, PublishResult)
+        exceptions = [(row, self._reply(what)) for row, what in result.exceptions]
+        answer = Published(
+            self.group, result.session, result.batch_no, result.first_seq, exceptions
+        )
+        self.node.published(NodeId(result.origin), answer)
+
+    def _reply(self, what: JetStreamError | Duplicate) -> bytes:
+        if isinstance(what, JetStreamError):
+            return encode_pub_error(self.name, what)
+        domain = self.node.options.domain
+        return encode_pub_ack(
+            PubAck(stream=self.name, seq=what.seq, domain=domain, duplicate=True)
+        )
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The process stops; the stream stays."""
+        if self.leading is not None:
+            self.leading.close()
+            self.leading = None
+        self._waiting.cancel()
+
+    def delete(self) -> None:
+        """The stream is gone: forget the group and everything it stored."""
+        if self.leading is not None:
+            self._tell_leading(leads=False)
+        self.close()
+        self.node.host.remove_group(self.group, wipe=True)
+        batch = self.node.state_db.begin()
+        wipe(self.node.state_db.files(self.group), batch)
+        self.node.state_db.write(batch)
