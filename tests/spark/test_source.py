@@ -1,0 +1,178 @@
+"""format("jetraft") in a real Spark: exact rows by batch and by stream, replicas dying meanwhile.
+
+One session for the whole file: starting one costs more than all the queries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .peers import START_NS, STREAM, Cluster, Store, data_of, headers_of, subject_of
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = 20_000
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        assert os.environ.get("CI") != "true", "Java is missing, and CI must not skip Spark"
+        pytest.skip("Java is missing: Spark needs a JVM")
+    # Spark's workers are processes of their own, of whatever python3 is on the PATH unless told
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = pytest.MonkeyPatch()
+    environment.setenv("PYTHONPATH", path)
+    environment.setenv("PYSPARK_PYTHON", sys.executable)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pyspark.sql import SparkSession
+
+        scratch = tmp_path_factory.mktemp("spark")
+        session = (
+            SparkSession.builder.master("local[2]")
+            .appName("jetraft tests")
+            .config("spark.ui.enabled", "false")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.local.dir", str(scratch))
+            .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+            .config("spark.log.level", "ERROR")
+            .config("spark.sql.session.timeZone", "UTC")
+            .getOrCreate()
+        )
+        yield session
+        session.stop()
+    environment.undo()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(Store.filled(ROWS)) as running:
+        yield running
+
+
+def table(spark: Any, cluster: Cluster, **options: str) -> Any:
+    reader = spark.read.format("jetraft").option("servers", cluster.servers)
+    return reader.option("stream", STREAM).options(**options).load()
+
+
+def totals(frame: Any) -> tuple[int, int, int, int]:
+    """(rows, sum of sequences, distinct sequences, bytes of data)."""
+    row = frame.selectExpr(
+        "count(*)", "coalesce(sum(seq), 0)", "count(distinct seq)", "coalesce(sum(length(data)), 0)"
+    ).first()
+    return tuple(row)
+
+
+def expected(seqs: list[int]) -> tuple[int, int, int, int]:
+    return len(seqs), sum(seqs), len(set(seqs)), sum(len(data_of(seq)) for seq in seqs)
+
+
+def test_a_batch_reads_every_message_once_from_the_followers(spark: Any, cluster: Cluster) -> None:
+    frame = table(spark, cluster, maxRecordsPerPartition="6000")
+    assert frame.rdd.getNumPartitions() == 4
+    assert totals(frame) == expected(list(range(1, ROWS + 1)))
+    assert all(peer.requests for peer in cluster.peers[:-1])
+    assert not cluster.leader.requests
+
+
+def test_columns_are_those_of_the_messages(spark: Any, cluster: Cluster) -> None:
+    frame = table(spark, cluster, startingOffsets="17", endingOffsets="25")
+    assert frame.dtypes == [
+        ("seq", "bigint"),
+        ("subject", "string"),
+        ("time", "timestamp"),
+        ("headers", "binary"),
+        ("data", "binary"),
+    ]
+    rows = frame.selectExpr("*", "unix_micros(time) as us").orderBy("seq").collect()
+    assert [row.seq for row in rows] == list(range(17, 25))
+    for row in rows:
+        assert row.subject.encode() == subject_of(row.seq)
+        assert bytes(row.data) == data_of(row.seq)
+        assert (bytes(row.headers) if row.headers else b"") == headers_of(row.seq)
+        assert row.us == (START_NS + row.seq * 1500) // 1000
+
+
+def test_subjects_schema_and_deletes_narrow_the_table(spark: Any, cluster: Cluster) -> None:
+    cluster.leader.store.deleted |= {3, 13, 5000}
+    reader = spark.read.format("jetraft").schema("subject string, seq bigint")
+    frame = reader.options(servers=cluster.servers, subjects="orders.eu.3").load(STREAM)
+    assert frame.columns == ["subject", "seq"]
+    seqs = [row.seq for row in frame.collect()]
+    assert sorted(seqs) == [seq for seq in range(23, ROWS, 10)]
+    assert "headers" not in table(spark, cluster, includeHeaders="none").columns
+
+
+def test_a_replica_killed_in_the_middle_of_a_partition_costs_nothing(
+    spark: Any, cluster: Cluster
+) -> None:
+    for peer in cluster.peers[:-1]:  # both followers die while they send; the leader finishes
+        peer.faults.die_after_bytes = 200_000
+    assert totals(table(spark, cluster, minPartitions="2")) == expected(list(range(1, ROWS + 1)))
+    assert cluster.leader.requests
+
+
+def test_an_empty_stream_and_an_empty_range_are_empty_tables(spark: Any) -> None:
+    with Cluster(Store()) as empty:
+        assert totals(table(spark, empty)) == (0, 0, 0, 0)
+
+
+def test_lost_messages_fail_the_query_unless_told_otherwise(spark: Any, cluster: Cluster) -> None:
+    cluster.leader.store.expire(5000)
+    with pytest.raises(Exception, match="no longer has the messages 100 to 5000"):
+        table(spark, cluster, startingOffsets="100").count()
+    lenient = table(spark, cluster, startingOffsets="100", failOnDataLoss="false")
+    assert totals(lenient) == expected(list(range(5001, ROWS + 1)))
+
+
+def test_a_wrong_option_is_explained(spark: Any, cluster: Cluster) -> None:
+    with pytest.raises(Exception, match="unknown option"):
+        table(spark, cluster, startingOffset="100")
+
+
+def run_available_now(spark: Any, cluster: Cluster, folder: Path, **options: str) -> Any:
+    """One run of the query; it appends to a table of files, and so survives restarts."""
+    frame = spark.readStream.format("jetraft").option("servers", cluster.servers)
+    query = (
+        frame.option("stream", STREAM)
+        .options(**options)
+        .load()
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(folder / "out"))
+    )
+    assert query.awaitTermination(120)
+    return query
+
+
+def test_a_query_goes_on_where_it_stopped(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": "8000"}
+    first = run_available_now(spark, cluster, tmp_path, **options)
+    sizes = [progress.numInputRows for progress in first.recentProgress]
+    assert [size for size in sizes if size] == [8000, 8000, 4000]
+    cluster.leader.store.grow(3000)
+    cluster.stop_peer(cluster.peers[0])
+    second = run_available_now(spark, cluster, tmp_path, **options)
+    assert sum(progress.numInputRows for progress in second.recentProgress) == 3000
+    found = spark.read.parquet(str(tmp_path / "out"))
+    assert totals(found) == expected(list(range(1, ROWS + 3001)))
+
+
+def test_a_new_query_from_latest_loses_nothing_that_comes_after_it_began(
+    spark: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    run_available_now(spark, cluster, tmp_path)  # nothing to read yet: it only pins its start
+    cluster.leader.store.grow(500)
+    run_available_now(spark, cluster, tmp_path)
+    found = spark.read.parquet(str(tmp_path / "out"))
+    assert totals(found) == expected(list(range(ROWS + 1, ROWS + 501)))
