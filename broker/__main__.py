@@ -13,7 +13,8 @@ def run() -> int:
         return serve(sys.argv[2:])
     from broker.cli.main import main
 
-    return main() or 0
+    main()
+    return 0
 
 
 if __name__ == "__main__":

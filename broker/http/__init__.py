@@ -1,1 +1,1 @@
-"""broker.http"""
+"""HTTP: monitoring documents and metrics."""

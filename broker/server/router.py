@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import randrange
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from broker.accounts import Account
 from broker.subjects import Match, Origin, Sink, SinkKind, Subscription
 
 if TYPE_CHECKING:
+    from broker.server.client_sink import ClientSink
     from broker.wire import PubRun
 
 InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
@@ -75,7 +76,8 @@ class Router:
         sub = found.single
         if sub is None or sub.max_msgs or sub.sink.kind is not SinkKind.CLIENT:
             return None
-        return sub
+        # A watchful client has each message inspected: no way around deliver() for it.
+        return None if cast("ClientSink", sub.sink).watchful else sub
 
     # -- publishing -------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,7 +30,7 @@ from broker.server.log import logger
 from broker.server.record import ConnectionRecord, record
 from broker.server.router import Router
 from broker.server.runtime import Document, JetStreamRuntime, StartFailed
-from broker.server.tls import server_context
+from broker.server.tls import client_context, server_context
 
 if TYPE_CHECKING:
     from broker.http.monitor import Monitor
@@ -139,6 +139,17 @@ class Server:
         counters.stalls += connection.stalls
         loop_now = asyncio.get_running_loop().time()
         self.history.append(record(connection, now=time.time(), loop_now=loop_now))
+
+    def traffic(self) -> Counters:
+        """The counters of the whole server at this moment, open connections included."""
+        total = replace(self.counters)
+        for connection in self.connections.values():
+            total.in_msgs += connection.in_msgs
+            total.in_bytes += connection.in_bytes
+            total.out_msgs += connection.out_msgs
+            total.out_bytes += connection.out_bytes
+            total.stalls += connection.stalls
+        return total
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
         """Run it until it ends or the server stops; a failure is logged, never lost."""
@@ -346,6 +357,18 @@ class Server:
             if not connection.closed:
                 connection.close(Reason.SERVER_SHUTDOWN)
                 await asyncio.sleep(pause)
+
+    def route_tls_contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+        """For links between nodes: (accepting, dialling); both sides show a certificate.
+
+        Raises StartFailed."""
+        cluster = self.options.cluster
+        if cluster is None or cluster.tls is None:
+            return None
+        try:
+            return server_context(replace(cluster.tls, verify=True)), client_context(cluster.tls)
+        except (OSError, ssl.SSLError) as error:
+            raise StartFailed(f"cluster tls: {error}") from error
 
     def reconfigure(self, options: Options) -> None:
         """Take over the settings that may change while running (see reload.py)."""

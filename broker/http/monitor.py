@@ -1,0 +1,135 @@
+"""The HTTP monitor: documents about the running server.
+
+Owns: the listener, the paths and their error answers.
+May not touch: the server's state; it asks and prints.
+Spec: core contract 7. Opened after the client port, so that a 200 means clients may come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from broker.config.options import Http
+from broker.http.connz import connz, subsz
+from broker.http.render import BadQuery, timestamp
+from broker.http.varz import CpuMeter, varz
+from broker.server.listener import BACKLOG, bind, join_host_port
+from broker.server.log import logger
+from broker.server.runtime import Document, Query
+
+if TYPE_CHECKING:
+    from broker.server.server import Server
+
+HEADERS = {"Access-Control-Allow-Origin": "*"}
+PATHS = ("varz", "connz", "routez", "subsz", "jsz", "healthz", "metrics")
+SHUTDOWN_SECONDS = 0.5
+
+
+class Monitor:
+    """One HTTP listener. `port` is the bound one."""
+
+    def __init__(self, server: Server, options: Http) -> None:
+        self._server = server
+        self._options = options
+        self._runner: web.AppRunner | None = None
+        self._requests: dict[str, int] = {}
+        self._cpu = CpuMeter()
+        self.port = 0
+
+    async def start(self) -> None:
+        """Raises StartFailed when the address is taken."""
+        options = self._options
+        sock = bind(options.host, options.port, what="monitoring port")
+        self.port = sock.getsockname()[1]
+        app = web.Application()
+        base = options.base_path.rstrip("/")
+        documents: dict[str, Callable[[Query], Document]] = {
+            "varz": lambda _: varz(
+                self._server, cpu=self._cpu.percent(), requests=dict(self._requests)
+            ),
+            "connz": lambda query: connz(self._server, query),
+            "subsz": lambda query: subsz(self._server, query),
+            "subscriptionsz": lambda query: subsz(self._server, query),
+            "routez": lambda _: self._routez(),
+            "jsz": self._jsz,
+        }
+        for name, make in documents.items():
+            app.router.add_get(f"{base}/{name}", self._document(f"/{name}", make))
+        app.router.add_get(f"{base}/healthz", self._healthz)
+        app.router.add_get(f"{base}/metrics", self._metrics)
+        app.router.add_get(f"{base}/", self._index)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS
+        )
+        await self._runner.setup()
+        context = self._server.tls_context if options.tls else None
+        site = web.SockSite(self._runner, sock, ssl_context=context, backlog=BACKLOG)
+        await site.start()
+        scheme = "https" if options.tls else "http"
+        shown = join_host_port(options.host, self.port)
+        logger.info("Starting %s monitor on %s", scheme, shown)
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _document(
+        self, path: str, make: Callable[[Query], Document]
+    ) -> Callable[[web.Request], asyncio.Future[web.Response]]:
+        async def answer(request: web.Request) -> web.Response:
+            self._requests[path] = self._requests.get(path, 0) + 1
+            try:
+                document = make(request.query)
+            except BadQuery as error:
+                return web.Response(status=400, text=f"{error}\n", headers=HEADERS)
+            body = msgspec.json.format(msgspec.json.encode(document), indent=2)
+            return web.Response(body=body, content_type="application/json", headers=HEADERS)
+
+        return answer  # type: ignore[return-value]
+
+    def _routez(self) -> Document:
+        services = self._server.services
+        document: Document = {"num_routes": 0, "routes": []}
+        if services is not None:
+            document = services.routez()
+        return {
+            "server_id": self._server.id,
+            "server_name": self._server.name,
+            "now": timestamp(time.time()),
+            **document,
+        }
+
+    def _jsz(self, query: Query) -> Document:
+        services = self._server.services
+        head: Document = {"server_id": self._server.id, "now": timestamp(time.time())}
+        if services is None:
+            return {**head, "disabled": True, "config": {}, "memory": 0, "storage": 0}
+        return {**head, **services.jsz(query)}
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        self._requests["/healthz"] = self._requests.get("/healthz", 0) + 1
+        services = self._server.services
+        code, document = 200, {"status": "ok"}
+        if services is not None:
+            code, document = services.healthz(request.query)
+        body = msgspec.json.encode(document)
+        return web.Response(
+            status=code, body=body, content_type="application/json", headers=HEADERS
+        )
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        from broker.http.metrics import CONTENT_TYPE, Metrics
+
+        body = Metrics(self._server).text()
+        return web.Response(body=body, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
+
+    async def _index(self, _: web.Request) -> web.Response:
+        base = self._options.base_path.rstrip("/")
+        links = "".join(f'<li><a href="{base}/{name}">{name}</a></li>' for name in PATHS)
+        page = f"<!doctype html><title>{self._server.name}</title><ul>{links}</ul>"
+        return web.Response(text=page, content_type="text/html", headers=HEADERS)
