@@ -109,6 +109,11 @@ class Replica:
         term, index = self.node.host.propose(self.group, commands.encode(command))
         return await self._waiting.add(term, index)
 
+    def propose_raw(self, data: bytes) -> asyncio.Future[object]:
+        """As propose, for an entry that is encoded already."""
+        term, index = self.node.host.propose(self.group, data)
+        return self._waiting.add(term, index)
+
     def propose_all(self, proposed: Sequence[AnyCommand], confirms: Sequence[bytes]) -> None:
         """Commands nobody waits for, but for the double acks to confirm after the last."""
         try:
