@@ -50,7 +50,8 @@ class ConsumerAction(WireText):
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer's configuration. 0 means "not given" until `normalised` has filled it in."""
+    """A consumer's configuration. 0 means "not given" until
+    consumer_rules.check_consumer_config has filled it in."""
 
     durable_name: str = ""
     name: str = ""

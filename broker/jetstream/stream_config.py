@@ -103,7 +103,7 @@ class ConsumerLimits(msgspec.Struct, frozen=True):
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A stream's configuration. Built by hand it holds the normalised defaults, except for
-    `subjects` and `duplicate_window`, which depend on other fields (`normalised`)."""
+    `subjects` and `duplicate_window`, which depend on others (stream_rules.check_stream_config)."""
 
     name: str = always("")
     description: str = ""
