@@ -159,7 +159,8 @@ class Leading:
                 peer.replicate()
         elif state is ProgressState.SNAPSHOT and peer.match + 1 >= log.first_index:
             peer.replicate()
-        self.due = True
+        if peer.next <= log.last_index or peer.told_commit < peer.match:
+            self.due = True
         if self.transfer_to == message.sender:
             self._finish_transfer(message.sender, peer)
         return news

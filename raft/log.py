@@ -103,7 +103,7 @@ class RaftLog:
             return term == self.last_term
         return self.term(index) == term
 
-    def is_behind(self, index: Index, term: Term) -> bool:
+    def is_no_newer_than(self, index: Index, term: Term) -> bool:
         """Whether a log that ends in (index, term) is at least as up to date (section 5.4.1)."""
         return term > self.last_term or (term == self.last_term and index >= self.last_index)
 

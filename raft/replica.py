@@ -109,7 +109,11 @@ class Replica:
 
     @property
     def has_committed(self) -> bool:
-        return self.handed < self.commit and self.handed < self.log.persisted
+        return (
+            self.handed < self.commit
+            and self.handed < self.log.persisted
+            and self.installing is None
+        )
 
     def take_committed(self, max_bytes: int) -> list[Entry]:
         """Committed entries not handed out yet. Only those on our own disk: the machine may

@@ -56,12 +56,12 @@ class Faults:
     @staticmethod
     def drawn_from(seed: int, bugs: frozenset[str]) -> Faults:
         luck = dice(seed, "faults")
-        voters = luck.choices((1, 2, 3, 4, 5), (2, 2, 60, 6, 30))[0]
+        voters = luck.choices((1, 2, 3, 4, 5), (6, 3, 56, 6, 29))[0]
         calm_net = luck.random() < 0.3
         delay_us = luck.choice((200, MS, 5 * MS, 20 * MS))
         return Faults(
             voters=voters,
-            learners=luck.choices((0, 1), (80, 20))[0],
+            learners=luck.choices((0, 1), (80, 20) if voters > 1 else (30, 70))[0],
             duration_us=luck.randint(8, 24) * SECOND,
             loss=0.0 if calm_net else luck.choice((0.0, 0.01, 0.05, 0.2)),
             duplicate=0.0 if calm_net else luck.choice((0.0, 0.02, 0.1)),

@@ -1,0 +1,271 @@
+"""Who we are in the present term: role, vote, leader, and the elections that change them.
+
+Owns: term, vote, role, leader, the election timer and the ballot of one member.
+May not touch: how entries are replicated (RaftCore and Leading), disk, network, clock, dice.
+Spec: Raft sections 5.1, 5.2, 5.4.1 and 6; thesis 3.10 (transfer), 9.6 (pre-vote)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from raft.leading import Leading, Outbox
+from raft.log import RaftLog
+from raft.messages import Message, MessageKind
+from raft.quorum import Ballot, Verdict
+from raft.ready import CoreConfig
+from raft.types import NO_NODE, HardState, NodeId, Role, Term
+
+TRANSFER_VOTE = 1  # context of a vote request that the leader itself asked for (thesis 3.10)
+FROM_LEADER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT})
+
+
+class Member:
+    """The part of a RaftCore that holds elections. Abstract: RaftCore says how to lead."""
+
+    __slots__ = (
+        "_ballot",
+        "_config",
+        "_draw",
+        "_elapsed",
+        "_leading",
+        "_learners",
+        "_outbox",
+        "_passive",
+        "_timeout",
+        "_voters",
+        "leader",
+        "log",
+        "node",
+        "role",
+        "term",
+        "vote",
+    )
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        voters: Sequence[NodeId],
+        learners: Sequence[NodeId],
+        log: RaftLog,
+        hard_state: HardState,
+        config: CoreConfig,
+        draw: Callable[[int, int], int],
+    ) -> None:
+        self.node = node
+        self.log = log
+        self._voters = tuple(voters)
+        self._learners = tuple(learners)
+        self._config = config
+        self._draw = draw
+        self._passive = node not in self._voters  # never votes, never campaigns
+        self.term: Term = hard_state.term
+        self.vote: NodeId = NO_NODE if "forget_vote" in config.bugs else hard_state.vote
+        self.role = Role.LEARNER if self._passive else Role.FOLLOWER
+        self.leader: NodeId | None = None
+        self._leading: Leading | None = None  # exactly while role is LEADER
+        self._ballot: Ballot | None = None  # exactly while role is (PRE_)CANDIDATE
+        self._outbox = Outbox()
+        self._elapsed = 0  # ticks since we heard the leader, or last tried ourselves
+        self._timeout = 0
+        self._reset_timer()
+        if len(self._voters) == 1:
+            self._timeout = 1  # nobody to wait for
+
+    def _become_leader(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def _may_campaign(self) -> bool:
+        raise NotImplementedError
+
+    def _election_due(self) -> None:
+        """No leader was heard for a whole timeout."""
+        self._reset_timer()
+        self.leader = None
+        self.campaign()
+
+    def campaign(self) -> None:
+        """Try to become leader now. No effect on a leader or a passive member."""
+        if not self._may_campaign:
+            return
+        if self._config.pre_vote and len(self._voters) > 1:
+            self._become_pre_candidate()
+        else:
+            self._become_candidate(context=0)
+
+    # -- terms and roles
+
+    def _settle_term(self, message: Message) -> bool:
+        """Compare terms (figure 2, rules for all servers). Whether to go on with the message."""
+        kind = message.kind
+        if message.term > self.term:
+            if kind == MessageKind.PRE_VOTE:
+                return True  # asks about a term nobody is in yet
+            if kind == MessageKind.PRE_VOTE_REPLY and not message.reject:
+                return True
+            if (
+                kind == MessageKind.VOTE
+                and message.context != TRANSFER_VOTE
+                and self._hears_leader()
+            ):
+                return False  # section 6: a disruptive server must not depose a live leader
+            leader = message.sender if kind in FROM_LEADER else None
+            self._become_follower(message.term, leader)
+            return True
+        if kind in FROM_LEADER:
+            # A deposed leader, or we are ahead after a campaign that the others never saw:
+            # without an answer it would go on as leader and we could never rejoin.
+            self._answer(message, MessageKind.HEARTBEAT_REPLY, context=message.context)
+        elif kind == MessageKind.PRE_VOTE:
+            self._answer(message, MessageKind.PRE_VOTE_REPLY, reject=True)
+        return False
+
+    def _hears_leader(self) -> bool:
+        """Whether a leader was heard within the shortest election timeout."""
+        if self._leading is not None:
+            return self._config.check_quorum
+        return self.leader is not None and self._elapsed < self._config.election_ticks
+
+    def _reset_timer(self) -> None:
+        self._elapsed = 0
+        ticks = self._config.election_ticks
+        self._timeout = self._draw(ticks, 2 * ticks)
+
+    def _become_follower(self, term: Term, leader: NodeId | None) -> None:
+        if term > self.term:
+            self.term = term
+            self.vote = NO_NODE
+        # A follower that only learns of a new term keeps waiting: the one who told it may
+        # have a log too short to win, and must not keep better ones from trying.
+        if leader is not None or self.role not in (Role.FOLLOWER, Role.LEARNER):
+            self._reset_timer()
+        self.role = Role.LEARNER if self._passive else Role.FOLLOWER
+        self.leader = leader
+        self._leading = None
+        self._ballot = None
+
+    def _become_pre_candidate(self) -> None:
+        self.role = Role.PRE_CANDIDATE
+        self.leader = None
+        self._ballot = Ballot(self._voters)
+        self._ask_votes(MessageKind.PRE_VOTE, Term(self.term + 1), context=0)
+        self._count_vote(self.node, granted=True)
+
+    def _become_candidate(self, *, context: int) -> None:
+        """A new term with our vote in it. Requests wait for the disk, and so does our own
+        vote (persisted() counts it): a term we may forget must not elect us."""
+        self.term = Term(self.term + 1)
+        self.vote = self.node
+        self.role = Role.CANDIDATE
+        self.leader = None
+        self._ballot = Ballot(self._voters)
+        self._reset_timer()
+        self._ask_votes(MessageKind.VOTE, self.term, context=context)
+
+    # -- elections
+
+    def _ask_votes(self, kind: MessageKind, term: Term, *, context: int) -> None:
+        log = self.log
+        outbox = self._outbox
+        box = outbox.now if kind == MessageKind.PRE_VOTE else outbox.after_persist
+        for voter in self._voters:
+            if voter != self.node:
+                box.append(
+                    Message(
+                        kind,
+                        self.node,
+                        voter,
+                        term,
+                        index=log.last_index,
+                        log_term=log.last_term,
+                        context=context,
+                    )
+                )
+
+    def _count_vote(self, voter: NodeId, *, granted: bool) -> None:
+        ballot = self._ballot
+        if ballot is None:
+            return
+        verdict = ballot.record(voter, granted=granted)
+        if verdict is Verdict.LOST:
+            self._become_follower(self.term, None)
+        elif verdict is Verdict.WON:
+            if self.role is Role.CANDIDATE:
+                self._become_leader()
+            else:
+                self._become_candidate(context=0)
+
+    def _on_pre_vote(self, message: Message) -> None:
+        """Would we vote for it? No promise, so nothing to persist (thesis 9.6)."""
+        granted = (
+            not self._passive
+            and not self._hears_leader()
+            and (message.term > self.term or self._may_vote(message.sender))
+            and self.log.is_no_newer_than(message.index, message.log_term)
+        )
+        term = message.term if granted else self.term
+        self._answer(message, MessageKind.PRE_VOTE_REPLY, term=term, reject=not granted)
+
+    def _on_vote(self, message: Message) -> None:
+        granted = (
+            not self._passive
+            and self._may_vote(message.sender)
+            and self.log.is_no_newer_than(message.index, message.log_term)
+        )
+        if granted:
+            self.vote = message.sender
+            if self.role is Role.PRE_CANDIDATE:
+                self._become_follower(self.term, None)
+            self._reset_timer()
+        self._outbox.after_persist.append(
+            Message(
+                MessageKind.VOTE_REPLY, self.node, message.sender, self.term, reject=not granted
+            )
+        )
+
+    def _may_vote(self, candidate: NodeId) -> bool:
+        """One vote per term, and none once its leader is known (section 5.2)."""
+        return self.vote == candidate or (self.vote == NO_NODE and self.leader is None)
+
+    def _on_pre_vote_reply(self, message: Message) -> None:
+        if self.role is Role.PRE_CANDIDATE and (message.reject or message.term == self.term + 1):
+            self._count_vote(message.sender, granted=not message.reject)
+
+    def _on_vote_reply(self, message: Message) -> None:
+        if self.role is Role.CANDIDATE:
+            self._count_vote(message.sender, granted=not message.reject)
+
+    def _on_timeout_now(self, _message: Message) -> None:
+        """The leader asks us to take over: no pre-vote, and others may vote despite its lease."""
+        if self._may_campaign:
+            self._become_candidate(context=TRANSFER_VOTE)
+
+    def _answer(
+        self,
+        message: Message,
+        kind: MessageKind,
+        *,
+        term: Term | None = None,
+        reject: bool = False,
+        context: int = 0,
+    ) -> None:
+        self._outbox.now.append(
+            Message(
+                kind,
+                self.node,
+                message.sender,
+                self.term if term is None else term,
+                reject=reject,
+                context=context,
+            )
+        )
+
+    _on_election: ClassVar[dict[int, Callable[[Member, Message], None]]] = {
+        MessageKind.PRE_VOTE: _on_pre_vote,
+        MessageKind.PRE_VOTE_REPLY: _on_pre_vote_reply,
+        MessageKind.VOTE: _on_vote,
+        MessageKind.VOTE_REPLY: _on_vote_reply,
+        MessageKind.TIMEOUT_NOW: _on_timeout_now,
+    }
