@@ -123,11 +123,17 @@ class Cursor:
         pending = self.count(now)
         return Deliver(to, rows, [index], consumer_seq, [deliveries], pending, self._headers_only)
 
-    def message_size(self, rows: Rows, index: int, now: int) -> int:
-        """Ack subject, headers and payload of a message about to be sent."""
+    def message_size(self, rows: Rows, index: int, now: int, *, ahead: int = 0) -> int:
+        """Ack subject, headers and payload of a message that will go out behind `ahead` others."""
         live, seq = self.live, rows.seq(index)
-        deliveries = live.deliveries(seq) + (seq in live.pending)
-        facts = (deliveries, seq, live.consumer_seq + 1, rows.time(index), self.count(now))
+        again = seq in live.pending
+        facts = (
+            live.deliveries(seq) + again,
+            seq,
+            live.consumer_seq + 1 + ahead,
+            rows.time(index),
+            max(self.count(now) - (0 if again else 1 + ahead), 0),
+        )
         size = len(self._ack_prefix) + len(b".%d.%d.%d.%d.%d" % facts)
         if self._headers_only:
             return size + len(headers_only_block(rows, index))

@@ -60,8 +60,7 @@ class PullReceivers:
         self._cursor = cursor
         self._effects = effects
         self._has_interest = has_interest
-        self._listening: set[bytes] = set()  # replies found to have interest at `_asked_at`
-        self._asked_at = 0
+        self._listening: set[bytes] = set()  # replies found to have interest in this pump
         self._now = 0
 
     @property
@@ -79,7 +78,7 @@ class PullReceivers:
         if not receiver.max_bytes:
             return len(indices)
         for k, index in enumerate(indices):
-            size = len(rows.subject(index)) + self._cursor.message_size(rows, index, now)
+            size = len(rows.subject(index)) + self._cursor.message_size(rows, index, now, ahead=k)
             if not receiver.charge(size):
                 if k == 0:
                     self._effects.append(receiver.rest(SIZE_EXCEEDS_MAX_BYTES))
@@ -95,6 +94,7 @@ class PullReceivers:
             self._effects.append(ended)
 
     def due(self, now: int) -> None:
+        self._listening.clear()
         self._effects += self.waiting.due(now, self._heartbeat)
 
     def sweep(self, now: int) -> None:
@@ -106,10 +106,7 @@ class PullReceivers:
         return self.waiting.next_deadline()
 
     def _listened(self, reply: bytes) -> bool:
-        """Asked at most once per moment and reply: a batch looks at its request many times."""
-        if self._asked_at != self._now:
-            self._listening.clear()
-            self._asked_at = self._now
+        """Asked once per pump and reply: a batch looks at its request many times."""
         if reply in self._listening:
             return True
         if not self._has_interest(reply):
@@ -177,7 +174,7 @@ class PushReceiver:
         if self.flow is None and self._rate is None:
             return len(indices)
         for k, index in enumerate(indices):
-            size = len(receiver.reply) + self._cursor.message_size(rows, index, now)
+            size = len(receiver.reply) + self._cursor.message_size(rows, index, now, ahead=k)
             if self.flow is not None:
                 self.flow.sent(size)
             if self._rate is not None:
