@@ -63,7 +63,7 @@ class Formation:
         if self.founding is not None:
             self.on_formed(self.founding)
         else:
-            self._consider()
+            self.consider()
 
     def candidate(self) -> Candidate:
         return Candidate(self.name, self.incarnation, self.founding)
@@ -71,7 +71,7 @@ class Formation:
     def peer_seen(self, peer: Candidate) -> None:
         self._seen[peer.name] = peer
         if self.founding is None:
-            self._consider()
+            self.consider()
         elif peer.founding is not None and peer.founding != self.founding:
             logger.error(
                 "node %s belongs to a cluster founded by %s, not to ours founded by %s: "
@@ -81,6 +81,11 @@ class Formation:
 
     def peer_lost(self, name: str) -> None:
         self._seen.pop(name, None)
+
+    def consider(self) -> None:
+        """Found or follow, if the time has come."""
+        if self.founding is None:
+            self._consider()
 
     def _consider(self) -> None:
         for peer in self._seen.values():

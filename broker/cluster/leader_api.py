@@ -66,7 +66,7 @@ from broker.jetstream.responses import (
     encode_response,
     page,
 )
-from raft import GroupBusy, NodeId, NotLeader, node_id
+from raft import NodeId, RaftError, node_id
 
 if TYPE_CHECKING:
     from broker.cluster.node import JetStreamNode
@@ -287,7 +287,7 @@ class LeaderApi:
     async def _propose(self, replica: Replica, command: AnyCommand) -> object:
         try:
             result = await replica.propose(command)
-        except (NotLeader, LostLeadership, GroupBusy) as error:
+        except (RaftError, LostLeadership) as error:
             raise CallFailed(str(error) or "leadership lost") from error
         if isinstance(result, JetStreamError):
             raise result

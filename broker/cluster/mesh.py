@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,14 @@ from broker.cluster.interest import (
     Interest,
 )
 from broker.cluster.rpc import Rpc
+from broker.config.options import TlsOptions
+from broker.server.tls import client_context, server_context
 
 if TYPE_CHECKING:
     from broker.config.options import ClusterOptions
     from broker.server.server import Server
-from raft import NodeId, Peer, Transport
+from raft import NodeId
+from raft.transport import Peer, Transport
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -66,7 +70,7 @@ class Mesh:
             listen_port=max(self.options.port, 0),
             routes=[_address(url) for url in self.options.routes],
             credentials=credentials,
-            tls=self.server.route_tls_contexts(),
+            tls=_tls_contexts(self.options.tls),
             hello=lambda: self.hello,
             on_peer=self._peer_changed,
         )
@@ -142,6 +146,15 @@ class Mesh:
             if peer.connected:
                 urls.extend(url for url in peer.hello.get("urls", []) if isinstance(url, str))
         asyncio.get_running_loop().call_soon(self.server.set_cluster_urls, urls)
+
+
+def _tls_contexts(options: TlsOptions | None) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+    """Routes authenticate each other: both sides show a certificate."""
+    if options is None:
+        return None
+    server = server_context(options)
+    server.verify_mode = ssl.CERT_REQUIRED
+    return server, client_context(options)
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -26,7 +26,8 @@ from broker.cluster.waiting import Waiting
 from broker.jetstream.errors import JetStreamError
 from broker.store.files import RECORD, key
 from broker.store.state_db import StateDb
-from raft import Entry, EntryKind, Host, Index, NodeId, SnapshotMeta, Term
+from raft import Entry, EntryKind, Index, NodeId, SnapshotMeta, Term
+from raft.host import Host
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class MetaGroup:
     def snapshot(self) -> tuple[Index, Iterable[bytes]]:
         return self.meta.applied, [self.meta.dump()]
 
-    def restore(self, meta: SnapshotMeta, chunks: list[bytes]) -> None:
+    def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
         before = {(a.account, a.name): a for a in self.meta}
         self.meta.load_dump(b"".join(chunks))
         after = {(a.account, a.name): a for a in self.meta}

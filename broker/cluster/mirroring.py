@@ -30,7 +30,7 @@ from broker.jetstream.info import SourceInfo
 from broker.jetstream.stream_config import StreamSource
 from broker.store.block import BlockBuilder
 from broker.wire import headers as wire_headers
-from raft import GroupBusy, NotLeader
+from raft import NotLeader, RaftError
 
 if TYPE_CHECKING:
     from broker.cluster.node import JetStreamNode
@@ -83,7 +83,7 @@ class Mirror:
                 await self._follow()
             except (NotLeader, LostLeadership):
                 return
-            except (OriginLost, OriginRefused, NoSuchRemote, OSError, GroupBusy) as problem:
+            except (OriginLost, OriginRefused, NoSuchRemote, OSError, RaftError) as problem:
                 reason = str(problem)
             except TimeoutError:
                 reason = "the origin is silent"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -32,17 +32,10 @@ from broker.cluster.waiting import LostLeadership
 from broker.jetstream.errors import JetStreamError
 from broker.store.state_db import StateDb
 from broker.subjects import Subscription
-from raft import (
-    GroupId,
-    Host,
-    Index,
-    LogStore,
-    NodeId,
-    NotLeader,
-    Peer,
-    Term,
-    node_id,
-)
+from raft import GroupId, Index, NodeId, RaftError, Term, node_id
+from raft.host import Host
+from raft.store import LogStore
+from raft.transport import Peer, Transport
 
 if TYPE_CHECKING:
     from broker.cluster.mirroring import Mirror
@@ -115,7 +108,9 @@ class JetStreamNode:
         )
         self.state_db = StateDb(self.store.db)
         self.host = Host(
-            node=self.node, store=self.store, transport=self.mesh.transport or Alone()
+            node=self.node,
+            store=self.store,
+            transport=self.mesh.transport or cast(Transport, Alone()),
         )
         self.meta_group = MetaGroup(
             state_db=self.state_db,
@@ -155,6 +150,7 @@ class JetStreamNode:
         mesh.interest.on_change.append(self._interest_changed)
         self.spawn(self.host.run(), "raft host")
         self.spawn(self._flush_state(), "state flush")
+        self.spawn(self._wait_for_founders(), "founding")
         self.meta_group.load()
         self.formation.start()
 
@@ -177,6 +173,12 @@ class JetStreamNode:
         if len(self.members) > 1:
             logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
 
+    async def _wait_for_founders(self) -> None:
+        """Routes that turn out to be ourselves lower the number we wait for, without an event."""
+        while not self.formed.is_set():
+            await asyncio.sleep(0.05)
+            self.formation.consider()
+
     def _announce_candidate(self) -> None:
         candidate = msgspec.json.encode(self.formation.candidate()).decode()
         self.mesh.tell(candidate=candidate)
@@ -192,7 +194,7 @@ class JetStreamNode:
             self.formation.peer_seen(_candidate.decode(said))
         led = [(r.group, r.term) for r in self.replicas.values() if r.leading is not None]
         if self.meta_group.is_leader:
-            led.append((META_GROUP, self.host.status(META_GROUP).term))
+            led.append((META_GROUP, self.host.status(META_GROUP).core.term))
         self.mesh.send(peer.node, CHANNEL_LEADS, _encode(led))
         for group, outbox in self.outboxes.items():
             if self.leader(GroupId(group)) == peer.node:
@@ -225,7 +227,7 @@ class JetStreamNode:
 
     def _leader_heard(self, group: int, leader: NodeId | None) -> None:
         if leader is not None:
-            self.note_leader(group, self.host.status(GroupId(group)).term, leader)
+            self.note_leader(group, self.host.status(GroupId(group)).core.term, leader)
 
     def _received_leads(self, peer: NodeId, frame: bytes) -> None:
         for group, term in _leads.decode(frame):
@@ -391,7 +393,7 @@ class JetStreamNode:
                     leader, "meta", _encode(command), timeout_s=deadline - time.monotonic()
                 )
                 break
-            except (CallFailed, TimeoutError, NotLeader, LostLeadership) as error:
+            except (CallFailed, TimeoutError, RaftError, LostLeadership) as error:
                 # Proposals are idempotent here: an assignment that exists is met, not made again.
                 if time.monotonic() + 0.1 > deadline:
                     raise JetStreamError.of(10008, definite=False) from error
@@ -406,7 +408,7 @@ class JetStreamNode:
         command = _meta_command.decode(body)
         try:
             result: MetaResult = await self.meta_group.propose(command)
-        except (NotLeader, LostLeadership) as error:
+        except (RaftError, LostLeadership) as error:
             raise CallFailed(str(error) or "leadership lost") from error
         if isinstance(result, JetStreamError):
             return _encode((int(result.err_code), result.description))
@@ -463,7 +465,9 @@ _meta_answer = msgspec.msgpack.Decoder(Assignment | tuple[int, str])
 class Alone:
     """The transport of a server without a cluster: there is nobody to talk to."""
 
-    def register(self, channel: int, on_frame: Callable[[NodeId, bytes], None]) -> None:
+    def register(
+        self, channel: int, on_frame: Callable[[NodeId, bytes], None], *, borrowed: bool = False
+    ) -> None:
         """No frame will ever come."""
 
     def send(self, to: NodeId, channel: int, payload: bytes, *, control: bool = False) -> bool:
@@ -471,3 +475,9 @@ class Alone:
 
     def peers(self) -> dict[NodeId, Peer]:
         return {}
+
+    def connected(self, node: NodeId) -> bool:
+        return False
+
+    def pending_bytes(self, node: NodeId) -> int:
+        return 0

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -22,6 +22,7 @@ from broker.wire import PubRun, ReplyColumn, encode_pub_acks
 
 if TYPE_CHECKING:
     from broker.accounts import Account
+    from broker.server.client_sink import ClientSink
     from broker.server.router import Router
 from raft import NodeId
 
@@ -179,7 +180,13 @@ class Outbox:
                 batch.replies, start, stop, target.sid, self.stream,
                 answer.first_seq + start, self.ack_extra,
             )  # fmt: skip
-            target.sink.deliver_encoded(target, acks, stop - start)
+            sink = cast("ClientSink", target.sink)
+            sink.deliver_encoded(
+                target,
+                acks,
+                messages=stop - start,
+                payload_bytes=self._ack_bytes(answer.first_seq + start, stop - start),
+            )
 
     def _acknowledge_each(self, batch: Batch, answer: Published) -> None:
         exceptions = dict(answer.exceptions)
@@ -201,6 +208,18 @@ class Outbox:
             return None
         target = match.plain[0]
         return target if target.sink.kind is SinkKind.CLIENT and not target.max_msgs else None
+
+    def _ack_bytes(self, first_seq: int, count: int) -> int:
+        """Payload bytes of `count` acks from first_seq on."""
+        fixed = len(self._ack(0)) - 1
+        digits = 0
+        seq, left = first_seq, count
+        while left:
+            width = len(str(seq))
+            same = min(left, 10**width - seq)
+            digits += width * same
+            seq, left = seq + same, left - same
+        return fixed * count + digits
 
     def _ack(self, seq: int) -> bytes:
         return b'{"stream":"%b","seq":%d%b}' % (self.stream, seq, self.ack_extra)

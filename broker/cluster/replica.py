@@ -25,17 +25,7 @@ from broker.jetstream.publish import Duplicate, OutOfOrder, PublishResult
 from broker.jetstream.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.stream import Stream
 from broker.store.files import wipe
-from raft import (
-    Entry,
-    EntryKind,
-    GroupBusy,
-    GroupId,
-    Index,
-    NodeId,
-    NotLeader,
-    SnapshotMeta,
-    Term,
-)
+from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
 
 if TYPE_CHECKING:
     from broker.cluster.node import JetStreamNode
@@ -101,11 +91,11 @@ class Replica:
         )
         try:
             self.node.host.propose(self.group, prefix + block)
-        except (NotLeader, GroupBusy):
+        except RaftError:
             return
 
     async def propose(self, command: AnyCommand) -> object:
-        """The result of the applied command. Raises NotLeader, GroupBusy or LostLeadership."""
+        """The result of the applied command. Raises RaftError or LostLeadership."""
         term, index = self.node.host.propose(self.group, commands.encode(command))
         return await self._waiting.add(term, index)
 
@@ -119,7 +109,7 @@ class Replica:
         try:
             for command in proposed:
                 term, index = self.node.host.propose(self.group, commands.encode(command))
-        except (NotLeader, GroupBusy):
+        except RaftError:
             return  # not confirmed: the client asks again, the message is delivered again
         if proposed and confirms:
             self._waiting.add(term, index).add_done_callback(
@@ -178,15 +168,14 @@ class Replica:
     def snapshot(self) -> tuple[Index, Iterable[bytes]]:
         return Index(self.stream.applied), self.stream.snapshot()
 
-    def restore(self, meta: SnapshotMeta, chunks: list[bytes]) -> None:
-        """Another replica's state in place of ours, on disk before Raft forgets the old log."""
+    def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
+        """Another replica's state in place of ours; the host flushes it before it goes on."""
         files = self.node.state_db.files(self.group)
         batch = self.node.state_db.begin()
         wipe(files, batch)
         self.node.state_db.write(batch)
         self.stream.restore(chunks)
         self.checkpoint()
-        self.node.state_db.flush()
         self._flushed = meta.index
         logger.info("stream %s: took over a snapshot at index %s", self.name, meta.index)
 

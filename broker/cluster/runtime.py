@@ -26,7 +26,8 @@ from broker.config.options import Options
 from broker.jetstream.versioning import API_LEVEL
 from broker.scan.server import Scans, ScanSource
 from broker.server.runtime import Document, Query, StartFailed
-from raft import StoreError, node_id
+from raft import node_id
+from raft.store import StoreError
 
 if TYPE_CHECKING:
     from broker.server.connection import Connection
