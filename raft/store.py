@@ -104,6 +104,7 @@ class LogStore:
         self._logs: dict[GroupId, GroupLog] = {}
         self._write_options = RocksWriteOptions()
         self._write_options.no_slowdown = True
+        self._patient = RocksWriteOptions()
         self._writes = self._written_bytes = self._flushes = self._refusals = 0
 
     @classmethod
@@ -215,15 +216,15 @@ class LogStore:
         """Forget the group, also a damaged one."""
         batch.removed.add(group)
 
-    def write(self, batch: Batch) -> None:
-        """Write without flushing. Raises StoreBusy (nothing written, the batch stays good) or
-        StoreFailed (final)."""
+    def write(self, batch: Batch, *, may_wait: bool = False) -> None:
+        """Write without flushing. Raises StoreBusy (nothing written, the batch stays good; not
+        with may_wait, which is for rare and small writes) or StoreFailed (final)."""
         if self.failure is not None:
             raise StoreFailed("the log store has failed before") from self.failure
         raw, records = self._build(batch)
         size = raw.size_in_bytes()
         try:
-            self.db.write(raw, self._write_options)
+            self.db.write(raw, self._patient if may_wait else self._write_options)
         except Exception as error:
             if "Write stall" in str(error):
                 self._refusals += 1

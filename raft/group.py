@@ -1,0 +1,136 @@
+"""One group as the host holds it: core, log, machine, and where it stands with the disk.
+
+Owns: the StateMachine seam, the per-group bookkeeping of the host, the errors of its callers.
+May not touch: sockets, the database, tasks.
+Spec: DESIGN sections 4 and 6."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from raft.core import RaftCore
+from raft.group_log import GroupLog
+from raft.messages import Entry
+from raft.ready import Status
+from raft.types import GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
+
+
+class StateMachine(Protocol):
+    """What a group replicates. All calls come from the loop, one at a time."""
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Committed entries in index order, each exactly once between restarts. Entries of kind
+        NOOP are among them: they only move the index. An exception stops the group here."""
+
+    def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None: ...
+
+    def snapshot(self) -> tuple[Index, Iterable[bytes]]:
+        """The applied index and the state at it. The chunks are drawn one by one while apply()
+        goes on, so they must show the state of that index; each fits into a frame."""
+
+    def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> Awaitable[None] | None:
+        """Replace the state. `chunks` reads from a file as it is indexed or iterated. The state
+        may be written without the log: the host flushes it. Nothing is applied meanwhile."""
+
+    def durable_index(self) -> Index:
+        """State up to here survives a crash, so the log may be cut below."""
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A snapshot whose chunks have all been received."""
+
+    meta: SnapshotMeta
+    chunks: Sequence[bytes]
+    accept: Callable[[], None]  # tells the sender that all is well, and lets the chunks go
+    refuse: Callable[[], None]  # tells it to try again, and lets the chunks go
+
+
+class UnknownGroup(RaftError):
+    """The group is not on this node."""
+
+
+@dataclass(eq=False)
+class GroupBusy(RaftError):
+    """Definite: not appended, because too much waits to be committed."""
+
+    group: GroupId
+    waiting_bytes: int
+
+    def __str__(self) -> str:
+        return f"group {self.group} has {self.waiting_bytes} bytes waiting to be committed"
+
+
+@dataclass(eq=False)
+class GroupStopped(RaftError):
+    """Definite: not appended; the group does not work on this node any more."""
+
+    group: GroupId
+    reason: str
+
+    def __str__(self) -> str:
+        return f"group {self.group} is stopped on this node: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    group: GroupId
+    core: Status
+    stopped: str | None  # why, if it is
+    log_bytes: int
+    waiting_bytes: int
+    installing: bool
+
+
+class Group:
+    """Mutable, and the host's alone."""
+
+    __slots__ = (
+        "arrived",
+        "core",
+        "flush_number",
+        "id",
+        "installing",
+        "log",
+        "machine",
+        "members",
+        "persistent",
+        "stopped",
+        "told",
+        "waiting_bytes",
+    )
+
+    def __init__(
+        self,
+        group: GroupId,
+        *,
+        core: RaftCore,
+        log: GroupLog,
+        machine: StateMachine,
+        members: frozenset[NodeId],
+        persistent: bool,
+    ) -> None:
+        self.id = group
+        self.core = core
+        self.log = log
+        self.machine = machine
+        self.members = members
+        self.persistent = persistent
+        self.stopped: str | None = None
+        self.installing = False
+        self.arrived: Arrived | None = None  # a whole snapshot that the core was told of
+        self.waiting_bytes = 0  # proposed by us and not yet applied
+        self.flush_number = 0  # the flush that covers our last write
+        self.told: tuple[NodeId | None, Term, bool] = (None, Term(0), False)
+
+    def status(self) -> GroupStatus:
+        return GroupStatus(
+            self.id,
+            self.core.status(),
+            self.stopped,
+            self.log.nbytes,
+            self.waiting_bytes,
+            self.installing,
+        )
