@@ -13,8 +13,8 @@ Spec. A scan runs on the client port, after CONNECT, one at a time on a connecti
 A frame's `check` is the CRC-32 of the block's first 16 bytes, and those hold the CRC-32 of all the
 rest: each byte is covered, yet a replica sends a block without reading it. Blocks come in the order
 of their sequences. They may hold rows before `first` and after `last`, which the reader trims;
-deleted rows and rows of other subjects never leave the replica. Between head and end the replica
-writes nothing else on the connection: no PING, no INFO.
+deleted messages and those of other subjects never leave the replica. Between head and end the
+replica writes nothing else on the connection: no PING, no INFO.
 A plan is an ordinary request on $JS.API.STREAM.SCAN.PLAN.<stream> with an empty body."""
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ CHUNK_BYTES_MIN: Final = 4 * 1024
 BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024  # a longer frame is a lie or a broken peer
 LINE_BYTES_MAX: Final = 1024 * 1024
 SUBJECTS_MAX: Final = 256
-DELETED_RANGES_MAX: Final = 256  # in the end line; more are only counted
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
@@ -78,8 +77,7 @@ class ScanEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     last_sent: int
     first_seq_now: int
-    deleted: tuple[tuple[int, int], ...] = ()  # ranges inside the scanned range
-    deleted_more: bool = False
+    deleted: int = 0  # sequences of the range, from the head's first_seq on, that hold no message
 
 
 class PlanReplica(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,23 +1,21 @@
 """Replicas for readers to read from: real sockets, the real parser, the real serving side.
 
 Owns: the faults a test wants: a replica that dies in the middle, lags, refuses, or lies.
-May not touch: Raft. The stores are lists of real blocks that all replicas share unless told
-otherwise."""
+May not touch: Raft. The replicas share one message store unless told otherwise."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
 from broker.scan.server import Scans, ScanSource
 from broker.store.block import BlockBuilder
-from broker.store.block_py import HEADER
+from broker.store.messages import MessageStore
 from broker.wire import ClientParser, Op
 
 STREAM = "ORDERS"
@@ -46,14 +44,8 @@ def block_of(first: int, last: int) -> bytes:
     return builder.build()
 
 
-@dataclass
-class Store:
-    """A message store as scans see it: blocks, what is deleted, where the stream begins."""
-
-    raw: list[bytes] = field(default_factory=list)
-    deleted: set[int] = field(default_factory=set)
-    first_seq: int = 1
-    last_seq: int = 0
+class Store(MessageStore):
+    """The broker's own message store, with the messages a test wants."""
 
     @staticmethod
     def filled(rows: int, *, block_rows: int = 500) -> Store:
@@ -64,28 +56,22 @@ class Store:
     def grow(self, rows: int, *, block_rows: int = 500) -> None:
         until = self.last_seq + rows
         while self.last_seq < until:
-            last = min(self.last_seq + block_rows, until)
-            self.raw.append(block_of(self.last_seq + 1, last))
-            self.last_seq = last
+            seq = self.last_seq + 1
+            time_ns = START_NS + seq * 1500
+            self.append(subject_of(seq), headers_of(seq), data_of(seq), time_ns=time_ns)
+            if seq % block_rows == 0:
+                self.segments.seal()
 
     def expire(self, up_to: int) -> None:
-        self.first_seq = up_to + 1
-        self.raw = [raw for raw in self.raw if HEADER.unpack_from(raw)[-1] > up_to]
+        self.drop_before(up_to + 1)
 
-    def blocks(self, first: int, last: int) -> Iterator[bytes]:
-        for raw in self.raw:
-            fields = HEADER.unpack_from(raw)
-            if fields[5] <= last and fields[-1] >= first:
-                yield raw
+    def delete(self, *seqs: int) -> None:
+        for seq in seqs:
+            assert self.remove(seq)
 
-    def deleted_ranges(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        for seq in sorted(self.deleted):
-            if first <= seq <= last:
-                yield seq, seq
-
-    def expected(self, first: int = 1, last: int | None = None) -> list[int]:
-        last = self.last_seq if last is None else last
-        return [s for s in range(max(first, self.first_seq), last + 1) if s not in self.deleted]
+    def expected(self) -> list[int]:
+        every = range(self.first_seq, self.last_seq + 1)
+        return [seq for seq in every if self.get(seq) is not None]
 
 
 @dataclass
@@ -234,8 +220,8 @@ class Cluster:
             id=self.leader.stream_id,
             first_seq=store.first_seq,
             last_seq=store.last_seq,
-            messages=len(store.expected()),
-            bytes=sum(map(len, store.raw)),
+            messages=store.messages,
+            bytes=store.bytes,
             replicas=tuple(
                 PlanReplica(
                     name=peer.name,

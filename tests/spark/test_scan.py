@@ -21,12 +21,16 @@ from broker.scan.client import (
 from broker.scan.columns import read_columns
 from broker.scan.link import Link, LoginRefused, parse_endpoint
 from broker.scan.protocol import (
+    FRAME,
     PlanRefused,
     ScanCode,
+    ScanProtocolError,
     ScanRefused,
     ScanRequest,
+    check_frame,
     decode_request,
     encode_request,
+    frame_header,
 )
 from broker.store.block import BlockDamaged
 
@@ -119,6 +123,14 @@ def test_lying_ends_are_refused_even_without_the_checksum() -> None:
         read_columns(bytes(raw), verify=False)
 
 
+def test_a_frame_whose_block_begins_otherwise_is_refused() -> None:
+    block = block_of(1, 3)
+    _, check = FRAME.unpack(frame_header(block))
+    check_frame(check, block)
+    with pytest.raises(ScanProtocolError):
+        check_frame(check, b"\0" + block[1:])
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -154,13 +166,14 @@ def test_the_range_is_exact(cluster: Cluster, first: int, last: int) -> None:
 
 def test_deleted_rows_never_leave_the_replica(cluster: Cluster) -> None:
     store = cluster.leader.store
-    store.deleted |= {1, 250, 251, 500, 501, *range(1001, 1501), 3000}
+    store.delete(2, 250, 251, 500, 501, *range(1001, 1501), 2999)
     assert read(cluster, 1, 3000) == store.expected()
+    assert len(store.expected()) == 3000 - 506
     with Link(parse_endpoint(cluster.servers.split(",")[0]), LOGIN) as link:
         scan = link.scan(ScanRequest(stream=STREAM, first=1, last=600))
         assert b"250:" not in b"".join(bytes(block) for block in scan.blocks())
         assert scan.end is not None
-        assert scan.end.deleted == ((1, 1), (250, 250), (251, 251), (500, 500), (501, 501))
+        assert scan.end.deleted == 5
 
 
 @pytest.mark.parametrize("patterns", [("orders.eu.>",), ("orders.*.3", "orders.us.4"), ("none",)])

@@ -103,7 +103,7 @@ def test_columns_are_those_of_the_messages(spark: Any, cluster: Cluster) -> None
 
 
 def test_subjects_schema_and_deletes_narrow_the_table(spark: Any, cluster: Cluster) -> None:
-    cluster.leader.store.deleted |= {3, 13, 5000}
+    cluster.leader.store.delete(3, 13, 5000)
     reader = spark.read.format("jetraft").schema("subject string, seq bigint")
     frame = reader.options(servers=cluster.servers, subjects="orders.eu.3").load(STREAM)
     assert frame.columns == ["subject", "seq"]
