@@ -103,9 +103,10 @@ class Endpoint(ClientSink):
             self._decide_by_first_byte(chunk)
         if self._tls is not None:
             chunk = self._decrypt(self._tls, chunk)
-            if not chunk:
-                return
-        self._receive(chunk)
+        if chunk:
+            self._receive(chunk)
+        if self._tls is not None and self._tls.ended:
+            self.close(Reason.CLIENT_CLOSED)
 
     def _decide_by_first_byte(self, chunk: bytes) -> None:
         self._first_byte_decides = False
@@ -184,6 +185,8 @@ class Endpoint(ClientSink):
         if transport is not None:
             if self._chunks:  # the transport is full: what it has is all that can still leave
                 self._drop_outbound()
+            if self._tls is not None:
+                self._write_raw(self._tls.farewell())
             transport.close()
             if self._deadline is None:
                 deadline_s = self.write_deadline_s

@@ -7,6 +7,7 @@ Spec: core contract 4; the upgrade follows the INFO on the same socket."""
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 
 from broker.config.options import TlsOptions
 
@@ -53,18 +54,19 @@ def client_context(options: TlsOptions) -> ssl.SSLContext:
 class TlsLayer:
     """The server side of one TLS session over memory buffers."""
 
-    __slots__ = ("_incoming", "_object", "_outgoing", "established")
+    __slots__ = ("_incoming", "_object", "_outgoing", "ended", "established")
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.established = False
+        self.ended = False  # the peer said it will send no more
 
     def receive(self, chunk: bytes) -> bytes:
         """Plain bytes that the records carried; advances the handshake on the way.
 
-        Raises TlsFailed on bad records, on a refused certificate, and on the peer's close."""
+        Raises TlsFailed on bad records and on a refused certificate."""
         self._incoming.write(chunk)
         try:
             if not self.established:
@@ -85,14 +87,24 @@ class TlsLayer:
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLZeroReturnError:
-                break
+                part = b""
             if not part:
+                self.ended = True
                 break
             parts.append(part)
         return b"".join(parts)
 
     def encrypt(self, data: bytes) -> bytes:
         self._object.write(data)
+        return self._outgoing.read()
+
+    def farewell(self) -> bytes:
+        """The record that says we close; a peer may wait for it."""
+        if not self.established:
+            return b""
+        # It then wants the peer's answer, or the session is broken: ours is written anyway.
+        with suppress(ssl.SSLError, OSError):
+            self._object.unwrap()
         return self._outgoing.read()
 
     def pending_output(self) -> bytes:
