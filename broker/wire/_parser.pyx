@@ -13,6 +13,7 @@ from libc.string cimport memchr
 from broker.wire._run cimport PubRecord, PubRun, new_run
 
 from broker.wire.ops import (
+    BODY_UNTERMINATED,
     CLOSE_SILENTLY,
     CONTROL_LINE_EXCEEDED,
     PAYLOAD_EXCEEDED,
@@ -173,7 +174,7 @@ cdef class ClientParser:
         if PyBytes_GET_SIZE(data) < end + 2:
             return self.hold(data[start:], end + 2 - start)
         if base[end] != c'\r' or base[end + 1] != c'\n':
-            raise ProtocolViolation(CLOSE_SILENTLY)
+            raise ProtocolViolation(BODY_UNTERMINATED)
         record = self.run.add()
         record.subject = <uint32_t>fields[0].start
         record.subject_size = <uint32_t>fields[0].size

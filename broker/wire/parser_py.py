@@ -22,6 +22,7 @@ from enum import Enum, auto
 from typing import Final, Literal, NoReturn
 
 from broker.wire.ops import (
+    BODY_UNTERMINATED,
     CLOSE_SILENTLY,
     CONTROL_LINE_EXCEEDED,
     PAYLOAD_EXCEEDED,
@@ -177,7 +178,7 @@ class ClientParser:
         if len(data) < end + 2:
             return self._hold(data[start:], wanted=end + 2 - start)
         if data[end : end + 2] != b"\r\n":
-            _violate(CLOSE_SILENTLY)
+            _violate(BODY_UNTERMINATED)
         reply = fields[1] if len(fields) == 2 + sizes else b""
         payload = body + header
         run._add(fields[0], reply, data[body:payload], data[payload:end], hpub=hpub)  # noqa: SLF001
