@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from broker.cli.client import server_option, with_connection
 from broker.local import LocalCluster, NodeFailed
 
 STATE_FILE = "cluster.json"
@@ -37,27 +38,34 @@ def serve(flags: tuple[str, ...]) -> None:
 @click.option("--detach", is_flag=True, help="Leave them running and return.")
 @click.option("--fresh", is_flag=True, help="Forget the data of an earlier run first.")
 def up(*, nodes: int, directory: str, port: int, detach: bool, fresh: bool) -> None:
-    """Start nodes on this machine. Client ports count up from --port, monitoring ports from
-    --port + 4000, route ports from --port + 2000."""
+    """Start nodes on this machine; those that run already are left alone. Client ports count up
+    from --port, monitoring ports from --port + 4000, route ports from --port + 2000."""
     place = Path(directory).resolve()
-    if _running(place):
-        raise click.ClickException(f"nodes from {place} are running; `jetraft down` stops them")
+    running = _running(place)
+    if fresh and running:
+        raise click.ClickException("nodes are running; `jetraft down` stops them first")
     if fresh and place.exists():
         shutil.rmtree(place)
     ports = [p for i in range(nodes) for p in (port + i, port + 4000 + i, port + 2000 + i)]
     cluster = LocalCluster(place, size=nodes, name="local", ports=ports)
+    cluster.prepare()
+    started = [node for node in cluster.nodes if node.name not in running]
     try:
-        cluster.start()
+        for node in started:
+            node.start()
+        for node in started:
+            node.wait_healthy()
     except NodeFailed as problem:
+        cluster.stop()
         raise click.ClickException(str(problem)) from problem
+    pids = running | {node.name: node.pid for node in started}
+    (place / STATE_FILE).write_text(json.dumps(pids))
     for node in cluster.nodes:
         click.echo(
             f"{node.name}  clients {node.url}  monitoring http://127.0.0.1:{node.http_port}  "
-            f"pid {node.pid}  log {node.log_path}"
+            f"pid {pids[node.name]}  log {node.log_path}"
         )
-    state = {node.name: node.pid for node in cluster.nodes}
-    (place / STATE_FILE).write_text(json.dumps(state))
-    click.echo(f"connect with:  NATS_URL={','.join(cluster.urls)}")
+    click.echo(f"connect with:  export NATS_URL={','.join(cluster.urls)}")
     if detach:
         return
     click.echo("Ctrl-C stops them.")
@@ -71,20 +79,33 @@ def up(*, nodes: int, directory: str, port: int, detach: bool, fresh: bool) -> N
 
 
 @click.command()
+@click.argument("nodes", nargs=-1)
 @click.option("--dir", "directory", default="run", show_default=True, help="As given to `up`.")
-def down(*, directory: str) -> None:
-    """Stop the nodes that `up --detach` started. Their data stays."""
+@click.option("--kill", is_flag=True, help="kill -9, as a crash would.")
+@click.option("--leader-of", metavar="STREAM", help="The node that leads this stream.")
+@server_option
+def down(
+    *, nodes: tuple[str, ...], directory: str, kill: bool, leader_of: str | None, server: str
+) -> None:
+    """Stop nodes that `up --detach` started: the named ones, or all. Their data stays."""
     place = Path(directory).resolve()
     running = _running(place)
-    for name, pid in running.items():
-        os.kill(pid, signal.SIGTERM)
-        click.echo(f"stopping {name} (pid {pid})")
+    if leader_of is not None:
+        info = with_connection(server, lambda nc: nc.jetstream().stream_info(leader_of))
+        nodes = (str(info.cluster.leader),)
+    unknown = [name for name in nodes if name not in running]
+    if unknown:
+        raise click.ClickException(f"{', '.join(unknown)} does not run here")
+    chosen = {name: pid for name, pid in running.items() if not nodes or name in nodes}
+    for name, pid in chosen.items():
+        os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
+        click.echo(f"{'killed' if kill else 'stopping'} {name} (pid {pid})")
     deadline = time.monotonic() + 10
-    while _running(place) and time.monotonic() < deadline:
+    while any(_is_server(pid) for pid in chosen.values()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    for pid in _running(place).values():
-        os.kill(pid, signal.SIGKILL)
-    (place / STATE_FILE).unlink(missing_ok=True)
+    for pid in chosen.values():
+        if _is_server(pid):
+            os.kill(pid, signal.SIGKILL)
     if not running:
         click.echo("nothing was running")
 
