@@ -18,7 +18,8 @@ RECORD: Final = b"r"  # one per group, sequence 0: the stream's own state
 BLOCK: Final = b"b"  # first sequence -> the block
 SUMMARY: Final = b"s"  # first sequence -> rows, times, subjects of the block
 DELETES: Final = b"d"  # first sequence -> which of its rows are gone
-KINDS: Final = (RECORD, BLOCK, SUMMARY, DELETES)
+DEDUP: Final = b"m"  # chunk number -> message ids of the duplicate window
+KINDS: Final = (RECORD, BLOCK, SUMMARY, DELETES, DEDUP)
 
 
 def key(group: int, kind: bytes, seq: int) -> bytes:

@@ -223,6 +223,17 @@ class MessageStore:
             self._removal.oldest_of(subject, excess)
         return max(excess, 0)
 
+    def drop_oldest(self, count: int) -> None:
+        """Remove the `count` oldest messages: max_msgs."""
+        self._removal.before(scan.nth_oldest(self.segments, count + 1) or self.last_seq + 1)
+
+    def drop_to_size(self, bytes_max: int) -> None:
+        """Remove the oldest messages until the rest is not larger: max_bytes."""
+        excess = self.bytes - bytes_max
+        if excess > 0:
+            bound = scan.behind_size(self.segments, excess, self.sizing)
+            self._removal.before(bound or self.last_seq + 1)
+
     def track_removals(self, *, on: bool) -> None:
         """From now on remember what is removed, for `take_removals`."""
         self._removal.tracking = on
@@ -336,8 +347,8 @@ class MessageStore:
         return scan.count_matching(self.segments, wanted, start=start)
 
     def first_at_time(self, time_ns: int) -> int:
-        """First message not older than the time; last_seq + 1 when there is none."""
-        return scan.first_at_time(self.segments, time_ns) or self.last_seq + 1
+        """First message not older than the time, 0 when there is none."""
+        return scan.first_at_time(self.segments, time_ns)
 
     def expired_before(self, cutoff_ns: int) -> int:
         """The sequence up to which (exclusive) the front is not younger than the cutoff."""
@@ -349,9 +360,13 @@ class MessageStore:
         """Stored rows of the range as sealed blocks; untouched blocks go out as they are."""
         return scan.blocks(self.segments, first=first, last=last)
 
-    def deleted_ranges(self) -> Iterator[tuple[int, int]]:
+    def deleted_ranges(
+        self, first: int | None = None, last: int | None = None
+    ) -> Iterator[tuple[int, int]]:
         """Inclusive ranges between first and last sequence that are not stored, ascending."""
-        return scan.gaps(self.segments, first=self.first_seq, last=self.last_seq)
+        low = self.first_seq if first is None else max(first, self.first_seq)
+        high = self.last_seq if last is None else min(last, self.last_seq)
+        return scan.gaps(self.segments, first=low, last=high)
 
     # -- private ----------------------------------------------------------------------------------
 

@@ -90,8 +90,9 @@ def unwritten_bytes(store: MessageStore) -> int:
     return segments.unwritten_bytes + (segments.builder.nbytes if growing else 0)
 
 
-def checkpoint(store: MessageStore, batch: StateBatch) -> None:
+def checkpoint(store: MessageStore, batch: StateBatch) -> int:
     """Queue everything that changed. The growing block is written as it is, and again later.
+    Returns how many bytes of blocks were queued.
 
     Call `written` once the batch is in the database. If writing fails, the replica must stop.
     """
@@ -101,6 +102,7 @@ def checkpoint(store: MessageStore, batch: StateBatch) -> None:
         for kind in (BLOCK, SUMMARY, DELETES):
             batch.delete(key(group, kind, first_seq))
     segments.gone.clear()
+    queued = 0
     for segment in segments.all:
         if not segment.written:
             raw = _raw(store, segment)
@@ -108,10 +110,13 @@ def checkpoint(store: MessageStore, batch: StateBatch) -> None:
             batch.put(key(group, SUMMARY, segment.first_seq), _encode(_summarise(store, segment)))
             segment.nbytes = len(raw)
             segment.written = True
+            segment.deletes_written &= segment.live == segment.rows  # its numbers include growth
+            queued += len(raw)
         if not segment.deletes_written:
             deletes = Deletes(segment.live, segment.live_size, _bitmap(segment))
             batch.put(key(group, DELETES, segment.first_seq), _encode(deletes))
             segment.deletes_written = True
+    return queued
 
 
 def written(store: MessageStore) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker.store.block import Block, BlockBuilder, Rows
-from broker.store.columns import Columns
+from broker.store.columns import Columns, Sizing
 from broker.store.index import SubjectFilter
 from broker.store.segments import Segment, Segments
 
@@ -211,23 +211,69 @@ def nth_newest(segments: Segments, wanted: SubjectFilter, count: int) -> int:
     return 0
 
 
-def blocks(segments: Segments, *, first: int, last: int) -> Iterator[bytes]:
-    """Sealed blocks that hold exactly the stored rows of the range."""
-    low = max(first, segments.floor)
-    for segment in list(segments.from_seq(low)):
-        if segment.first_seq > last:
-            return
-        if segment.last_seq < low:
+def nth_oldest(segments: Segments, count: int) -> int:
+    """The sequence of the count-th oldest message, 0 when there are fewer."""
+    for segment in segments.all:
+        if segment.live < count:
+            count -= segment.live
+            continue
+        for begin, end in _stored(segments, segment):
+            if end - begin >= count:
+                return segments.view(segment).rows.seq(begin + count - 1)
+            count -= end - begin
+    return 0
+
+
+def behind_size(segments: Segments, size: int, sizing: Sizing) -> int:
+    """The first sequence such that everything below it counts for at least `size`; 0: none."""
+    for segment in segments.all:
+        if size <= 0:
+            return max(segment.first_seq, segments.floor)
+        if segment.live_size < size:
+            size -= segment.live_size
             continue
         rows = segments.view(segment).rows
-        untouched = segment.live == segment.rows and segment.deleted is None
-        if untouched and segment.first_seq >= low and segment.last_seq <= last:
-            yield bytes(rows.raw) if isinstance(rows, Block) else segments.builder.build()
-            continue
-        stored = live_stretches(segments, segment, _EVERYTHING, start=low, stop=last + 1)
-        kept = [row for begin, end in stored for row in range(begin, end)]
-        if kept:
-            yield _only(rows, kept)
+        for begin, end in _stored(segments, segment):
+            for row in range(begin, end):
+                if size <= 0:
+                    return rows.seq(row)
+                size -= sizing.of_row(rows, row)
+    return 0
+
+
+def _stored(segments: Segments, segment: Segment) -> Iterator[tuple[int, int]]:
+    end = segment.last_seq + 1
+    return live_stretches(segments, segment, _EVERYTHING, start=0, stop=end)
+
+
+def blocks(segments: Segments, *, first: int, last: int) -> Iterator[bytes]:
+    """Sealed blocks that hold exactly the stored rows of the range.
+
+    The store may change between two of them: each is what is stored when it is asked for.
+    """
+    cursor = first
+    while cursor <= last:
+        cursor = max(cursor, segments.floor)
+        position = max(segments.at(cursor), 0)
+        if position < len(segments.all) and segments.all[position].last_seq < cursor:
+            position += 1
+        if position >= len(segments.all) or segments.all[position].first_seq > last:
+            return
+        segment = segments.all[position]
+        raw = _block(segments, segment, low=cursor, last=last)
+        cursor = segment.last_seq + 1
+        if raw:
+            yield raw
+
+
+def _block(segments: Segments, segment: Segment, *, low: int, last: int) -> bytes:
+    rows = segments.view(segment).rows
+    untouched = segment.live == segment.rows
+    if untouched and segment.first_seq >= low and segment.last_seq <= last:
+        return bytes(rows.raw) if isinstance(rows, Block) else segments.builder.build()
+    stored = live_stretches(segments, segment, _EVERYTHING, start=low, stop=last + 1)
+    kept = [row for begin, end in stored for row in range(begin, end)]
+    return _only(rows, kept) if kept else b""
 
 
 def _only(rows: Rows, kept: list[int]) -> bytes:
@@ -244,13 +290,15 @@ def _only(rows: Rows, kept: list[int]) -> bytes:
 def gaps(segments: Segments, *, first: int, last: int) -> Iterator[tuple[int, int]]:
     """Inclusive ranges in [first, last] in which nothing is stored, ascending."""
     expected = first
-    for segment in segments.all:
+    for segment in segments.from_seq(first):
         rows = segments.view(segment).rows if not segment.contiguous else None
         end = segment.last_seq + 1
         for low, high in _stored_ranges(segments, segment, rows, end):
+            if low > last:
+                break
             if low > expected:
                 yield expected, low - 1
-            expected = high + 1
+            expected = max(expected, high + 1)
     if expected <= last:
         yield expected, last
 

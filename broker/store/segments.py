@@ -22,7 +22,7 @@ from broker.store.index import SubjectFilter
 SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192
 SUBJECTS_HELD_MAX: Final = 64  # more subjects than this are read from the summary when needed
-CACHE_BYTES_MAX: Final = 16 << 20
+CACHE_BYTES_MAX: Final = 8 << 20  # when a store has a cache of its own
 _SELECTIONS_MAX: Final = 8  # remembered filters per loaded block
 
 Run = tuple[bytes, int, int]  # subject, start row, row behind the last

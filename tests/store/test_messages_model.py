@@ -177,7 +177,7 @@ class StoreModel(RuleBasedStateMachine):
         keep = 0 if up_to is not None else data.draw(st.integers(0, 4))
         filters = (subject,) if subject else ()
         doomed = [s for s in self.twin.select(filters) if up_to is None or s < up_to]
-        doomed = doomed[: len(doomed) - keep] if keep else doomed
+        doomed = doomed[: max(len(doomed) - keep, 0)]
         expected = self.twin.drop(doomed)
         assert self.store.purge(subject, up_to, keep) == expected
         whole = subject in (None, b">")
@@ -189,6 +189,18 @@ class StoreModel(RuleBasedStateMachine):
         seqs = self.twin.select((subject,))
         expected = self.twin.drop(seqs[: max(len(seqs) - keep, 0)])
         assert self.store.drop_oldest_of(subject, keep) == expected
+
+    @rule(count=st.integers(0, 4))
+    def drop_oldest(self, count: int) -> None:
+        self.store.drop_oldest(count)
+        self.twin.drop(sorted(self.twin.kept)[:count])
+
+    @rule(data=st.data())
+    def drop_to_size(self, data: st.DataObject) -> None:
+        bytes_max = data.draw(st.integers(0, self.twin.bytes + 10))
+        self.store.drop_to_size(bytes_max)
+        while self.twin.bytes > bytes_max:
+            del self.twin.kept[self.twin.first_seq]
 
     @rule()
     def seal(self) -> None:
@@ -248,7 +260,10 @@ class StoreModel(RuleBasedStateMachine):
     def by_time(self, data: st.DataObject) -> None:
         time_ns = data.draw(st.integers(990, self.clock + 2))
         found = [s for s, m in sorted(self.twin.kept.items()) if m.time_ns >= time_ns]
-        assert self.store.first_at_time(time_ns) == (found[0] if found else self.twin.last_seq + 1)
+        assert self.store.first_at_time(time_ns) == (found[0] if found else 0)
+        assert self.store.expired_before(time_ns - 1) == (
+            found[0] if found else self.twin.last_seq + 1
+        )
 
     @rule(data=st.data())
     def blocks(self, data: st.DataObject) -> None:
@@ -259,6 +274,10 @@ class StoreModel(RuleBasedStateMachine):
             block = Block(raw)
             found += [block.seq(i) for i in range(block.rows)]
         assert found == [s for s in sorted(self.twin.kept) if first <= s <= last]
+        gone = [s for a, b in self.store.deleted_ranges(first, last) for s in range(a, b + 1)]
+        low = max(first, self.twin.first_seq)
+        high = min(last, self.twin.last_seq)
+        assert gone == [s for s in range(low, high + 1) if s not in self.twin.kept]
 
     @precondition(lambda self: self.tracking)
     @rule()
@@ -300,7 +319,8 @@ class StoreModel(RuleBasedStateMachine):
             state = store.subject_state(subject)
             assert state == ((len(seqs), seqs[0], seqs[-1]) if seqs else None)
         for pattern in (b"a.*", b">", b"*", b"kv.>", b"a"):
-            expected = sorted({m.subject for m in twin.kept.values() if matches(m.subject, pattern)})
+            stored = {m.subject for m in twin.kept.values()}
+            expected = sorted(subject for subject in stored if matches(subject, pattern))
             assert list(store.subjects_matching(pattern)) == expected
         gone = [s for a, b in store.deleted_ranges() for s in range(a, b + 1)]
         assert gone == [s for s in range(twin.first_seq, twin.last_seq + 1) if s not in twin.kept]
