@@ -5,6 +5,7 @@ from broker.wire._run import PubRun
 def encode_msg(
     subject: bytes, sid: bytes, reply: bytes, headers: bytes, payload: bytes
 ) -> bytes: ...
+def encode_pub(run: PubRun, start: int, stop: int) -> bytes: ...
 def encode_pub_acks(
     replies: ReplyColumn,
     start: int,

@@ -42,6 +42,33 @@ def encode_msg(
     return encoded
 
 
+def encode_pub(PubRun run not None, Py_ssize_t start, Py_ssize_t stop):
+    run.check(start, stop)
+    cdef Py_ssize_t total = 0
+    cdef Py_ssize_t i
+    cdef PubRecord* record
+    for i in range(start, stop):
+        record = &run.records[i]
+        # As a MSG, but for the blank and the sid that a publish does not have.
+        total += msg_size(
+            record.subject_size, 0, record.reply_size, record.header_size, record.size
+        ) - 1
+    cdef bytes encoded = PyBytes_FromStringAndSize(NULL, total)
+    cdef char* at = PyBytes_AS_STRING(encoded)
+    for i in range(start, stop):
+        record = &run.records[i]
+        at = put(at, b"HPUB ", 5) if record.header_size else put(at, b"PUB ", 4)
+        at = put(at, run.base + record.subject, record.subject_size)
+        if record.reply_size:
+            at = put(at, b" ", 1)
+            at = put(at, run.base + record.reply, record.reply_size)
+        at = put_sizes(at, record.header_size, record.size)
+        at = put(at, run.base + record.body, record.size)
+        at = put(at, b"\r\n", 2)
+    assert at == PyBytes_AS_STRING(encoded) + total
+    return encoded
+
+
 @cython.final
 cdef class ReplyColumn:
     def __dealloc__(self):

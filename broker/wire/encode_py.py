@@ -22,6 +22,21 @@ def encode_msg(subject: bytes, sid: bytes, reply: bytes, headers: bytes, payload
     return b"MSG %b %b%b %d\r\n%b\r\n" % (subject, sid, reply_part, len(payload), payload)
 
 
+def encode_pub(run: PubRun, start: int, stop: int) -> bytes:
+    """The range as a client would publish it: what another node's parser reads back."""
+    run._check(start, stop)  # noqa: SLF001
+    parts = []
+    for subject, reply, headers, payload in run._messages[start:stop]:  # noqa: SLF001
+        target = subject + b" " + reply if reply else subject
+        total = len(headers) + len(payload)
+        if headers:
+            line = b"HPUB %b %d %d\r\n" % (target, len(headers), total)
+        else:
+            line = b"PUB %b %d\r\n" % (target, total)
+        parts.append(line + headers + payload + b"\r\n")
+    return b"".join(parts)
+
+
 @final
 class ReplyColumn:
     """Replies of a batch in publish order; b"" where the publisher asked for no answer."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.wire import _encode, _run, encode_py, run_py
+from broker.wire import ClientParser, Op, _encode, _run, encode_py, run_py
 
 BLOCK = b"NATS/1.0\r\nA: 10\r\n\r\n"
 
@@ -33,6 +33,21 @@ def test_run_strips_headers_for_those_who_cannot_read_them(codec: Any) -> None:
     assert run.encode(1, 1, b"9", True) == b""
     assert run.total_bytes == 23
     assert run.size(1, 2) == 2
+
+
+def test_run_encoded_as_publishes_is_read_back(codec: Any) -> None:
+    messages = [(b"a", b"", BLOCK, b"hi"), (b"b", b"r", b"", b"yo"), (b"c", b"r", BLOCK, b"")]
+    text = codec[1].encode_pub(codec[0].of(messages), 0, 3)
+    assert text == (
+        b"HPUB a 19 21\r\n"
+        + BLOCK
+        + b"hi\r\nPUB b r 2\r\nyo\r\nHPUB c r 19 19\r\n"
+        + BLOCK
+        + b"\r\n"
+    )
+    [(op, run)] = ClientParser(max_control_line=4096, max_payload=-1).receive(text)
+    assert op is Op.PUB
+    assert [run.message(i) for i in range(3)] == messages
 
 
 def test_segments_join_consecutive_equal_subjects(codec: Any) -> None:
