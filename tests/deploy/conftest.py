@@ -21,6 +21,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "jetraft"
 Manifest = dict[str, Any]
+VALUE_SETS = sorted(
+    p.name.removesuffix("-values.yaml") for p in (CHART / "ci").glob("*-values.yaml")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +75,26 @@ def render(helm: Helm) -> Render:
         return [m for m in yaml.safe_load_all(rendered(values, kube, sets)) if m is not None]
 
     return manifests
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    return [m for m in manifests if m["kind"] == kind]
+
+
+def only(manifests: list[Manifest], kind: str) -> Manifest:
+    (found,) = of_kind(manifests, kind)
+    return found
+
+
+def pod_specs(manifests: list[Manifest]) -> list[Manifest]:
+    spec = only(manifests, "StatefulSet")["spec"]["template"]["spec"]
+    return [spec, *(pod["spec"] for pod in of_kind(manifests, "Pod"))]
+
+
+def server(manifests: list[Manifest]) -> Manifest:
+    (container,) = only(manifests, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def configuration(manifests: list[Manifest]) -> str:
+    return str(only(manifests, "ConfigMap")["data"]["jetraft.conf"])

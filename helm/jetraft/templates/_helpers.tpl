@@ -16,6 +16,11 @@
 {{- printf "%s-headless" (include "jetraft.fullname" .) -}}
 {{- end -}}
 
+{{/* What follows the pod's name in its DNS name: it stays when the pod gets another address. */}}
+{{- define "jetraft.domain" -}}
+{{- printf "%s.%s.svc.%s" (include "jetraft.headless" .) .Release.Namespace .Values.clusterDomain -}}
+{{- end -}}
+
 {{- define "jetraft.secret" -}}
 {{- default (printf "%s-auth" (include "jetraft.fullname" .)) .Values.auth.existingSecret -}}
 {{- end -}}
@@ -100,6 +105,7 @@ leaves them out: a cluster that grows must not restart the nodes it has. */}}
 {{- with .root.Values -}}
 server_name: $POD_NAME
 port: 4222
+client_advertise: $CLIENT_ADVERTISE
 http: "0.0.0.0:8222"
 pid_file: "/run/jetraft/jetraft.pid"
 max_payload: {{ .server.maxPayload }}
@@ -152,6 +158,7 @@ authorization {
 cluster {
   name: {{ default (include "jetraft.fullname" $root) .cluster.name | quote }}
   listen: "0.0.0.0:6222"
+  advertise: $ROUTE_ADVERTISE
 {{- if .auth.enabled }}
   authorization {
     user: "route"

