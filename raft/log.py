@@ -80,11 +80,9 @@ class RaftLog:
         return self._reader.snapshot()
 
     def stored_term(self, index: Index) -> Term | None:
-        if index == 0:
-            return Term(0)
-        term = self._reader.term(index)
+        term = self._reader.term(index) if index else None
         if term is None:
-            meta = self._reader.snapshot()
+            meta = self._reader.snapshot()  # (0, 0) as long as nothing was cut
             return meta.term if meta.index == index else None
         return term
 

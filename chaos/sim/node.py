@@ -273,6 +273,7 @@ class Node:
         self.state = self.disk.live.state
         self._cluster.trace(self.id, "installs", f"snapshot {meta.index} term {meta.term}")
         self._cluster.checks.installed(self)
+        self._cluster.checks.count("snapshots installed")
         self.core.snapshot_installed(meta.index, meta.term)
 
 
