@@ -1,8 +1,8 @@
 """Messages per second of each codec on one core: `python tests/benchmarks/codec.py [messages]`.
 
 128-byte payloads with a reply, as a JetStream publisher sends them, from 64 KB chunks. Counts CPU
-time, so that neighbours on the machine matter less, and prints the best of five rounds for both implementations and their ratio; a ratio under 2 means: delete the
-compiled one."""
+time, so that neighbours on the machine matter less, and prints the best of five rounds of both
+implementations and their ratio; a ratio under 2 means: delete the compiled one."""
 
 import sys
 from collections.abc import Callable
