@@ -64,6 +64,7 @@ def _database_options(tuning: StoreTuning) -> Options:
     options.create_missing_column_families(create_missing_cfs=True)
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_max_total_wal_size(tuning.wal_bytes_max)
+    options.set_bytes_per_sync(MB)  # background files reach the disk evenly, not in bursts
     options.set_max_background_jobs(tuning.background_jobs)
     options.set_keep_log_file_num(4)
     options.set_max_log_file_size(4 * MB)

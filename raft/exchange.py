@@ -196,7 +196,7 @@ class SnapshotExchange:
                 await restoring
             if group.persistent:
                 await self._off_loop(self._store.flush_state)
-                await self._write(lambda batch: self._store.put_snapshot(batch, group.id, meta))
+                await self._write(lambda batch: self._replace_log(batch, group.id, meta))
             else:
                 group.log.reset(meta)
             if group.stopped is None:
@@ -233,16 +233,20 @@ class SnapshotExchange:
     # the disk
 
     async def _write(self, fill: Callable[[Batch], None]) -> None:
-        """Written and flushed when it returns."""
-        batch = self._store.begin()
-        fill(batch)
+        """Written and flushed when it returns. `fill` and the write are one step of the loop."""
         while True:
+            batch = self._store.begin()
+            fill(batch)
             try:
                 self._store.write(batch)
                 break
             except StoreBusy:
                 await asyncio.sleep(_BUSY_RETRY_SECONDS)
         await self._off_loop(self._store.flush)
+
+    def _replace_log(self, batch: Batch, group: GroupId, meta: SnapshotMeta) -> None:
+        self._rounds.supersede(group)
+        self._store.put_snapshot(batch, group, meta)
 
     async def _off_loop(self, blocking: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, blocking)

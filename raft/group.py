@@ -90,7 +90,6 @@ class Group:
     __slots__ = (
         "arrived",
         "core",
-        "flush_number",
         "id",
         "installing",
         "log",
@@ -99,6 +98,7 @@ class Group:
         "persistent",
         "stopped",
         "told",
+        "unflushed",
         "waiting_bytes",
     )
 
@@ -122,7 +122,7 @@ class Group:
         self.installing = False
         self.arrived: Arrived | None = None  # a whole snapshot that the core was told of
         self.waiting_bytes = 0  # proposed by us and not yet applied
-        self.flush_number = 0  # the flush that covers our last write
+        self.unflushed = 0  # Readies whose promises wait for a flush
         self.told: tuple[NodeId | None, Term, bool] = (None, Term(0), False)
 
     def status(self) -> GroupStatus:

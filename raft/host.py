@@ -252,17 +252,20 @@ class Host:
         stays open and is the caller's to close."""
         loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(1, thread_name_prefix="raft-storage")
+        # Flushing a whole state takes long: the flush of the log must not stand behind it.
+        snapshot_thread = ThreadPoolExecutor(1, thread_name_prefix="raft-snapshot")
         self._running = True
         try:
             self._rounds.open(loop, thread)
             async with asyncio.TaskGroup() as tasks:
-                self._exchange.open(tasks, thread)
+                self._exchange.open(tasks, snapshot_thread)
                 await self._tick_until_stopped(loop)
                 self._exchange.close()
         finally:
             self._running = False
             await self._rounds.close()
             thread.shutdown(wait=True)
+            snapshot_thread.shutdown(wait=True)
             self._ended.set()
 
     async def stop(self) -> None:

@@ -4,9 +4,10 @@ Owns: which groups have something to do, the write of a round, the one flush in 
 order persist - promise - apply of every Ready.
 May not touch: elections, membership, snapshot streams (it only says that one is wanted).
 Spec: the Ready contract of raft.ready; DESIGN section 4, steps 5 and 6. One round per turn of the
-loop: entries of all groups go into one write, their appends leave for the followers at once,
-and one flush on the storage thread covers everything written before it began. What is written
-while a flush runs waits for the next one."""
+loop: appends leave for the followers at once, entries of all groups gather in one batch. When no
+flush is in flight the batch is written, and flushed on the storage thread; what comes meanwhile
+gathers in the next batches, none much larger than a write should hold up the loop. A write never
+runs beside a flush: the file system would make it wait for the disk, and with it the loop."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import asyncio
 import time
 from collections import deque
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from raft.codec import CONTROL_KINDS, encode_frames
@@ -27,6 +28,7 @@ from raft.transport import RAFT_BULK, RAFT_CONTROL, Transport
 from raft.types import GroupId, NodeId, Role, SnapshotMeta, Term
 
 _REFUSED_RETRY_SECONDS: Final = 0.002
+_BATCH_BYTES_GOAL: Final = 8 << 20  # a batch is closed once it holds this much
 
 
 class Supervisor(Protocol):
@@ -48,10 +50,17 @@ class _Owed:
     """A Ready whose promises wait for a flush."""
 
     group: Group
-    flush_number: int
     number: int
     term: Term
     messages: list[Message]
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """A batch, and the promises that wait until it is written and flushed."""
+
+    batch: Batch
+    owed: list[_Owed] = field(default_factory=list)
 
 
 class Outgoing:
@@ -98,12 +107,11 @@ class Rounds:
         self._thread: Executor | None = None
         self._dirty: dict[GroupId, Group] = {}
         self._scheduled = False
-        self._refused: tuple[Batch, list[_Owed]] | None = None
-        self._owed: deque[_Owed] = deque()
-        # The flush under way, or the last one, is `_flush_started`; writes made now are covered
-        # by the one after it.
-        self._flush_started = self._flush_done = 0
+        # Written from the left, one at a time; the rightmost takes what comes.
+        self._gatherings = deque([_Gathering(store.begin())])
+        self._in_flight: list[_Owed] = []  # wait for the flush under way
         self._flush: asyncio.Future[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None  # the database refused the write for now
 
     def open(self, loop: asyncio.AbstractEventLoop, thread: Executor) -> None:
         self._loop, self._thread = loop, thread
@@ -113,6 +121,8 @@ class Rounds:
     async def close(self) -> None:
         """No further rounds; returns when no flush is in flight."""
         self._loop = None
+        if self._retry is not None:
+            self._retry.cancel()
         if self._flush is not None:
             await asyncio.wait([self._flush])
 
@@ -125,8 +135,14 @@ class Rounds:
     def forget(self, group: Group) -> None:
         """The group is gone: nothing of it is written or answered any more."""
         self._dirty.pop(group.id, None)
-        if self._refused is not None:
-            self._refused[0].forget(group.id)
+        for gathering in self._gatherings:
+            gathering.batch.forget(group.id)
+
+    def supersede(self, group: GroupId) -> None:
+        """The group's log is about to be replaced by a snapshot: entries not yet written, which
+        the snapshot covers or contradicts, must not follow it."""
+        for gathering in self._gatherings:
+            gathering.batch.entries.pop(group, None)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         self._scheduled = True
@@ -136,13 +152,12 @@ class Rounds:
 
     def _round(self) -> None:
         self._scheduled = False
-        if self._loop is None or self._refused is not None:
+        if self._loop is None:
             return
         self.rounds += 1
         dirty, self._dirty = self._dirty, {}
-        batch = self._store.begin()
         outgoing = Outgoing(self._transport)
-        owed: list[_Owed] = []
+        kept: list[_Owed] = []
         readies: list[tuple[Group, Ready]] = []
         for group in dirty.values():
             ready = self._take(group)
@@ -150,9 +165,17 @@ class Rounds:
                 continue
             readies.append((group, ready))
             outgoing.add(group, ready.messages)
-            self._collect(group, ready, batch, owed)
+            if ready.must_flush:
+                owed = _Owed(group, ready.number, ready.term, ready.after_persist)
+                if self._gather(group, ready):
+                    self._gatherings[-1].owed.append(owed)
+                else:
+                    kept.append(owed)
         outgoing.send()
-        self._write(batch, owed)
+        for owed in kept:
+            owed.group.unflushed += 1
+        self._settle(kept)
+        self._advance()
         for group, ready in readies:
             self._act(group, ready)
 
@@ -165,21 +188,23 @@ class Rounds:
             self._supervisor.group_failed(group, error)
             return None
 
-    def _collect(self, group: Group, ready: Ready, batch: Batch, owed: list[_Owed]) -> None:
-        """What must be durable goes into the batch, what waits for it is remembered."""
-        if group.persistent:
+    def _gather(self, group: Group, ready: Ready) -> bool:
+        """What must be durable goes into the batch. Whether a promise must wait for a flush."""
+        if not group.persistent:
             if ready.entries:
-                self._store.put_entries(batch, group.id, ready.entries)
-            if ready.hard_state is not None:
-                self._store.put_hard_state(batch, group.id, ready.hard_state)
-            if ready.entries or ready.hard_state is not None:
-                group.flush_number = self._flush_started + 1
-        elif ready.entries:
-            group.log.appended(ready.entries)
-        if ready.must_flush:
-            owed.append(
-                _Owed(group, group.flush_number, ready.number, ready.term, ready.after_persist)
-            )
+                group.log.appended(ready.entries)
+            return False
+        if self._gatherings[-1].batch.nbytes >= _BATCH_BYTES_GOAL:
+            self._gatherings.append(_Gathering(self._store.begin()))
+        batch = self._gatherings[-1].batch
+        if ready.entries:
+            self._store.put_entries(batch, group.id, ready.entries)
+        if ready.hard_state is not None:
+            self._store.put_hard_state(batch, group.id, ready.hard_state)
+        elif not ready.entries and not group.unflushed:
+            return False
+        group.unflushed += 1
+        return True
 
     def _act(self, group: Group, ready: Ready) -> None:
         """Everything of a Ready that is for this node's own machine."""
@@ -219,41 +244,36 @@ class Rounds:
 
     # the disk
 
-    def _write(self, batch: Batch, owed: list[_Owed]) -> None:
-        if batch:
+    def _advance(self) -> None:
+        """Write and flush what has gathered, unless a flush is under way."""
+        if self._flush is not None or self._retry is not None or self._loop is None:
+            return
+        gathering = self._gatherings[0]
+        if gathering.batch:
             try:
-                self._store.write(batch)
+                self._store.write(gathering.batch)
             except StoreBusy:
-                self._refused = (batch, owed)
-                if self._loop is not None:
-                    self._loop.call_later(_REFUSED_RETRY_SECONDS, self._write_again)
+                self._retry = self._loop.call_later(_REFUSED_RETRY_SECONDS, self._try_again)
                 return
             except StoreFailed as error:
                 self._supervisor.store_failed(error)
                 return
-        self._owed.extend(owed)
-        self._settle()
-        self._start_flush()
-
-    def _write_again(self) -> None:
-        if self._loop is None or self._refused is None:
+        elif not gathering.owed:
             return
-        (batch, owed), self._refused = self._refused, None
-        for one in owed:  # a flush may have begun since: only the next one covers this write
-            one.flush_number = one.group.flush_number = self._flush_started + 1
-        self._write(batch, owed)
-        if self._dirty and not self._scheduled and self._loop is not None:
-            self._schedule(self._loop)
-
-    def _start_flush(self) -> None:
-        if self._flush is not None or not self._owed or self._loop is None:
+        self._gatherings.popleft()
+        if not self._gatherings:
+            self._gatherings.append(_Gathering(self._store.begin()))
+        if not gathering.batch:  # they waited for an earlier flush only, and that is done
+            self._settle(gathering.owed)
             return
-        assert self._thread is not None
-        self._flush_started += 1
+        self._in_flight = gathering.owed
         began = time.monotonic()
-        flush = self._loop.run_in_executor(self._thread, self._store.flush)
-        self._flush = flush
-        flush.add_done_callback(lambda done: self._flushed(done, began))
+        self._flush = self._loop.run_in_executor(self._thread, self._store.flush)
+        self._flush.add_done_callback(lambda flush: self._flushed(flush, began))
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._advance()
 
     def _flushed(self, flush: asyncio.Future[None], began: float) -> None:
         self._flush = None
@@ -265,26 +285,23 @@ class Rounds:
         self.flushes += 1
         self.flush_seconds_total += seconds
         self.flush_seconds_max = max(self.flush_seconds_max, seconds)
-        self._flush_done = self._flush_started
-        self._settle()
-        self._start_flush()
+        durable, self._in_flight = self._in_flight, []
+        self._settle(durable)
+        self._advance()
 
-    def _settle(self) -> None:
+    def _settle(self, durable: list[_Owed]) -> None:
         """Keep the promises whose writes are flushed, in the order they were made."""
-        done = self._flush_done
-        waiting: deque[_Owed] = deque()
         outgoing = Outgoing(self._transport)
-        for one in self._owed:
-            group = one.group
-            if group.persistent and one.flush_number > done:
-                waiting.append(one)
-            elif group.stopped is None:
-                try:
-                    group.core.persisted(one.number, term=one.term)
-                except Exception as error:  # noqa: BLE001 - ends this group, loudly
-                    self._supervisor.group_failed(group, error)
-                    continue
-                outgoing.add(group, one.messages)
-                self.mark(group)
-        self._owed = waiting
+        for owed in durable:
+            group = owed.group
+            group.unflushed -= 1
+            if group.stopped is not None:
+                continue
+            try:
+                group.core.persisted(owed.number, term=owed.term)
+            except Exception as error:  # noqa: BLE001 - ends this group, loudly
+                self._supervisor.group_failed(group, error)
+                continue
+            outgoing.add(group, owed.messages)
+            self.mark(group)
         outgoing.send()

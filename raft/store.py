@@ -73,6 +73,7 @@ class Batch:
     cuts: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
     installs: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
     removed: set[GroupId] = field(default_factory=set)
+    nbytes: int = 0  # of the entries put
 
     def __bool__(self) -> bool:
         return any(
@@ -186,6 +187,7 @@ class LogStore:
         """Anything at or above the first entry's index goes; the entries must be contiguous."""
         if not entries:
             return
+        batch.nbytes += sum(len(entry.data) for entry in entries)
         known = batch.entries.get(group)
         if known is None:
             batch.entries[group] = list(entries)
