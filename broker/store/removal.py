@@ -197,14 +197,20 @@ class Removal:
     def _mark(self, segment: Segment, view: View, begin: int, end: int) -> None:
         rows = view.rows
         first, last = rows.seq(begin), rows.seq(end - 1)
-        if first == self.store.segments.floor:
-            self.set_floor(last + 1)  # a queue read in order needs no bitmap
-        elif last - first == end - 1 - begin:
-            segment.mark_deleted(first, last)
+        if last - first == end - 1 - begin:
+            self._mark_range(segment, first, last)
         else:
             for row in range(begin, end):
-                segment.mark_deleted(rows.seq(row), rows.seq(row))
+                self._mark_range(segment, rows.seq(row), rows.seq(row))
+
+    def _mark_range(self, segment: Segment, first: int, last: int) -> None:
+        if first == self.store.segments.floor:
+            self.set_floor(last + 1)  # a queue read in order needs no bitmap
+        else:
+            segment.mark_deleted(first, last)
         if self.tracking:
+            # Consecutive removals become one range: how blocks are cut must not show here,
+            # because consumers on every replica learn from it.
             journal = self.journal
             if journal and journal[-1][1] == first - 1:
                 journal[-1] = (journal[-1][0], last)

@@ -1,0 +1,415 @@
+"""One stream as every replica has it: messages, consumers and sessions, changed by log entries.
+
+Owns: the state of a stream group. `apply` is the only thing that changes it, and two replicas
+that have applied the same entries are equal, byte for byte.
+May not touch: clocks, dice, sockets, Raft, delivery. Errors are results, not exceptions: a
+refused command is part of history too.
+Spec: DESIGN sections 4, 5, 7 and 10; JetStream sheet sections 2-4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Final, Self
+
+import msgspec
+
+from broker.jetstream import commands, retention
+from broker.jetstream.commands import (
+    PUBLISH_PREFIX,
+    PUBLISH_PREFIX_SIZE,
+    CreateConsumer,
+    DeleteConsumer,
+    DeleteMessage,
+    Expire,
+    Kind,
+    PauseConsumer,
+    Purge,
+    ResetConsumer,
+    UpdateConfig,
+    UpdateConsumer,
+)
+from broker.jetstream.config import Retention, Storage, StreamConfig
+from broker.jetstream.consumer_commands import Acks, Progress
+from broker.jetstream.consumer_update import Meeting, is_internal, meet_consumers
+from broker.jetstream.dedup import DedupImage, DedupWindow
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.hooks import ConsumerMaker, StreamConsumer
+from broker.jetstream.info import StreamState
+from broker.jetstream.publish import OutOfOrder, PublishResult, publish_block
+from broker.jetstream.sessions import SessionImage, Sessions
+from broker.store import persistence
+from broker.store.block import Block
+from broker.store.columns import FILE_SIZING, MEMORY_SIZING
+from broker.store.files import RECORD, BlockFiles, StateBatch, key
+from broker.store.messages import MessageStore
+from broker.store.segments import BlockCache
+
+RECORD_VERSION: Final = 1
+_WANTS_KEPT_MAX: Final = 65536
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
+    """Everything but the messages. New fields go to the end, with a default."""
+
+    version: int
+    applied: int
+    created_ns: int
+    config: StreamConfig
+    store: persistence.StoreImage
+    sessions: list[SessionImage]
+    dedup: DedupImage
+    last_msg_id: bytes
+    consumers: list[bytes]
+
+
+_record: Final = msgspec.msgpack.Decoder(StreamRecord)
+
+
+class Stream:
+    """`consumers` is what makes and reloads consumers; without it there can be none."""
+
+    def __init__(
+        self,
+        config: StreamConfig,
+        *,
+        created_ns: int,
+        store: MessageStore,
+        consumers: ConsumerMaker | None = None,
+    ) -> None:
+        self.config = config
+        self.created_ns = created_ns
+        self.store = store
+        self.consumers: dict[str, StreamConsumer] = {}
+        self.dedup = DedupWindow()
+        self.sessions = Sessions()
+        self.last_msg_id = b""  # of the last message stored, empty when it had none
+        self.applied = 0
+        self._make = consumers
+        self._wants: dict[bytes, bool] = {}
+        if config.first_seq > 1:
+            store.skip_to(config.first_seq)
+
+    @classmethod
+    def open(
+        cls,
+        config: StreamConfig,
+        *,
+        created_ns: int,
+        files: BlockFiles,
+        consumers: ConsumerMaker | None = None,
+        cache: BlockCache | None = None,
+    ) -> Self:
+        """The stream as of its last checkpoint, or a new one. Raises BlockDamaged."""
+        sizing = MEMORY_SIZING if config.storage is Storage.MEMORY else FILE_SIZING
+        store = MessageStore(files, sizing=sizing, cache=cache)
+        raw = files.get(RECORD, 0)
+        if raw is None:
+            return cls(config, created_ns=created_ns, store=store, consumers=consumers)
+        record = _record.decode(raw)
+        stream = cls(record.config, created_ns=created_ns, store=store, consumers=consumers)
+        persistence.load(store, record.store)
+        stream.dedup = DedupWindow.load(record.dedup, files)
+        stream._take_over(record)
+        return stream
+
+    # -- numbers ----------------------------------------------------------------------------------
+
+    @property
+    def last_time(self) -> int:
+        """Time of the newest message ever stored: no later one may be stamped earlier."""
+        return self.store.last_time
+
+    def state(
+        self, *, subjects_filter: bytes = b"", deleted_details: bool = False
+    ) -> StreamState:
+        store = self.store
+        subjects: dict[str, int] = {}
+        if subjects_filter:
+            for subject in store.subjects_matching(subjects_filter):
+                entry = store.index.get(subject)
+                if entry is not None:
+                    subjects[subject.decode(errors="replace")] = entry.count
+        deleted: list[int] = []
+        if deleted_details:
+            for first, last in store.deleted_ranges():
+                deleted.extend(range(first, last + 1))
+        return StreamState(
+            messages=store.messages,
+            bytes=store.bytes,
+            first_seq=store.first_seq if store.last_seq else 0,
+            first_ts=store.first_time,
+            last_seq=store.last_seq,
+            last_ts=store.last_time,
+            num_subjects=store.num_subjects,
+            subjects=subjects,
+            num_deleted=store.num_deleted,
+            deleted=tuple(deleted),
+            consumer_count=sum(not is_internal(c.config) for c in self.consumers.values()),
+        )
+
+    def next_expiry(self, now: int) -> int | None:
+        """When the leader should propose Expire; not before `now`."""
+        due = retention.next_expiry(self)
+        return None if due is None else max(due, now)
+
+    # -- applying ---------------------------------------------------------------------------------
+
+    def apply(self, index: int, data: bytes) -> object:
+        """Take the entry at `index`. The result is for whoever proposed it."""
+        self.applied = index
+        kind = data[0]
+        if kind == Kind.PUBLISH:
+            result: object = self._publish(data)
+        elif kind == Kind.MIRROR_BATCH:
+            block = Block(memoryview(data)[PUBLISH_PREFIX_SIZE:], verify=False)
+            result = self._mirror(block)
+        else:
+            result = self._command(index, commands.decode(data))
+        if self.consumers:
+            self._tell_removals()
+        return result
+
+    def advanced(self, index: int) -> None:
+        """An entry that is none of ours (a new leader's first) was applied."""
+        self.applied = index
+
+    def _publish(self, data: bytes) -> PublishResult | OutOfOrder:
+        _, time_ns, origin, session, batch_no = PUBLISH_PREFIX.unpack_from(data)
+        if origin:
+            answer = self.sessions.admit(origin=origin, session=session, batch_no=batch_no)
+            if answer is not None:
+                return answer
+        block = Block(memoryview(data)[PUBLISH_PREFIX_SIZE:], verify=False)
+        first, count, exceptions = publish_block(self, block, max(time_ns, self.store.last_time))
+        result = PublishResult(origin, session, batch_no, first, count, exceptions)
+        if origin:
+            self.sessions.remember(result)
+        return result
+
+    def _mirror(self, block: Block) -> int:
+        stored = self.store.append_sequenced(block)
+        retention.enforce_limits(self, block.subject_summary())
+        return stored
+
+    def _command(self, index: int, command: commands.AnyCommand) -> object:
+        match command:
+            case Progress():
+                for progress in command.of:
+                    consumer = self.consumers.get(progress.consumer)
+                    if consumer is not None:
+                        consumer.apply_progress(progress, now_ns=command.now_ns)
+                return None
+            case Acks():
+                for acks in command.of:
+                    consumer = self.consumers.get(acks.consumer)
+                    if consumer is not None:
+                        consumer.apply_acks(acks, now_ns=command.now_ns)
+                return None
+            case CreateConsumer():
+                return self._create_consumer(index, command)
+            case DeleteConsumer():
+                return self._delete_consumer(command)
+            case UpdateConsumer() | PauseConsumer() | ResetConsumer():
+                return self._change_consumer(index, command)
+            case _:
+                return self._message_command(command)
+
+    def _message_command(
+        self, command: Expire | Purge | DeleteMessage | UpdateConfig
+    ) -> int | JetStreamError | None:
+        match command:
+            case Expire():
+                return retention.expire(self, command.now_ns)
+            case Purge():
+                return self._purge(command)
+            case DeleteMessage():
+                return self._delete(command)
+            case UpdateConfig():
+                self._configure(command.config)
+                return None
+
+    # -- messages leave ---------------------------------------------------------------------------
+
+    def _purge(self, command: Purge) -> int | JetStreamError:
+        """How many messages went."""
+        if self.config.sealed:
+            return JetStreamError(ErrCode.STREAM_SEALED)
+        if self.config.deny_purge:
+            text = "stream purge not permitted"
+            return JetStreamError.of(ErrCode.STREAM_PURGE_FAILED, err=text)
+        return self.store.purge(command.filter or None, command.seq or None, command.keep)
+
+    def _delete(self, command: DeleteMessage) -> bool | JetStreamError:
+        if self.config.sealed:
+            return JetStreamError(ErrCode.STREAM_SEALED)
+        if self.config.deny_delete:
+            text = "message delete not permitted"
+            return JetStreamError.of(ErrCode.STREAM_MSG_DELETE_FAILED, err=text)
+        store, seq = self.store, command.seq
+        if store.remove(seq) if command.no_erase else store.erase(seq):
+            return True
+        if self.config.storage is Storage.FILE and not store.first_seq <= seq <= store.last_seq:
+            text = "stream store EOF" if seq > store.last_seq else "no message found"
+            return JetStreamError.of(ErrCode.STREAM_MSG_DELETE_FAILED, err=text)
+        return JetStreamError.of(ErrCode.SEQUENCE_NOT_FOUND, seq=seq)
+
+    def _configure(self, config: StreamConfig) -> None:
+        before, self.config = self.config, config
+        self._wants.clear()
+        retention.enforce_all_limits(self)
+        if before.retention is not config.retention:
+            retention.drop_without_interest(self)
+
+    def _tell_removals(self) -> None:
+        removed = self.store.take_removals()
+        if not removed:
+            return
+        single = [first for first, last in removed if first == last]
+        for consumer in self.consumers.values():
+            for first, last in removed:
+                if first < last:
+                    consumer.removed_range(first, last)
+            if single:
+                consumer.removed(single)
+
+    # -- consumers --------------------------------------------------------------------------------
+
+    def wants(self, subject: bytes) -> bool:
+        """Is a message on the subject kept? Interest streams keep only what some consumer takes."""
+        if self.config.retention is not Retention.INTEREST:
+            return True
+        wanted = self._wants.get(subject)
+        if wanted is None:
+            if len(self._wants) >= _WANTS_KEPT_MAX:
+                self._wants.clear()
+            wanted = any(consumer.wants(subject) for consumer in self.consumers.values())
+            self._wants[subject] = wanted
+        return wanted
+
+    @property
+    def wants_all(self) -> bool:
+        """Does some consumer take every subject?"""
+        return any(not consumer.config.filters for consumer in self.consumers.values())
+
+    def consumer_acked(self, consumer: StreamConsumer, seqs: Sequence[int]) -> None:
+        """Called by a consumer while it applies: it has no need of these any more."""
+        retention.settle(self, consumer, seqs)
+        self.store.take_removals()  # whoever wanted them has settled them: nothing to tell
+
+    def _create_consumer(self, index: int, command: CreateConsumer) -> JetStreamError | None:
+        configs = {name: consumer.config for name, consumer in self.consumers.items()}
+        try:
+            met = meet_consumers(
+                command.name, command.config, command.action, stream=self.config, consumers=configs
+            )
+        except JetStreamError as refused:
+            return refused
+        if met.meeting is Meeting.UPDATE:
+            update = UpdateConsumer(command.now_ns, command.name, met.config)
+            refusal = self._change_consumer(index, update)
+            return refusal if isinstance(refusal, JetStreamError) else None
+        if met.meeting is Meeting.CREATE:
+            assert self._make is not None, "this stream was built without consumers"
+            created = self._make.create(
+                self, msgspec.structs.replace(command, config=met.config), index=index
+            )
+            if isinstance(created, JetStreamError):
+                return created
+            self.consumers[command.name] = created
+            self._consumers_changed()
+        return None
+
+    def _change_consumer(
+        self, index: int, command: UpdateConsumer | PauseConsumer | ResetConsumer
+    ) -> object:
+        consumer = self.consumers.get(command.name)
+        if consumer is None:
+            return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
+        filters = consumer.config.filters
+        result = consumer.apply(command, index=index)
+        if consumer.config.filters != filters:
+            self._consumers_changed()
+            retention.drop_without_interest(self)
+        return result
+
+    def _delete_consumer(self, command: DeleteConsumer) -> bool | JetStreamError:
+        consumer = self.consumers.get(command.name)
+        if consumer is None or command.incarnation not in (0, consumer.incarnation):
+            return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
+        del self.consumers[command.name]
+        self._consumers_changed()
+        retention.drop_without_interest(self)
+        return True
+
+    def _consumers_changed(self) -> None:
+        self._wants.clear()
+        self.store.track_removals(on=bool(self.consumers))
+
+    # -- to disk, to other replicas ---------------------------------------------------------------
+
+    def needs_checkpoint(self) -> bool:
+        return persistence.needs_checkpoint(self.store)
+
+    def checkpoint(self, batch: StateBatch) -> int:
+        """Queue everything that changed, with the record for `applied`; returns its size.
+
+        The caller writes the batch before anything is read or applied. Without that the
+        replica must stop."""
+        group = self.store.segments.files.group
+        size = persistence.checkpoint(self.store, batch)
+        persistence.written(self.store)
+        record = _encode(self._image(self.dedup.checkpoint(batch, group)))
+        batch.put(key(group, RECORD, 0), record)
+        return size + len(record)
+
+    def snapshot(self) -> Iterable[bytes]:
+        """The state as of `applied`: the record, then the blocks, read while they are sent."""
+        record = _encode(self._image(self.dedup.image()))
+        blocks = persistence.snapshot(self.store)
+
+        def chunks() -> Iterable[bytes]:
+            yield record
+            yield from blocks
+
+        return chunks()
+
+    def restore(self, chunks: Sequence[bytes]) -> None:
+        """Become the state of another replica; the next checkpoint removes what was ours."""
+        record = _record.decode(chunks[0])
+        persistence.restore(self.store, record.store, chunks[1:])
+        self.dedup = DedupWindow.restore(record.dedup, self.store.segments.files)
+        self._take_over(record)
+
+    def digest(self) -> bytes:
+        """Equal on replicas that applied the same entries, however their blocks are cut."""
+        image = self._image(DedupImage(0, []))
+        content = (persistence.digest(self.store), _encode(image), _encode(self.dedup.entries()))
+        return sha256(b"".join(content)).digest()
+
+    def _image(self, dedup: DedupImage) -> StreamRecord:
+        return StreamRecord(
+            version=RECORD_VERSION,
+            applied=self.applied,
+            created_ns=self.created_ns,
+            config=self.config,
+            store=persistence.image(self.store),
+            sessions=self.sessions.images(),
+            dedup=dedup,
+            last_msg_id=self.last_msg_id,
+            consumers=[self.consumers[name].encode() for name in sorted(self.consumers)],
+        )
+
+    def _take_over(self, record: StreamRecord) -> None:
+        self.config = record.config
+        self.created_ns = record.created_ns
+        self.applied = record.applied
+        self.sessions = Sessions.of(record.sessions)
+        self.last_msg_id = record.last_msg_id
+        self.consumers = {}
+        for blob in record.consumers:
+            assert self._make is not None, "this stream was built without consumers"
+            consumer = self._make.decode(self, blob)
+            self.consumers[consumer.name] = consumer
+        self._consumers_changed()
