@@ -1,7 +1,7 @@
 """The way in: run one seed, run many, tell what went wrong so that it can be replayed.
 
 Owns: Outcome, Summary, and the processes that share many seeds.
-May not touch: a terminal beyond print in report(); the command line is broker.cli's.
+May not touch: the terminal; the command line is broker.cli's.
 Spec: a failure names its seed, and run_seed(seed, trace=True) shows the same run again."""
 
 from __future__ import annotations
@@ -38,6 +38,19 @@ class Outcome:
     @property
     def ok(self) -> bool:
         return not self.violation
+
+    def report(self) -> str:
+        """A run as a person wants to read it: seed, verdict, the last of the trace, replay."""
+        trace = self.trace
+        if not trace:
+            trace = run_seed(self.seed, bugs=self.faults.core.bugs, trace=True).trace
+        lines = [f"seed {self.seed}: {self.violation or 'clean'}", f"  {self.faults}"]
+        hidden = len(trace) - TRACE_LINES_SHOWN
+        if hidden > 0:
+            lines.append(f"  ... {hidden} earlier lines; run_seed({self.seed}, trace=True) has all")
+        lines += trace[-TRACE_LINES_SHOWN:]
+        lines.append(f"replay: jetraft chaos sim --seed {self.seed}")
+        return "\n".join(lines)
 
 
 @dataclass(slots=True)
@@ -80,34 +93,38 @@ def run_seeds(
     first: int,
     count: int,
     jobs: int = 1,
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    bugs: frozenset[str] = NO_BUGS,
-    stop_at_first: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> list[Outcome]:
+    """The failures among seeds first .. first + count - 1; `progress(done)` after each seed."""
+    return survey(first, count, jobs, progress).failures
+
+
+def survey(
+    first: int,
+    count: int,
+    jobs: int = 1,
+    progress: Callable[[int], object] | None = None,
 ) -> Summary:
-    """Seeds first .. first + count - 1. `progress(done, failures)` is called after each."""
+    """As run_seeds, with what happened in all of them added up."""
     summary = Summary(first, count, [], Counter(), 0.0)
-    outcomes = _outcomes(first, count, jobs, bugs)
-    for done, outcome in enumerate(outcomes, 1):
+    for done, outcome in enumerate(_outcomes(first, count, jobs), 1):
         summary.counters += outcome.counters
         summary.virtual_seconds += outcome.virtual_seconds
         if not outcome.ok:
             summary.failures.append(outcome)
         if progress is not None:
-            progress(done, len(summary.failures))
-        if stop_at_first and summary.failures:
-            break
+            progress(done)
     summary.failures.sort(key=lambda outcome: outcome.seed)
     return summary
 
 
-def _outcomes(first: int, count: int, jobs: int, bugs: frozenset[str]) -> Iterator[Outcome]:
+def _outcomes(first: int, count: int, jobs: int) -> Iterator[Outcome]:
     if jobs <= 1:
         for seed in range(first, first + count):
-            yield run_seed(seed, bugs=bugs)
+            yield run_seed(seed)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        runs = [pool.submit(run_seed, seed, bugs=bugs) for seed in range(first, first + count)]
+        runs = [pool.submit(run_seed, seed) for seed in range(first, first + count)]
         try:
             for run in as_completed(runs):
                 yield run.result()
@@ -122,16 +139,3 @@ def find_bug(bug: str, *, first: int = 0, count: int = 2000) -> Outcome | None:
         if not outcome.ok:
             return outcome
     return None
-
-
-def report(outcome: Outcome) -> str:
-    """A failure as a person wants to read it: the seed, the verdict, the last of the trace."""
-    lines = [f"seed {outcome.seed}: {outcome.violation or 'clean'}", f"{outcome.faults}"]
-    if not outcome.trace:
-        outcome = run_seed(outcome.seed, bugs=outcome.faults.core.bugs, trace=True)
-    hidden = len(outcome.trace) - TRACE_LINES_SHOWN
-    if hidden > 0:
-        lines.append(f"... {hidden} earlier lines; run_seed({outcome.seed}, trace=True) has all")
-    lines += outcome.trace[-TRACE_LINES_SHOWN:]
-    lines.append(f"replay: jetraft chaos sim --seed {outcome.seed}")
-    return "\n".join(lines)
