@@ -30,7 +30,7 @@ UNKNOWN_OPERATION: Final = "Unknown Protocol Operation"
 CONTROL_LINE_EXCEEDED: Final = "maximum control line exceeded"
 PAYLOAD_EXCEEDED: Final = "Maximum Payload Violation"
 CLOSE_SILENTLY: Final = None
-BODY_UNTERMINATED: Final[str | None] = CLOSE_SILENTLY  # a body that CR LF does not follow
+BODY_UNTERMINATED: Final[str | None] = UNKNOWN_OPERATION  # a body that CR LF does not follow
 
 SIZE_DIGITS_MAX: Final = 9
 
