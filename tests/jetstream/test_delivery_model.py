@@ -73,6 +73,11 @@ class ConsumerUnderUse(RuleBasedStateMachine):
             self.subjects[self.last_seq] = subject
         self.bench.publish(*subjects)
 
+    @rule(subjects=st.lists(st.sampled_from(SUBJECTS), min_size=3, max_size=9))
+    def publish_and_pull(self, subjects: list[str]) -> None:
+        self.publish(subjects)
+        self.pull(len(subjects), 2)
+
     @rule(batch=st.integers(1, 6), many=st.integers(1, 3))
     def pull(self, batch: int, many: int) -> None:
         for _ in range(many):
@@ -110,9 +115,9 @@ class ConsumerUnderUse(RuleBasedStateMachine):
             del self.subjects[seq]
             self.bench.remove(seq)
 
-    @rule(data=st.data())
-    def purge(self, data: st.DataObject) -> None:
-        if self.subjects:
+    @rule(data=st.data(), rarely=st.integers(0, 7))
+    def purge(self, data: st.DataObject, rarely: int) -> None:
+        if self.subjects and rarely == 7:
             below = data.draw(st.integers(min(self.subjects), self.last_seq + 1))
             self.subjects = {s: subject for s, subject in self.subjects.items() if s >= below}
             self.bench.purge(below)
@@ -198,7 +203,7 @@ class AckAllUnderUse(ConsumerUnderUse):
 
 limits = settings(
     max_examples=60,
-    stateful_step_count=40,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
