@@ -1,16 +1,21 @@
-"""Where the log of a group may be cut.
+"""Cutting logs: where the log of a group may be cut, and cutting those that may.
 
-Owns: one decision, as a pure function.
-May not touch: the store, the core.
+Owns: one decision, as a pure function, and the write that carries it out for all groups.
+May not touch: the core, the machine's state.
 Spec: Raft section 7. The log is needed above what the machine has made durable, and a while
 longer for followers: one that is a little behind is cheaper to serve from the log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from raft.types import Index
+from raft.exchange import SnapshotExchange
+from raft.group import Group
+from raft.records import StoreBusy
+from raft.store import LogStore
+from raft.transport import Transport
+from raft.types import Index, Role, SnapshotMeta, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +51,59 @@ def cut_point(
     if dropped < policy.step_entries and dropped * average_bytes < policy.step_bytes:
         return None
     return Index(cut)
+
+
+class Compactor:
+    def __init__(
+        self,
+        policy: CompactionPolicy,
+        *,
+        store: LogStore,
+        transport: Transport,
+        exchange: SnapshotExchange,
+        failed: Callable[[Group, Exception], None],
+    ) -> None:
+        self.policy = policy
+        self._store = store
+        self._transport = transport
+        self._exchange = exchange
+        self._failed = failed
+
+    def run(self, groups: Iterable[Group]) -> None:
+        """Cut every log that may be cut, in one write that nobody waits for. Raises
+        StoreFailed."""
+        batch = self._store.begin()
+        for group in groups:
+            if group.stopped is not None or group.installing:
+                continue
+            try:
+                cut = self._cut_point(group)
+            except Exception as error:  # noqa: BLE001 - ends this group, loudly
+                self._failed(group, error)
+                continue
+            if cut is None:
+                continue
+            if group.persistent:
+                self._store.compact(batch, group.id, cut)
+            else:
+                group.log.compacted(SnapshotMeta(cut, group.log.term(cut) or Term(0)))
+        if batch:
+            try:
+                self._store.write(batch)
+            except StoreBusy:
+                return  # the next time is as good
+
+    def _cut_point(self, group: Group) -> Index | None:
+        log, core = group.log, group.core
+        needed = self._exchange.indices_needed(group)
+        if core.role is Role.LEADER:
+            peers = core.status().peers
+            needed += [peer.match for peer in peers if self._transport.connected(peer.node)]
+        return cut_point(
+            self.policy,
+            first=log.first_index(),
+            last=log.last_index(),
+            durable=min(group.machine.durable_index(), core.applied_index),
+            average_bytes=log.average_bytes,
+            needed=needed,
+        )

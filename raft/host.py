@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raft.codec import CodecError, decode_frame
-from raft.compaction import CompactionPolicy, cut_point
+from raft.compaction import CompactionPolicy, Compactor
 from raft.core import RaftCore
 from raft.exchange import SnapshotExchange
 from raft.group import (
@@ -33,7 +33,7 @@ from raft.group_log import GroupLog, MemoryLog
 from raft.log import RaftLog
 from raft.messages import MessageKind
 from raft.ready import CoreConfig
-from raft.records import DamagedLog, StoreBusy, StoreFailed
+from raft.records import DamagedLog, StoreFailed
 from raft.rounds import Rounds
 from raft.store import LogStore
 from raft.transport import RAFT_BULK, RAFT_CONTROL, Transport
@@ -106,7 +106,6 @@ class Host:
         self._transport = transport
         self._config = config or CoreConfig()
         self._tick_seconds = tick_ms / 1000
-        self._compaction = compaction
         self._limits = limits
         self._draw = draw or random.randrange
         self._on_failure = on_failure
@@ -119,6 +118,13 @@ class Host:
             streams_max=limits.snapshot_streams_max,
             rounds=self._rounds,
             keeper=self,
+        )
+        self._compactor = Compactor(
+            compaction,
+            store=store,
+            transport=transport,
+            exchange=self._exchange,
+            failed=self.group_failed,
         )
         self._running = False
         self._stop = asyncio.Event()
@@ -300,11 +306,21 @@ class Host:
         self._ticks += 1
         for group in self._groups.values():
             if group.stopped is None:
-                group.core.tick()
-                if group.core.has_ready():
-                    self._rounds.mark(group)
-        if self._ticks % self._compaction.every_ticks == 0:
-            self._compact()
+                self._tick_group(group)
+        if self._ticks % self._compactor.policy.every_ticks == 0:
+            try:
+                self._compactor.run(self._groups.values())
+            except StoreFailed as error:
+                self.store_failed(error)
+
+    def _tick_group(self, group: Group) -> None:
+        try:
+            group.core.tick()
+        except Exception as error:  # noqa: BLE001 - ends this group, loudly
+            self.group_failed(group, error)
+            return
+        if group.core.has_ready():
+            self._rounds.mark(group)
 
     def _on_frame(self, sender: NodeId, view: memoryview) -> None:
         """Messages of a peer. Raises CodecError, which ends that connection."""
@@ -322,42 +338,6 @@ class Host:
                 self.group_failed(group, error)
             else:
                 self._rounds.mark(group)
-
-    def _compact(self) -> None:
-        """Cut every log that may be cut, in one write that nobody waits for."""
-        batch = self._store.begin()
-        for group in self._groups.values():
-            if group.stopped is not None or group.installing:
-                continue
-            cut = self._cut_point(group)
-            if cut is None:
-                continue
-            if group.persistent:
-                self._store.compact(batch, group.id, cut)
-            else:
-                group.log.compacted(SnapshotMeta(cut, group.log.term(cut) or Term(0)))
-        if batch:
-            try:
-                self._store.write(batch)
-            except StoreBusy:
-                return  # the next time is as good
-            except StoreFailed as error:
-                self.store_failed(error)
-
-    def _cut_point(self, group: Group) -> Index | None:
-        log, core = group.log, group.core
-        needed = self._exchange.indices_needed(group)
-        if core.role is Role.LEADER:
-            peers = core.status().peers
-            needed += [peer.match for peer in peers if self._transport.connected(peer.node)]
-        return cut_point(
-            self._compaction,
-            first=log.first_index(),
-            last=log.last_index(),
-            durable=min(group.machine.durable_index(), core.applied_index),
-            average_bytes=log.average_bytes,
-            needed=needed,
-        )
 
     # supervision (called by rounds and installer)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from raft.codec import encode_frames
 from raft.compaction import CompactionPolicy, cut_point
 from raft.group import GroupBusy, GroupStopped, UnknownGroup
 from raft.host import Host, HostLimits
-from raft.messages import Entry, EntryKind
+from raft.messages import Entry, EntryKind, Message, MessageKind
 from raft.ready import CoreConfig
 from raft.store import DamagedLog, LogStore, StoreTuning
-from raft.transport import Transport, TransportLimits
+from raft.transport import RAFT_CONTROL, Transport, TransportLimits
 from raft.types import GroupId, Index, NodeId, NotLeader, Role, SnapshotMeta, Term, node_id
 
 G = GroupId(1)
@@ -470,6 +472,81 @@ def test_a_refused_write_is_tried_again(tmp_path: Path) -> None:
         node.store.db = real
 
     run(tmp_path, body, names=["solo"])
+
+
+class GatedFlush:
+    """Holds flushes of a store back until it is opened."""
+
+    def __init__(self, store: LogStore) -> None:
+        self.gate = threading.Event()
+        self.waiting = threading.Event()
+        self._flush = store.flush
+        store.flush = self.flush  # type: ignore[method-assign]
+
+    def flush(self) -> None:
+        self.waiting.set()
+        self.gate.wait(10)
+        self._flush()
+
+
+def test_nothing_is_applied_before_a_majority_has_flushed(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        await c.put("k", 1)
+        leader = await c.leader()
+        await c.settled()
+        followers = [n for n in c.nodes if n is not leader]
+        gates = [GatedFlush(n.store) for n in followers]
+        _, index = leader.host.propose(G, b'["k", 2]')
+        await until(lambda: all(gate.waiting.is_set() for gate in gates))
+        await until(lambda: leader.host.status(G).core.persisted_index == index)
+        # Heartbeats go on meanwhile: nobody loses patience, and nobody applies.
+        beats = leader.transport.statistics().sent_frames + 20
+        await until(lambda: leader.transport.statistics().sent_frames > beats)
+        assert leader.host.status(G).core.commit < index
+        assert all(n.ledger.values == {"k": 1} for n in c.nodes)
+        gates[0].gate.set()  # with the leader that is a majority
+        await until(lambda: leader.ledger.values == {"k": 2})
+        gates[1].gate.set()
+        await c.settled()
+
+    run(tmp_path, body)
+
+
+def test_a_leader_counts_itself_only_after_its_own_flush(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        await c.put("k", 1)
+        (node,) = c.nodes
+        gate = GatedFlush(node.store)
+        node.host.propose(G, b'["k", 2]')
+        await until(gate.waiting.is_set)
+        rounds = node.host.statistics().rounds
+        node.host.propose(G, b'["k", 3]')  # gathers for the next flush
+        await until(lambda: node.host.statistics().rounds > rounds)
+        assert node.ledger.values == {"k": 1}
+        gate.gate.set()
+        await until(lambda: node.ledger.values == {"k": 3})
+
+    run(tmp_path, body, names=["solo"])
+
+
+def test_a_message_in_anothers_name_ends_the_connection(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        leader = await c.leader()
+        await c.put("k", 1)
+        liar, victim = (n for n in c.nodes if n is not leader)
+        term = Term(leader.host.status(G).core.term + 5)
+        forged = Message(MessageKind.HEARTBEAT, leader.node, victim.node, term)
+        received = victim.transport.statistics().received_bytes
+        for frame in encode_frames([(G, forged)]):
+            assert liar.transport.send(victim.node, RAFT_CONTROL, frame, control=True)
+        await until(lambda: not liar.transport.connected(victim.node))
+        await until(lambda: liar.transport.connected(victim.node))
+        assert victim.transport.statistics().received_bytes > received
+        assert victim.host.status(G).core.term < term
+        await c.put("k", 2)
+        await c.settled()
+
+    run(tmp_path, body)
 
 
 def test_proposals_are_bounded(tmp_path: Path) -> None:
