@@ -5,14 +5,17 @@ and the frames that carry routed messages. One message crosses to a peer once, h
 its subscriptions match.
 May not touch: Raft, streams. A stream captures a message at the node its publisher is connected
 to, so routed messages reach client subscriptions only.
+Each node dials its own links, so either direction may break alone. Interest of a peer counts
+while we have links to it, and whoever gets links asks for all of it.
 Spec: core sheet 8.1 (interest per account, subject, queue; one hop; order per link)."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,15 +31,21 @@ from raft import NodeId
 CHANNEL_INTEREST = 16
 CHANNEL_ROUTED = 17
 CHANNEL_DELIVER = 18
+ROUTED_BYTES_MAX = 1 << 20  # a routed frame is sent once it holds this much
+RETELL_AFTER_S = 0.05  # a peer whose queue was full hears what it missed
+
+Key = tuple[str, bytes, bytes]  # account, subject, queue
 
 _pack = encode_frame = msgspec.msgpack.Encoder().encode
 
 
 class InterestFrame(msgspec.Struct, array_like=True):
-    """Changes since the last frame; `reset` precedes everything a fresh link learns."""
+    """Changes since the last frame. `reset`: this is everything, what it does not list is gone.
+    `ask`: tell me everything of yours."""
 
     reset: bool
     changes: list[tuple[str, bytes, bytes, int]]  # account, subject, queue, members (0 = gone)
+    ask: bool = False
 
 
 class RoutedFrame(msgspec.Struct, array_like=True):
@@ -65,14 +74,13 @@ Send = Callable[[NodeId, int, bytes], bool]
 
 @dataclass(slots=True)
 class _Queued:
-    """A segment on its way to a peer, with everybody there who should get it."""
+    """Rows of a run on their way to a peer, with everybody there who should get them."""
 
     account: str
     run: PubRun
     start: int
     stop: int
-    plain: bool
-    queues: list[bytes]
+    targets: list[bytes]  # queue groups; b"" stands for the plain subscriptions
 
 
 class PeerSink:
@@ -82,57 +90,117 @@ class PeerSink:
 
     def __init__(self, peer: NodeId, send: Send, before_send: Callable[[], None]) -> None:
         self.peer = peer
-        self.subscriptions: dict[tuple[str, bytes, bytes], Subscription] = {}
+        self.subscriptions: dict[Key, Subscription] = {}
         self._send = send
         self._before_send = before_send
         self._queued: list[_Queued] = []
+        self._single: tuple[bytes, bytes, bytes, bytes] | None = None
         self.messages_out = 0
         self.bytes_out = 0
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
-        run = PubRun.of([(subject, reply, headers, payload)])
-        return self.deliver_run(sub, run, 0, 1, None)
+        # One publish reaches several subscriptions as the same objects: they share a run, so
+        # that it crosses once. Equal publishes that come to share one lose nothing by it.
+        message = (subject, reply, headers, payload)
+        known = self._single
+        if known is not None and all(a is b for a, b in zip(known, message, strict=True)):
+            run = self._queued[-1].run
+        else:
+            run = PubRun.of([message])
+        self.deliver_run(sub, run, 0, 1, None)
+        self._single = message
+        return True
 
     def deliver_run(
         self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
     ) -> bool:
+        self._single = None
         last = self._queued[-1] if self._queued else None
-        if last is None or last.run is not run or last.start != start or last.stop != stop:
-            if last is None:
-                asyncio.get_running_loop().call_soon(self.flush)
-            last = _Queued(sub.account.name, run, start, stop, plain=False, queues=[])
-            self._queued.append(last)
-            self.messages_out += stop - start
-            self.bytes_out += run.size(start, stop)
-        if sub.queue:
-            last.queues.append(sub.queue)
-        else:
-            last.plain = True
+        if last is None:
+            asyncio.get_running_loop().call_soon(self.flush)
+        elif (
+            last.run is run
+            and last.start == start
+            and last.stop == stop
+            and sub.queue not in last.targets
+        ):
+            last.targets.append(sub.queue)
+            return True
+        self._queued.append(_Queued(sub.account.name, run, start, stop, [sub.queue]))
         return True
 
     def flush(self) -> None:
         if not self._queued:
             return
         queued, self._queued = self._queued, []
+        self._single = None
         self._before_send()
-        index = 0
-        while index < len(queued):
-            first = queued[index]
-            parts = [encode_pub(first.run, first.start, first.stop)]
-            index += 1
-            while index < len(queued) and _same_target(queued[index], first):
-                parts.append(encode_pub(queued[index].run, queued[index].start, queued[index].stop))
-                index += 1
-            frame = RoutedFrame(first.account, first.plain, first.queues, b"".join(parts))
-            self._send(self.peer, CHANNEL_ROUTED, _pack(frame))
+        parts: list[bytes] = []
+        size = 0
+        first: _Queued | None = None
+        for piece in _pieces(queued):
+            if first is not None and (size >= ROUTED_BYTES_MAX or not _same_target(piece, first)):
+                self._send_frame(first, parts)
+                first, parts, size = None, [], 0
+            first = first or piece
+            part = encode_pub(piece.run, piece.start, piece.stop)
+            parts.append(part)
+            size += len(part)
+            self.messages_out += piece.stop - piece.start
+            self.bytes_out += piece.run.size(piece.start, piece.stop)
+        if first is not None:
+            self._send_frame(first, parts)
+
+    def _send_frame(self, first: _Queued, parts: list[bytes]) -> None:
+        """What finds no room in the link is dropped: at most once is what was promised."""
+        queues = [queue for queue in first.targets if queue]
+        frame = RoutedFrame(first.account, b"" in first.targets, queues, b"".join(parts))
+        self._send(self.peer, CHANNEL_ROUTED, _pack(frame))
+
+
+def _pieces(queued: list[_Queued]) -> Iterator[_Queued]:
+    """The same rows for the same takers, every row of a run in one piece only."""
+    at = 0
+    while at < len(queued):
+        end = at + 1
+        while end < len(queued) and queued[end].run is queued[at].run:
+            end += 1
+        yield from queued[at:end] if end == at + 1 else _cut(queued[at:end])
+        at = end
+
+
+def _cut(queued: list[_Queued]) -> Iterator[_Queued]:
+    """A queue group takes slices of what the plain subscriptions take whole: cut at every edge,
+    so that a row shared by several takers crosses with all of them named."""
+    account, run = queued[0].account, queued[0].run
+    edges = sorted({edge for item in queued for edge in (item.start, item.stop)})
+    begins: dict[int, list[_Queued]] = {}
+    for item in queued:
+        begins.setdefault(item.start, []).append(item)
+    active: list[_Queued] = []
+    for start, stop in pairwise(edges):
+        active = [item for item in active if item.stop > start] + begins.get(start, [])
+        targets = [queue for item in active for queue in item.targets]
+        # A group named twice for a row means the row was published to it twice.
+        while targets:
+            once = list(dict.fromkeys(targets))
+            yield _Queued(account, run, start, stop, once)
+            for queue in once:
+                targets.remove(queue)
 
 
 def _same_target(one: _Queued, other: _Queued) -> bool:
-    return (
-        one.account == other.account and one.plain == other.plain and one.queues == other.queues
-    )
+    return one.account == other.account and one.targets == other.targets
+
+
+@dataclass(slots=True)
+class _Behind:
+    """What a peer has not heard because its queue was full."""
+
+    everything: bool
+    keys: dict[Key, None]
 
 
 @dataclass(slots=True)
@@ -143,9 +211,11 @@ class Interest:
     send: Send
     account: Callable[[str], Account]
     on_change: list[Callable[[str, bytes], None]] = field(default_factory=list)
-    sinks: dict[NodeId, PeerSink] = field(default_factory=dict)
-    _members: dict[tuple[str, bytes, bytes], int] = field(default_factory=dict)
-    _changed: dict[tuple[str, bytes, bytes], None] = field(default_factory=dict)
+    sinks: dict[NodeId, PeerSink] = field(default_factory=dict)  # of the peers we have links to
+    _members: dict[Key, int] = field(default_factory=dict)
+    _changed: dict[Key, None] = field(default_factory=dict)  # and not told; empty without peers
+    _behind: dict[NodeId, _Behind] = field(default_factory=dict)
+    _retell_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self.router.on_interest(self._local_change)
@@ -160,31 +230,78 @@ class Interest:
             self._members[key] = members
         else:
             self._members.pop(key, None)
-        if sub.queue or members <= 1:
-            if not self._changed and self.sinks:
+        # Peers count the members of a queue group; of plain subscriptions they know whether.
+        if self.sinks and (sub.queue or members == (1 if added else 0)):
+            if not self._changed:
                 asyncio.get_running_loop().call_soon(self.flush)
             self._changed[key] = None
 
     def flush(self) -> None:
         """Tell peers what changed. Runs before anything that depends on it leaves."""
-        if not self._changed:
-            return
-        changes = [(*key, self._members.get(key, 0)) for key in self._changed]
-        self._changed.clear()
-        frame = _pack(InterestFrame(reset=False, changes=changes))
-        for peer in self.sinks:
-            self.send(peer, CHANNEL_INTEREST, frame)
+        if self._changed:
+            changed, self._changed = self._changed, {}
+            frame = self._frame(changed)
+            for peer in self.sinks:
+                behind = self._behind.get(peer)
+                if behind is not None:
+                    behind.keys.update(changed)
+                elif not self.send(peer, CHANNEL_INTEREST, frame):
+                    self._behind[peer] = _Behind(everything=False, keys=dict(changed))
+        if self._behind:
+            self._retell()
 
     def peer_joined(self, peer: NodeId) -> None:
+        """We have links to the peer: it hears everything, and is asked for everything."""
         if peer not in self.sinks:
             self.sinks[peer] = PeerSink(peer, self.send, self.flush)
-        everything = [(*key, members) for key, members in self._members.items()]
-        self.send(peer, CHANNEL_INTEREST, _pack(InterestFrame(reset=True, changes=everything)))
+        self._tell_everything(peer, ask=True)
 
     def peer_left(self, peer: NodeId) -> None:
+        self._behind.pop(peer, None)
         sink = self.sinks.pop(peer, None)
         if sink is not None:
-            self._forget(sink)
+            for key in list(sink.subscriptions):
+                self._withdraw(sink, key)
+        if not self.sinks:
+            self._changed.clear()
+
+    def close(self) -> None:
+        if self._retell_timer is not None:
+            self._retell_timer.cancel()
+            self._retell_timer = None
+
+    def _frame(self, keys: Iterable[Key], *, reset: bool = False, ask: bool = False) -> bytes:
+        changes = [(*key, self._members.get(key, 0)) for key in keys]
+        return _pack(InterestFrame(reset=reset, changes=changes, ask=ask))
+
+    def _tell_everything(self, peer: NodeId, *, ask: bool) -> None:
+        frame = self._frame(self._members, reset=True, ask=ask)
+        if self.send(peer, CHANNEL_INTEREST, frame):
+            self._behind.pop(peer, None)
+        else:
+            self._behind[peer] = _Behind(everything=True, keys={})
+            self._retell_later()
+
+    def _retell(self) -> None:
+        """Without this a peer that was slow once would miss our subscriptions for good."""
+        for peer, behind in list(self._behind.items()):
+            if behind.everything:
+                frame = self._frame(self._members, reset=True, ask=True)
+            else:
+                frame = self._frame(behind.keys)
+            if self.send(peer, CHANNEL_INTEREST, frame):
+                del self._behind[peer]
+        if self._behind:
+            self._retell_later()
+
+    def _retell_later(self) -> None:
+        if self._retell_timer is None:
+            loop = asyncio.get_running_loop()
+            self._retell_timer = loop.call_later(RETELL_AFTER_S, self._retell_due)
+
+    def _retell_due(self) -> None:
+        self._retell_timer = None
+        self.flush()
 
     # -- theirs ---------------------------------------------------------------------------------
 
@@ -192,30 +309,37 @@ class Interest:
         message = _interest.decode(frame)
         sink = self.sinks.get(peer)
         if sink is None:
-            sink = self.sinks[peer] = PeerSink(peer, self.send, self.flush)
+            return  # no links to it: we could send it nothing, and ask again once we have
         if message.reset:
-            self._forget(sink)
+            # Only what is gone is withdrawn: what stays must not seem to have been away.
+            listed = {(account, subject, queue) for account, subject, queue, _ in message.changes}
+            for key in [key for key in sink.subscriptions if key not in listed]:
+                self._withdraw(sink, key)
         for account_name, subject, queue, members in message.changes:
-            key = (account_name, subject, queue)
-            known = sink.subscriptions.get(key)
-            tree = self.account(account_name).subs
-            if members and known is None:
-                sub = Subscription(
-                    sink=sink,
-                    account=self.account(account_name),
-                    subject=subject,
-                    queue=queue,
-                    weight=members,
-                )
-                sink.subscriptions[key] = sub
-                tree.insert(sub)
-            elif members and known is not None and known.weight != members:
-                known.weight = members
-                tree.changed(known)
-            elif not members and known is not None:
-                tree.remove(known)
-                del sink.subscriptions[key]
+            self._take(sink, (account_name, subject, queue), members)
+        if message.ask:
+            self._tell_everything(peer, ask=False)
+
+    def _take(self, sink: PeerSink, key: Key, members: int) -> None:
+        account_name, subject, queue = key
+        known = sink.subscriptions.get(key)
+        if not members:
+            self._withdraw(sink, key)
+        elif known is None:
+            account = self.account(account_name)
+            sub = Subscription(sink, account, subject, queue, weight=members)
+            sink.subscriptions[key] = sub
+            account.subs.insert(sub)
             self._changed_here(account_name, subject)
+        elif known.weight != members:
+            known.weight = members
+            self.account(account_name).subs.changed(known)
+
+    def _withdraw(self, sink: PeerSink, key: Key) -> None:
+        sub = sink.subscriptions.pop(key, None)
+        if sub is not None:
+            self.account(key[0]).subs.remove(sub)
+            self._changed_here(key[0], key[1])
 
     def received_routed(self, _peer: NodeId, frame: bytes) -> None:
         message = _routed.decode(frame)
@@ -240,12 +364,6 @@ class Interest:
         for sub in targets:
             for subject, reply, headers, payload in message.messages:
                 sub.sink.deliver(sub, subject, reply, headers, payload)
-
-    def _forget(self, sink: PeerSink) -> None:
-        gone, sink.subscriptions = sink.subscriptions, {}
-        for (account_name, subject, _), sub in gone.items():
-            self.account(account_name).subs.remove(sub)
-            self._changed_here(account_name, subject)
 
     def _changed_here(self, account_name: str, subject: bytes) -> None:
         for callback in self.on_change:

@@ -19,8 +19,9 @@ from broker.jetstream.ack import parse_ack_subject
 from broker.jetstream.api import parse_api_subject
 from broker.jetstream.commands import Expire
 from broker.jetstream.consumer import Consumer
-from broker.jetstream.delivery import Delivery, flush
+from broker.jetstream.delivery import Delivery
 from broker.jetstream.effects import Advisory, Confirm, Deliver, Effect, Propose, Status
+from broker.jetstream.flush import flush
 from broker.jetstream.pull import CONSUMER_DELETED, LEADERSHIP_CHANGE
 
 if TYPE_CHECKING:
@@ -81,10 +82,12 @@ class Leading:
                     self._watch(engine)
                 self._wake(engine)
 
-    def consumer_configured(self, name: str) -> None:
+    def consumer_changed(self, name: str) -> None:
+        """Updated, paused, resumed or reset."""
         engine = self.engines.get(name)
-        if engine is not None and engine.consumer.config.is_push:
-            self._watch(engine)
+        if engine is not None:
+            if engine.consumer.config.is_push:
+                self._watch(engine)
             self._wake(engine)
 
     def _forget(self, name: str, engine: Delivery) -> None:

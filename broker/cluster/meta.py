@@ -98,7 +98,7 @@ class Meta:
                 return command, self._assign(index, command)
             case ReconfigureStream():
                 return command, self._reconfigure(command)
-            case RemoveStream():
+            case _:
                 return command, self._remove(command)
 
     def advanced(self, index: Index) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.cluster.infos import consumer_info, stream_info
 from broker.cluster.meta import META_GROUP
+from broker.jetstream.consumer import Consumer
 from broker.jetstream.strict_json import to_wire
 from broker.jetstream.times import rfc3339
 from broker.jetstream.versioning import API_LEVEL
@@ -87,14 +88,17 @@ def _accounts(node: JetStreamNode, replicas: list[Replica], query: Query) -> lis
         detail: Document = {
             "name": replica.name, "created": wire["created"], "state": wire["state"],
             "cluster": wire.get("cluster"), "applied": replica.stream.applied,
-            "leads": replica.leading is not None, "digest": replica.stream.digest().hex()[:16],
+            "leads": replica.leading is not None,
         }  # fmt: skip
+        if _asked(query, "digest"):
+            detail["digest"] = replica.stream.digest().hex()[:16]
         if _asked(query, "config"):
             detail["config"] = wire["config"]
         if _asked(query, "consumers"):
             detail["consumer_detail"] = [
                 to_wire(consumer_info(node, replica, consumer, shown=False))
                 for consumer in replica.stream.consumers.values()
+                if isinstance(consumer, Consumer)
             ]
         details.append(detail)
     return [

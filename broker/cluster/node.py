@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from broker.cluster.errands import CHANNEL_ERRANDS, Errand, Errands
-from broker.cluster.formation import Candidate, Formation, Founding
+from broker.cluster.formation import Candidate, Formation, Founding, write_durably
 from broker.cluster.leading import Leading
 from broker.cluster.meta import META_GROUP, Assignment, Meta, MetaCommand, MetaResult
 from broker.cluster.mesh import Mesh
@@ -70,7 +69,7 @@ class JetStreamNode:
     on_replica_leads: list[Callable[[Replica, bool], None]] = field(default_factory=list)
     replicas: dict[int, Replica] = field(default_factory=dict)
     outboxes: dict[int, Outbox] = field(default_factory=dict)
-    session: int = field(default_factory=lambda: secrets.randbits(62) | 1)
+    session: int = 0  # of this run; numbers only rise over restarts
     formed: asyncio.Event = field(default_factory=asyncio.Event)
     started_ns: int = field(default_factory=time.time_ns)
     store: LogStore = field(init=False)
@@ -137,6 +136,7 @@ class JetStreamNode:
             on_formed=self._formed,
         )
         self.formation.load()
+        self.session = next_session(directory / "session")
         self.mesh.hello["candidate"] = msgspec.json.encode(self.formation.candidate()).decode()
 
     def start(self) -> None:
@@ -452,6 +452,13 @@ class JetStreamNode:
             await asyncio.to_thread(self.store.flush_state)
             for flushed, index in marks:
                 flushed(index)
+
+
+def next_session(path: Path) -> int:
+    """A number no earlier run of this node has used, on disk before it is used."""
+    session = int(path.read_text()) + 1 if path.exists() else 1
+    write_durably(path, str(session).encode())
+    return session
 
 
 def _head(group: int, session: int, number: int) -> bytes:

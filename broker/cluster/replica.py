@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jetraft.cluster")
 
-_CONSUMER_KINDS = frozenset({Kind.CREATE_CONSUMER, Kind.DELETE_CONSUMER})
+_CONSUMER_KINDS = frozenset(
+    {
+        Kind.CREATE_CONSUMER, Kind.DELETE_CONSUMER, Kind.UPDATE_CONSUMER, Kind.PAUSE_CONSUMER,
+        Kind.RESET_CONSUMER,
+    }
+)  # fmt: skip
 
 
 class Replica:
@@ -110,11 +115,20 @@ class Replica:
             for command in proposed:
                 term, index = self.node.host.propose(self.group, commands.encode(command))
         except RaftError:
-            return  # not confirmed: the client asks again, the message is delivered again
+            # Not confirmed: the client asks again, the message is delivered again. The engines
+            # think it is told, so they begin anew from what the replicas know.
+            if self.leading is not None:
+                asyncio.get_running_loop().call_soon(self._restart_leading, self.leading)
+            return
         if proposed and confirms:
             self._waiting.add(term, index).add_done_callback(
                 lambda done: self._confirm(done, confirms)
             )
+
+    def _restart_leading(self, lost: Leading) -> None:
+        if self.leading is lost:
+            lost.close()
+            self.leading = Leading(self)
 
     def _confirm(self, done: asyncio.Future[object], confirms: Sequence[bytes]) -> None:
         if not done.cancelled() and done.exception() is None and self.leading is not None:
@@ -123,7 +137,8 @@ class Replica:
     # -- raft.StateMachine ----------------------------------------------------------------------
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        stored = consumers_changed = False
+        stored = False
+        changed_consumers: list[str] = []
         for entry in entries:
             if entry.kind is not EntryKind.NORMAL:
                 self.stream.advanced(entry.index)
@@ -136,16 +151,16 @@ class Replica:
                 continue
             stored = stored or kind == Kind.MIRROR_BATCH
             if kind in _CONSUMER_KINDS:
-                consumers_changed = True
-            elif kind == Kind.UPDATE_CONSUMER and self.leading is not None:
-                self.leading.consumer_configured(commands.decode(entry.data).name)  # type: ignore[union-attr]
+                changed_consumers.append(_consumer_name(entry.data))
             self._waiting.applied(entry.term, entry.index, result)
         self.dirty = True
         if self._won is not None and entries and entries[-1].term == self._won:
             self._begin_leading()
         elif self.leading is not None:
-            if consumers_changed:
+            if changed_consumers:
                 self.leading.consumers_changed()
+                for name in changed_consumers:
+                    self.leading.consumer_changed(name)
             if stored:
                 self.leading.messages_stored()
         if self.stream.needs_checkpoint():
@@ -260,3 +275,8 @@ class Replica:
         batch = self.node.state_db.begin()
         wipe(self.node.state_db.files(self.group), batch)
         self.node.state_db.write(batch)
+
+
+def _consumer_name(entry: bytes) -> str:
+    name: str = getattr(commands.decode(entry), "name")  # noqa: B009 - all of these have one
+    return name

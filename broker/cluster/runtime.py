@@ -125,7 +125,7 @@ class Runtime:
             return 1
         assert self.mesh is not None
         assert self.mesh.transport is not None
-        return 1 + self.mesh.transport.foreign_routes()
+        return 1 + self.mesh.transport.foreign_seeds()
 
     async def stop(self) -> None:
         if self.node is not None:
