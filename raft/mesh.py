@@ -90,6 +90,12 @@ class Mesh:
             if node != self.ourselves.node and node not in self.links:
                 self._dial(*address, node=None)
 
+    def foreign_seeds(self) -> int:
+        """How many other nodes the seeds stand for; one that was not reached yet counts."""
+        reached = {node for node in self._seeds.values() if node is not None}
+        unknown = sum(node is None for node in self._seeds.values())
+        return len(reached - {self.ourselves.node}) + unknown
+
     def known(self) -> list[Address]:
         """What we tell others in a hello."""
         return [Address(p.node, p.host, p.port) for p in self.peers.values() if p.host]

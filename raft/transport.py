@@ -158,6 +158,10 @@ class Transport:
         pair = self._mesh.links.get(to)
         return pair is not None and pair[0 if control else 1].send(channel, payload)
 
+    def foreign_seeds(self) -> int:
+        """How many other nodes the configured routes stand for, as far as is known."""
+        return self._mesh.foreign_seeds()
+
     def peers(self) -> dict[NodeId, Peer]:
         return dict(self._mesh.peers)
 
