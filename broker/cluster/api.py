@@ -20,7 +20,7 @@ import msgspec
 from broker.cluster.leader_api import LeaderApi
 from broker.cluster.meta import AssignStream, Assignment, ReconfigureStream, RemoveStream
 from broker.cluster.placement import choose_peers
-from broker.cluster.rpc import CallFailed
+from broker.cluster.rpc import CallFailed, CallRefused
 from broker.jetstream.api import SYSTEM_KINDS, ApiKind, ApiRequest, parse_api_subject
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.info import AccountInfo, ApiStats, StreamInfo
@@ -276,10 +276,11 @@ class ApiService:
             )
             try:
                 return await self.node.mesh.rpc.call(leader, "api", call)
-            except CallFailed:
-                if request.kind not in _REPEATABLE or time.monotonic() > deadline:
+            except CallFailed as failed:
+                again = isinstance(failed, CallRefused) or request.kind in _REPEATABLE
+                if not again or time.monotonic() > deadline:
                     raise
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
 
     async def _serve_leader(self, _peer: NodeId, body: bytes) -> bytes:
         account, subject, headers, payload = _request.decode(body)
@@ -337,11 +338,24 @@ class ApiService:
         if known is not None and config.num_replicas != known.config.num_replicas:
             raise JetStreamError.of(10052, err="num_replicas can not be changed yet")
         assignment = await self.node.change_meta(ReconfigureStream(account.name, config))
-        leader = await self.node.wait_leader(assignment.group)
-        await self.node.mesh.rpc.call(
-            leader, "reconfigured", _encode((assignment.group, assignment.config))
-        )
+        await self._tell_leader(assignment)
         return encode_response(request.kind, await self._info(account, assignment))
+
+    async def _tell_leader(self, assignment: Assignment) -> None:
+        """Have the stream's own log take over its new configuration. If this fails, the next
+        leader of the stream does it."""
+        body = _encode((assignment.group, assignment.config))
+        deadline = time.monotonic() + 5.0
+        while True:
+            leader = await self.node.wait_leader(assignment.group)
+            try:
+                await self.node.mesh.rpc.call(leader, "reconfigured", body)
+            except CallFailed:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
+            else:
+                return
 
     def _matching(self, account: Account, subject: str) -> list[Assignment]:
         found = self.node.meta.of_account(account.name)
@@ -360,11 +374,14 @@ class ApiService:
         return encode_response(ApiKind.STREAM_LIST, paged, found)
 
     async def _info(self, account: Account, assignment: Assignment) -> StreamInfo:
-        await self.node.wait_leader(assignment.group)
-        infos = await self._infos(account, [assignment], shown=True)
-        if assignment.name not in infos:
-            raise JetStreamError.of(10008, definite=False)
-        return infos[assignment.name]
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline:
+            await self.node.wait_leader(assignment.group)
+            infos = await self._infos(account, [assignment], shown=True)
+            if assignment.name in infos:
+                return infos[assignment.name]
+            await asyncio.sleep(0.02)  # elected, but not yet through with earlier terms
+        raise JetStreamError.of(10008, definite=False)
 
     async def _infos(
         self, account: Account, wanted: Sequence[Assignment], *, shown: bool = False

@@ -94,7 +94,7 @@ class PeerSink:
         self._send = send
         self._before_send = before_send
         self._queued: list[_Queued] = []
-        self._single: tuple[bytes, bytes, bytes, bytes] | None = None
+        self._single: tuple[object, ...] | None = None  # what deliver() queued last
         self.messages_out = 0
         self.bytes_out = 0
 
@@ -103,14 +103,14 @@ class PeerSink:
     ) -> bool:
         # One publish reaches several subscriptions as the same objects: they share a run, so
         # that it crosses once. Equal publishes that come to share one lose nothing by it.
-        message = (subject, reply, headers, payload)
+        single = (sub.account, subject, reply, headers, payload)
         known = self._single
-        if known is not None and all(a is b for a, b in zip(known, message, strict=True)):
+        if known is not None and all(a is b for a, b in zip(known, single, strict=True)):
             run = self._queued[-1].run
         else:
-            run = PubRun.of([message])
+            run = PubRun.of([(subject, reply, headers, payload)])
         self.deliver_run(sub, run, 0, 1, None)
-        self._single = message
+        self._single = single
         return True
 
     def deliver_run(
@@ -264,9 +264,7 @@ class Interest:
                 self._withdraw(sink, key)
         if not self.sinks:
             self._changed.clear()
-
-    def close(self) -> None:
-        if self._retell_timer is not None:
+        if not self._behind and self._retell_timer is not None:
             self._retell_timer.cancel()
             self._retell_timer = None
 

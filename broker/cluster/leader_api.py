@@ -16,7 +16,7 @@ import msgspec
 from broker.cluster import direct
 from broker.cluster.infos import consumer_info, stream_info
 from broker.cluster.replica import Replica
-from broker.cluster.rpc import CallFailed
+from broker.cluster.rpc import CallRefused
 from broker.cluster.waiting import LostLeadership
 from broker.jetstream.api import ApiKind, ApiRequest, parse_api_subject
 from broker.jetstream.commands import (
@@ -82,19 +82,19 @@ class LeaderApi:
         node.mesh.rpc.register("reconfigured", self._serve_reconfigured)
 
     def find(self, account: str, subject: bytes) -> tuple[ApiRequest, Replica]:
-        """The request and the led stream it is for. CallFailed: the caller should ask again."""
+        """The request and the led stream it is for. CallRefused: the caller should ask again."""
         request = parse_api_subject(subject, domain=self.node.options.domain.encode())
         assert request is not None, "only understood requests are forwarded"
         assignment = self.node.meta.get(account, request.stream)
         replica = self.node.replicas.get(assignment.group) if assignment is not None else None
         if replica is None or replica.leading is None:
-            raise CallFailed(f"not the leader of {request.stream}")
+            raise CallRefused(f"not the leader of {request.stream}")
         return request, replica
 
     async def answer(
         self, replica: Replica, request: ApiRequest, _headers: bytes, payload: bytes
     ) -> bytes:
-        """Raises the JetStreamError to answer with, or CallFailed when leadership was lost."""
+        """Raises the JetStreamError to answer with, or CallRefused when leadership was lost."""
         body = decode_request(request.kind, payload, strict=self.node.options.strict)
         kind = request.kind
         match body:
@@ -178,7 +178,7 @@ class LeaderApi:
         group, config = _reconfigured.decode(body)
         replica = self.node.replicas.get(group)
         if replica is None or replica.leading is None:
-            raise CallFailed("not the leader")
+            raise CallRefused("not the leader")
         if replica.stream.config != config:
             await self._propose(replica, UpdateConfig(replica.stamp(), config))
         return b""
@@ -288,7 +288,7 @@ class LeaderApi:
         try:
             result = await replica.propose(command)
         except (RaftError, LostLeadership) as error:
-            raise CallFailed(str(error) or "leadership lost") from error
+            raise CallRefused(str(error) or "leadership lost") from error
         if isinstance(result, JetStreamError):
             raise result
         return result

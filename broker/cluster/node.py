@@ -26,7 +26,7 @@ from broker.cluster.mesh import Mesh
 from broker.cluster.metagroup import MetaGroup
 from broker.cluster.outbox import Batch, Outbox, Published
 from broker.cluster.replica import Replica
-from broker.cluster.rpc import CallFailed
+from broker.cluster.rpc import CallFailed, CallRefused
 from broker.cluster.waiting import LostLeadership
 from broker.jetstream.errors import JetStreamError
 from broker.store.state_db import StateDb
@@ -409,7 +409,7 @@ class JetStreamNode:
         try:
             result: MetaResult = await self.meta_group.propose(command)
         except (RaftError, LostLeadership) as error:
-            raise CallFailed(str(error) or "leadership lost") from error
+            raise CallRefused(str(error) or "leadership lost") from error
         if isinstance(result, JetStreamError):
             return _encode((int(result.err_code), result.description))
         return _encode(result)

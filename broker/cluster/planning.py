@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.cluster.rpc import CallFailed
+from broker.cluster.rpc import CallFailed, CallRefused
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.strict_json import to_wire
 from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan
@@ -73,7 +73,7 @@ class PlanService:
         assignment = self.node.meta.get(account, stream)
         replica = self.node.replicas.get(assignment.group) if assignment is not None else None
         if assignment is None or replica is None or replica.leading is None:
-            raise CallFailed(f"not the leader of {stream}")
+            raise CallRefused(f"not the leader of {stream}")
         store = replica.stream.store
         matches = {peer.node: peer.match for peer in self.node.host.status(replica.group).core.peers}
         applied = replica.stream.applied

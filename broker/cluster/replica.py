@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jetraft.cluster")
 
+CAMPAIGNS_MAX = 8
+CAMPAIGN_EVERY_S = 0.025
+
 _CONSUMER_KINDS = frozenset(
     {
         Kind.CREATE_CONSUMER, Kind.DELETE_CONSUMER, Kind.UPDATE_CONSUMER, Kind.PAUSE_CONSUMER,
@@ -73,8 +76,17 @@ class Replica:
             replica.group, voters=peers, machine=replica, applied=Index(stream.applied)
         )
         if peers[0] == node.node and not stream.applied:
-            node.host.campaign(replica.group)  # a new stream: do not wait for a timeout
+            replica.stand_for_election()
         return replica
+
+    def stand_for_election(self, attempt: int = 0) -> None:
+        """A new stream does not wait for a timeout. The other members may hear of it a moment
+        later than we do, so the first attempts may meet nobody."""
+        if self.group in self.node.host.groups() and self.node.host.leader(self.group) is None:
+            self.node.host.campaign(self.group)
+            if attempt < CAMPAIGNS_MAX:
+                loop = asyncio.get_running_loop()
+                loop.call_later(CAMPAIGN_EVERY_S, self.stand_for_election, attempt + 1)
 
     @property
     def name(self) -> str:

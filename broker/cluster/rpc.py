@@ -16,7 +16,7 @@ from raft import NodeId
 
 logger = logging.getLogger("jetraft.cluster")
 
-_CALL, _ANSWER, _FAILURE = 0, 1, 2
+_CALL, _ANSWER, _FAILURE, _REFUSAL = 0, 1, 2, 3
 _HEAD = struct.Struct("<BQB")  # what it is, call id, length of the method name
 CALLS_MAX = 10_000  # outstanding per node; beyond it a call fails at once
 SERVED_MAX = 10_000  # being answered here; beyond it callers are told to come back
@@ -27,6 +27,10 @@ Send = Callable[[NodeId, bytes], bool]
 
 class CallFailed(Exception):  # noqa: N818 - reads as the fact it reports
     """Indefinite: the other node may or may not have done it."""
+
+
+class CallRefused(CallFailed):
+    """Definite: the other node did nothing; it is not the one to ask, or not now."""
 
 
 @dataclass(slots=True)
@@ -50,13 +54,13 @@ class Rpc:
             async with asyncio.timeout(timeout_s):
                 return await self._methods[name](self.node, body)
         if len(self._calls) >= CALLS_MAX:
-            raise CallFailed("too many calls outstanding")
+            raise CallRefused("too many calls outstanding")
         call_id = self._next_id
         self._next_id += 1
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         method = name.encode()
         if not self.send(to, _HEAD.pack(_CALL, call_id, len(method)) + method + body):
-            raise CallFailed(f"node {to} is not connected")
+            raise CallRefused(f"node {to} is not connected")
         self._calls[call_id] = (to, future)
         try:
             async with asyncio.timeout(timeout_s):
@@ -81,6 +85,8 @@ class Rpc:
             return  # answered too late, or not a question of ours
         if what == _ANSWER:
             peer_and_future[1].set_result(body)
+        elif what == _REFUSAL:
+            peer_and_future[1].set_exception(CallRefused(body.decode(errors="replace")))
         else:
             peer_and_future[1].set_exception(CallFailed(body.decode(errors="replace")))
 
@@ -93,7 +99,7 @@ class Rpc:
         method = self._methods.get(name)
         if method is None or self._served >= SERVED_MAX:
             reason = "unknown method" if method is None else "too busy"
-            self.send(peer, _HEAD.pack(_FAILURE, call_id, 0) + f"{name}: {reason}".encode())
+            self.send(peer, _HEAD.pack(_REFUSAL, call_id, 0) + f"{name}: {reason}".encode())
             return
         self._served += 1
         self.spawn(self._answer(peer, call_id, name, method, body), f"rpc {name}")
@@ -103,6 +109,8 @@ class Rpc:
     ) -> None:
         try:
             answer = _HEAD.pack(_ANSWER, call_id, 0) + await method(peer, body)
+        except CallRefused as error:
+            answer = _HEAD.pack(_REFUSAL, call_id, 0) + str(error).encode()
         except CallFailed as error:
             answer = _HEAD.pack(_FAILURE, call_id, 0) + str(error).encode()
         except Exception:
