@@ -1,0 +1,1 @@
+"""Tests. A package, so that tests/raft and tests/chaos never stand for raft and chaos."""

@@ -1,0 +1,495 @@
+"""Interest and routed messages between nodes that exist in this process only."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from broker.cluster import interest as module
+from broker.cluster.interest import (
+    CHANNEL_DELIVER,
+    CHANNEL_INTEREST,
+    CHANNEL_ROUTED,
+    RETELL_AFTER_S,
+    DeliverFrame,
+    InterestFrame,
+    RoutedFrame,
+    encode_frame,
+)
+from broker.wire import ProtocolViolation, PubRun
+from raft import NodeId
+from tests.cluster.fakes import Client, ClockedLoop, MeshNode, Net, pub_run, run, run_clocked
+
+
+def rows(count: int) -> list[bytes]:
+    return [b"%d" % i for i in range(count)]
+
+
+async def two() -> tuple[Net, MeshNode, MeshNode]:
+    net = Net(2)
+    net.connect()
+    await net.settle()
+    net.log.clear()
+    return net, net.nodes[0], net.nodes[1]
+
+
+def test_a_subscription_is_told_and_its_messages_cross() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        taker = there.client()
+        there.subscribe(taker, b"a.*", b"7")
+        await net.settle()
+        here.router.publish_run(
+            here.client(), PubRun.of([(b"a.b", b"r", b"NATS/1.0\r\n\r\n", b"x")])
+        )
+        await net.settle()
+        assert taker.got == [(b"7", (b"a.b", b"r", b"NATS/1.0\r\n\r\n", b"x"))]
+
+    run(test())
+
+
+def test_interest_ends_with_the_last_subscription() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        subs = [there.subscribe(there.client(), b"a") for _ in range(3)]
+        await net.settle()
+        assert net.crossed(CHANNEL_INTEREST) == 1  # a second and third taker is no news
+        for sub in subs[:2]:
+            there.unsubscribe(sub)
+        await net.settle()
+        assert net.crossed(CHANNEL_INTEREST) == 1
+        assert here.router.has_interest(here.account(), b"a")
+        there.unsubscribe(subs[2])
+        await net.settle()
+        assert not here.router.has_interest(here.account(), b"a")
+        here.router.publish_run(here.client(), pub_run(b"a", b"x"))
+        await net.settle()
+        assert net.crossed() == 0
+
+    run(test())
+
+
+def test_accounts_do_not_meet() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        ours, others = there.client("A"), there.client("B")
+        there.subscribe(ours, b"a")
+        there.subscribe(others, b"a")
+        await net.settle()
+        here.router.publish_run(here.client("A"), pub_run(b"a", b"x"))
+        await net.settle()
+        assert (ours.payloads(), others.payloads()) == ([b"x"], [])
+
+    run(test())
+
+
+def test_a_message_crosses_once_however_many_patterns_match() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        taker = there.client()
+        for sid, pattern in enumerate((b"a.b", b"a.*", b"a.>", b">")):
+            there.subscribe(taker, pattern, b"%d" % sid)
+        for queue in (b"q1", b"q2"):
+            there.subscribe(taker, b"a.b", queue, queue=queue)
+        await net.settle()
+        here.router.publish_run(here.client(), pub_run(b"a.b", *rows(20)))
+        await net.settle()
+        assert net.crossed() == 1
+        for sid in (b"0", b"1", b"2", b"3", b"q1", b"q2"):
+            assert taker.payloads(sid) == rows(20)
+
+    run(test())
+
+
+def test_one_message_of_our_own_crosses_once_too() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        taker = there.client()
+        there.subscribe(taker, b"a", b"plain")
+        there.subscribe(taker, b"a", b"q", queue=b"q")
+        await net.settle()
+        # The same objects again: another message, though nothing distinguishes it.
+        for _ in range(2):
+            here.router.publish(here.account(), b"a", b"", b"", b"x")
+        await net.settle()
+        assert taker.payloads(b"plain") == taker.payloads(b"q") == [b"x", b"x"]
+        assert here.interest.sinks[there.id].messages_out == 2
+        assert here.interest.sinks[there.id].bytes_out == 2
+
+    run(test())
+
+
+def test_equal_messages_of_two_accounts_stay_apart() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        first, second = there.client("A"), there.client("B")
+        there.subscribe(first, b"a")
+        there.subscribe(second, b"a", queue=b"q")
+        await net.settle()
+        for name in ("A", "B"):
+            here.router.publish(here.account(name), b"a", b"", b"", b"x")
+        await net.settle()
+        assert (first.payloads(), second.payloads()) == ([b"x"], [b"x"])
+
+    run(test())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_dealt_to_queue_groups_cross_with_the_plain_ones(seed: int) -> None:
+    """Groups with members on both sides take slices; no row crosses twice for that."""
+
+    async def test() -> None:
+        random.seed(seed)
+        net, here, there = await two()
+        plain, local, remote = there.client(), here.client(), there.client()
+        there.subscribe(plain, b"a")
+        for queue in (b"q1", b"q2"):
+            here.subscribe(local, b"a", queue, queue=queue)
+            for _ in range(2):
+                there.subscribe(remote, b"a", queue, queue=queue)
+        await net.settle()
+        here.router.publish_run(here.client(), pub_run(b"a", *rows(31)))
+        await net.settle()
+        assert plain.payloads() == rows(31)
+        for queue in (b"q1", b"q2"):
+            both = Counter(local.payloads(queue)) + Counter(remote.payloads(queue))
+            assert both == Counter(rows(31)), f"each row once in {queue!r}, seed {seed}"
+        assert here.interest.sinks[there.id].messages_out == 31
+
+    run(test())
+
+
+def test_queue_members_are_weighed_across_nodes() -> None:
+    async def test() -> None:
+        random.seed(11)
+        net, here, there = await two()
+        local, remote = here.client(), there.client()
+        here.subscribe(local, b"a", queue=b"q")
+        subs = [there.subscribe(remote, b"a", b"%d" % i, queue=b"q") for i in range(3)]
+        await net.settle()
+        for _ in range(400):
+            here.router.publish_run(here.client(), pub_run(b"a", b"x"))
+            await net.settle()
+        assert len(local.got) + len(remote.got) == 400
+        assert 240 < len(remote.got) < 360  # three members of four
+        for sub in subs:
+            there.unsubscribe(sub)
+        await net.settle()
+        here.router.publish_run(here.client(), pub_run(b"a", *rows(10)))
+        await net.settle()
+        assert len(local.got) + len(remote.got) == 410
+        assert len(remote.got) < 361
+
+    run(test())
+
+
+def test_routed_messages_go_one_hop_and_to_clients_only() -> None:
+    async def test() -> None:
+        net = Net(3)
+        net.connect()
+        takers = [node.client() for node in net.nodes]
+        for node, taker in zip(net.nodes, takers, strict=True):
+            node.subscribe(taker, b"a")
+        await net.settle()
+        net.log.clear()
+        net.nodes[0].router.publish_run(net.nodes[0].client(), pub_run(b"a", b"x"))
+        await net.settle()
+        assert [taker.payloads() for taker in takers] == [[b"x"]] * 3
+        assert {(source, to) for source, to, _ in net.log} == {(1, 2), (1, 3)}
+
+    run(test())
+
+
+def test_order_is_kept_over_subjects_and_turns() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        taker = there.client()
+        there.subscribe(taker, b">")
+        await net.settle()
+        sent = []
+        for turn in range(5):
+            for subject in (b"a", b"b", b"a"):
+                sent.append(b"%d-%b-%d" % (turn, subject, len(sent)))
+                here.router.publish_run(here.client(), pub_run(subject, sent[-1]))
+            await net.settle()
+        assert taker.payloads() == sent
+        assert net.crossed() == 5  # what one turn collected goes in one frame
+
+    run(test())
+
+
+def test_a_routed_frame_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUTED_BYTES_MAX", 1000)
+
+    async def test() -> None:
+        net, here, there = await two()
+        taker = there.client()
+        there.subscribe(taker, b"a")
+        await net.settle()
+        for i in range(10):
+            here.router.publish_run(here.client(), pub_run(b"a", b"%d" % i * 400))
+        await net.settle()
+        assert len(taker.got) == 10
+        assert net.crossed() == 4  # three at a time
+
+    run(test())
+
+
+# -- links that come and go ----------------------------------------------------------------------
+
+
+def test_subscriptions_made_before_and_after_the_first_peer_are_both_told() -> None:
+    async def test() -> None:
+        net = Net(2)
+        here, there = net.nodes
+        before, after = there.client(), there.client()
+        there.subscribe(before, b"before")
+        await net.settle()
+        net.connect()
+        await net.settle()
+        there.subscribe(after, b"after")
+        await net.settle()
+        for subject in (b"before", b"after"):
+            here.router.publish_run(here.client(), pub_run(subject, b"x"))
+        await net.settle()
+        assert (before.payloads(), after.payloads()) == ([b"x"], [b"x"])
+
+    run(test())
+
+
+def test_a_node_without_peers_remembers_no_changes() -> None:
+    async def test() -> None:
+        net = Net(1)
+        node = net.nodes[0]
+        for i in range(100):
+            node.unsubscribe(node.subscribe(node.client(), b"_INBOX.%d" % i))
+        await net.settle()
+        assert not node.interest._changed
+        assert not node.interest._members
+
+    run(test())
+
+
+def test_a_reconnected_peer_forgets_what_has_gone_meanwhile() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        gone = there.subscribe(there.client(), b"gone")
+        there.subscribe(there.client(), b"stays")
+        await net.settle()
+        net.link_down(there, here)
+        there.unsubscribe(gone)
+        there.subscribe(there.client(), b"new")
+        await net.settle()
+        assert here.router.has_interest(here.account(), b"gone")
+        here.changes.clear()
+        net.link_up(there, here)
+        await net.settle()
+        found = {
+            s for s in (b"gone", b"stays", b"new") if here.router.has_interest(here.account(), s)
+        }
+        assert found == {b"stays", b"new"}
+        # What stayed must not seem to have been away: push consumers follow these changes.
+        assert here.changes == [("$G", b"gone"), ("$G", b"new")]
+
+    run(test())
+
+
+def test_a_peer_that_is_gone_takes_nothing() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        there.subscribe(there.client(), b"a")
+        there.subscribe(there.client(), b"b", queue=b"q")
+        await net.settle()
+        here.changes.clear()
+        net.link_down(here, there)
+        assert not here.router.has_interest(here.account(), b"a")
+        assert not here.router.has_interest(here.account(), b"b", queue=b"q")
+        assert here.changes == [("$G", b"a"), ("$G", b"b")]
+        # A frame that was still under way revives nobody.
+        late = InterestFrame(reset=False, changes=[("$G", b"late", b"", 1)])
+        here.interest.received_interest(there.id, encode_frame(late))
+        assert not here.router.has_interest(here.account(), b"late")
+
+    run(test())
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_interest_comes_back_when_one_direction_alone_was_broken(broken: int) -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        here.subscribe(here.client(), b"ours")
+        there.subscribe(there.client(), b"theirs")
+        await net.settle()
+        one, other = (here, there) if broken == 0 else (there, here)
+        net.link_down(one, other)
+        await net.settle()
+        net.link_up(one, other)
+        await net.settle()
+        assert here.router.has_interest(here.account(), b"theirs")
+        assert there.router.has_interest(there.account(), b"ours")
+
+    run(test())
+
+
+def test_links_may_come_up_in_any_order() -> None:
+    async def test() -> None:
+        for first in (0, 1):
+            net = Net(2)
+            one, other = net.nodes[first], net.nodes[1 - first]
+            one.subscribe(one.client(), b"one")
+            other.subscribe(other.client(), b"other")
+            net.link_up(one, other)
+            await net.settle()
+            net.link_up(other, one)
+            await net.settle()
+            assert other.router.has_interest(other.account(), b"one")
+            assert one.router.has_interest(one.account(), b"other")
+
+    run(test())
+
+
+def test_a_full_queue_delays_interest_and_loses_none() -> None:
+    async def test(loop: ClockedLoop) -> None:
+        net = Net(2)
+        net.connect()
+        await net.settle()
+        here, there = net.nodes
+        kept = there.subscribe(there.client(), b"kept")
+        brief = there.subscribe(there.client(), b"brief")
+        await net.settle()
+        net.full.add((there.id, here.id))
+        there.unsubscribe(brief)
+        there.subscribe(there.client(), b"new")
+        await net.settle()
+        there.subscribe(there.client(), b"newer")
+        await loop.advance(RETELL_AFTER_S * 2)
+        await net.settle()
+        assert not here.router.has_interest(here.account(), b"new")
+        net.full.clear()
+        await loop.advance(RETELL_AFTER_S * 2)
+        await net.settle()
+        found = {
+            s
+            for s in (b"kept", b"brief", b"new", b"newer")
+            if here.router.has_interest(here.account(), s)
+        }
+        assert found == {b"kept", b"new", b"newer"}
+        assert kept.weight == 1
+        assert there.interest._retell_timer is None
+
+    run_clocked(test)
+
+
+def test_a_full_queue_at_the_start_delays_everything() -> None:
+    async def test(loop: ClockedLoop) -> None:
+        net = Net(2)
+        here, there = net.nodes
+        there.subscribe(there.client(), b"a")
+        net.full.add((there.id, here.id))
+        net.connect()
+        await net.settle()
+        net.full.clear()
+        await loop.advance(RETELL_AFTER_S * 2)
+        await net.settle()
+        assert here.router.has_interest(here.account(), b"a")
+
+    run_clocked(test)
+
+
+# -- order between interest and what depends on it -------------------------------------------------
+
+
+def test_a_request_and_its_inbox_arrive_in_the_order_that_works() -> None:
+    """The subscription of the inbox is told before the request that names it, in one turn."""
+
+    async def test() -> None:
+        net, here, there = await two()
+        service = there.client()
+        there.subscribe(service, b"svc")
+        await net.settle()
+        net.log.clear()
+        client = here.client()
+        # The request is queued first, so its flush is scheduled before that of the interest.
+        here.router.publish_run(client, pub_run(b"svc", b"?", reply=b"_INBOX.1"))
+        here.subscribe(client, b"_INBOX.1", b"9")
+        await net.settle()
+        assert [channel for source, _, channel in net.log if source == here.id] == [
+            CHANNEL_INTEREST,
+            CHANNEL_ROUTED,
+        ]
+        reply = service.got[0][1][1]
+        there.router.publish_run(service, pub_run(reply, b"!"))
+        await net.settle()
+        assert client.payloads(b"9") == [b"!"]
+
+    run(test())
+
+
+def test_changes_of_one_turn_go_in_one_frame() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        for i in range(50):
+            there.subscribe(there.client(), b"s.%d" % i)
+        there.unsubscribe(there.subscribe(there.client(), b"brief"))
+        await net.settle()
+        assert net.crossed(CHANNEL_INTEREST) == 1
+        assert len(here.interest.sinks[there.id].subscriptions) == 50
+
+    run(test())
+
+
+# -- frames --------------------------------------------------------------------------------------
+
+
+def test_messages_delivered_under_another_subject() -> None:
+    async def test() -> None:
+        net, here, there = await two()
+        plain, member = there.client(), there.client()
+        there.subscribe(plain, b"d", b"1")
+        for _ in range(2):
+            there.subscribe(member, b"d", b"2", queue=b"q")
+        away = Client(there.account())
+        there.subscribe(away, b"d", b"3", queue=b"other")
+        messages = [(b"orders.1", b"$JS.ACK.x", b"", b"one"), (b"orders.2", b"", b"", b"two")]
+        for wanted in (True, False):
+            frame = DeliverFrame("$G", b"d", wanted, [b"q"], messages)
+            there.interest.received_deliver(here.id, encode_frame(frame))
+        assert plain.got == [(b"1", message) for message in messages]
+        assert member.got == [(b"2", message) for message in messages] * 2
+        assert away.got == []
+        assert net.crossed(CHANNEL_DELIVER) == 0
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        encode_frame([True]),
+        encode_frame(["yes", []]),
+        encode_frame([False, [["$G", b"a", b""]]]),
+    ],
+)
+def test_a_damaged_interest_frame_is_refused(frame: bytes) -> None:
+    net = Net(1)
+    with pytest.raises(ValueError):  # noqa: PT011 - the transport ends the link on any
+        net.nodes[0].interest.received_interest(NodeId(9), frame)
+
+
+@pytest.mark.parametrize("protocol", [b"SUB a 1\r\n", b"PING\r\n"])
+def test_a_routed_frame_holds_publishes_only(protocol: bytes) -> None:
+    net = Net(1)
+    frame = encode_frame(RoutedFrame("$G", True, [], protocol))
+    with pytest.raises(ValueError, match="something else"):
+        net.nodes[0].interest.received_routed(NodeId(9), frame)
+
+
+def test_a_routed_frame_that_is_no_protocol_is_refused() -> None:
+    net = Net(1)
+    frame = encode_frame(RoutedFrame("$G", True, [], b"NONSENSE\r\n"))
+    with pytest.raises(ProtocolViolation):
+        net.nodes[0].interest.received_routed(NodeId(9), frame)
