@@ -100,11 +100,11 @@ class AckState:
         return settled
 
     def exhaust(self, sequences: Iterable[int]) -> None:
-        """Delivered max_deliver times: no longer pending, not acked either."""
+        """Delivered max_deliver times: no longer pending, not acked either. The floor stays until
+        the next ack: a reset goes back to it, and so to these."""
         for sequence in sequences:
             if self.pending.pop(sequence, None) is not None:
                 self.exhausted.add(sequence)
-        self._raise_floor()
 
     def remove(self, sequences: Iterable[int]) -> list[int]:
         """These left the stream: forget them. Those that were pending come back."""
@@ -196,7 +196,7 @@ class AckState:
             self._floor_to_delivered()
             return
         if order[0] in pending:
-            return
+            return  # the lowest is still open
         while order[0] not in pending:
             order.popleft()
         lowest = order[0]

@@ -54,6 +54,7 @@ class ConsumerWatcher(Protocol):
     def was_reset(self) -> None: ...
     def messages_removed(self, seqs: Sequence[int]) -> None: ...
     def range_removed(self, first: int, last: int) -> None: ...
+    def passed_over(self, last: int) -> None: ...
 
 
 class _Image(msgspec.Struct, array_like=True):
@@ -176,15 +177,22 @@ class Consumer:
             self.watcher.messages_removed(seqs)
 
     def removed_range(self, first: int, last: int) -> None:
-        """Nothing from first to last is stored any more; a position inside moves behind it."""
+        """Nothing from first to last is stored any more. Only when the stream is empty does the
+        position move: messages that a limit dropped before their turn are not shown as passed."""
         self.state.remove_range(first, last)
         self._removed_up_to(last)
         if self.initial:
             del self.initial[bisect_left(self.initial, first) : bisect_right(self.initial, last)]
-        if first <= self.state.stream_seq + 1 <= last:
-            self.state.pass_over(last)
         if self.watcher is not None:
             self.watcher.range_removed(first, last)
+        if not self.stream.store.messages:
+            self.purged(last + 1)
+
+    def purged(self, first_seq: int) -> None:
+        """A purge was asked for: position and floor go behind what it removed."""
+        self.state.pass_over(first_seq - 1)
+        if self.watcher is not None:
+            self.watcher.passed_over(first_seq - 1)
 
     # Questions
 

@@ -160,11 +160,14 @@ class Cursor:
             low, high = bisect_left(self._initial, first), bisect_right(self._initial, last)
             del self._initial[low:high]
             self._leave_initial()
-        if first <= self.live.stream_seq + 1 <= last:
-            self.live.pass_over(last)
         if first <= self.next_seq <= last:
             self.next_seq = last + 1
         return gone
+
+    def pass_over(self, last: int) -> None:
+        """Nothing up to `last` will be delivered."""
+        self.live.pass_over(last)
+        self.next_seq = max(self.next_seq, last + 1)
 
     def _take_initial(self, limit_rows: int) -> RowGroups:
         groups: RowGroups = []

@@ -261,6 +261,9 @@ class Delivery:
         self._acks.settle(self._pumped_at)
         self._terminated(self._cursor.removed_range(first, last))
 
+    def passed_over(self, last: int) -> None:
+        self._cursor.pass_over(last)
+
     # Delivering
 
     def _deliver(self, now: int) -> None:

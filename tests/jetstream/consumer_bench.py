@@ -98,11 +98,17 @@ class Bench:
                 stream.store.remove(seq)
             consumer.removed(list(seqs))
 
-    def purge(self, below: int) -> None:
+    def drop(self, below: int) -> None:
+        """As limits do."""
         for stream, consumer in self._pairs():
             first = stream.store.first_seq
-            stream.store.purge(up_to=below)
+            stream.store.drop_before(below)
             consumer.removed_range(first, below - 1)
+
+    def purge(self, below: int) -> None:
+        self.drop(below)
+        for stream, consumer in self._pairs():
+            consumer.purged(stream.store.first_seq)
 
     def _pairs(self) -> list[tuple[BenchStream, Consumer]]:
         return [(self.stream, self.of), (self.other_stream, self.twin)]

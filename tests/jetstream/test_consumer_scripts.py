@@ -59,6 +59,8 @@ def run_line(bench: Bench, line: str) -> list[str]:
             return bench.out()
         case "remove":
             bench.remove(*expand(rest))
+        case "drop":
+            bench.drop(int(rest))
         case "purge":
             bench.purge(int(rest))
         case "crash":
