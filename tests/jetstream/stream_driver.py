@@ -19,6 +19,7 @@ from broker.jetstream.commands import (
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.consumer_commands import Acks, ConsumerAcks, ConsumerProgress, Progress
+from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import PublishResult
 from broker.jetstream.stream import Stream
 from broker.store.block import BlockBuilder
@@ -42,6 +43,16 @@ def block(rows: list[Row]) -> bytes:
     return builder.build(seal=False)
 
 
+def comparable(result: object) -> object:
+    """A result without identities: errors compare by what they say."""
+    if isinstance(result, JetStreamError):
+        return (int(result.err_code), result.description)
+    if isinstance(result, PublishResult):
+        exceptions = [(row, comparable(what)) for row, what in result.exceptions]
+        return (result.batch_no, result.first_seq, result.count, exceptions)
+    return result
+
+
 class Driver:
     """Applies commands at rising indexes; `log` is what a replica would replay."""
 
@@ -54,6 +65,7 @@ class Driver:
         self.stream = self.open()
         self.now = 1_000 * SECOND
         self.log: list[bytes] = []
+        self.results: list[object] = []  # as `comparable` shows them
 
     def open(self) -> Stream:
         files = self.db.files(9)
@@ -61,14 +73,18 @@ class Driver:
 
     def entry(self, data: bytes) -> Any:
         self.log.append(data)
-        return self.stream.apply(len(self.log), data)
+        result = self.stream.apply(len(self.log), data)
+        self.results.append(comparable(result))
+        return result
 
     def run(self, command: AnyCommand) -> Any:
         return self.entry(encode(command))
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def batch(self, rows: list[Row], *, origin: int = 0, session: int = 0, batch_no: int = 0) -> Any:
+    def batch(
+        self, rows: list[Row], *, origin: int = 0, session: int = 0, batch_no: int = 0
+    ) -> Any:
         prefix = publish_prefix(
             time_ns=self.now, origin=origin, session=session, batch_no=batch_no
         )

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from stream_driver import SECOND, Driver
+from stream_driver import SECOND, Driver, comparable
 
 from broker.jetstream import dedup
 from broker.jetstream.commands import PauseConsumer, ResetConsumer
@@ -45,7 +45,9 @@ def random_rows(draw: random.Random) -> list[tuple[bytes, dict[str, str], bytes]
                 ("Nats-Msg-Id", str(draw.randint(1, 30))),
                 ("Nats-Expected-Last-Sequence", str(draw.randint(0, 60))),
                 ("Nats-Expected-Last-Subject-Sequence", str(draw.randint(0, 60))),
-                ("Nats-Rollup", draw.choice(["sub", "all", "sub"])),
+                ("Nats-Expected-Last-Msg-Id", str(draw.randint(1, 3))),
+                ("Nats-Msg-Id", str(draw.randint(1, 3))),
+                ("Nats-Rollup", draw.choice(["sub"] * 9 + ["all"])),
                 ("k", "v"),
             ])  # fmt: skip
             pairs[name] = value
@@ -74,7 +76,7 @@ class History:
                     self.batch_no[origin] = max(self.batch_no[origin], number)
             case 6:
                 driver.delete(draw.randint(1, 80), no_erase=draw.random() < 0.5)
-            case 7:
+            case 7 if draw.random() < 0.3:
                 driver.purge(draw.choice(["", "s.a", "s.c.*"]), keep=draw.choice([0, 2]))
             case 8:
                 driver.expire()
@@ -125,7 +127,9 @@ class Replica:
     def run(self) -> None:
         log = self.driver.log
         while self.stream.applied < len(log):
-            self.stream.apply(self.stream.applied + 1, log[self.stream.applied])
+            at = self.stream.applied
+            result = self.stream.apply(at + 1, log[at])
+            assert comparable(result) == self.driver.results[at]
             chance = self.draw.random()
             if chance < 0.15:
                 self.checkpoint()
