@@ -34,7 +34,7 @@ class Founding(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """What a node says of itself to its peers while links are set up."""
+    """What a node says of itself when a peer asks."""
 
     name: str
     incarnation: str
@@ -50,7 +50,6 @@ class Formation:
     name: str
     incarnation: str
     expected: Callable[[], int]
-    announce: Callable[[], None]
     on_formed: Callable[[Founding], None]
     founding: Founding | None = None
     _seen: dict[str, Candidate] = field(default_factory=dict)
@@ -111,7 +110,6 @@ class Formation:
     def _adopt(self, founding: Founding) -> None:
         write_durably(self.path, msgspec.json.encode(founding))
         self.founding = founding
-        self.announce()
         self.on_formed(founding)
 
 

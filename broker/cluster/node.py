@@ -132,12 +132,10 @@ class JetStreamNode:
             name=self.mesh.name,
             incarnation=str(self.store.identity.incarnation),
             expected=self.expected_nodes,
-            announce=self._announce_candidate,
             on_formed=self._formed,
         )
         self.formation.load()
         self.session = next_session(directory / "session")
-        self.mesh.hello["candidate"] = msgspec.json.encode(self.formation.candidate()).decode()
 
     def start(self) -> None:
         mesh = self.mesh
@@ -146,6 +144,7 @@ class JetStreamNode:
         mesh.register(CHANNEL_LEADS, self._received_leads)
         mesh.register(CHANNEL_ERRANDS, self.errands.received)
         mesh.rpc.register("meta", self._serve_meta)
+        mesh.rpc.register("candidate", self._serve_candidate)
         mesh.on_peer(self._peer_changed)
         mesh.interest.on_change.append(self._interest_changed)
         self.spawn(self.host.run(), "raft host")
@@ -174,14 +173,23 @@ class JetStreamNode:
             logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
 
     async def _wait_for_founders(self) -> None:
-        """Routes that turn out to be ourselves lower the number we wait for, without an event."""
+        """Until this node belongs to a cluster, ask its peers again and again who they are."""
         while not self.formed.is_set():
-            await asyncio.sleep(0.05)
+            for peer in self.mesh.peers():
+                if peer.connected:
+                    await self._ask_candidate(peer.node)
             self.formation.consider()
+            await asyncio.sleep(0.05)
 
-    def _announce_candidate(self) -> None:
-        candidate = msgspec.json.encode(self.formation.candidate()).decode()
-        self.mesh.tell(candidate=candidate)
+    async def _ask_candidate(self, peer: NodeId) -> None:
+        try:
+            answer = await self.mesh.rpc.call(peer, "candidate", b"", timeout_s=1.0)
+        except CallFailed:
+            return  # asked again, or it is gone
+        self.formation.peer_seen(_candidate.decode(answer))
+
+    async def _serve_candidate(self, _peer: NodeId, _body: bytes) -> bytes:
+        return msgspec.json.encode(self.formation.candidate())
 
     # -- peers ----------------------------------------------------------------------------------
 
@@ -189,9 +197,8 @@ class JetStreamNode:
         if not connected:
             self.formation.peer_lost(peer.name)
             return
-        said = peer.hello.get("candidate")
-        if isinstance(said, str):
-            self.formation.peer_seen(_candidate.decode(said))
+        if self.formed.is_set():
+            self.spawn(self._ask_candidate(peer.node), "founding check")
         led = [(r.group, r.term) for r in self.replicas.values() if r.leading is not None]
         if self.meta_group.is_leader:
             led.append((META_GROUP, self.host.status(META_GROUP).core.term))
