@@ -24,7 +24,7 @@ RowGroups = list[tuple[Rows, list[int]]]
 
 
 class Cursor:
-    """Sends in order: each call of `send_*` is a delivery that is going to happen."""
+    """In order: each delivery it is told of, or makes, is going to happen."""
 
     def __init__(self, consumer: Consumer, now: int) -> None:
         config = consumer.config
@@ -37,7 +37,7 @@ class Cursor:
         self.backlog = Backlog(self._store, config.filters)
         self.next_seq = 1
         self._initial: list[int] = []
-        self._headers_only = config.headers_only
+        self.headers_only = config.headers_only
         self._ack_prefix = f"$JS.ACK.{consumer.stream.config.name}.{consumer.name}".encode()
         self.rebuild(now)
 
@@ -56,7 +56,7 @@ class Cursor:
 
     def reconfigure(self, config: ConsumerConfig) -> None:
         self.redelivery.reconfigure(ack_wait_ns=config.ack_wait, backoff=config.backoff)
-        self._headers_only = config.headers_only
+        self.headers_only = config.headers_only
         self.backlog = Backlog(self._store, config.filters)
 
     @property
@@ -85,11 +85,12 @@ class Cursor:
             self.next_seq = last_seq + 1
         return groups
 
-    def send_first(self, to: bytes, rows: Rows, indices: list[int], now: int) -> Deliver:
+    def first_deliveries(self, rows: Rows, indices: list[int], now: int) -> None:
+        """These rows, the next ones `take` gave, have been sent as Deliver effects built with
+        `upcoming`. One call for a whole run: requests that take turns share it."""
         live, count = self.live, len(indices)
         first, last = rows.seq(indices[0]), rows.seq(indices[-1])
         consumer_seq = live.consumer_seq + 1
-        pending = self.count(now) - 1
         if not self.tracked:
             live.deliver_unacked(stream_seq=last, consumer_seq=consumer_seq + count - 1)
             self.progress.sent(count, now)
@@ -110,7 +111,10 @@ class Cursor:
         else:
             self.next_seq = last + 1
             self.backlog.delivered(count)
-        return Deliver(to, rows, indices, consumer_seq, None, max(pending, 0), self._headers_only)
+
+    def upcoming(self, now: int) -> tuple[int, int]:
+        """Consumer sequence of the next delivery, and what is pending behind it if it is new."""
+        return self.live.consumer_seq + 1, max(self.count(now) - 1, 0)
 
     def send_again(self, to: bytes, rows: Rows, index: int, now: int) -> Deliver:
         live, seq = self.live, rows.seq(index)
@@ -121,7 +125,7 @@ class Cursor:
         self.progress.sent_again(seq, deliveries=deliveries, now=now)
         self.redelivery.sent_again(seq, now, deliveries=deliveries)
         pending = self.count(now)
-        return Deliver(to, rows, [index], consumer_seq, [deliveries], pending, self._headers_only)
+        return Deliver(to, rows, [index], consumer_seq, [deliveries], pending, self.headers_only)
 
     def message_size(self, rows: Rows, index: int, now: int, *, ahead: int = 0) -> int:
         """Ack subject, headers and payload of a message that will go out behind `ahead` others."""
@@ -135,7 +139,7 @@ class Cursor:
             max(self.count(now) - (0 if again else 1 + ahead), 0),
         )
         size = len(self._ack_prefix) + len(b".%d.%d.%d.%d.%d" % facts)
-        if self._headers_only:
+        if self.headers_only:
             return size + len(headers_only_block(rows, index))
         return size + rows.row_size(index)
 

@@ -16,7 +16,6 @@ Use, on the leader only, after everything of earlier terms has been applied:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 from broker.jetstream.ack import (
@@ -33,7 +32,8 @@ from broker.jetstream.commands import DeleteConsumer
 from broker.jetstream.config import ConsumerConfig
 from broker.jetstream.consumer import Consumer, ConsumerNumbers
 from broker.jetstream.consumer_commands import ConsumerAcks, ConsumerProgress
-from broker.jetstream.cursor import Cursor, RowGroups
+from broker.jetstream.cursor import Cursor
+from broker.jetstream.dispatch import Dispatch, PumpLimits
 from broker.jetstream.effects import Advisory, Confirm, Effect, Propose, Status
 from broker.jetstream.inactivity import RETRY_NS, Inactivity
 from broker.jetstream.pull import (
@@ -46,19 +46,7 @@ from broker.jetstream.pull import (
     parse_pull,
     status,
 )
-from broker.jetstream.receivers import UNLIMITED, PullReceivers, PushReceiver, Receivers
-from broker.jetstream.replay import Replay
-
-
-@dataclass(frozen=True, slots=True)
-class PumpLimits:
-    """How much one pump may send before it must give way to others."""
-
-    messages: int = 1000
-    size: int = 1 << 20
-    # With this many messages at hand, requests take turns in runs rather than one by one.
-    runs_from: int = 256
-    rate_burst_bytes: int = 1 << 20
+from broker.jetstream.receivers import PullReceivers, PushReceiver, Receivers
 
 
 class Delivery:
@@ -82,9 +70,10 @@ class Delivery:
         self._limits = limits
         self._effects: list[Effect] = []
         self._closed = False
+        self._acks_came = False  # since the last pump
         self._pumped_at = now
         self._last_delivered_ns = consumer.last_delivered_ns
-        self._replay = Replay(consumer)
+        self._dispatch = Dispatch(consumer, self._cursor, self._effects, limits)
         self._pull: PullReceivers | None = None
         self._push: PushReceiver | None = None
         if consumer.config.is_push:
@@ -132,7 +121,7 @@ class Delivery:
         cursor = self._cursor
         if stream_seq > cursor.live.stream_seq or not cursor.tracked:
             return
-        self._idle.used(now)
+        self._acks_came = True
         if payload in PLAIN_ACKS:
             self._acks.take(stream_seq, consumer_seq, reply)
         else:
@@ -165,6 +154,9 @@ class Delivery:
         if self._closed:
             return []
         self._pumped_at = now
+        if self._acks_came:
+            self._acks_came = False
+            self._idle.used(now)
         self._acks.settle(now)
         self._requeue(self._cursor.redelivery.expired(now))
         if self._pull is not None:
@@ -189,7 +181,7 @@ class Delivery:
             self._receivers.next_deadline(self._pumped_at),
             self._idle_deadline(),
             pause_end if pause_end > self._pumped_at else None,
-            self._replay.ready_at or None,
+            self._dispatch.ready_at or None,
         )
         return min((at for at in candidates if at is not None), default=None)
 
@@ -267,89 +259,12 @@ class Delivery:
     # Delivering
 
     def _deliver(self, now: int) -> None:
-        budget = self._limits.messages
-        sent = self._deliver_again(now, budget)
-        if not self._cursor.redelivery.queued:
-            sent += self._deliver_new(now, budget - sent)
-        if sent:
+        if self._dispatch.run(self._receivers, now):
             self._last_delivered_ns = now
             self._idle.used(now)
+        self.more_work = self._dispatch.more_work
         if self._pull is not None:
             self._end_no_wait(self._pull, now)
-
-    def _deliver_again(self, now: int, budget: int) -> int:
-        """The redelivery queue, oldest entry first."""
-        cursor, sent = self._cursor, 0
-        while sent < budget:
-            seq = cursor.redelivery.peek()
-            if not seq:
-                return sent
-            located = self.consumer.stream.store.rows(seq)
-            if located is None:
-                cursor.removed((seq,))
-                continue
-            receiver = self._receivers.next(now)
-            if receiver is None:
-                return sent
-            rows, index = located
-            if self._receivers.fit(receiver, rows, [index], now):
-                cursor.redelivery.pop()
-                self._effects.append(cursor.send_again(receiver.reply, rows, index, now))
-                self._receivers.served(receiver, 1, now)
-                sent += 1
-        self.more_work = True
-        return sent
-
-    def _deliver_new(self, now: int, budget: int) -> int:
-        """New messages, as far as max_ack_pending and the receivers allow."""
-        if budget <= 0 or self._receivers.next(now) is None:
-            return 0
-        limit = min(budget, self._room(), self._receivers.wanted())
-        if limit <= 0:
-            return 0
-        groups = self._replay.take(self._cursor, limit, self._limits.size, now)
-        rows_taken = sum(len(indices) for _, indices in groups)
-        sent = self._hand_out(groups, rows_taken, now)
-        self.more_work = (
-            0 < sent == rows_taken
-            and self._room() > 0
-            and not self._replay.ready_at
-            and self._cursor.count(now) > 0
-            and self._receivers.next(now) is not None
-        )
-        return sent
-
-    def _hand_out(self, groups: RowGroups, total: int, now: int) -> int:
-        """Requests take turns, one message each; in runs when there is plenty, which saves most
-        of the work and is as fair over the whole."""
-        turns = self._receivers.turns
-        run = total
-        if turns > 1:
-            run = max(total // (8 * turns), 1) if total >= self._limits.runs_from else 1
-        sent = 0
-        for rows, indices in groups:
-            at = 0
-            while at < len(indices):
-                receiver = self._receivers.next(now)
-                if receiver is None:
-                    return sent
-                part = indices[at : at + min(run, max(receiver.batch, 1))]
-                count = self._receivers.fit(receiver, rows, part, now)
-                if count == 0:
-                    continue
-                if count < len(part):
-                    part = part[:count]
-                self._effects.append(self._cursor.send_first(receiver.reply, rows, part, now))
-                self._receivers.served(receiver, count, now)
-                at += count
-                sent += count
-        return sent
-
-    def _room(self) -> int:
-        most = self.consumer.config.max_ack_pending
-        if most <= 0 or not self._cursor.tracked:
-            return UNLIMITED
-        return most - len(self._cursor.live.pending)
 
     def _available(self, now: int) -> int:
         return self._cursor.count(now, exact=True) + self._cursor.redelivery.queued

@@ -79,6 +79,11 @@ class PullRequest:
         self.min_ack_pending = 0
         self.closed = False
 
+    @property
+    def conditional(self) -> bool:
+        """Served only while enough is pending (overflow)."""
+        return bool(self.min_pending or self.min_ack_pending)
+
     def rest(self, line: str) -> Status:
         """A status that tells what the request did not get."""
         header = (

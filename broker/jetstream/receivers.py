@@ -37,9 +37,11 @@ class Receivers(Protocol):
     def next(self, now: int) -> PullRequest | None:
         """Whose turn it is; None when nobody may receive now."""
 
-    def fit(self, receiver: PullRequest, rows: Rows, indices: list[int], now: int) -> int:
-        """How many of these may go to the one whose turn it is; their bytes are charged. 0: it
-        could not take even the first and is out of the way."""
+    def fit(
+        self, receiver: PullRequest, rows: Rows, indices: list[int], now: int, *, ahead: int = 0
+    ) -> int:
+        """How many of these may go to the one whose turn it is, behind `ahead` others; their bytes
+        are charged. 0: it could not take even the first and is out of the way."""
 
     def served(self, receiver: PullRequest, count: int, now: int) -> None:
         """They went out."""
@@ -74,11 +76,15 @@ class PullReceivers:
         self._now = now
         return self.waiting.head(self._listened, self._eligible)
 
-    def fit(self, receiver: PullRequest, rows: Rows, indices: list[int], now: int) -> int:
+    def fit(
+        self, receiver: PullRequest, rows: Rows, indices: list[int], now: int, *, ahead: int = 0
+    ) -> int:
         if not receiver.max_bytes:
             return len(indices)
         for k, index in enumerate(indices):
-            size = len(rows.subject(index)) + self._cursor.message_size(rows, index, now, ahead=k)
+            size = len(rows.subject(index)) + self._cursor.message_size(
+                rows, index, now, ahead=ahead + k
+            )
             if not receiver.charge(size):
                 if k == 0:
                     self._effects.append(receiver.rest(SIZE_EXCEEDS_MAX_BYTES))
@@ -170,11 +176,15 @@ class PushReceiver:
             return None
         return self._receiver
 
-    def fit(self, receiver: PullRequest, rows: Rows, indices: list[int], now: int) -> int:
+    def fit(
+        self, receiver: PullRequest, rows: Rows, indices: list[int], now: int, *, ahead: int = 0
+    ) -> int:
         if self.flow is None and self._rate is None:
             return len(indices)
         for k, index in enumerate(indices):
-            size = len(receiver.reply) + self._cursor.message_size(rows, index, now, ahead=k)
+            size = len(receiver.reply) + self._cursor.message_size(
+                rows, index, now, ahead=ahead + k
+            )
             if self.flow is not None:
                 self.flow.sent(size)
             if self._rate is not None:

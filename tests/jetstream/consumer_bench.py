@@ -23,7 +23,8 @@ from broker.jetstream.commands import (
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.consumer_commands import Acks, Progress
-from broker.jetstream.delivery import Delivery, PumpLimits
+from broker.jetstream.delivery import Delivery
+from broker.jetstream.dispatch import PumpLimits
 from broker.jetstream.effects import Advisory, Confirm, Deliver, Effect, Proposal, Propose, Status
 from broker.jetstream.flush import flush
 from broker.jetstream.hooks import StreamConsumer

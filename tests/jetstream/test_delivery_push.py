@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from consumer_bench import MS, START, Bench, S
 
-from broker.jetstream.delivery import PumpLimits
+from broker.jetstream.dispatch import PumpLimits
 from broker.jetstream.effects import Deliver, Status
 from broker.jetstream.flow_control import WINDOW_MIN_BYTES, FlowControl, RateLimit
 from broker.jetstream.headers_only import headers_only_block
