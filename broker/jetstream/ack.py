@@ -17,7 +17,6 @@ AckSubject = tuple[bytes, bytes, int, int, int, int, int]
 
 _V1_TOKENS: Final = 9
 _V2_TOKENS: Final = 11
-_PREFIX: Final = b"$JS.ACK."
 _DELAY_MAX_NS: Final = 2**63 - 1
 
 
@@ -36,23 +35,22 @@ PLAIN_ACKS: Final = frozenset((b"", b"+ACK", b"+OK"))
 def parse_ack_subject(subject: bytes) -> AckSubject | None:
     """(stream, consumer, delivered, stream seq, consumer seq, time ns, pending), or None."""
     tokens = subject.split(b".")
-    if len(tokens) == _V1_TOKENS:
-        at = 2
-    elif len(tokens) >= _V2_TOKENS:
-        at = 4
-    else:
-        return None
-    if not subject.startswith(_PREFIX):
+    if len(tokens) != _V1_TOKENS:
+        if len(tokens) < _V2_TOKENS:
+            return None
+        del tokens[_V2_TOKENS:], tokens[2:4]
+    root, verb, stream, consumer, delivered, stream_seq, consumer_seq, time_ns, pending = tokens
+    if verb != b"ACK" or root != b"$JS":
         return None
     try:
         return (
-            tokens[at],
-            tokens[at + 1],
-            int(tokens[at + 2]),
-            int(tokens[at + 3]),
-            int(tokens[at + 4]),
-            int(tokens[at + 5]),
-            int(tokens[at + 6]),
+            stream,
+            consumer,
+            int(delivered),
+            int(stream_seq),
+            int(consumer_seq),
+            int(time_ns),
+            int(pending),
         )
     except ValueError:
         return None
