@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 from raft import NodeId
 
 IN_FLIGHT_MAX = 4  # batches sent and not answered; more only queue behind the same fsync
-BATCH_BYTES_MAX = 1 << 20
+BATCH_BYTES_MAX = 1 << 20  # of a block; a single message that is larger makes its own batch
 BATCH_ROWS_MAX = 8192
 HELD_BYTES_MAX = 64 << 20  # beyond it, the connections that feed us are not read
 RESEND_AFTER_S = 1.0
+ROW_BYTES = 20  # what the columns of a block add to a row's own bytes
+PADDING_BYTES = 48
+LONG_SUBJECT_BYTES = 4096  # no subject is longer, by default
 
 
 class Published(msgspec.Struct, array_like=True):
@@ -78,28 +81,65 @@ class Outbox:
     _spans: list[tuple[int, int, bool]] = field(default_factory=list)
     _next_number: int = 1
     _scheduled: bool = False
-    _paused: list[Origin] = field(default_factory=list)
+    _last_origin: Origin | None = None  # whose rows the last span holds
+    _paused: dict[Origin, None] = field(default_factory=dict)
     _resend_timer: asyncio.TimerHandle | None = None
 
-    # -- collecting ---------------------------------------------------------------------------
+    # -- collecting -----------------------------------------------------------------------------
 
     def deliver_run(
         self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
     ) -> bool:
+        if self.closed:
+            return False
+        rows = stop - start
+        most = run.size(start, stop) + rows * (ROW_BYTES + LONG_SUBJECT_BYTES) + PADDING_BYTES
+        if (
+            self._builder.nbytes + most <= BATCH_BYTES_MAX
+            and self._builder.rows + rows <= BATCH_ROWS_MAX
+        ):
+            self._append(run, start, stop, origin)
+        else:
+            self._append_sliced(run, start, stop, origin)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+        if self.held_bytes + self._builder.nbytes > HELD_BYTES_MAX and origin is not None:
+            self._pause(origin)
+        return True
+
+    def _append(self, run: PubRun, start: int, stop: int, origin: Origin | None) -> None:
         builder = self._builder
         first = builder.rows
         builder.append_run(run, start, stop)
         self._replies.append_run(run, start, stop)
         answered = not self.silent and run.any_reply(start, stop)
-        self._spans.append((first, builder.rows, answered))
-        if builder.nbytes >= BATCH_BYTES_MAX or builder.rows >= BATCH_ROWS_MAX:
-            self._seal()
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
-        if self.held_bytes + builder.nbytes > HELD_BYTES_MAX and origin is not None:
-            self._pause(origin)
-        return True
+        spans = self._spans
+        if spans and self._last_origin is origin and spans[-1][2] == answered:
+            spans[-1] = (spans[-1][0], builder.rows, answered)
+        else:
+            spans.append((first, builder.rows, answered))
+            self._last_origin = origin
+
+    def _append_sliced(self, run: PubRun, start: int, stop: int, origin: Origin | None) -> None:
+        """As many rows as fit, then the next batch: no batch outgrows its bounds."""
+        per_row = ROW_BYTES + len(run.message(start)[0])  # one subject for all
+        while start < stop:
+            room = BATCH_BYTES_MAX - self._builder.nbytes - PADDING_BYTES
+            end = min(stop, start + BATCH_ROWS_MAX - self._builder.rows)
+            fits = start
+            while fits < end:  # the last row that fits, by halving
+                middle = (fits + end + 1) // 2
+                if run.size(start, middle) + per_row * (middle - start) <= room:
+                    fits = middle
+                else:
+                    end = middle - 1
+            if fits == start and self._builder.rows:
+                self._seal()
+                continue
+            fits = max(fits, start + 1)
+            self._append(run, start, fits, origin)
+            start = fits
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
@@ -135,21 +175,24 @@ class Outbox:
         self._builder = BlockBuilder()
         self._replies = ReplyColumn()
         self._spans = []
+        self._last_origin = None
         self.held_bytes += len(batch.block)
         self._waiting.append(batch)
 
-    # -- answers ------------------------------------------------------------------------------
+    # -- answers --------------------------------------------------------------------------------
 
     def answered(self, answer: Published) -> None:
         """The leader's answer; answers of an earlier leader may come late or twice."""
         if answer.session != self.session:
             return
         if answer.expected:
-            self._renumber_lost(answer)
+            self._out_of_order(answer)
             return
         batch = next((b for b in self.in_flight if b.number == answer.number), None)
         if batch is None:
             return
+        if not answer.first_seq and len(answer.exceptions) < batch.rows:
+            return  # names no sequence: nothing was stored, so nothing may be acked
         self.in_flight.remove(batch)
         self.held_bytes -= len(batch.block)
         if not self.silent:
@@ -157,9 +200,14 @@ class Outbox:
         self._send_waiting()
         self._resume()
 
-    def _renumber_lost(self, answer: Published) -> None:
-        """The leader expects another batch first. Send everything from there again, in order."""
-        if self.in_flight and self.in_flight[0].number <= answer.expected:
+    def _out_of_order(self, answer: Published) -> None:
+        """The leader expects another batch first: send everything again, in order.
+
+        Every batch behind a lost one is answered so. The last of these answers shows that the
+        leader has seen them all; sending again for each would send all of them many times."""
+        if not self.in_flight or self.in_flight[0].number > answer.expected:
+            return  # late: what it asks for is answered meanwhile
+        if answer.number == self.in_flight[-1].number:
             self.resend()
 
     def _acknowledge(self, batch: Batch, answer: Published) -> None:
@@ -207,7 +255,10 @@ class Outbox:
         if match is None or match.queues or len(match.plain) != 1:
             return None
         target = match.plain[0]
-        return target if target.sink.kind is SinkKind.CLIENT and not target.max_msgs else None
+        if target.max_msgs or target.sink.kind is not SinkKind.CLIENT:
+            return None
+        # A watchful client has each message inspected: no way around deliver() for it.
+        return None if cast("ClientSink", target.sink).watchful else target
 
     def _ack_bytes(self, first_seq: int, count: int) -> int:
         """Payload bytes of `count` acks from first_seq on."""
@@ -231,7 +282,7 @@ class Outbox:
 
     def resend(self) -> None:
         """Send every unanswered batch again, in order: the leader changed or a link broke."""
-        for batch in self.in_flight:
+        for batch in list(self.in_flight):
             batch.sent_to = self.transmit(self, batch)
         self._arm()
 
@@ -251,16 +302,16 @@ class Outbox:
         else:
             self._arm()
 
-    # -- back-pressure ----------------------------------------------------------------------------
+    # -- back-pressure --------------------------------------------------------------------------
 
     def _pause(self, origin: Origin) -> None:
         if origin not in self._paused:
             origin.pause_reading()
-            self._paused.append(origin)
+            self._paused[origin] = None
 
     def _resume(self) -> None:
         if self._paused and self.held_bytes + self._builder.nbytes <= HELD_BYTES_MAX // 2:
-            paused, self._paused = self._paused, []
+            paused, self._paused = self._paused, {}
             for connection in paused:
                 connection.resume_reading()
 
@@ -274,4 +325,6 @@ class Outbox:
         self._waiting.clear()
         self.held_bytes = 0
         self._builder = BlockBuilder()
+        self._replies = ReplyColumn()
+        self._spans = []
         self._resume()
