@@ -1,13 +1,9 @@
 """format("jetraft") in a real Spark: exact rows by batch and by stream, replicas dying meanwhile.
 
-One session for the whole file: starting one costs more than all the queries."""
+The peers are stand-ins with faults on demand; test_cluster.py reads from real nodes."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,41 +12,7 @@ import pytest
 
 from .peers import START_NS, STREAM, Cluster, Store, data_of, headers_of, subject_of
 
-ROOT = Path(__file__).resolve().parents[2]
 ROWS = 20_000
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        assert os.environ.get("CI") != "true", "Java is missing, and CI must not skip Spark"
-        pytest.skip("Java is missing: Spark needs a JVM")
-    # Spark's workers are processes of their own, of whatever python3 is on the PATH unless told
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = pytest.MonkeyPatch()
-    environment.setenv("PYTHONPATH", path)
-    environment.setenv("PYSPARK_PYTHON", sys.executable)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from pyspark.sql import SparkSession
-
-        scratch = tmp_path_factory.mktemp("spark")
-        session = (
-            SparkSession.builder.master("local[2]")
-            .appName("jetraft tests")
-            .config("spark.ui.enabled", "false")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.local.dir", str(scratch))
-            .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-            .config("spark.log.level", "ERROR")
-            .config("spark.sql.session.timeZone", "UTC")
-            .getOrCreate()
-        )
-        yield session
-        session.stop()
-    environment.undo()
 
 
 @pytest.fixture

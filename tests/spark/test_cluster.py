@@ -1,0 +1,125 @@
+"""Bulk reads and Spark from three real nodes, one of which dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from broker.client import scan
+from broker.local import LocalCluster
+from broker.scan.client import Login, Planner, ScanRange, endpoints_of, parse_endpoint, read_range
+from broker.scan.protocol import ScanPlan
+
+ROWS = 30_000
+WINDOW = 1_000
+STREAM = "ORDERS"
+
+
+async def publish(urls: list[str], first: int, last: int) -> None:
+    connection = await nats.connect(urls)
+    context = connection.jetstream(timeout=10, publish_async_max_pending=2 * WINDOW)
+    for start in range(first, last + 1, WINDOW):
+        stop = min(start + WINDOW, last + 1)
+        acks = [
+            await context.publish_async(f"orders.{k % 7}", b"%d" % k) for k in range(start, stop)
+        ]
+        await asyncio.gather(*acks)
+    await connection.close()
+
+
+async def create(urls: list[str]) -> None:
+    connection = await nats.connect(urls)
+    await connection.jetstream(timeout=10).add_stream(
+        name=STREAM, subjects=["orders.*"], num_replicas=3
+    )
+    await connection.close()
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("nodes"), name="scan") as running:
+        asyncio.run(create(running.urls))
+        asyncio.run(publish(running.urls, 1, ROWS))
+        yield running
+
+
+def servers(nodes: LocalCluster) -> str:
+    return ",".join(nodes.urls)
+
+
+def plan_of(nodes: LocalCluster) -> ScanPlan:
+    planner = Planner(endpoints_of(servers(nodes)), Login())
+    try:
+        return planner.plan(STREAM)
+    finally:
+        planner.close()
+
+
+def test_a_table_has_every_acked_message_in_order(nodes: LocalCluster) -> None:
+    table = scan(STREAM, servers=servers(nodes))
+    assert table.column("seq").to_pylist() == list(range(1, ROWS + 1))
+    assert [int(data) for data in table.column("data").to_pylist()] == list(range(1, ROWS + 1))
+    threes = scan(STREAM, servers=servers(nodes), subjects=["orders.3"], columns=["data"])
+    assert [int(d) for d in threes.column(0).to_pylist()] == list(range(3, ROWS + 1, 7))
+
+
+def test_a_plan_names_every_replica_and_one_leader(nodes: LocalCluster) -> None:
+    plan = plan_of(nodes)
+    assert (plan.first_seq, plan.last_seq, plan.messages) == (1, ROWS, ROWS)
+    assert {replica.name for replica in plan.replicas} == {node.name for node in nodes.nodes}
+    assert sum(replica.leader for replica in plan.replicas) == 1
+
+
+def test_spark_reads_on_while_nodes_die(spark: Any, nodes: LocalCluster, tmp_path: Path) -> None:
+    """A follower dies while it sends; then a table and a stream are read from the other two."""
+    plan = plan_of(nodes)
+    followers_first = sorted(plan.replicas, key=lambda replica: replica.leader)
+    wanted = ScanRange(
+        stream=STREAM,
+        id=plan.id,
+        first=1,
+        last=ROWS,
+        endpoints=tuple(parse_endpoint(replica.address) for replica in followers_first),
+    )
+    (victim,) = [node for node in nodes.nodes if node.name == followers_first[0].name]
+    slices = read_range(wanted, Login())
+    found = [next(slices)]
+    assert found[0].high < ROWS, "the stream fits into one block: nothing is left to fail over"
+    victim.kill()
+    found += slices
+    assert sum(piece.high - piece.low + 1 for piece in found) == ROWS
+    assert found[-1].high == ROWS
+
+    table = spark.read.format("jetraft").options(servers=servers(nodes), minPartitions="4")
+    total = table.load(STREAM).selectExpr("count(*)", "sum(seq)", "sum(cast(data as string))")
+    assert tuple(total.first()) == (ROWS, ROWS * (ROWS + 1) // 2, ROWS * (ROWS + 1) // 2)
+    victim.start()
+    victim.wait_healthy()
+
+
+def test_a_streaming_query_follows_the_stream(
+    spark: Any, nodes: LocalCluster, tmp_path: Path
+) -> None:
+    def run() -> int:
+        source = spark.readStream.format("jetraft").option("servers", servers(nodes))
+        query = (
+            source.option("startingOffsets", str(ROWS - 999))
+            .load(STREAM)
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"))
+        )
+        assert query.awaitTermination(120)
+        return sum(progress.numInputRows for progress in query.recentProgress)
+
+    assert run() == 1000
+    asyncio.run(publish(nodes.urls, ROWS + 1, ROWS + 2000))
+    assert run() == 2000
+    out = spark.read.parquet(str(tmp_path / "out")).selectExpr("count(distinct seq)", "max(seq)")
+    assert tuple(out.first()) == (3000, ROWS + 2000)
