@@ -95,7 +95,7 @@ class Node:
     def http(self, path: str, *, timeout_s: float = 2.0) -> dict[str, object]:
         """A monitoring document; OSError when the node does not answer with 200."""
         url = f"http://127.0.0.1:{self.http_port}{path}"
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - loopback
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             document: dict[str, object] = json.load(answer)
             return document
 

@@ -32,13 +32,15 @@ class Verdict:
 
     def lines(self) -> list[str]:
         text = [
-            f"publishes: {self.acked:,} acked, {self.failed:,} failed, {self.unknown:,} unanswered; "
-            f"{self.stored:,} stored",
+            f"publishes: {self.acked:,} acked, {self.failed:,} failed, "
+            f"{self.unknown:,} unanswered; {self.stored:,} stored",
             f"longest time between two acks: {self.longest_gap_s:.3f} s",
         ]
         for name, cases in self.anomalies.items():
             shown = ", ".join(cases[:EXAMPLES_MAX])
-            text.append(f"{name}: {len(cases):,} ({shown}{', ...' if len(cases) > EXAMPLES_MAX else ''})")
+            text.append(
+                f"{name}: {len(cases):,} ({shown}{', ...' if len(cases) > EXAMPLES_MAX else ''})"
+            )
         text.append("verdict: every promise kept" if self.ok else "verdict: PROMISES BROKEN")
         return text
 
@@ -55,6 +57,14 @@ def check(history: History, stored: Mapping[str, Stored]) -> Verdict:
         longest_gap_s=history.longest_gap_ns() / 1e9,
     )
     anomalies = verdict.anomalies
+    _check_promises(history, first, anomalies)
+    for name, reading in readings[1:]:
+        if list(reading) != list(first):
+            anomalies.setdefault("replicas differ", []).append(f"{first_name} and {name}")
+    return verdict
+
+
+def _check_promises(history: History, first: Stored, anomalies: dict[str, list[str]]) -> None:
     by_seq = dict(first)
     by_ident: dict[str, int] = {}
     for seq, ident in first:
@@ -74,7 +84,3 @@ def check(history: History, stored: Mapping[str, Stored]) -> Verdict:
                 )
         elif publish.outcome is Outcome.FAILED and publish.ident in by_ident:
             anomalies.setdefault("told failed but stored", []).append(publish.ident)
-    for name, reading in readings[1:]:
-        if list(reading) != list(first):
-            anomalies.setdefault("replicas differ", []).append(f"{first_name} and {name}")
-    return verdict

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -47,7 +48,7 @@ class History:
     def longest_gap_ns(self) -> int:
         """The longest time between two acks, from the first to the last."""
         times = sorted(p.done_ns for p in self.acked())
-        return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0)
+        return max((b - a for a, b in pairwise(times)), default=0)
 
     def write(self, path: Path) -> None:
         with path.open("w") as file:

@@ -172,8 +172,7 @@ async def run_scenario(settings: Settings, say: Callable[[str], None]) -> Verdic
             _give_disks(run, place, cleanup)
         cleanup.callback(cluster.stop)
         await asyncio.to_thread(cluster.start)
-        verdict = await _course(settings, fault, run)
-    return verdict
+        return await _course(settings, fault, run)
 
 
 def _give_disks(run: Run, place: Path, cleanup: contextlib.ExitStack) -> None:
@@ -182,7 +181,9 @@ def _give_disks(run: Run, place: Path, cleanup: contextlib.ExitStack) -> None:
         cleanup.callback(disk.remove)
         run.disks.append(disk)
         config = node.directory / "server.conf"
-        text = config.read_text().replace(str(node.directory / "data"), str(disk.mountpoint / "data"))
+        text = config.read_text().replace(
+            str(node.directory / "data"), str(disk.mountpoint / "data")
+        )
         config.write_text(text)
 
 

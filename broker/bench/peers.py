@@ -7,6 +7,7 @@ Figures: messages per second of wall time, and CPU seconds of all server process
 
 from __future__ import annotations
 
+import json
 import shutil
 import statistics
 import subprocess
@@ -30,8 +31,13 @@ class Sample:
 
 
 def create_stream(client: LoadClient, name: str, *, replicas: int, storage: str = "file") -> None:
-    config = f'{{"name":"{name}","subjects":["{name}.>"],"storage":"{storage}","num_replicas":{replicas}}}'
-    answer = client.request(f"$JS.API.STREAM.CREATE.{name}", config.encode())
+    config = {
+        "name": name,
+        "subjects": [f"{name}.>"],
+        "storage": storage,
+        "num_replicas": replicas,
+    }
+    answer = client.request(f"$JS.API.STREAM.CREATE.{name}", json.dumps(config).encode())
     if "error" in answer:
         raise RuntimeError(f"create {name}: {answer['error']}")
 
@@ -64,7 +70,9 @@ def core_one_to_one(*, size: int = 128, count: int = 1_000_000) -> Scenario:
         try:
             subscriber.subscribe("core.bench")
             sending = threading.Thread(
-                target=publisher.publish, args=("core.bench",), kwargs={"size": size, "count": count}
+                target=publisher.publish,
+                args=("core.bench",),
+                kwargs={"size": size, "count": count},
             )
             sending.start()
             load = subscriber.receive("core.bench", count=count - count % 256)
@@ -131,5 +139,6 @@ def compare(
             speed = statistics.median(sample.per_second)
             spread = f"({min(sample.per_second):,.0f}-{max(sample.per_second):,.0f})"
             cpu = statistics.median(sample.cpu_per_million)
-            say(f"{name:32} {server:12} {f'{speed:,.0f} {spread}':34} {cpu:<14.2f} {speed / peer:.2f}x")
+            shown = f"{speed:,.0f} {spread}"
+            say(f"{name:32} {server:12} {shown:34} {cpu:<14.2f} {speed / peer:.2f}x")
     return results

@@ -52,7 +52,9 @@ def stream_ls(*, server: str) -> None:
     for info in with_connection(server, lambda nc: nc.jetstream().streams_info()):
         state = info.state
         subjects = ",".join(info.config.subjects or [])
-        click.echo(f"{info.config.name:24} {state.messages:>12,} messages {state.bytes:>16,} B  {subjects}")
+        click.echo(
+            f"{info.config.name:24} {state.messages:>12,} messages {state.bytes:>16,} B  {subjects}"
+        )
 
 
 @stream.command("info")
@@ -80,7 +82,9 @@ def stream_purge(*, name: str, subject: str | None, server: str) -> None:
 def stream_get(*, name: str, sequence: int, server: str) -> None:
     """Print one stored message."""
     message = with_connection(server, lambda nc: nc.jetstream().get_msg(name, sequence))
-    click.echo(f"[{message.seq}] {message.subject}: {(message.data or b'').decode(errors='replace')}")
+    click.echo(
+        f"[{message.seq}] {message.subject}: {(message.data or b'').decode(errors='replace')}"
+    )
 
 
 @stream.command("rm")
@@ -116,7 +120,9 @@ def consumer_add(
         durable_name=name, ack_policy=AckPolicy.EXPLICIT, ack_wait=ack_wait,
         deliver_policy=DeliverPolicy(deliver), filter_subject=filter_subject,
     )  # fmt: skip
-    _print_consumer(with_connection(server, lambda nc: nc.jetstream().add_consumer(stream_name, config)))
+    _print_consumer(
+        with_connection(server, lambda nc: nc.jetstream().add_consumer(stream_name, config))
+    )
 
 
 @consumer.command("ls")
@@ -125,7 +131,9 @@ def consumer_add(
 def consumer_ls(*, stream_name: str, server: str) -> None:
     """List the consumers of a stream."""
     for info in with_connection(server, lambda nc: nc.jetstream().consumers_info(stream_name)):
-        click.echo(f"{info.name:24} {info.num_pending:>12,} to deliver {info.num_ack_pending:>8,} unacked")
+        click.echo(
+            f"{info.name:24} {info.num_pending:>12,} to deliver {info.num_ack_pending:>8,} unacked"
+        )
 
 
 @consumer.command("info")
@@ -134,7 +142,9 @@ def consumer_ls(*, stream_name: str, server: str) -> None:
 @server_option
 def consumer_info(*, stream_name: str, name: str, server: str) -> None:
     """Show a consumer."""
-    _print_consumer(with_connection(server, lambda nc: nc.jetstream().consumer_info(stream_name, name)))
+    _print_consumer(
+        with_connection(server, lambda nc: nc.jetstream().consumer_info(stream_name, name))
+    )
 
 
 @consumer.command("next")
@@ -171,7 +181,10 @@ def _print_stream(info: Any) -> None:
     click.echo(f"stream {config.name}")
     click.echo(f"  subjects   {', '.join(config.subjects or [])}")
     click.echo(f"  keeps      {config.storage}, {config.retention}, {config.num_replicas} replicas")
-    click.echo(f"  messages   {state.messages:,} ({state.bytes:,} B), {state.first_seq} to {state.last_seq}")
+    click.echo(
+        f"  messages   {state.messages:,} ({state.bytes:,} B), "
+        f"{state.first_seq} to {state.last_seq}"
+    )
     click.echo(f"  consumers  {state.consumer_count}")
     if cluster is not None:
         click.echo(f"  leader     {cluster.leader}")

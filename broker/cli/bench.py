@@ -28,13 +28,15 @@ def bench_pub(*, size: int, count: int, window: int, replicas: int, server: str)
     from broker.bench.load import LoadClient
     from broker.bench.peers import create_stream
 
-    first = urlparse(server.split(",")[0])
+    first = urlparse(server.split(",", maxsplit=1)[0])
     client = LoadClient(first.port or 4222, host=first.hostname or "127.0.0.1")
     create_stream(client, "BENCH", replicas=replicas)
     load = client.publish_acked("BENCH.a", size=size, count=count, window=window)
     client.request("$JS.API.STREAM.DELETE.BENCH")
     client.close()
-    click.echo(f"{load.messages:,} messages of {size} B in {load.seconds:.2f} s: {load.per_second:,.0f}/s")
+    click.echo(
+        f"{load.messages:,} messages of {size} B in {load.seconds:.2f} s: {load.per_second:,.0f}/s"
+    )
 
 
 @bench.command("peers")

@@ -41,8 +41,14 @@ COMMANDS = {
     "up": ("broker.cli.servers", "Start three nodes on this machine and say where they are."),
     "down": ("broker.cli.servers", "Stop the nodes that `up --detach` started."),
     "stream": ("broker.cli.assets", "Create, list, look at, purge and delete streams."),
-    "consumer": ("broker.cli.assets", "Create, list, look at and delete consumers; fetch messages."),
-    "pub": ("broker.cli.messages", "Publish messages, waiting for the stream's ack if there is one."),
+    "consumer": (
+        "broker.cli.assets",
+        "Create, list, look at and delete consumers; fetch messages.",
+    ),
+    "pub": (
+        "broker.cli.messages",
+        "Publish messages, waiting for the stream's ack if there is one.",
+    ),
     "sub": ("broker.cli.messages", "Print messages as they are published."),
     "bench": ("broker.cli.bench", "Measure publishing, here or beside nats-server."),
     "chaos": ("broker.cli.chaos", "Kill, pause and cut nodes under load, and check every promise."),

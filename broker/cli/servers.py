@@ -21,7 +21,8 @@ STATE_FILE = "cluster.json"
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
 )
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def serve(flags: tuple[str, ...]) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from broker.cluster.leader_api import LeaderApi
-from broker.cluster.meta import AssignStream, Assignment, ReconfigureStream, RemoveStream
+from broker.cluster.meta import Assignment, AssignStream, ReconfigureStream, RemoveStream
 from broker.cluster.placement import choose_peers
 from broker.cluster.rpc import CallFailed, CallRefused
 from broker.jetstream.api import SYSTEM_KINDS, ApiKind, ApiRequest, parse_api_subject
@@ -41,7 +41,8 @@ from broker.jetstream.stream_rules import check_no_overlap, check_stream_create,
 from broker.jetstream.stream_update import check_stream_update
 from broker.jetstream.versioning import REQUIRED_LEVEL_HEADER, check_required_level, same_stream
 from broker.subjects import Origin, SinkKind, Subscription, collides
-from broker.wire import PubRun, headers as wire_headers
+from broker.wire import PubRun
+from broker.wire import headers as wire_headers
 
 if TYPE_CHECKING:
     from broker.accounts import Account
@@ -69,6 +70,22 @@ LEADER_KINDS = frozenset(
         ApiKind.CONSUMER_LEADER_STEPDOWN,
     }
 )  # fmt: skip
+
+
+@dataclass(slots=True)
+class ApiCall:
+    """One request as it came from a client of this node."""
+
+    account: Account
+    request: ApiRequest
+    subject: bytes
+    reply: bytes
+    headers: bytes
+    payload: bytes
+
+    def encoded(self) -> bytes:
+        """For another node: it reads the subject itself."""
+        return _encode((self.account.name, self.subject, self.headers, self.payload))
 
 
 @dataclass(slots=True)
@@ -118,11 +135,12 @@ class ApiService:
         request = parse_api_subject(subject, domain=domain)
         if request is None or request.kind in SYSTEM_KINDS:
             return True  # swallowed: the client times out, as with the reference server
+        call = ApiCall(account, request, subject, reply, headers, payload)
         if request.kind is ApiKind.CONSUMER_MSG_NEXT:
-            return self._pull(account, request, subject, reply, headers, payload)
+            return self._pull(call)
         if request.kind is ApiKind.DIRECT_GET:
-            return self._direct(account, request, subject, reply, headers, payload)
-        self._spawn(self._answer(account, request, subject, reply, headers, payload))
+            return self._direct(call)
+        self._spawn(self._answer(call))
         return True
 
     def _spawn(self, work: Awaitable[None]) -> None:
@@ -138,7 +156,7 @@ class ApiService:
         finally:
             self._running -= 1
 
-    # -- errands for a leader ---------------------------------------------------------------------
+    # -- errands for a leader -------------------------------------------------------------------
 
     def _errand(
         self, account: Account, subject: bytes, reply: bytes, headers: bytes, payload: bytes
@@ -152,82 +170,72 @@ class ApiService:
         self.node.errands.add((assignment.group, subject, reply, headers, payload))
         return True
 
-    def _pull(
-        self, account: Account, request: ApiRequest, subject: bytes, reply: bytes,
-        headers: bytes, payload: bytes,
-    ) -> bool:  # fmt: skip
-        assignment = self.node.meta.get(account.name, request.stream)
+    def _pull(self, call: ApiCall) -> bool:
+        assignment = self.node.meta.get(call.account.name, call.request.stream)
         if assignment is None:
             return False
         replica = self.node.replicas.get(assignment.group)
-        if replica is not None and request.consumer not in replica.stream.consumers:
-            return False
-        if reply:
-            self.node.errands.add((assignment.group, subject, reply, headers, payload))
+        if replica is not None and replica.leading is not None:
+            if call.request.consumer not in replica.stream.consumers:
+                return False
+        if call.reply:
+            errand = (assignment.group, call.subject, call.reply, call.headers, call.payload)
+            self.node.errands.add(errand)
         return True
 
-    # -- direct gets --------------------------------------------------------------------------------
+    # -- direct gets ----------------------------------------------------------------------------
 
-    def _direct(
-        self, account: Account, request: ApiRequest, subject: bytes, reply: bytes,
-        headers: bytes, payload: bytes,
-    ) -> bool:  # fmt: skip
-        assignment = self.node.meta.get(account.name, request.stream)
+    def _direct(self, call: ApiCall) -> bool:
+        assignment = self.node.meta.get(call.account.name, call.request.stream)
         if assignment is None or not assignment.config.allow_direct:
             return False
-        if not reply:
+        if not call.reply:
             return True
         replica = self.node.replicas.get(assignment.group)
         if replica is not None and replica.leading is not None:
-            self._send(account, reply, self.leader_api.direct_get(replica, request, headers, payload))
+            found = self.leader_api.direct_get(replica, call.request, call.headers, call.payload)
+            self._send(call, found)
         else:
-            self._spawn(self._direct_elsewhere(account, assignment, subject, reply, headers, payload))
+            self._spawn(self._direct_elsewhere(call, assignment.group))
         return True
 
-    async def _direct_elsewhere(
-        self, account: Account, assignment: Assignment, subject: bytes, reply: bytes,
-        headers: bytes, payload: bytes,
-    ) -> None:  # fmt: skip
-        body = _encode((account.name, subject, headers, payload))
+    async def _direct_elsewhere(self, call: ApiCall, group: int) -> None:
         try:
-            leader = await self.node.wait_leader(assignment.group, timeout_s=2.0)
-            answer = await self.node.mesh.rpc.call(leader, "direct", body)
+            leader = await self.node.wait_leader(group, timeout_s=2.0)
+            answer = await self.node.mesh.rpc.call(leader, "direct", call.encoded())
         except (CallFailed, JetStreamError, TimeoutError):
             return  # no answer is an honest answer: the client asks again
-        self._send(account, reply, _answers.decode(answer))
+        self._send(call, _answers.decode(answer))
 
     async def _serve_direct(self, _peer: NodeId, body: bytes) -> bytes:
         account, subject, headers, payload = _request.decode(body)
         request, replica = self.leader_api.find(account, subject)
         return _encode(self.leader_api.direct_get(replica, request, headers, payload))
 
-    def _send(self, account: Account, to: bytes, messages: Sequence[tuple[bytes, bytes]]) -> None:
+    def _send(self, call: ApiCall, messages: Sequence[tuple[bytes, bytes]]) -> None:
         for headers, payload in messages:
-            self.node.server.router.publish(account, to, b"", headers, payload)
+            self.node.server.router.publish(call.account, call.reply, b"", headers, payload)
 
-    # -- requests with one JSON answer ----------------------------------------------------------------
+    # -- requests with one JSON answer ----------------------------------------------------------
 
-    async def _answer(
-        self, account: Account, request: ApiRequest, subject: bytes, reply: bytes,
-        headers: bytes, payload: bytes,
-    ) -> None:  # fmt: skip
+    async def _answer(self, call: ApiCall) -> None:
         self.total += 1
+        kind = call.request.kind
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                level = wire_headers.get(headers, REQUIRED_LEVEL_HEADER) if headers else None
-                check_required_level(level)
-                if request.kind in LEADER_KINDS:
-                    body = await self._ask_leader(account, request, subject, headers, payload)
+                check_required_level(_required_level(call.headers))
+                if kind in LEADER_KINDS:
+                    body = await self._ask_leader(call)
                 else:
-                    body = await self._here(account, request, payload)
+                    body = await self._here(call.account, call.request, call.payload)
         except JetStreamError as refused:
             self.errors += 1
-            body = encode_error(request.kind, refused)
+            body = encode_error(kind, refused)
         except (TimeoutError, CallFailed):
             self.errors += 1
-            body = encode_error(request.kind, JetStreamError.of(10008, definite=False))
-        if reply:
-            self.node.server.router.publish(account, reply, b"", b"", body)
+            body = encode_error(kind, JetStreamError.of(10008, definite=False))
+        if call.reply:
+            self.node.server.router.publish(call.account, call.reply, b"", b"", body)
 
     async def _here(self, account: Account, request: ApiRequest, payload: bytes) -> bytes:
         kind = request.kind
@@ -259,25 +267,24 @@ class ApiService:
                 return await self._list(account, body)
         raise JetStreamError.of(10036)
 
-    async def _ask_leader(
-        self, account: Account, request: ApiRequest, subject: bytes, headers: bytes, payload: bytes
-    ) -> bytes:
+    async def _ask_leader(self, call: ApiCall) -> bytes:
         """The answer of the stream's leader, asked again when leadership moves meanwhile."""
-        assignment = self.node.meta.get(account.name, request.stream)
+        kind = call.request.kind
+        assignment = self.node.meta.get(call.account.name, call.request.stream)
         if assignment is None:
             # Bodies that cannot be read are told before a missing stream.
-            decode_request(request.kind, payload, strict=self.node.options.strict)
+            decode_request(kind, call.payload, strict=self.node.options.strict)
             raise JetStreamError.of(10059)
-        call = _encode((account.name, subject, headers, payload))
+        body = call.encoded()
         deadline = time.monotonic() + 5.0
         while True:
             leader = await self.node.wait_leader(
                 assignment.group, timeout_s=max(deadline - time.monotonic(), 0.0)
             )
             try:
-                return await self.node.mesh.rpc.call(leader, "api", call)
+                return await self.node.mesh.rpc.call(leader, "api", body)
             except CallFailed as failed:
-                again = isinstance(failed, CallRefused) or request.kind in _REPEATABLE
+                again = isinstance(failed, CallRefused) or kind in _REPEATABLE
                 if not again or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.02)
@@ -291,7 +298,7 @@ class ApiService:
             self.errors += 1
             return encode_error(request.kind, refused)
 
-    # -- streams ----------------------------------------------------------------------------------
+    # -- streams --------------------------------------------------------------------------------
 
     def _view(self, account: Account) -> AccountView:
         streams = {a.name: a.config for a in self.node.meta.of_account(account.name)}
@@ -316,7 +323,9 @@ class ApiService:
             load=self.node.meta.load,
         )
         if peers is None:
-            raise JetStreamError.of(10005, err="no suitable peers for placement, insufficient nodes")
+            raise JetStreamError.of(
+                10005, err="no suitable peers for placement, insufficient nodes"
+            )
         assignment = await self.node.change_meta(
             AssignStream(account.name, config, time.time_ns(), [int(p) for p in peers])
         )
@@ -362,9 +371,7 @@ class ApiService:
         if not subject:
             return found
         wanted = subject.encode()
-        return [
-            a for a in found if any(collides(p, wanted) for p in a.config.subject_patterns)
-        ]
+        return [a for a in found if any(collides(p, wanted) for p in a.config.subject_patterns)]
 
     async def _list(self, account: Account, body: StreamsRequest) -> bytes:
         part, paged = page(self._matching(account, body.subject), body.offset, limit=LIST_LIMIT)
@@ -425,6 +432,10 @@ class ApiService:
             domain=self.node.options.domain,
             api=ApiStats(total=self.total, errors=self.errors),
         )
+
+
+def _required_level(headers: bytes) -> bytes | None:
+    return wire_headers.get(headers, REQUIRED_LEVEL_HEADER) if headers else None
 
 
 _request = msgspec.msgpack.Decoder(tuple[str, bytes, bytes, bytes])

@@ -220,7 +220,7 @@ class Interest:
     def start(self) -> None:
         self.router.on_interest(self._local_change)
 
-    # -- ours, told to peers ------------------------------------------------------------------
+    # -- ours, told to peers --------------------------------------------------------------------
 
     def _local_change(self, account: Account, sub: Subscription, added: bool) -> None:  # noqa: FBT001
         self._changed_here(account.name, sub.subject)

@@ -47,6 +47,7 @@ from broker.jetstream.requests import (
     PagedRequest,
     PauseRequest,
     PurgeRequest,
+    RequestBody,
     ResetRequest,
     StepdownRequest,
     StreamInfoRequest,
@@ -96,29 +97,33 @@ class LeaderApi:
     ) -> bytes:
         """Raises the JetStreamError to answer with, or CallRefused when leadership was lost."""
         body = decode_request(request.kind, payload, strict=self.node.options.strict)
-        kind = request.kind
         match body:
             case StreamInfoRequest():
                 return self._stream_info(replica, body)
             case PurgeRequest():
                 return await self._purge(replica, body)
             case MsgGetRequest():
-                message = direct.find_message(replica.stream.store, body)
-                if message is None:
-                    raise JetStreamError.of(10037)
-                return encode_response(kind, GotMessage(direct.shown(message, no_hdr=body.no_hdr)))
+                return self._get_message(replica, body)
             case MsgDeleteRequest():
                 return await self._delete_message(replica, body)
+            case StepdownRequest():
+                return self._stepdown(replica, request.kind, body)
+            case PagedRequest():
+                return self._consumers(replica, request.kind, body.offset)
+            case _:
+                return await self._answer_consumer(replica, request, body)
+
+    async def _answer_consumer(
+        self, replica: Replica, request: ApiRequest, body: RequestBody
+    ) -> bytes:
+        kind = request.kind
+        match body:
             case ConsumerCreateRequest():
                 return await self._create_consumer(replica, request, body)
             case PauseRequest():
                 return await self._pause(replica, request, body)
             case ResetRequest():
                 return await self._reset(replica, request, body)
-            case StepdownRequest():
-                return self._stepdown(replica, kind, body)
-            case PagedRequest():
-                return self._consumers(replica, kind, body.offset)
         consumer = self._consumer(replica, request)
         if kind is ApiKind.CONSUMER_INFO:
             return encode_response(kind, consumer_info(self.node, replica, consumer, shown=True))
@@ -131,7 +136,7 @@ class LeaderApi:
     ) -> list[tuple[bytes, bytes]]:
         return direct.direct_get(replica.stream, request.rest, headers, payload)
 
-    # -- streams ----------------------------------------------------------------------------------
+    # -- streams --------------------------------------------------------------------------------
 
     def _stream_info(self, replica: Replica, body: StreamInfoRequest) -> bytes:
         info = stream_info(
@@ -148,6 +153,13 @@ class LeaderApi:
             state = msgspec.structs.replace(info.state, subjects=dict(part))
             info = msgspec.structs.replace(info, state=state)
         return encode_response(ApiKind.STREAM_INFO, paged, info)
+
+    def _get_message(self, replica: Replica, body: MsgGetRequest) -> bytes:
+        message = direct.find_message(replica.stream.store, body)
+        if message is None:
+            raise JetStreamError.of(10037)
+        shown = direct.shown(message, no_hdr=body.no_hdr)
+        return encode_response(ApiKind.STREAM_MSG_GET, GotMessage(shown))
 
     async def _purge(self, replica: Replica, body: PurgeRequest) -> bytes:
         command = Purge(replica.stamp(), body.filter.encode(), body.seq, body.keep)
@@ -183,7 +195,7 @@ class LeaderApi:
             await self._propose(replica, UpdateConfig(replica.stamp(), config))
         return b""
 
-    # -- consumers --------------------------------------------------------------------------------
+    # -- consumers ------------------------------------------------------------------------------
 
     def _consumer(self, replica: Replica, request: ApiRequest) -> Consumer:
         consumer = replica.stream.consumers.get(request.consumer)
@@ -261,7 +273,7 @@ class LeaderApi:
         reset_seq = result if isinstance(result, int) else 0
         return encode_response(ApiKind.CONSUMER_RESET, info, Reset(reset_seq))
 
-    # -- for lists and account info, asked by other nodes ------------------------------------------
+    # -- for lists and account info, asked by other nodes ---------------------------------------
 
     async def serve_infos(self, _peer: NodeId, body: bytes) -> bytes:
         groups, shown = _groups.decode(body)

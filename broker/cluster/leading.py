@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ACK_PREFIX = b"$JS.ACK."
 FLOW_PREFIX = b"$JS.FC."
+NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
 EXPIRY_CHECK_MIN_NS = 250_000_000  # age timers run no faster
 
 
@@ -62,7 +63,7 @@ class Leading:
         for subject in self._watched:
             self.replica.node.unwatch(self.replica.account.name, subject, self)
 
-    # -- consumers come and go ----------------------------------------------------------------------
+    # -- consumers come and go ------------------------------------------------------------------
 
     def consumers_changed(self) -> None:
         """Engines for the consumers there are, none for those that went."""
@@ -99,7 +100,7 @@ class Leading:
                 del self._watched[subject]
                 self.replica.node.unwatch(self.replica.account.name, subject, self)
 
-    # -- what arrives -----------------------------------------------------------------------------
+    # -- what arrives ---------------------------------------------------------------------------
 
     def errand(self, errand: Errand) -> None:
         """A pull, an ack or a flow control answer. What cannot be read is dropped."""
@@ -121,13 +122,22 @@ class Leading:
             request = parse_api_subject(subject, domain=self.replica.node.options.domain.encode())
             engine = self.engines.get(request.consumer) if request is not None else None
             if engine is None:
+                self.sender.status(reply, b"", NO_RESPONDERS)
                 return
             engine.pull(payload, reply, now)
             self._listening[engine] = None
         self._wake(engine)
 
-    def messages_stored(self) -> None:
-        """New messages were applied: wake who waits for them."""
+    def applied(self, *, stored: bool, consumers: list[str]) -> None:
+        """Entries were applied: new messages, or changed consumers, or neither."""
+        if consumers:
+            self.consumers_changed()
+            for name in consumers:
+                self.consumer_changed(name)
+        if stored:
+            self._messages_stored()
+
+    def _messages_stored(self) -> None:
         for engine in list(self._listening):
             if engine.wake():
                 self._wake(engine)
@@ -172,7 +182,7 @@ class Leading:
     def _has_interest(self, subject: bytes) -> bool:
         return bool(self.replica.account.subs.match(subject))
 
-    # -- what goes out ------------------------------------------------------------------------------
+    # -- what goes out --------------------------------------------------------------------------
 
     def _wake(self, engine: Delivery) -> None:
         self._dirty[engine] = None
@@ -218,7 +228,7 @@ class Leading:
         for reply in replies:
             self.sender.status(reply, b"", b"")
 
-    # -- timers -------------------------------------------------------------------------------------
+    # -- timers ---------------------------------------------------------------------------------
 
     def _arm(self) -> None:
         while self._timers and self._timers[0][2].consumer.name not in self.engines:
@@ -253,5 +263,3 @@ class Leading:
         if not self.closed:
             self.replica.propose_all([Expire(self.replica.stamp())], [])
             self._arm_expiry()
-
-

@@ -29,6 +29,8 @@ from broker.store.state_db import StateDb
 from raft import Entry, EntryKind, Index, NodeId, SnapshotMeta, Term
 from raft.host import Host
 
+NOTHING = Index(0)
+
 
 @dataclass(slots=True)
 class MetaGroup:
@@ -45,7 +47,7 @@ class MetaGroup:
     leader_since_ns: int = 0
     is_leader: bool = False
     _waiting: Waiting = field(default_factory=Waiting)
-    _flushed: Index = Index(0)
+    _flushed: Index = NOTHING
 
     def load(self) -> None:
         """Take up the record of an earlier run; what is newer comes back from the log."""
@@ -103,7 +105,7 @@ class MetaGroup:
     def durable_index(self) -> Index:
         return self._flushed
 
-    # -- checkpoints ------------------------------------------------------------------------------
+    # -- checkpoints ----------------------------------------------------------------------------
 
     def written(self) -> Index:
         """What the next flush of the state column makes durable."""

@@ -46,7 +46,7 @@ RETRY_LAST_S = 10.0
 DROPPED_HEADERS = (b"Nats-Expected-", b"Nats-Batch-")
 
 
-class NoSuchRemote(Exception):  # noqa: N818
+class NoSuchRemote(Exception):
     """The configuration of this server names no such remote."""
 
 
@@ -116,9 +116,7 @@ class Mirror:
         message = await origin.next()
         _append(builder, message)
         while (
-            origin.buffered()
-            and builder.rows < BATCH_ROWS_MAX
-            and builder.nbytes < BATCH_BYTES_MAX
+            origin.buffered() and builder.rows < BATCH_ROWS_MAX and builder.nbytes < BATCH_BYTES_MAX
         ):
             message = await origin.next()
             _append(builder, message)
@@ -194,6 +192,4 @@ def _append(builder: BlockBuilder, message: OriginMessage) -> None:
     if any(name in headers for name in DROPPED_HEADERS):
         pairs = [p for p in wire_headers.parse(headers) if not p[0].startswith(DROPPED_HEADERS)]
         headers = wire_headers.build(b"NATS/1.0", pairs) if pairs else b""
-    builder.append(
-        message.subject, headers, message.data, time_ns=message.time_ns, seq=message.seq
-    )
+    builder.append(message.subject, headers, message.data, time_ns=message.time_ns, seq=message.seq)

@@ -40,7 +40,9 @@ def jsz(node: JetStreamNode | None, api: ApiService | None, query: Query) -> Doc
             "sync_always": True,
             "domain": node.options.domain,
         },
-        "memory": sum(r.stream.store.bytes for r in replicas if r.stream.config.storage == "memory"),
+        "memory": sum(
+            r.stream.store.bytes for r in replicas if r.stream.config.storage == "memory"
+        ),
         "storage": sum(r.stream.store.bytes for r in replicas if r.stream.config.storage == "file"),
         "reserved_memory": 0,
         "reserved_storage": 0,
@@ -102,9 +104,13 @@ def _accounts(node: JetStreamNode, replicas: list[Replica], query: Query) -> lis
             ]
         details.append(detail)
     return [
-        {"name": account, "id": account, "stream_detail": details if _asked(query, "streams", "consumers") else []}
+        {
+            "name": account,
+            "id": account,
+            "stream_detail": details if _asked(query, "streams", "consumers") else [],
+        }
         for account, details in by_account.items()
-    ]  # fmt: skip
+    ]
 
 
 def healthz(node: JetStreamNode | None, query: Query) -> tuple[int, Document]:
@@ -137,9 +143,9 @@ def metrics(node: JetStreamNode | None, mesh: Mesh | None) -> list[Gauge]:
     found += [
         ("jetraft_streams", "Stream replicas on this node.", {}, len(replicas)),
         ("jetraft_streams_led", "Streams this node leads.", {}, led),
-        ("jetraft_store_healthy", "1 while writes to disk succeed.", {}, node.store.failure is None),
-        ("jetraft_errands_dropped", "Acks and pulls lost for want of a leader.", {}, node.errands.dropped),
-    ]  # fmt: skip
+        ("jetraft_store_healthy", "1 while writes succeed.", {}, node.store.failure is None),
+        ("jetraft_errands_dropped", "Acks and pulls without a leader.", {}, node.errands.dropped),
+    ]
     for replica in replicas:
         labels = {"account": replica.assignment.account, "stream": replica.name}
         store = replica.stream.store

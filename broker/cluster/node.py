@@ -21,8 +21,8 @@ import msgspec
 from broker.cluster.errands import CHANNEL_ERRANDS, Errand, Errands
 from broker.cluster.formation import Candidate, Formation, Founding, write_durably
 from broker.cluster.leading import Leading
-from broker.cluster.meta import META_GROUP, Assignment, Meta, MetaCommand, MetaResult
 from broker.cluster.mesh import Mesh
+from broker.cluster.meta import META_GROUP, Assignment, Meta, MetaCommand, MetaResult
 from broker.cluster.metagroup import MetaGroup
 from broker.cluster.outbox import Batch, Outbox, Published
 from broker.cluster.replica import Replica
@@ -98,7 +98,7 @@ class JetStreamNode:
     def meta(self) -> Meta:
         return self.meta_group.meta
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- life -----------------------------------------------------------------------------------
 
     def open(self, directory: Path) -> None:
         """Open the store. Raises raft.StoreError with a sentence for the operator."""
@@ -207,7 +207,7 @@ class JetStreamNode:
             if self.leader(GroupId(group)) == peer.node:
                 outbox.resend()
 
-    # -- who leads --------------------------------------------------------------------------------
+    # -- who leads ------------------------------------------------------------------------------
 
     def leader(self, group: int) -> NodeId | None:
         known = self._leaders.get(group)
@@ -252,7 +252,7 @@ class JetStreamNode:
         if outbox is not None:
             outbox.resend()
 
-    # -- assignments -------------------------------------------------------------------------------
+    # -- assignments ----------------------------------------------------------------------------
 
     def _assigned(self, assignment: Assignment) -> None:
         group = assignment.group
@@ -304,7 +304,7 @@ class JetStreamNode:
             tree.insert(sub)
         self._captures[assignment.group] = subs
 
-    # -- push consumers follow the interest in their deliver subjects ---------------------------------
+    # -- push consumers follow the interest in their deliver subjects ---------------------------
 
     def watch(self, account: str, subject: bytes, leading: Leading) -> None:
         self._watchers.setdefault((account, subject), {})[leading] = None
@@ -357,16 +357,16 @@ class JetStreamNode:
         """Send a batch to the stream's leader, if one is known."""
         leader = self.leader(outbox.group)
         if leader == self.node:
-            self.replicas[outbox.group].publish(self.node, outbox.session, batch.number, batch.block)
+            self.replicas[outbox.group].publish(
+                self.node, outbox.session, batch.number, batch.block
+            )
         elif leader is not None:
             head = _head(outbox.group, outbox.session, batch.number)
             self.mesh.send(leader, CHANNEL_PUBLISH, head + batch.block)
         return leader
 
     def _received_publish(self, peer: NodeId, frame: bytes) -> None:
-        group, session, number = (
-            int.from_bytes(frame[at : at + 8], "little") for at in (0, 8, 16)
-        )
+        group, session, number = (int.from_bytes(frame[at : at + 8], "little") for at in (0, 8, 16))
         replica = self.replicas.get(group)
         if replica is not None:
             replica.publish(peer, session, number, frame[_PUBLISH_HEAD_BYTES:])
@@ -388,7 +388,7 @@ class JetStreamNode:
         if replica is not None and replica.leading is not None:
             replica.leading.errand(errand)
 
-    # -- changes of the meta group ------------------------------------------------------------------
+    # -- changes of the meta group --------------------------------------------------------------
 
     async def change_meta(self, command: MetaCommand, *, timeout_s: float = 8.0) -> Assignment:
         """Have the meta leader commit it. Raises the JetStreamError it was refused with."""
@@ -435,7 +435,7 @@ class JetStreamNode:
 
         await eventually(here, timeout_s=2.0)
 
-    # -- durability of the applied state --------------------------------------------------------------
+    # -- durability of the applied state --------------------------------------------------------
 
     def state_written(self, size: int) -> None:
         self._unflushed_bytes += size

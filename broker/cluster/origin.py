@@ -24,11 +24,11 @@ HEARTBEAT_S = 2.0
 READ_LIMIT = 1 << 20
 
 
-class OriginLost(Exception):  # noqa: N818 - the fact
+class OriginLost(Exception):
     """The connection or the consumer is gone, or a gap was seen: begin again after last stored."""
 
 
-class OriginRefused(Exception):  # noqa: N818
+class OriginRefused(Exception):
     """The origin answered with an API error."""
 
 
@@ -170,7 +170,9 @@ class Origin:
             self.writer.write(b"PUB %b 0\r\n\r\n" % stalled)
         last = wire_headers.get(headers, b"Nats-Last-Consumer")
         if last is not None and int(last) != self._expected - 1:
-            raise OriginLost(f"the origin has delivered up to {int(last)}, we have {self._expected - 1}")
+            raise OriginLost(
+                f"the origin has delivered up to {int(last)}, we have {self._expected - 1}"
+            )
 
     async def _message(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
         """sid, subject, headers, payload, reply of the next MSG or HMSG."""

@@ -75,7 +75,9 @@ class PlanService:
         if assignment is None or replica is None or replica.leading is None:
             raise CallRefused(f"not the leader of {stream}")
         store = replica.stream.store
-        matches = {peer.node: peer.match for peer in self.node.host.status(replica.group).core.peers}
+        matches = {
+            peer.node: peer.match for peer in self.node.host.status(replica.group).core.peers
+        }
         applied = replica.stream.applied
         replicas = [
             PlanReplica(

@@ -97,7 +97,7 @@ class Replica:
         self._last_stamp_ns = max(self.node.now_ns(), self._last_stamp_ns, self.stream.last_time)
         return self._last_stamp_ns
 
-    # -- proposing, on the leader ------------------------------------------------------------------
+    # -- proposing, on the leader ---------------------------------------------------------------
 
     def publish(self, origin: NodeId, session: int, number: int, block: bytes) -> None:
         """Propose a batch. Without leadership it is dropped: its origin sends it again."""
@@ -169,12 +169,7 @@ class Replica:
         if self._won is not None and entries and entries[-1].term == self._won:
             self._begin_leading()
         elif self.leading is not None:
-            if changed_consumers:
-                self.leading.consumers_changed()
-                for name in changed_consumers:
-                    self.leading.consumer_changed(name)
-            if stored:
-                self.leading.messages_stored()
+            self.leading.applied(stored=stored, consumers=changed_consumers)
         if self.stream.needs_checkpoint():
             self.checkpoint()
 
@@ -209,7 +204,7 @@ class Replica:
     def durable_index(self) -> Index:
         return self._flushed
 
-    # -- checkpoints ------------------------------------------------------------------------------
+    # -- checkpoints ----------------------------------------------------------------------------
 
     def checkpoint(self) -> Index:
         """Write the applied state (not durable before a flush); the index it stands for."""
@@ -223,7 +218,7 @@ class Replica:
     def flushed(self, index: Index) -> None:
         self._flushed = max(self._flushed, index)
 
-    # -- leadership -------------------------------------------------------------------------------
+    # -- leadership -----------------------------------------------------------------------------
 
     def _begin_leading(self) -> None:
         """Everything of earlier terms is applied: this node may serve the stream now."""
@@ -265,11 +260,9 @@ class Replica:
         if isinstance(what, JetStreamError):
             return encode_pub_error(self.name, what)
         domain = self.node.options.domain
-        return encode_pub_ack(
-            PubAck(stream=self.name, seq=what.seq, domain=domain, duplicate=True)
-        )
+        return encode_pub_ack(PubAck(stream=self.name, seq=what.seq, domain=domain, duplicate=True))
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """The process stops; the stream stays."""

@@ -25,7 +25,7 @@ Method = Callable[[NodeId, bytes], Awaitable[bytes]]
 Send = Callable[[NodeId, bytes], bool]
 
 
-class CallFailed(Exception):  # noqa: N818 - reads as the fact it reports
+class CallFailed(Exception):
     """Indefinite: the other node may or may not have done it."""
 
 

@@ -139,7 +139,7 @@ class Runtime:
         if self.node is not None:
             self.node.hand_over()
 
-    # -- what the server and its monitor ask ------------------------------------------------------
+    # -- what the server and its monitor ask ----------------------------------------------------
 
     def on_connect_info(self) -> Document:
         info: Document = {}
@@ -241,5 +241,3 @@ def store_directory(configured: str) -> Path:
         reason = f"could not create storage directory - {error}"
         raise StartFailed(f"Can't start JetStream: {reason}") from error
     return directory
-
-

@@ -16,7 +16,7 @@ from raft import Index, Term
 WAITING_MAX = 100_000
 
 
-class LostLeadership(Exception):  # noqa: N818 - the fact, not a code
+class LostLeadership(Exception):
     """Definite: another leader's entry took the place of this one; it will not be applied."""
 
 
