@@ -165,7 +165,7 @@ class Link:
             "pedantic": False,
             "headers": True,
             "no_responders": True,
-            "protocol": 1,
+            "protocol": 0,  # no INFO later on: it would land in the middle of a block
             "lang": "jetraft-scan",
             "version": "1",
         }
