@@ -79,6 +79,7 @@ class Acceptor:
             link.abort()
 
     def _made(self, link: Link) -> None:
+        self._mesh.link_made(link)
         limits = self._mesh.limits
         if len(self._strangers) >= limits.strangers_max:
             link.abort(ConnectionError("too many connections without a handshake"))
@@ -160,4 +161,4 @@ class Acceptor:
                 _log.info(
                     "%s: link from %s lost: %s", mesh.ourselves.name, mesh.name(link.node), error
                 )
-        mesh.lost_counts.append(link.counts())
+        mesh.link_lost(link)

@@ -49,6 +49,7 @@ class _Dialled:
         self.link = Link(
             on_frame=self._frame,
             on_lost=self._lost,
+            on_made=mesh.link_made,
             queue_bytes_max=(
                 limits.control_queue_bytes_max if control else limits.bulk_queue_bytes_max
             ),
@@ -83,7 +84,7 @@ class _Dialled:
             self.welcomed.exception()  # seen: a dialer that was stopped asks no more
         if not self.lost.done():
             self.lost.set_result(error)
-        self._mesh.lost_counts.append(link.counts())
+        self._mesh.link_lost(link)
 
 
 class Dialer:

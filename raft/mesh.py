@@ -23,9 +23,11 @@ from raft.handshake import (
     Refused,
     addresses,
 )
+from raft.link import Link
 from raft.types import NodeId
 
 _log = logging.getLogger("raft.transport")
+_LINGER_SECONDS: Final = 0.5  # for queued frames to leave when the transport stops
 _REASONS_MAX: Final = 256  # refusals remembered so that each is logged once
 
 
@@ -77,6 +79,8 @@ class Mesh:
         self.peers: dict[NodeId, Peer] = {}
         self.links: dict[NodeId, LinkPair] = {}
         self.lost_counts: list[tuple[int, int, int, int]] = []
+        self._open: set[Link] = set()  # every connection, either direction, any state
+        self._all_lost = asyncio.Event()
         self._on_peer = on_peer
         # Which node a seed leads to, once it was reached; our own node for our own address.
         self._seeds: dict[tuple[str, int], NodeId | None] = {(h, p): None for h, p in routes}
@@ -95,6 +99,28 @@ class Mesh:
         reached = {node for node in self._seeds.values() if node is not None}
         unknown = sum(node is None for node in self._seeds.values())
         return len(reached - {self.ourselves.node}) + unknown
+
+    def link_made(self, link: Link) -> None:
+        self._open.add(link)
+        self._all_lost.clear()
+
+    def link_lost(self, link: Link) -> None:
+        self.lost_counts.append(link.counts())
+        self._open.discard(link)
+        if not self._open:
+            self._all_lost.set()
+
+    async def drain(self) -> None:
+        """Return when every connection has ended; those that linger are cut off."""
+        if not self._open:
+            return
+        try:
+            async with asyncio.timeout(_LINGER_SECONDS):
+                await self._all_lost.wait()
+        except TimeoutError:
+            for link in self._open:
+                link.abort()
+            await self._all_lost.wait()
 
     def known(self) -> list[Address]:
         """What we tell others in a hello."""

@@ -111,6 +111,7 @@ class Transport:
         self._runner.cancel()
         await asyncio.wait([self._runner])
         self._acceptor.abort()
+        await self._mesh.drain()
         await self._server.wait_closed()
         self._server = self._runner = None
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from raft.transport import Peer, Transport, TransportLimits
 from raft.types import NodeId, node_id
@@ -18,12 +20,23 @@ from raft.types import NodeId, node_id
 FAST = TransportLimits(ping_seconds=0.05, connect_seconds=1.0, retry_last_seconds=0.1)
 
 
+@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
+def loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs on both event loops the application may choose."""
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+    monkeypatch.setattr(sys.modules[__name__], "new_loop", factory)
+
+
+new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
+
 def run(test: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(20):
             await test
 
-    asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(bounded())
 
 
 async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
