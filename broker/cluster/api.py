@@ -175,9 +175,8 @@ class ApiService:
         if assignment is None:
             return False
         replica = self.node.replicas.get(assignment.group)
-        if replica is not None and replica.leading is not None:
-            if call.request.consumer not in replica.stream.consumers:
-                return False
+        if replica is not None and not replica.could_serve(call.request.consumer):
+            return False
         if call.reply:
             errand = (assignment.group, call.subject, call.reply, call.headers, call.payload)
             self.node.errands.add(errand)

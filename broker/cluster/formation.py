@@ -53,6 +53,7 @@ class Formation:
     on_formed: Callable[[Founding], None]
     founding: Founding | None = None
     _seen: dict[str, Candidate] = field(default_factory=dict)
+    _refused: Founding | None = None  # we are no member of it, and have said so
 
     def load(self) -> None:
         if self.path.exists():
@@ -87,25 +88,30 @@ class Formation:
             self._consider()
 
     def _consider(self) -> None:
-        for peer in self._seen.values():
-            if peer.founding is not None:
-                self._follow(peer.founding)
-                return
+        foundings = [peer.founding for peer in self._seen.values() if peer.founding is not None]
+        if foundings:
+            # Ours among them, if a stray node has brought another one along.
+            self._follow(next((f for f in foundings if self._is_member(f)), foundings[0]))
+            return
         names = sorted([self.name, *self._seen], key=node_id)
         if len(names) >= self.expected() and names[0] == self.name:
             members = {peer.name: peer.incarnation for peer in self._seen.values()}
             members[self.name] = self.incarnation
             self._adopt(Founding(self.cluster, members))
 
+    def _is_member(self, founding: Founding) -> bool:
+        return founding.members.get(self.name) == self.incarnation
+
     def _follow(self, founding: Founding) -> None:
-        if founding.members.get(self.name) != self.incarnation:
+        if self._is_member(founding):
+            self._adopt(founding)
+        elif founding != self._refused:  # asked again and again: said once
+            self._refused = founding
             logger.error(
                 "this node is not one of the founders %s (or its data was replaced): it serves "
                 "clients, but holds no streams; adding members is not supported yet",
                 sorted(founding.members),
             )
-            return
-        self._adopt(founding)
 
     def _adopt(self, founding: Founding) -> None:
         write_durably(self.path, msgspec.json.encode(founding))

@@ -92,6 +92,10 @@ class Replica:
     def name(self) -> str:
         return self.assignment.name
 
+    def could_serve(self, consumer: str) -> bool:
+        """False only when we lead and know that there is no such consumer."""
+        return self.leading is None or consumer in self.stream.consumers
+
     def stamp(self) -> int:
         """The time of a command: wall time that never goes back within the stream."""
         self._last_stamp_ns = max(self.node.now_ns(), self._last_stamp_ns, self.stream.last_time)
