@@ -55,8 +55,8 @@ def _last_per_subject(config: ConsumerConfig, store: MessageSource) -> Start:
             state = store.subject_state(subject)
             if state is not None:
                 last_seqs.add(state[2])
-    if not last_seqs:
-        return Start(store.last_seq + 1)
+    if not last_seqs:  # the last message is none of ours: starting there or behind it is the same
+        return Start(store.last_seq if store.messages else store.last_seq + 1)
     initial = sorted(last_seqs)
     return Start(initial[0], initial, store.last_seq)
 
