@@ -6,7 +6,6 @@ Spec: the server's runtime seam (broker/server/runtime.py); core sheet 7 for the
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import tempfile
 import time
@@ -198,11 +197,7 @@ class Runtime:
                 return None
             return ScanSource(replica.stream.store, str(replica.group))
 
-        async def drain() -> None:
-            while connection.pending_bytes > SCAN_BUFFER_MAX and not connection.closed:
-                await asyncio.sleep(0.001)
-
-        await self.scans.serve(connection.queue, drain, request_json, find)
+        await self.scans.serve(connection.queue, connection.drained, request_json, find)
 
 
 def client_address(server: Server) -> str:
@@ -214,7 +209,6 @@ def client_address(server: Server) -> str:
     return f"{host}:{server.port}"
 
 
-SCAN_BUFFER_MAX = 1 << 20  # bytes of a scan that wait in the connection before it pauses
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 _STATS = ("memory", "storage", "accounts", "ha_assets", "api")
 

@@ -22,11 +22,13 @@ from broker.subjects import Subscription, valid_subject
 from broker.wire import ClientParser, Op, ProtocolViolation
 
 if TYPE_CHECKING:
+    from broker.server.runtime import JetStreamRuntime
     from broker.server.server import Server
     from broker.wire import PubRun
 
 PONG = b"PONG\r\n"
 SYSTEM_QUEUE = b"_sys_"
+SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # who may not plan a bulk read may not do one
 
 
 class Connection(Endpoint):
@@ -211,7 +213,19 @@ class Connection(Endpoint):
         if services is None:
             self._violation(ProtocolViolation("Unknown Protocol Operation"))
             return
-        self.server.spawn(services.scan(self, request), name=f"scan cid={self.cid}")
+        now_ns = time.monotonic_ns()
+        permissions = self.permissions
+        if permissions is not None and not permissions.may_publish(SCAN_SUBJECT, now_ns=now_ns):
+            self._refuse_publish(SCAN_SUBJECT)
+            return
+        self.server.spawn(self._run_scan(services, request), name=f"scan cid={self.cid}")
+
+    async def _run_scan(self, services: JetStreamRuntime, request: bytes) -> None:
+        self.scans += 1
+        try:
+            await services.scan(self, request)
+        finally:
+            self.scans -= 1
 
     # -- CONNECT ----------------------------------------------------------------------------
 

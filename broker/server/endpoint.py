@@ -42,6 +42,7 @@ class Endpoint(ClientSink):
         self.authorized = False
         self.connect_received = False
         self.first_pong_sent = False
+        self.scans = 0  # bulk reads in progress
         self.subs: dict[bytes, Subscription] = {}
         self.host = ""
         self.port = 0
@@ -248,7 +249,10 @@ class Endpoint(ClientSink):
 
     @property
     def pingable(self) -> bool:
-        """No PING of ours may come before the first PONG, except to a client that is old."""
+        """No PING of ours may come before the first PONG, except to a client that is old, and
+        none inside the bytes of a bulk read."""
+        if self.scans:
+            return False
         age = self._loop.time() - self.opened
         return self.first_pong_sent or age > OPEN_BEFORE_PING_SECONDS
 

@@ -30,6 +30,7 @@ class Outbound(asyncio.Protocol):
         self._stalled: list[Origin] = []
         self._stall_end: asyncio.TimerHandle | None = None
         self._reading_pauses = 0
+        self._drained = asyncio.Event()
         self.closed = False
         self.stalls = 0
         self.max_pending = max_pending
@@ -116,7 +117,17 @@ class Outbound(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        self._drained.set()
         self.flush()
+
+    async def drained(self) -> None:
+        """Until the socket takes more. Raises ConnectionResetError when it never will."""
+        self.flush()
+        while self._full and not self.closed:
+            self._drained.clear()
+            await self._drained.wait()
+        if self.closed:
+            raise ConnectionResetError("the client is gone")
 
     # -- reading back-pressure --------------------------------------------------------------
 
@@ -145,6 +156,7 @@ class Outbound(asyncio.Protocol):
         """Nothing more leaves: forget the queue, let the producers go on."""
         self._chunks.clear()
         self._queued_bytes = 0
+        self._drained.set()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
