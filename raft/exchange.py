@@ -78,8 +78,14 @@ class SnapshotExchange:
         self._receiver.drop_all()
 
     def forget(self, group: Group) -> None:
-        """The group is gone from this node: its streams find that out by themselves."""
+        """The group is gone from this node. Streams that go out find that out by themselves."""
         self._receiver.drop(group.id)
+        if group.arrived is not None and not group.installing:
+            arrived, group.arrived = group.arrived, None
+            arrived.refuse()
+
+    def sweep(self) -> None:
+        self._receiver.sweep()
 
     def indices_needed(self, group: Group) -> list[Index]:
         """Where streams of this group stand: the log after them will be wanted."""

@@ -308,6 +308,7 @@ class Host:
             if group.stopped is None:
                 self._tick_group(group)
         if self._ticks % self._compactor.policy.every_ticks == 0:
+            self._exchange.sweep()
             try:
                 self._compactor.run(self._groups.values())
             except StoreFailed as error:

@@ -32,6 +32,7 @@ _NO_INDEX: Final = Index(0)
 WINDOW_BYTES: Final = 8 << 20  # unacknowledged; one chunk may always go
 SPOOL_MEMORY_BYTES: Final = 4 << 20  # a larger snapshot goes to a file
 STALL_SECONDS: Final = 10.0  # without any acknowledgement the stream is given up
+IDLE_SWEEPS_MAX: Final = 30  # without a frame an incoming stream is forgotten
 INSTALL_SECONDS: Final = 120.0  # from the last chunk to the receiver's verdict
 
 
@@ -247,6 +248,7 @@ class Incoming:
     term: Term
     meta: SnapshotMeta
     chunks: SpooledChunks
+    idle_sweeps: int = 0
 
 
 class SnapshotReceiver:
@@ -272,6 +274,7 @@ class SnapshotReceiver:
             if frame.kind is not FrameKind.STOP:
                 self.refuse(node, frame)
             return None
+        incoming.idle_sweeps = 0
         in_order = frame.number == len(incoming.chunks) + (frame.kind is FrameKind.CHUNK)
         if frame.kind is FrameKind.STOP or not in_order:
             self.drop(frame.group)
@@ -297,6 +300,13 @@ class SnapshotReceiver:
         incoming = self._streams.pop(group, None)
         if incoming is not None:
             incoming.chunks.close()
+
+    def sweep(self) -> None:
+        """Drop streams whose sender has fallen silent; called about once a second."""
+        for group, incoming in list(self._streams.items()):
+            incoming.idle_sweeps += 1
+            if incoming.idle_sweeps > IDLE_SWEEPS_MAX:
+                self.drop(group)
 
     def drop_all(self) -> None:
         for group in list(self._streams):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
+import ssl
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -372,5 +376,33 @@ def test_a_link_that_falls_silent_is_given_up() -> None:
         c.transports.clear()
         for writer in writers:
             writer.transport.abort()
+
+    cluster_test(body)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_links_over_tls(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    request = "openssl req -x509 -nodes -days 1 -newkey ec -pkeyopt ec_paramgen_curve:P-256"
+    subject = "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(
+        [*request.split(), *subject.split(), "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    accepting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    accepting.load_cert_chain(certificate, key)
+    dialling = ssl.create_default_context(cafile=certificate)
+
+    async def body(c: Cluster) -> None:
+        a = await c.start("a", tls=(accepting, dialling))
+        b = await c.start("b", a.port, tls=(accepting, dialling))
+        plain = await c.start("p", a.port)
+        await until(lambda: a.connected(b.node) and b.connected(a.node))
+        got: list[int] = []
+        a.register(16, lambda _node, payload: got.append(len(payload)))
+        assert b.send(a.node, 16, bytes(1_000_000))
+        await until(lambda: got == [1_000_000])
+        assert not plain.connected(a.node)
 
     cluster_test(body)
