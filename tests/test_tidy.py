@@ -31,8 +31,9 @@ MAY_IMPORT = {
     },
 }  # fmt: skip
 PURE = (
-    "broker.wire", "broker.subjects", "broker.jetstream", "raft.core", "raft.log", "raft.replica",
-    "raft.member",    "raft.progress", "raft.quorum", "raft.leading", "raft.messages", "raft.ready", "raft.types",
+    "broker.wire", "broker.subjects", "broker.jetstream", "raft.core", "raft.log",
+    "raft.replica", "raft.member", "raft.progress", "raft.quorum", "raft.leading",
+    "raft.messages", "raft.ready", "raft.types",
 )  # fmt: skip
 FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "socket", "os", "logging", "threading", "secrets"}
 

@@ -6,6 +6,8 @@ May not touch: the server's internals; the command line is a client like any oth
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -28,7 +30,7 @@ def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
     async def run() -> T:
         connection = await nats.connect(
             server.split(","), name="jetraft", max_reconnect_attempts=3, connect_timeout=3,
-            error_cb=_ignore_background,
+            error_cb=_ignore_background, **_credentials(),
         )  # fmt: skip
         try:
             return await work(connection)
@@ -42,6 +44,24 @@ def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
     except (nats.errors.Error, OSError) as problem:
         reason = str(problem) or type(problem).__name__
         raise click.ClickException(f"{reason} (server {server})") from problem
+
+
+def _credentials() -> dict[str, Any]:
+    """From the environment: NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CA, NATS_CERT, NATS_KEY."""
+    given: dict[str, Any] = {}
+    for option, variable in (
+        ("user", "NATS_USER"),
+        ("password", "NATS_PASSWORD"),
+        ("token", "NATS_TOKEN"),
+    ):
+        if os.environ.get(variable):
+            given[option] = os.environ[variable]
+    if os.environ.get("NATS_CA") or os.environ.get("NATS_CERT"):
+        context = ssl.create_default_context(cafile=os.environ.get("NATS_CA"))
+        if os.environ.get("NATS_CERT"):
+            context.load_cert_chain(os.environ["NATS_CERT"], os.environ.get("NATS_KEY"))
+        given["tls"] = context
+    return given
 
 
 async def _ignore_background(_: Exception) -> None:

@@ -18,6 +18,7 @@ from broker.cluster.sending import Sender
 from broker.jetstream.ack import parse_ack_subject
 from broker.jetstream.api import parse_api_subject
 from broker.jetstream.commands import Expire
+from broker.jetstream.config import AckPolicy
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.delivery import Delivery
 from broker.jetstream.effects import Advisory, Confirm, Deliver, Effect, Propose, Status
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 ACK_PREFIX = b"$JS.ACK."
 FLOW_PREFIX = b"$JS.FC."
 NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
+NEVER = 1 << 63
 EXPIRY_CHECK_MIN_NS = 250_000_000  # age timers run no faster
 
 
@@ -42,6 +44,7 @@ class Leading:
         self._listening: dict[Delivery, None] = {}  # somebody waits there for new messages
         self._dirty: dict[Delivery, None] = {}
         self._timers: list[tuple[int, int, Delivery]] = []
+        self._armed: dict[Delivery, int] = {}  # the earliest entry of each engine in _timers
         self._serial = count()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -95,6 +98,7 @@ class Leading:
         del self.engines[name]
         self._listening.pop(engine, None)
         self._dirty.pop(engine, None)
+        self._armed.pop(engine, None)
         for subject, owner in list(self._watched.items()):
             if owner == name:
                 del self._watched[subject]
@@ -110,6 +114,10 @@ class Leading:
             parsed = parse_ack_subject(subject)
             engine = self.engines.get(parsed[1].decode()) if parsed is not None else None
             if parsed is None or engine is None:
+                return
+            if engine.consumer.config.ack_policy is AckPolicy.NONE:
+                if reply:
+                    self.sender.status(reply, b"", NO_RESPONDERS)  # nobody listens for acks
                 return
             engine.ack(parsed, payload, reply, now)
         elif subject.startswith(FLOW_PREFIX):
@@ -206,7 +214,8 @@ class Leading:
             self.replica.propose_all(proposal.commands, proposal.confirms)
         for engine in dirty:
             at = engine.next_deadline()
-            if at is not None:
+            if at is not None and at < self._armed.get(engine, NEVER):
+                self._armed[engine] = at
                 heappush(self._timers, (at, next(self._serial), engine))
         self._arm()
 
@@ -245,6 +254,7 @@ class Leading:
         now = self.replica.node.now_ns()
         while self._timers and self._timers[0][0] <= now:
             engine = heappop(self._timers)[2]
+            self._armed.pop(engine, None)
             if self.engines.get(engine.consumer.name) is engine:
                 self._wake(engine)
         if not self._scheduled:
