@@ -88,6 +88,7 @@ class Stream:
         self.applied = 0
         self._make = consumers
         self._wants: dict[bytes, bool] = {}
+        store.remember_trails(config.max_msgs_per_subject)
         if config.first_seq > 1:
             store.skip_to(config.first_seq)
 
@@ -258,6 +259,7 @@ class Stream:
     def _configure(self, config: StreamConfig) -> None:
         before, self.config = self.config, config
         self._wants.clear()
+        self.store.remember_trails(config.max_msgs_per_subject)
         retention.enforce_all_limits(self)
         if before.retention is not config.retention:
             retention.drop_without_interest(self)
@@ -378,6 +380,7 @@ class Stream:
     def restore(self, chunks: Sequence[bytes]) -> None:
         """Become the state of another replica; the next checkpoint removes what was ours."""
         record = _record.decode(chunks[0])
+        self.store.remember_trails(record.config.max_msgs_per_subject)
         persistence.restore(self.store, record.store, chunks[1:])
         self.dedup = DedupWindow.restore(record.dedup, self.store.segments.files)
         self._take_over(record)

@@ -6,6 +6,7 @@ Spec: block format in block_py.py; sizes by JetStream sheet 2.3 (`bytes` of a st
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from struct import pack_into
 from typing import Final
@@ -43,12 +44,11 @@ class Sizing:
             size += self.per_header * (len(set(Columns(block).header_ends)) - 1)
         return size
 
-    def of_stretch(self, rows: Rows, start: int, stop: int) -> int:
-        """Rows from `start` up to `stop`."""
-        if not isinstance(rows, Block):
+    def of_stretch(self, rows: Rows, columns: Columns | None, start: int, stop: int) -> int:
+        """Rows from `start` up to `stop`; with the columns of a block, without a loop."""
+        if columns is None:
             return sum(self.of_row(rows, i) for i in range(start, stop))
-        columns = Columns(rows)
-        size = (stop - start) * self.per_message
+        size: int = (stop - start) * self.per_message
         for ends in (columns.subject_ends, columns.header_ends, columns.data_ends):
             size += ends[stop] - ends[start]
         if self.per_header and columns.header_ends[stop] != columns.header_ends[start]:
@@ -87,6 +87,26 @@ class Columns:
     def data_span(self, i: int) -> tuple[int, int]:
         at = self._blobs_at + _padded(self.block.subjects_len) + _padded(self.block.headers_len)
         return at + self.data_ends[i], at + self.data_ends[i + 1]
+
+
+    def rows_of(self, subject: bytes) -> list[tuple[int, int]]:
+        """Stretches of rows with exactly this subject, found by searching the text."""
+        ends, length = self.subject_ends, len(subject)
+        at = self._blobs_at
+        text = bytes(memoryview(self.block.raw).cast("B")[at : at + self.block.subjects_len])
+        found: list[tuple[int, int]] = []
+        at = text.find(subject)
+        while at >= 0:
+            row = bisect_left(ends, at)
+            if ends[row] == at and ends[row + 1] == at + length:
+                if found and found[-1][1] == row:
+                    found[-1] = (found[-1][0], row + 1)
+                else:
+                    found.append((row, row + 1))
+                at = text.find(subject, at + length)
+            else:
+                at = text.find(subject, at + 1)
+        return found
 
 
 def blanked(block: Block, i: int) -> bytes:

@@ -8,6 +8,7 @@ Cost: an appended batch touches each of its distinct subjects once, however many
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ class SubjectEntry:
     first: int  # the first message, unless that one is gone by now
     last: int  # the last message, unless that one is gone by now
     homes: list[int]  # first sequences of the segments that got some, ascending; some may be gone
+    # Sequence and size of every message, flat, oldest first; None when they are not known. With
+    # it the oldest can be dropped without reading a block. Entries at the front may be gone.
+    trail: array[int] | None = None
 
 
 class SubjectIndex:
@@ -49,15 +53,17 @@ class SubjectIndex:
     def get(self, subject: bytes) -> SubjectEntry | None:
         return self._entries.get(subject)
 
-    def added(self, subject: bytes, *, count: int, first: int, last: int, home: int) -> None:
+    def added(
+        self, subject: bytes, *, count: int, first: int, last: int, home: int
+    ) -> SubjectEntry:
         """`count` messages came to the end of the stream, in the segment `home`."""
         entry = self._entries.get(subject)
         if entry is None:
-            self._entries[subject] = SubjectEntry(count, first, last, [home])
+            entry = self._entries[subject] = SubjectEntry(count, first, last, [home])
             self._fresh.append(subject)
             if len(self._fresh) > _FRESH_MAX + 2 * len(self._entries):  # subjects come and go
                 self._ordered, self._fresh = [], list(self._entries)
-            return
+            return entry
         entry.count += count
         entry.last = last
         homes = entry.homes
@@ -66,6 +72,21 @@ class SubjectIndex:
             lowest = max(entry.first, self.floor)
             if len(homes) > _HOMES_KEPT and homes[len(homes) // 2] <= lowest:
                 del homes[: bisect_right(homes, lowest) - 1]
+        return entry
+
+    def trail_of(self, entry: SubjectEntry) -> array[int] | None:
+        """Its trail without what left at the front; None when it does not add up."""
+        trail = entry.trail
+        if trail is None:
+            return None
+        gone = 0
+        while gone < len(trail) and trail[gone] < self.floor:
+            gone += 2
+        if gone:
+            del trail[:gone]
+        if len(trail) != 2 * entry.count:
+            entry.trail = None
+        return entry.trail
 
     def removed(self, subject: bytes, count: int) -> None:
         entry = self._entries[subject]

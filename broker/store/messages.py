@@ -10,6 +10,7 @@ sequence costs one row; dropping from the front costs the rows dropped, or one s
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,10 +18,11 @@ from broker.store import scan
 from broker.store.block import Block, BlockBuilder, Rows
 from broker.store.columns import FILE_SIZING, Sizing, blanked
 from broker.store.files import BlockFiles, MemoryDb
-from broker.store.index import SubjectFilter, SubjectIndex
+from broker.store.index import SubjectEntry, SubjectFilter, SubjectIndex
 from broker.store.removal import Removal
 from broker.store.segments import BlockCache, Segments
 
+TRAIL_MAX = 4096  # messages per subject; more are found by looking into blocks
 FILTERS_KEPT_MAX = 256
 SEGMENTS_PER_TAKE_MAX = 64
 _EVERYTHING = SubjectFilter(())
@@ -52,6 +54,7 @@ class MessageStore:
         self.last_time = 0  # of the last message ever stored; stays when that one is removed
         self.messages = 0
         self.bytes = 0
+        self.trail_max = 0  # subjects with up to so many messages remember where these are
         self._removal = Removal(self)
         self._filters: dict[tuple[bytes, ...], SubjectFilter] = {}
 
@@ -89,7 +92,9 @@ class MessageStore:
             view.grown([(subject, 0, 1)], builder.rows - 1)
         size = self.sizing.of(subject, headers, data)
         self._grew(count=1, size=size, last_seq=seq, max_time=time_ns, last_time=time_ns)
-        self.index.added(subject, count=1, first=seq, last=seq, home=segment.first_seq)
+        entry = self.index.added(subject, count=1, first=seq, last=seq, home=segment.first_seq)
+        if self.trail_max:
+            self.extend_trail(entry, 1, (seq, size))
         self.segments.seal_if_full()
         return seq
 
@@ -112,6 +117,8 @@ class MessageStore:
             added, home = self.index.added, segment.first_seq
             for subject, (count, low, high) in block.subject_summary().items():
                 added(subject, count=count, first=first + low, last=first + high, home=home)
+            if self.trail_max:
+                self._extend_trails(block, first)
             self.segments.seal_if_full()
         return first
 
@@ -218,10 +225,38 @@ class MessageStore:
     def drop_oldest_of(self, subject: bytes, keep: int) -> int:
         """Keep only the newest `keep` messages of a subject: max_msgs_per_subject."""
         entry = self.index.get(subject)
-        excess = entry.count - keep if entry is not None else 0
-        if excess > 0:
-            self._removal.oldest_of(subject, excess)
-        return max(excess, 0)
+        if entry is None or entry.count <= keep:
+            return 0
+        excess = entry.count - keep
+        self._removal.oldest_of(subject, entry, excess)
+        return excess
+
+    def remember_trails(self, count_max: int) -> None:
+        """Expect `drop_oldest_of` for subjects with up to so many messages; 0: do not."""
+        self.trail_max = count_max if 0 < count_max <= TRAIL_MAX else 0
+
+    def extend_trail(self, entry: SubjectEntry, count: int, added: tuple[int, ...]) -> None:
+        """`count` messages of the entry are new; `added` is what its trail gets for them."""
+        if entry.count == count:
+            entry.trail = array("q")
+        if entry.trail is not None:
+            if len(added) == 2 * count:
+                entry.trail.extend(added)
+            else:
+                entry.trail = None
+
+    def _extend_trails(self, block: Block, first: int) -> None:
+        of_row, get = self.sizing.of_row, self.index.get
+        for subject, start, stop in block.subject_runs():
+            entry = get(subject)
+            if entry is None:
+                continue
+            if entry.trail is None:
+                if entry.first != first + start:
+                    continue  # not known, and not the first time we see it
+                entry.trail = array("q")
+            for row in range(start, stop):
+                entry.trail.extend((first + row, of_row(block, row)))
 
     def drop_oldest(self, count: int) -> None:
         """Remove the `count` oldest messages: max_msgs."""
@@ -389,12 +424,14 @@ class MessageStore:
         entry = self.index.get(subject)
         assert entry is not None
         if not self.has(entry.first):
-            entry.first = self._removal.search_up(subject, entry)
+            trail = self.index.trail_of(entry)
+            entry.first = trail[0] if trail else self._removal.search_up(subject, entry)
         return entry.first
 
     def _last_of(self, subject: bytes) -> int:
         entry = self.index.get(subject)
         assert entry is not None
         if not self.has(entry.last):
-            entry.last = self._removal.search_down(subject, entry)
+            trail = self.index.trail_of(entry)
+            entry.last = trail[-2] if trail else self._removal.search_down(subject, entry)
         return entry.last

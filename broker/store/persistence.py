@@ -243,13 +243,19 @@ def _raw(store: MessageStore, segment: Segment) -> bytes:
 
 
 def _summarise(store: MessageStore, segment: Segment) -> Summary:
-    rows = store.segments.view(segment).rows
-    first = segment.first_seq
+    view = store.segments.view(segment)
+    rows, first, of_row = view.rows, segment.first_seq, store.sizing.of_row
     subjects = {
-        subject: (count, rows.seq(low) - first, rows.seq(high) - first)
+        subject: (
+            count,
+            rows.seq(low) - first,
+            rows.seq(high) - first,
+            of_row(rows, low),
+            of_row(rows, high),
+        )
         for subject, (count, low, high) in rows.subject_summary().items()
     }
-    size = store.sizing.of_stretch(rows, 0, rows.rows)
+    size = store.sizing.of_stretch(rows, view.columns, 0, rows.rows)
     return Summary(
         segment.last_seq, segment.rows, segment.nbytes, segment.max_time, size, subjects
     )
@@ -271,8 +277,11 @@ def _index(store: MessageStore, segment: Segment, summary: Summary | None) -> No
     home = segment.first_seq
     added = store.index.added
     if summary is not None and segment.live == segment.rows:
-        for subject, (count, low, high) in summary.subjects.items():
-            added(subject, count=count, first=home + low, last=home + high, home=home)
+        for subject, (count, low, high, *sizes) in summary.subjects.items():
+            entry = added(subject, count=count, first=home + low, last=home + high, home=home)
+            if store.trail_max:
+                ends = (home + low, sizes[0], home + high, sizes[1])
+                store.extend_trail(entry, count, ends[-2 * count :] if count <= 2 else ())
         return
     segments = store.segments
     rows = segments.view(segment).rows
@@ -280,7 +289,9 @@ def _index(store: MessageStore, segment: Segment, summary: Summary | None) -> No
     for begin, stop in live_stretches(segments, segment, _EVERYTHING, start=0, stop=end):
         for i in range(begin, stop):
             seq = rows.seq(i)
-            added(rows.subject(i), count=1, first=seq, last=seq, home=home)
+            entry = added(rows.subject(i), count=1, first=seq, last=seq, home=home)
+            if store.trail_max:
+                store.extend_trail(entry, 1, (seq, store.sizing.of_row(rows, i)))
 
 
 def _reopen_tail(store: MessageStore) -> None:

@@ -8,6 +8,7 @@ is that of a stored message, or one behind the last."""
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -88,17 +89,58 @@ class Removal:
         self._settle_floor()
         return messages - store.messages
 
-    def oldest_of(self, subject: bytes, count: int) -> None:
+    def oldest_of(self, subject: bytes, entry: SubjectEntry, count: int) -> None:
         """The `count` oldest messages of the subject go."""
-        entry = self.store.index.get(subject)
-        while entry is not None and count > 0:
-            segment, stretches = self._oldest_stretches(subject, entry, count)
-            newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
-            count -= self._take_rows(segment, stretches)
-            entry = self.store.index.get(subject)
-            if entry is not None:
-                entry.first = newest  # gone, but nearer to the next one than the old bound
+        trail = self.store.index.trail_of(entry)
+        if trail is not None:
+            self._oldest_by_trail(subject, trail, count)
+            if trail:
+                entry.first = trail[0]
+        else:
+            left: SubjectEntry | None = entry
+            while left is not None and count > 0:
+                segment, stretches = self._oldest_stretches(subject, left, count)
+                newest = self.store.segments.view(segment).rows.seq(stretches[-1][1] - 1)
+                count -= self._take_rows(segment, stretches)
+                left = self.store.index.get(subject)
+                if left is not None:
+                    left.first = newest  # gone, but nearer to the next than the old bound
+            if left is not None and left.count <= self.store.trail_max:
+                left.trail = self._trail(subject, left)
         self._settle_floor()
+
+    def _oldest_by_trail(self, subject: bytes, trail: array[int], count: int) -> None:
+        """Consecutive sequences go together; no block is read."""
+        store, segments = self.store, self.store.segments
+        at, stop = 0, 2 * count
+        while at < stop:
+            first = last = trail[at]
+            size = trail[at + 1]
+            segment = segments.all[segments.at(first)]
+            at += 2
+            while at < stop and trail[at] == last + 1 and last < segment.last_seq:
+                last += 1
+                size += trail[at + 1]
+                at += 2
+            store.index.removed(subject, last - first + 1)
+            self._mark_range(segment, first, last)
+            self._count_out(segment, count=last - first + 1, size=size)
+        del trail[:stop]
+
+    def _trail(self, subject: bytes, entry: SubjectEntry) -> array[int]:
+        """Where all messages of the subject are, and their sizes, by reading their blocks."""
+        trail = array("q")
+        segments, sizing = self.store.segments, self.store.sizing
+        for home in entry.homes:
+            segment = segments.starting_at(home)
+            if segment is None:
+                continue
+            view = segments.view(segment)
+            for begin, end in view.stretches_of(subject):
+                for start, stop in self._live(segment, view, begin, end):
+                    for row in range(start, stop):
+                        trail.extend((view.rows.seq(row), sizing.of_row(view.rows, row)))
+        return trail
 
     def set_floor(self, seq: int) -> None:
         self.store.segments.floor = seq
@@ -180,11 +222,17 @@ class Removal:
         count = size = 0
         for begin, end in stretches:
             count += end - begin
-            size += store.sizing.of_stretch(rows, begin, end)
+            size += store.sizing.of_stretch(rows, view.columns, begin, end)
             for subject, gone in _subjects(view, begin, end):
                 store.index.removed(subject, gone)
+                # A trail that lost something in its middle no longer adds up: trail_of sees it.
             if mark:
                 self._mark(segment, view, begin, end)
+        self._count_out(segment, count=count, size=size)
+        return count
+
+    def _count_out(self, segment: Segment, *, count: int, size: int) -> None:
+        store = self.store
         segment.live -= count
         segment.live_size -= size
         segment.deletes_written = False
@@ -192,7 +240,6 @@ class Removal:
         store.bytes -= size
         if not segment.live:
             store.segments.discard(store.segments.at(segment.first_seq))
-        return count
 
     def _mark(self, segment: Segment, view: View, begin: int, end: int) -> None:
         rows = view.rows

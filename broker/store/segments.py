@@ -16,6 +16,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from broker.store.block import Block, BlockBuilder, BlockDamaged, Rows
+from broker.store.columns import Columns
 from broker.store.files import BLOCK, SUMMARY, BlockFiles
 from broker.store.index import SubjectFilter
 
@@ -23,6 +24,7 @@ SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192
 SUBJECTS_HELD_MAX: Final = 64  # more subjects than this are read from the summary when needed
 CACHE_BYTES_MAX: Final = 8 << 20  # when a store has a cache of its own
+_SEARCHES_MAX: Final = 32  # subjects looked for one by one, before all are listed
 _SELECTIONS_MAX: Final = 8  # remembered filters per loaded block
 
 Run = tuple[bytes, int, int]  # subject, start row, row behind the last
@@ -31,15 +33,15 @@ Run = tuple[bytes, int, int]  # subject, start row, row behind the last
 class Summary(msgspec.Struct, array_like=True, frozen=True):
     """What is known of a block without reading it.
 
-    `subjects` maps to (rows, distance of the first one's sequence from the block's first, same
-    for the last one)."""
+    `subjects` maps to (rows, distance of the first one's sequence from the segment's first, same
+    for the last one, size of the first one, size of the last one)."""
 
     last_seq: int
     rows: int
     nbytes: int
     max_time: int
     size: int  # what its rows count for in the stream's bytes
-    subjects: dict[bytes, tuple[int, int, int]]
+    subjects: dict[bytes, tuple[int, int, int, int, int]]
 
 
 @dataclass(slots=True)
@@ -73,10 +75,12 @@ class Segment:
 class View:
     """The rows of one segment, with what readers have worked out about them."""
 
-    __slots__ = ("_postings", "_runs", "_selections", "rows")
+    __slots__ = ("_columns", "_postings", "_runs", "_searches", "_selections", "rows")
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
+        self._columns: Columns | None = None
+        self._searches = 0
         self._runs: list[Run] | None = None
         self._postings: dict[bytes, list[tuple[int, int]]] | None = None
         self._selections: dict[tuple[bytes, ...], tuple[int, list[tuple[int, int]]]] = {}
@@ -98,8 +102,19 @@ class View:
             self._runs = self.rows.subject_runs()
         return self._runs
 
+    @property
+    def columns(self) -> Columns | None:
+        """The integer columns, if these are the rows of a block."""
+        if self._columns is None and isinstance(self.rows, Block):
+            self._columns = Columns(self.rows)
+        return self._columns
+
     def stretches_of(self, subject: bytes) -> list[tuple[int, int]]:
         """Where the rows of one subject are, ascending."""
+        columns = self.columns
+        if self._postings is None and columns is not None and self._searches < _SEARCHES_MAX:
+            self._searches += 1
+            return columns.rows_of(subject)
         if self._postings is None:
             self._postings = {}
             self._postings = self._post(len(self.runs))

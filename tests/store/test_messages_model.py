@@ -107,10 +107,13 @@ class StoreModel(RuleBasedStateMachine):
 
     def open(self) -> MessageStore:
         sizing = MEMORY_SIZING if self.twin.memory else FILE_SIZING
-        return MessageStore(self.db.files(7), sizing=sizing, cache=BlockCache(2_000))
+        store = MessageStore(self.db.files(7), sizing=sizing, cache=BlockCache(2_000))
+        store.remember_trails(self.trail_max)
+        return store
 
-    @initialize(memory=st.booleans(), tracking=st.booleans())
-    def begin(self, memory: bool, tracking: bool) -> None:
+    @initialize(memory=st.booleans(), tracking=st.booleans(), trail_max=st.sampled_from([0, 2, 9]))
+    def begin(self, memory: bool, tracking: bool, trail_max: int) -> None:
+        self.trail_max = trail_max
         self.twin = Twin(memory=memory)
         self.store = self.open()
         self.store.track_removals(on=tracking)
@@ -201,6 +204,12 @@ class StoreModel(RuleBasedStateMachine):
         self.store.drop_to_size(bytes_max)
         while self.twin.bytes > bytes_max:
             del self.twin.kept[self.twin.first_seq]
+
+    @rule(messages=st.lists(message, min_size=1, max_size=4), keep=st.integers(1, 3))
+    def append_within_limit(self, messages: list[tuple[bytes, bytes, bytes]], keep: int) -> None:
+        self.append_block(messages)
+        for subject in dict.fromkeys(subject for subject, _, _ in messages):
+            self.drop_oldest_of(subject, keep)
 
     @rule()
     def seal(self) -> None:
