@@ -16,7 +16,7 @@ from raft import NodeId
 
 logger = logging.getLogger("jetraft.cluster")
 
-_CALL, _ANSWER, _FAILURE, _REFUSAL = 0, 1, 2, 3
+_CALL, _ANSWER, _FAILURE, _REFUSAL = _KINDS = (0, 1, 2, 3)
 _HEAD = struct.Struct("<BQB")  # what it is, call id, length of the method name
 CALLS_MAX = 10_000  # outstanding per node; beyond it a call fails at once
 SERVED_MAX = 10_000  # being answered here; beyond it callers are told to come back
@@ -49,10 +49,15 @@ class Rpc:
         self._methods[name] = method
 
     async def call(self, to: NodeId, name: str, body: bytes, *, timeout_s: float = 5.0) -> bytes:
-        """The other node's answer. Raises CallFailed when it cannot be had in time."""
+        """The other node's answer. Raises CallFailed when it cannot be had in time.
+
+        A call to ourselves passes on whatever else the method raises."""
         if to == self.node:
-            async with asyncio.timeout(timeout_s):
-                return await self._methods[name](self.node, body)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._methods[name](self.node, body)
+            except TimeoutError as error:
+                raise CallFailed(f"{name}: not done in {timeout_s} s") from error
         if len(self._calls) >= CALLS_MAX:
             raise CallRefused("too many calls outstanding")
         call_id = self._next_id
@@ -75,6 +80,8 @@ class Rpc:
         if len(frame) < _HEAD.size:
             raise ValueError("short rpc frame")
         what, call_id, name_len = _HEAD.unpack_from(frame)
+        if what not in _KINDS or len(frame) < _HEAD.size + name_len:
+            raise ValueError("not an rpc frame")
         body = frame[_HEAD.size + name_len :]
         if what == _CALL:
             name = frame[_HEAD.size : _HEAD.size + name_len].decode(errors="replace")
