@@ -1,7 +1,8 @@
 """Proposals and those who wait for them to be applied.
 
 Owns: the futures of entries this node has proposed, by log index.
-May not touch: what the entries mean.
+May not touch: what the entries mean, how many there are: the host bounds what is proposed and
+not applied.
 A proposal is answered when the entry at its index is applied: with its result if it is the same
 entry (same term), with LostLeadership if another leader's entry stands there. Until then it is
 indefinite, and nobody is told otherwise."""
@@ -12,8 +13,6 @@ import asyncio
 from dataclasses import dataclass, field
 
 from raft import Index, Term
-
-WAITING_MAX = 100_000
 
 
 class LostLeadership(Exception):
@@ -40,6 +39,14 @@ class Waiting:
             waiting[1].set_result(result)
         else:
             waiting[1].set_exception(LostLeadership())
+
+    def passed(self, index: Index) -> None:
+        """Everything up to `index` is applied and was reported, if it was ours. Where another
+        leader's first entry or a publish took our place, nothing else would tell."""
+        for overtaken in [i for i in self._futures if i <= index]:
+            _, future = self._futures.pop(overtaken)
+            if not future.done():
+                future.set_exception(LostLeadership())
 
     def __len__(self) -> int:
         return len(self._futures)
