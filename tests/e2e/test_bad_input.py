@@ -1,0 +1,157 @@
+"""What a wrong client, peer, directory or port meets: a clear word, and no harm to others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.local import LocalCluster, Node, free_ports, our_command
+from tests.e2e.support import connect, eventually, run
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("bad"), name="bad") as running:
+        yield running
+
+
+GARBAGE = [
+    b"\x00" * 5000,
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"PUB a 99999999\r\n",
+    b"PUB a -5\r\n",
+    b"HPUB a 50 10\r\n",
+    b"CONNECT {not json}\r\n",
+    b"SUB " + b"a" * 10_000,
+    b"SCAN {]\r\n",
+    os.urandom(4096),
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda g: repr(g[:20]))
+def test_garbage_ends_its_own_connection_only(server: LocalCluster, garbage: bytes) -> None:
+    node = server.nodes[0]
+
+    async def work() -> None:
+        good = await connect(node)
+        with socket.create_connection(("127.0.0.1", node.client_port), timeout=10) as bad:
+            bad.sendall(garbage)
+            answer = await good.request("$JS.API.INFO", b"", timeout=10)
+            assert json.loads(answer.data)["type"].endswith("account_info_response")
+        await good.close()
+
+    run(work)
+    assert "Traceback" not in node.log_path.read_text()
+
+
+ROUTE_GARBAGE = [
+    b"INFO {}\r\n",
+    struct.pack("<IB", 2**32 - 1, 1) + b"x" * 100,
+    struct.pack("<IB", 0, 0),
+    os.urandom(2000),
+    b"\x00" * 64,
+]
+
+
+@pytest.mark.parametrize("garbage", ROUTE_GARBAGE, ids=lambda g: repr(g[:20]))
+def test_garbage_on_the_route_port_disturbs_no_node(server: LocalCluster, garbage: bytes) -> None:
+    node = server.nodes[1]
+    with socket.create_connection(("127.0.0.1", node.route_port), timeout=10) as bad:
+        bad.sendall(garbage)
+        bad.settimeout(20)
+        while bad.recv(4096):
+            pass  # it must be closed by the server
+    assert all(n.healthy() for n in server.nodes)
+    assert "Traceback" not in node.log_path.read_text()
+
+
+API_ERRORS = [
+    ("STREAM.CREATE.BAD", b"{", 10025),
+    ("STREAM.CREATE.BAD", b'{"name":"BAD","subjects":["a..b"]}', 10052),
+    ("STREAM.CREATE.BAD", b'{"name":"OTHER"}', 10056),
+    ("STREAM.CREATE.BAD", b'{"name":"BAD","unknown_field":1}', 10025),
+    ("STREAM.CREATE.BAD", b'{"name":"BAD","num_replicas":9}', 10052),
+    ("STREAM.CREATE.BAD", b'{"name":"BAD","max_age":-1}', 10052),
+    ("STREAM.INFO.MISSING", b"", 10059),
+    ("STREAM.DELETE.MISSING", b"", 10059),
+    ("STREAM.MSG.GET.MISSING", b'{"seq":1}', 10059),
+    ("CONSUMER.INFO.MISSING.x", b"", 10059),
+]
+
+
+@pytest.mark.parametrize(("subject", "body", "code"), API_ERRORS)
+def test_api_refuses_with_the_codes_of_the_contract(
+    server: LocalCluster, subject: str, body: bytes, code: int
+) -> None:
+    async def work() -> None:
+        client = await connect(server.nodes[2])
+        answer = await client.request(f"$JS.API.{subject}", body, timeout=10)
+        assert json.loads(answer.data)["error"]["err_code"] == code
+        await client.close()
+
+    run(work)
+
+
+def start_and_fail(node: Node) -> str:
+    done = subprocess.run(
+        [*our_command(), "-c", str(node.directory / "server.conf")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def node_like(node: Node, place: Path, name: str, *, cluster: str = "bad") -> Node:
+    client, http, route = free_ports(3)
+    other = Node(name, place / name, client, http, route, node.command)
+    other.write_config(cluster=cluster, routes=[node.route_port])
+    return other
+
+
+def test_port_in_use_is_told(server: LocalCluster, tmp_path: Path) -> None:
+    node = server.nodes[0]
+    other = node_like(node, tmp_path, "other")
+    config = other.directory / "server.conf"
+    config.write_text(
+        re.sub(r'listen: "127.0.0.1:\d+"', f'listen: "{node.url[7:]}"', config.read_text(), count=1)
+    )
+    assert "address already in use" in start_and_fail(other)
+
+
+def test_directory_of_another_node_is_refused(server: LocalCluster, tmp_path: Path) -> None:
+    node = server.nodes[2]
+    other = node_like(node, tmp_path, "thief")
+    config = other.directory / "server.conf"
+    node.kill()
+    try:
+        text = config.read_text().replace(
+            str(other.directory / "data"), str(node.directory / "data")
+        )
+        config.write_text(text)
+        assert 'belongs to server "bad-3", not to "thief"' in start_and_fail(other)
+    finally:
+        node.start()
+        node.wait_healthy()
+
+
+def test_node_of_another_cluster_is_refused_by_name(server: LocalCluster, tmp_path: Path) -> None:
+    stranger = node_like(server.nodes[0], tmp_path, "stranger", cluster="elsewhere")
+    stranger.start()
+    try:
+
+        async def told() -> bool:
+            return "elsewhere" in server.nodes[0].log_path.read_text()
+
+        run(lambda: eventually(told, "a line about the stranger in the log"))
+        assert all(node.healthy() for node in server.nodes)
+    finally:
+        stranger.kill()
