@@ -18,6 +18,7 @@ from raft import NodeId
 
 CHANNEL_ERRANDS = 23
 TURN_MAX = 4096  # errands for one leader before a frame is sent in the middle of a turn
+TURN_BYTES_MAX = 1 << 20  # and bytes for all leaders: an ack's payload may be as large as any
 
 Errand = tuple[int, bytes, bytes, bytes, bytes]  # group, subject, reply, headers, payload
 
@@ -34,6 +35,7 @@ class Errands:
     before_send: Callable[[], None]
     dropped: int = 0
     _collected: dict[NodeId, list[Errand]] = field(default_factory=dict)
+    _collected_bytes: int = 0
     _scheduled: bool = False
 
     def add(self, errand: Errand) -> bool:
@@ -47,16 +49,22 @@ class Errands:
             return True
         collected = self._collected.setdefault(leader, [])
         collected.append(errand)
-        if len(collected) >= TURN_MAX:
+        _, subject, reply, headers, payload = errand
+        self._collected_bytes += len(subject) + len(reply) + len(headers) + len(payload)
+        if len(collected) >= TURN_MAX or self._collected_bytes >= TURN_BYTES_MAX:
             self.flush()
         elif not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            asyncio.get_running_loop().call_soon(self._turn)
         return True
 
-    def flush(self) -> None:
+    def _turn(self) -> None:
         self._scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
         collected, self._collected = self._collected, {}
+        self._collected_bytes = 0
         if collected:
             self.before_send()  # the leader must know the inbox a pull names before the pull
         for leader, errands in collected.items():

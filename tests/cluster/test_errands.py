@@ -1,0 +1,142 @@
+"""Acks and pull requests on their way to leaders: once, in order, in few frames."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.cluster import errands as module
+from broker.cluster.errands import CHANNEL_ERRANDS, Errand, Errands
+from raft import NodeId
+from tests.cluster.fakes import run, turns
+
+US, ONE, TWO = NodeId(1), NodeId(2), NodeId(3)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.leaders: dict[int, NodeId | None] = {10: US, 20: ONE, 21: ONE, 30: TWO, 40: None}
+        self.log: list[object] = []  # "interest", or (node, frame)
+        self.taken: list[Errand] = []
+        self.full = False
+        self.errands = Errands(
+            node=US,
+            leader=self.leaders.get,
+            send=self._send,
+            take=self.taken.append,
+            before_send=lambda: self.log.append("interest"),
+        )
+
+    def _send(self, to: NodeId, channel: int, frame: bytes) -> bool:
+        assert channel == CHANNEL_ERRANDS
+        if not self.full:
+            self.log.append((to, frame))
+        return not self.full
+
+    def frames(self) -> list[tuple[NodeId, list[Errand]]]:
+        """What crossed, as the other side reads it."""
+        found = []
+        for entry in self.log:
+            if entry != "interest":
+                to, frame = entry  # type: ignore[misc]
+                there = Bench()
+                there.errands.received(US, frame)
+                found.append((to, there.taken))
+        return found
+
+
+def errand(group: int, number: int, payload: bytes = b"") -> Errand:
+    return group, b"$JS.ACK.S.C.1.%d.1.1.0" % number, b"_INBOX.%d" % number, b"", payload
+
+
+def test_our_own_streams_are_served_at_once() -> None:
+    async def test() -> None:
+        bench = Bench()
+        assert bench.errands.add(errand(10, 1))
+        assert bench.taken == [errand(10, 1)]
+        await turns()
+        assert bench.log == []
+
+    run(test())
+
+
+def test_one_frame_per_leader_and_turn_behind_the_interest() -> None:
+    async def test() -> None:
+        bench = Bench()
+        for number in range(3):
+            for group in (20, 30, 21):
+                assert bench.errands.add(errand(group, number))
+        assert bench.log == []
+        await turns()
+        # The inbox a pull request names must be known there before the request.
+        assert bench.log[0] == "interest"
+        assert bench.log.count("interest") == 1
+        assert bench.frames() == [
+            (ONE, [errand(group, number) for number in range(3) for group in (20, 21)]),
+            (TWO, [errand(30, number) for number in range(3)]),
+        ]
+        bench.log.clear()
+        await turns()
+        assert bench.log == []
+        bench.errands.add(errand(20, 9, b"+ACK"))
+        await turns()
+        assert bench.frames() == [(ONE, [errand(20, 9, b"+ACK")])]
+
+    run(test())
+
+
+def test_without_a_leader_or_a_link_they_are_dropped_and_counted() -> None:
+    async def test() -> None:
+        bench = Bench()
+        assert not bench.errands.add(errand(40, 1))
+        assert not bench.errands.add(errand(99, 1))
+        assert bench.errands.dropped == 2
+        bench.full = True
+        for number in range(3):
+            bench.errands.add(errand(20, number))
+        await turns()
+        assert bench.errands.dropped == 5
+        assert bench.frames() == []
+
+    run(test())
+
+
+def test_a_long_turn_sends_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TURN_MAX", 4)
+
+    async def test() -> None:
+        bench = Bench()
+        for number in range(10):
+            bench.errands.add(errand(20, number))
+        assert [len(errands) for _, errands in bench.frames()] == [4, 4]
+        await turns()
+        assert [len(errands) for _, errands in bench.frames()] == [4, 4, 2]
+        assert [e for _, errands in bench.frames() for e in errands] == [
+            errand(20, number) for number in range(10)
+        ]
+
+    run(test())
+
+
+def test_large_payloads_do_not_gather_into_a_frame_without_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TURN_BYTES_MAX", 1000)
+
+    async def test() -> None:
+        bench = Bench()
+        for number in range(6):
+            bench.errands.add(errand(20 if number % 2 else 30, number, b"p" * 400))
+        await turns()
+        assert sum(len(errands) for _, errands in bench.frames()) == 6
+        sizes = [len(entry[1]) for entry in bench.log if entry != "interest"]  # type: ignore[index]
+        assert max(sizes) < 1500
+
+    run(test())
+
+
+def test_a_frame_from_a_peer_is_taken_in_order_and_damage_is_refused() -> None:
+    bench = Bench()
+    for damaged in (b"", b"\xc1", b"\x91\x91\x01"):
+        with pytest.raises(ValueError):  # noqa: PT011 - the transport ends the link on any
+            bench.errands.received(ONE, damaged)
+    assert bench.taken == []
