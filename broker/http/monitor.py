@@ -2,17 +2,20 @@
 
 Owns: the listener, the paths and their error answers.
 May not touch: the server's state; it asks and prints.
-Spec: core contract 7. Opened after the client port, so that a 200 means clients may come."""
+Spec: core contract 7. Opened after the client port, so that a 200 means clients may come.
+aiohttp takes longer to import than the whole server to start: the socket listens at once, the
+import runs beside the loop, and a request that comes earlier waits in the socket."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
-from aiohttp import web
 
 from broker.config.options import Http
 from broker.http.connz import connz, subsz
@@ -23,7 +26,11 @@ from broker.server.log import logger
 from broker.server.runtime import Document, Query
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from broker.server.server import Server
+
+Answer: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
 HEADERS = {"Access-Control-Allow-Origin": "*"}
 PATHS = ("varz", "connz", "routez", "subsz", "jsz", "healthz", "metrics")
@@ -37,51 +44,65 @@ class Monitor:
         self._server = server
         self._options = options
         self._runner: web.AppRunner | None = None
+        self._socket: socket.socket | None = None
         self._requests: dict[str, int] = {}
         self._cpu = CpuMeter()
         self.port = 0
 
-    async def start(self) -> None:
-        """Raises StartFailed when the address is taken."""
+    def open(self) -> None:
+        """Bind and listen. Raises StartFailed when the address is taken."""
         options = self._options
-        sock = bind(options.host, options.port, what="monitoring port")
-        self.port = sock.getsockname()[1]
+        self._socket = bind(options.host, options.port, what="monitoring port")
+        self._socket.listen(BACKLOG)
+        self.port = self._socket.getsockname()[1]
+        scheme = "https" if options.tls else "http"
+        logger.info("Starting %s monitor on %s", scheme, join_host_port(options.host, self.port))
+
+    async def serve(self) -> None:
+        """Answer what has come and will come; returns when it does."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, import_module, "aiohttp.web")
+        from aiohttp import web
+
+        if self._socket is None:
+            return  # closed meanwhile
         app = web.Application()
-        base = options.base_path.rstrip("/")
-        documents: dict[str, Callable[[Query], Document]] = {
-            "varz": lambda _: varz(
-                self._server, cpu=self._cpu.percent(), requests=dict(self._requests)
-            ),
-            "connz": lambda query: connz(self._server, query),
-            "subsz": lambda query: subsz(self._server, query),
-            "subscriptionsz": lambda query: subsz(self._server, query),
-            "routez": lambda _: self._routez(),
-            "jsz": self._jsz,
-        }
-        for name, make in documents.items():
-            app.router.add_get(f"{base}/{name}", self._document(f"/{name}", make))
-        app.router.add_get(f"{base}/healthz", self._healthz)
-        app.router.add_get(f"{base}/metrics", self._metrics)
-        app.router.add_get(f"{base}/", self._index)
+        for path, answer in self._answers().items():
+            app.router.add_get(self._options.base_path.rstrip("/") + path, answer)
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS
         )
         await self._runner.setup()
-        context = self._server.tls_context if options.tls else None
-        site = web.SockSite(self._runner, sock, ssl_context=context, backlog=BACKLOG)
+        context = self._server.tls_context if self._options.tls else None
+        site = web.SockSite(self._runner, self._socket, ssl_context=context, backlog=BACKLOG)
         await site.start()
-        scheme = "https" if options.tls else "http"
-        shown = join_host_port(options.host, self.port)
-        logger.info("Starting %s monitor on %s", scheme, shown)
 
     async def stop(self) -> None:
+        sock, self._socket = self._socket, None
         if self._runner is not None:
             await self._runner.cleanup()
+        if sock is not None:
+            sock.close()
 
-    def _document(
-        self, path: str, make: Callable[[Query], Document]
-    ) -> Callable[[web.Request], asyncio.Future[web.Response]]:
-        async def answer(request: web.Request) -> web.Response:
+    def _answers(self) -> dict[str, Answer]:
+        documents: dict[str, Callable[[Query], Document]] = {
+            "/varz": lambda _: varz(
+                self._server, cpu=self._cpu.percent(), requests=dict(self._requests)
+            ),
+            "/connz": lambda query: connz(self._server, query),
+            "/subsz": lambda query: subsz(self._server, query),
+            "/subscriptionsz": lambda query: subsz(self._server, query),
+            "/routez": lambda _: self._routez(),
+            "/jsz": self._jsz,
+        }
+        answers = {path: self._document(path, make) for path, make in documents.items()}
+        answers |= {"/healthz": self._healthz, "/metrics": self._metrics, "/": self._index}
+        return answers
+
+    def _document(self, path: str, make: Callable[[Query], Document]) -> Answer:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            from aiohttp import web
+
             self._requests[path] = self._requests.get(path, 0) + 1
             try:
                 document = make(request.query)
@@ -90,7 +111,7 @@ class Monitor:
             body = msgspec.json.format(msgspec.json.encode(document), indent=2)
             return web.Response(body=body, content_type="application/json", headers=HEADERS)
 
-        return answer  # type: ignore[return-value]
+        return answer
 
     def _routez(self) -> Document:
         services = self._server.services
@@ -112,6 +133,8 @@ class Monitor:
         return {**head, **services.jsz(query)}
 
     async def _healthz(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
         self._requests["/healthz"] = self._requests.get("/healthz", 0) + 1
         services = self._server.services
         code, document = 200, {"status": "ok"}
@@ -123,12 +146,16 @@ class Monitor:
         )
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        from aiohttp import web
+
         from broker.http.metrics import CONTENT_TYPE, Metrics
 
         body = Metrics(self._server).text()
         return web.Response(body=body, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
 
     async def _index(self, _: web.Request) -> web.Response:
+        from aiohttp import web
+
         base = self._options.base_path.rstrip("/")
         links = "".join(f'<li><a href="{base}/{name}">{name}</a></li>' for name in PATHS)
         page = f"<!doctype html><title>{self._server.name}</title><ul>{links}</ul>"

@@ -7,13 +7,17 @@ Spec: core contract 6.5 (fatal text), 8.2 (advertised addresses), 12.19."""
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
-from ipaddress import ip_address
+import struct
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
 
 from broker.server.runtime import StartFailed
 
 BACKLOG = 4096
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - recognised, not bound here
 
 
@@ -73,19 +77,34 @@ def _bind_one(
 
 
 def interface_addresses(*, loopback: bool) -> list[str]:
-    """Addresses of this machine, IPv4 first, without a library: what the kernel would use."""
-    found: list[str] = ["127.0.0.1"] if loopback else []
-    for family, probe in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect((probe, 9))  # no packet leaves: UDP only picks the source address
-                address = str(sock.getsockname()[0])
-        except OSError:
-            continue
+    """Global unicast addresses of this machine, IPv4 first; 127.0.0.1 before them if wanted."""
+    found = ["127.0.0.1"] if loopback else []
+    for address in [*_ipv4_addresses(), *_ipv6_addresses()]:
         parsed = ip_address(address)
-        if not (parsed.is_loopback or parsed.is_link_local) and address not in found:
+        if not (parsed.is_loopback or parsed.is_link_local or address in found):
             found.append(address)
     return found
+
+
+def _ipv4_addresses() -> list[str]:
+    found: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an IPv4 address
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return found
+
+
+def _ipv6_addresses() -> list[str]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return []
+    return [str(IPv6Address(bytes.fromhex(line.split()[0]))) for line in lines]
 
 
 def advertised(host: str, port: int, advertise: str) -> list[str]:

@@ -235,10 +235,10 @@ class Server:
         self.lag = LoopLag(self._loop)
         self.lag.start()
         if options.http is not None:
-            from broker.http.monitor import Monitor  # aiohttp only where it is wanted
+            from broker.http.monitor import Monitor  # only where it is wanted
 
             self.monitor = Monitor(self, options.http)
-            await self.monitor.start()
+            self.monitor.open()
         shown = listener.join_host_port(options.host, self.port)
         logger.info("Listening for client connections on %s", shown)
         if options.tls is not None:
@@ -246,6 +246,8 @@ class Server:
         if options.pid_file:
             files.write_pid(options.pid_file)
         logger.info("Server is ready")
+        if self.monitor is not None:
+            self.spawn(self.monitor.serve(), name="monitor")
         if options.ports_file_dir:
             await self._write_ports()
 
@@ -305,12 +307,13 @@ class Server:
         self.stopping = True
         logger.info("Initiating Shutdown...")
         self._close_listener()
-        for connection in list(self.connections.values()):
-            connection.close(Reason.SERVER_SHUTDOWN)
         if self.services is not None:
             await self.services.stop()
         if self.monitor is not None:
             await self.monitor.stop()
+        # Last: who watches us takes a closed connection for the end of the process.
+        for connection in list(self.connections.values()):
+            connection.close(Reason.SERVER_SHUTDOWN)
         ours = asyncio.current_task()
         for task in list(self._tasks):
             if task is not ours:

@@ -77,7 +77,9 @@ def test_errors_name_the_line(text: str, line: int) -> None:
 
 def test_variables_come_from_the_environment_and_must_exist() -> None:
     assert plain(parse("a: $HERE", environ={"HERE": "64KB"})) == {"a": 65536}
-    with pytest.raises(ParseError, match="variable reference for 'GONE' on line 2 can not be found"):
+    with pytest.raises(
+        ParseError, match="variable reference for 'GONE' on line 2 can not be found"
+    ):
         parse("\na: $GONE", environ={})
 
 

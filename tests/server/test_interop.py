@@ -126,9 +126,7 @@ def test_client_reconnects_to_a_restarted_server_on_the_same_port() -> None:
         ),
         (
             Authorization(  # "bcrypted"
-                users=(
-                    User("h", "$2b$04$LkA.Mu4EsYKCqw6Uqe8BDOvX5QHYbMOBoY5PpaqRcUQ.x0IfOpoW6"),
-                )
+                users=(User("h", "$2b$04$LkA.Mu4EsYKCqw6Uqe8BDOvX5QHYbMOBoY5PpaqRcUQ.x0IfOpoW6"),)
             ),
             None,
             {"user": "h", "password": "other"},

@@ -162,8 +162,9 @@ def test_reload_drops_users_and_keeps_the_others(tmp_path: Path) -> None:
     config = tmp_path / "c.conf"
 
     def write(users: str) -> None:
+        first = "{user: a, password: a}"
         config.write_text(
-            f'listen: "127.0.0.1:-1"\nauthorization {{ users: [ {{user: a, password: a}}, {users} ] }}\n'
+            f'listen: "127.0.0.1:-1"\nauthorization {{ users: [ {first}, {users} ] }}\n'
         )
 
     def login(name: str) -> tuple[socket.socket, object]:
@@ -185,13 +186,11 @@ def test_reload_drops_users_and_keeps_the_others(tmp_path: Path) -> None:
         assert two_stream.readline() == b""  # type: ignore[attr-defined]
         one.sendall(b"PING\r\n")
         assert one_stream.readline() == b"PONG\r\n"  # type: ignore[attr-defined]
-        three, three_stream = None, None
         config.write_text("nonsense {")
         process.child.send_signal(signal.SIGHUP)
         process.wait_for("Failed to reload server configuration: Parse error")
         one.sendall(b"PING\r\n")
         assert one_stream.readline() == b"PONG\r\n"  # type: ignore[attr-defined]
-        del three, three_stream
         process.end()
         one.close()
         two.close()

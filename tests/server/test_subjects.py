@@ -48,7 +48,9 @@ patterns = (
     .map(b".".join)
 )
 EVERY_SUBJECT = [
-    b".".join(parts) for length in (1, 2, 3, 4) for parts in product([*LITERALS, b"z"], repeat=length)
+    b".".join(parts)
+    for length in (1, 2, 3, 4)
+    for parts in product([*LITERALS, b"z"], repeat=length)
 ]
 
 

@@ -53,7 +53,9 @@ def test_messages_keep_single_blanks_and_order_before_the_pong() -> None:
             client.send(b"SUB foo  1\r\nSUB foo.* q 2\r\n")
             client.send(b"PUB foo  5\r\nhello\r\npub\tfoo inbox\t2\r\nhi\r\nPUB foo.x 0\r\n\r\n")
             got = await client.flush()
-            assert got == b"MSG foo 1 5\r\nhello\r\nMSG foo 1 inbox 2\r\nhi\r\nMSG foo.x 2 0\r\n\r\n"
+            assert (
+                got == b"MSG foo 1 5\r\nhello\r\nMSG foo 1 inbox 2\r\nhi\r\nMSG foo.x 2 0\r\n\r\n"
+            )
             client.close()
 
     run(test())
@@ -63,7 +65,9 @@ def test_verbose_and_pedantic_are_the_defaults_before_connect() -> None:
     async def test() -> None:
         async with running() as server:
             client = await RawClient.open(server, connect=None)
-            client.send(b"SUB foo 1\r\nPUB foo 2\r\nok\r\nPUB foo.* 0\r\n\r\nUNSUB 9\r\nSUB foo 1\r\n")
+            client.send(
+                b"SUB foo 1\r\nPUB foo 2\r\nok\r\nPUB foo.* 0\r\n\r\nUNSUB 9\r\nSUB foo 1\r\n"
+            )
             got = await client.flush()
             assert got == (
                 b"+OK\r\n+OK\r\nMSG foo 1 2\r\nok\r\n"
@@ -141,7 +145,9 @@ def test_no_responders_without_headers_is_refused() -> None:
 def test_no_echo_skips_own_subscriptions_and_own_queue_members() -> None:
     async def test() -> None:
         async with running() as server:
-            mute = await RawClient.open(server, connect=b'CONNECT {"verbose":false,"echo":false}\r\n')
+            mute = await RawClient.open(
+                server, connect=b'CONNECT {"verbose":false,"echo":false}\r\n'
+            )
             other = await RawClient.open(server)
             mute.send(b"SUB foo 1\r\nSUB foo q 2\r\n")
             other.send(b"SUB foo q 9\r\n")
@@ -203,7 +209,8 @@ def test_queue_members_of_all_patterns_form_one_pool() -> None:
             assert got.count(b"MSG foo.bar 3 ") == 40
             ones, twos = got.count(b"MSG foo.bar 1 "), got.count(b"MSG foo.bar 2 ")
             assert ones + twos == 40
-            assert ones and twos
+            assert ones
+            assert twos
             client.close()
 
     run(test())
