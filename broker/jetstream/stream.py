@@ -41,6 +41,7 @@ from broker.jetstream.sessions import SessionImage, Sessions
 from broker.store import persistence
 from broker.store.block import Block
 from broker.store.columns import FILE_SIZING, MEMORY_SIZING
+from broker.store.compaction import compact
 from broker.store.files import RECORD, BlockFiles, StateBatch, key
 from broker.store.messages import MessageStore
 from broker.store.segments import BlockCache
@@ -360,6 +361,7 @@ class Stream:
         The caller writes the batch before anything is read or applied. Without that the
         replica must stop."""
         group = self.store.segments.files.group
+        compact(self.store)
         size = persistence.checkpoint(self.store, batch)
         persistence.written(self.store)
         record = _encode(self._image(self.dedup.checkpoint(batch, group)))

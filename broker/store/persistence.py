@@ -28,7 +28,6 @@ from broker.store.segments import (
     Segment,
     Summary,
     View,
-    subject_counts,
 )
 
 CHECKPOINT_BYTES: Final = 4 << 20
@@ -110,7 +109,9 @@ def checkpoint(store: MessageStore, batch: StateBatch) -> int:
             batch.put(key(group, SUMMARY, segment.first_seq), _encode(_summarise(store, segment)))
             segment.nbytes = len(raw)
             segment.written = True
-            segment.deletes_written &= segment.live == segment.rows  # its numbers include growth
+            segment.deletes_written = segment.live == segment.rows
+            if segment.deletes_written:  # what an earlier shape of the block had lost is no more
+                batch.delete(key(group, DELETES, segment.first_seq))
             queued += len(raw)
         if not segment.deletes_written:
             deletes = Deletes(segment.live, segment.live_size, _bitmap(segment))
@@ -149,7 +150,7 @@ def load(store: MessageStore, state: StoreImage) -> None:
             written=True,
         )
         if len(summary.subjects) <= SUBJECTS_HELD_MAX:
-            segment.subjects = {subject: facts[0] for subject, facts in summary.subjects.items()}
+            segment.subjects = summary.subjects
         if first_seq in deletes:
             _apply_deletes(segment, deletes[first_seq])
         segments.add(segment)
@@ -204,7 +205,7 @@ def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> 
             view=View(block),
         )
         segment.live_size = store.sizing.of_block(block)
-        segment.subjects = subject_counts(View(block))
+        segment.subjects = block.subject_summary()
         if head.live != block.rows:
             _apply_deletes(segment, Deletes(head.live, head.live_size, head.deleted))
             segment.deletes_written = False
@@ -244,20 +245,25 @@ def _raw(store: MessageStore, segment: Segment) -> bytes:
 
 def _summarise(store: MessageStore, segment: Segment) -> Summary:
     view = store.segments.view(segment)
-    rows, first, of_row = view.rows, segment.first_seq, store.sizing.of_row
-    subjects = {
-        subject: (
-            count,
-            rows.seq(low) - first,
-            rows.seq(high) - first,
-            of_row(rows, low),
-            of_row(rows, high),
-        )
-        for subject, (count, low, high) in rows.subject_summary().items()
-    }
-    size = store.sizing.of_stretch(rows, view.columns, 0, rows.rows)
+    subjects = store.segments.subjects(segment)
+    last_sizes: list[int] = []
+    if store.trail_max:
+        of_row, rows = store.sizing.of_row, view.rows
+        last_sizes = [of_row(rows, facts[2]) for facts in subjects.values()]
+    if not segment.contiguous:
+        seq, first = view.rows.seq, segment.first_seq
+        subjects = {
+            subject: [count, seq(low) - first, seq(high) - first]
+            for subject, (count, low, high) in subjects.items()
+        }
     return Summary(
-        segment.last_seq, segment.rows, segment.nbytes, segment.max_time, size, subjects
+        segment.last_seq,
+        segment.rows,
+        segment.nbytes,
+        segment.max_time,
+        store.sizing.of_stretch(view.rows, view.columns, 0, segment.rows),
+        subjects,
+        last_sizes,
     )
 
 
@@ -277,11 +283,12 @@ def _index(store: MessageStore, segment: Segment, summary: Summary | None) -> No
     home = segment.first_seq
     added = store.index.added
     if summary is not None and segment.live == segment.rows:
-        for subject, (count, low, high, *sizes) in summary.subjects.items():
+        sizes = iter(summary.last_sizes) if store.trail_max else iter(())
+        for subject, (count, low, high) in summary.subjects.items():
             entry = added(subject, count=count, first=home + low, last=home + high, home=home)
-            if store.trail_max:
-                ends = (home + low, sizes[0], home + high, sizes[1])
-                store.extend_trail(entry, count, ends[-2 * count :] if count <= 2 else ())
+            size = next(sizes, 0)
+            if size:
+                store.extend_trail(entry, count, (home + high, size))
         return
     segments = store.segments
     rows = segments.view(segment).rows

@@ -268,8 +268,8 @@ class Removal:
         """A whole segment leaves at the front; its block is read only if rows were missing."""
         store, segments = self.store, self.store.segments
         if segment.live == segment.rows:
-            for subject, count in segments.subjects(segment).items():
-                store.index.removed(subject, count)
+            for subject, facts in segments.subjects(segment).items():
+                store.index.removed(subject, facts[0])
         else:
             view = segments.view(segment)
             end = segment.last_seq + 1

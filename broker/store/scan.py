@@ -170,7 +170,7 @@ def count_matching(segments: Segments, wanted: SubjectFilter, *, start: int) -> 
             total += segment.live
         elif whole and segment.live == segment.rows and segment is not segments.tail:
             subjects = segments.subjects(segment)
-            total += sum(rows for subject, rows in subjects.items() if wanted(subject))
+            total += sum(facts[0] for subject, facts in subjects.items() if wanted(subject))
         elif segments.may_hold(segment, wanted):
             for begin, end in live_stretches(
                 segments, segment, wanted, start=start, stop=segment.last_seq + 1
@@ -274,6 +274,11 @@ def _block(segments: Segments, segment: Segment, *, low: int, last: int) -> byte
     stored = live_stretches(segments, segment, _EVERYTHING, start=low, stop=last + 1)
     kept = [row for begin, end in stored for row in range(begin, end)]
     return _only(rows, kept) if kept else b""
+
+
+def live_block(segments: Segments, segment: Segment) -> bytes:
+    """A block with just the stored rows of the segment."""
+    return _block(segments, segment, low=0, last=segment.last_seq)
 
 
 def _only(rows: Rows, kept: list[int]) -> bytes:

@@ -30,18 +30,19 @@ _SELECTIONS_MAX: Final = 8  # remembered filters per loaded block
 Run = tuple[bytes, int, int]  # subject, start row, row behind the last
 
 
-class Summary(msgspec.Struct, array_like=True, frozen=True):
-    """What is known of a block without reading it.
+Subjects = dict[bytes, list[int]]  # subject -> [rows, first row, last row]
 
-    `subjects` maps to (rows, distance of the first one's sequence from the segment's first, same
-    for the last one, size of the first one, size of the last one)."""
+
+class Summary(msgspec.Struct, array_like=True, frozen=True):
+    """What is known of a block without reading it."""
 
     last_seq: int
     rows: int
     nbytes: int
     max_time: int
     size: int  # what its rows count for in the stream's bytes
-    subjects: dict[bytes, tuple[int, int, int, int, int]]
+    subjects: Subjects  # instead of rows: distance from the segment's first sequence
+    last_sizes: list[int]  # per subject the size of its last row, or nothing
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Segment:
     """Invariant: a row is stored iff its sequence is not below the stream's first sequence and
     not in `deleted`; `live` and `live_size` count just those rows."""
 
-    first_seq: int
+    first_seq: int  # where its range begins; stays when a compaction drops the first row
     last_seq: int = 0
     rows: int = 0
     live: int = 0
@@ -57,7 +58,7 @@ class Segment:
     nbytes: int = 0
     max_time: int = 0
     deleted: BitMap64 | None = None
-    subjects: dict[bytes, int] | None = None  # None: too many to hold, or still growing
+    subjects: Subjects | None = None  # None: too many to hold, or still growing
     view: View | None = None  # held until it is written; always for the growing one
     written: bool = False
     deletes_written: bool = True
@@ -237,7 +238,7 @@ class Segments:
         segment.nbytes = len(raw)
         segment.written = False
         segment.view = View(Block(raw, verify=False))
-        segment.subjects = subject_counts(segment.view)
+        segment.subjects = segment.view.rows.subject_summary()
         self.unwritten_bytes += segment.nbytes
 
     def view(self, segment: Segment) -> View:
@@ -253,17 +254,16 @@ class Segments:
             self.cache.put(self.files.group, segment.first_seq, view)
         return view
 
-    def subjects(self, segment: Segment) -> dict[bytes, int]:
-        """Subjects of all its rows, gone ones included, with the number of rows."""
+    def subjects(self, segment: Segment) -> Subjects:
+        """Subjects of all its rows, gone ones included."""
         if segment.subjects is not None:
             return segment.subjects
         if segment.view is not None:
-            return subject_counts(segment.view)
+            return segment.view.rows.subject_summary()
         raw = self.files.get(SUMMARY, segment.first_seq)
         if raw is None:
             raise BlockDamaged(f"the summary of sequence {segment.first_seq} is missing")
-        summary = msgspec.msgpack.decode(raw, type=Summary)
-        return {subject: facts[0] for subject, facts in summary.subjects.items()}
+        return msgspec.msgpack.decode(raw, type=Summary).subjects
 
     def may_hold(self, segment: Segment, wanted: SubjectFilter) -> bool:
         """False only when no row of the segment can match."""
@@ -290,6 +290,22 @@ class Segments:
         segment.view = View(block)
         segment.written = False
 
+    def shrink(self, segment: Segment, raw: bytes) -> None:
+        """The block of a sealed segment was rewritten with nothing but its stored rows."""
+        block = Block(raw, verify=False)
+        if segment.view is not None:
+            self.unwritten_bytes -= segment.nbytes
+        self.unwritten_bytes += block.nbytes
+        self.cache.discard(self.files.group, segment.first_seq)
+        segment.view = View(block)
+        segment.subjects = block.subject_summary()
+        segment.rows = block.rows
+        segment.last_seq = block.last_seq
+        segment.nbytes = block.nbytes
+        segment.max_time = block.max_time
+        segment.deleted = None
+        segment.written = segment.deletes_written = False
+
     def discard(self, position: int) -> None:
         """Nothing in the segment is stored any more."""
         segment = self.all[position]
@@ -314,6 +330,3 @@ class Segments:
         for position in range(len(self.all) - 1, -1, -1):
             self.discard(position)
 
-
-def subject_counts(view: View) -> dict[bytes, int]:
-    return {subject: entry[0] for subject, entry in view.rows.subject_summary().items()}

@@ -23,6 +23,7 @@ from rocksdict import Options, Rdict
 from broker.store import persistence, segments
 from broker.store.block import Block, BlockBuilder
 from broker.store.columns import FILE_SIZING, MEMORY_SIZING
+from broker.store.compaction import compact
 from broker.store.files import MemoryDb
 from broker.store.messages import MessageStore
 from broker.store.segments import BlockCache
@@ -214,6 +215,12 @@ class StoreModel(RuleBasedStateMachine):
     @rule()
     def seal(self) -> None:
         self.store.segments.seal()
+
+    @rule()
+    def compact(self) -> None:
+        before = persistence.digest(self.store)
+        compact(self.store)
+        assert persistence.digest(self.store) == before
 
     @rule()
     def checkpoint(self) -> None:
