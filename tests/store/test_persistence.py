@@ -1,0 +1,215 @@
+"""Checkpoints, restarts and snapshots of a store: what is read, what is kept, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rocksdict import Options, Rdict
+
+from broker.store import persistence, segments
+from broker.store.block import Block, BlockBuilder, BlockDamaged
+from broker.store.compaction import compact
+from broker.store.files import BLOCK, KINDS, MemoryDb, key, wipe
+from broker.store.messages import MessageStore
+from broker.store.segments import BlockCache, View
+from broker.store.state_db import StateDb
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def db(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Any]:
+    if request.param == "memory":
+        yield MemoryDb()
+        return
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    database = Rdict(str(tmp_path), options, {"state": Options(raw_mode=True)})
+    yield StateDb(database)
+    database.close()
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEAL_ROWS", 10)
+    monkeypatch.setattr(persistence, "SEAL_ROWS", 10)
+
+
+def filled(db: Any, count: int, *, group: int = 1) -> MessageStore:
+    store = MessageStore(db.files(group))
+    for k in range(count):
+        store.append(b"s.%d" % (k % 3), b"", b"%d" % k, time_ns=k + 1)
+    return store
+
+
+def checkpoint(db: Any, store: MessageStore) -> persistence.StoreImage:
+    batch = db.begin()
+    persistence.checkpoint(store, batch)
+    db.write(batch)
+    persistence.written(store)
+    return persistence.image(store)
+
+
+def reopened(db: Any, state: persistence.StoreImage) -> MessageStore:
+    store = MessageStore(db.files(1))
+    persistence.load(store, state)
+    return store
+
+
+class CountingFiles:
+    """Files that tell which blocks were read."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.group, self.read = inner, inner.group, []  # type: ignore[var-annotated]
+
+    def get(self, kind: bytes, seq: int) -> bytes | None:
+        if kind == BLOCK:
+            self.read.append(seq)
+        result: bytes | None = self.inner.get(kind, seq)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_a_restart_reads_only_blocks_that_lost_rows_and_the_last(db: Any) -> None:
+    store = filled(db, 45)
+    store.remove(25)
+    state = checkpoint(db, store)
+    files = CountingFiles(db.files(1))
+    loaded = MessageStore(files)
+    persistence.load(loaded, state)
+    assert files.read == [21, 41]
+    assert persistence.digest(loaded) == persistence.digest(store)
+
+
+def test_blocks_that_are_not_written_yet_can_be_read(db: Any) -> None:
+    store = filled(db, 35)
+    assert [m.data for m in map(store.get, (1, 15, 35)) if m] == [b"0", b"14", b"34"]
+    assert persistence.unwritten_bytes(store) > 0
+    checkpoint(db, store)
+    assert persistence.unwritten_bytes(store) == 0
+    assert [m.data for m in map(store.get, (1, 15, 35)) if m] == [b"0", b"14", b"34"]
+
+
+def test_a_checkpoint_is_wanted_when_enough_waits() -> None:
+    store = MessageStore()
+    assert not persistence.needs_checkpoint(store)
+    while not persistence.needs_checkpoint(store):
+        store.append(b"s", b"", b"x" * 100_000, time_ns=1)
+    assert persistence.CHECKPOINT_BYTES < store.bytes < 1.1 * persistence.CHECKPOINT_BYTES
+
+
+def test_an_unchanged_store_writes_nothing_again(db: Any) -> None:
+    store = filled(db, 25)
+    checkpoint(db, store)
+    assert persistence.checkpoint(store, db.begin()) == 0
+
+
+def test_dropped_blocks_leave_the_files(db: Any) -> None:
+    store = filled(db, 30)
+    checkpoint(db, store)
+    store.drop_before(21)
+    state = checkpoint(db, store)
+    assert [seq for seq, _ in db.files(1).scan(BLOCK)] == [21]
+    assert persistence.digest(reopened(db, state)) == persistence.digest(store)
+    batch = db.begin()
+    wipe(db.files(1), batch)
+    db.write(batch)
+    assert not [seq for kind in KINDS for seq, _ in db.files(1).scan(kind)]
+
+
+def test_a_snapshot_outlives_what_happens_while_it_is_sent(db: Any) -> None:
+    store = filled(db, 38)
+    store.remove(17)
+    state, before = checkpoint(db, store), persistence.digest(store)
+    chunks = persistence.snapshot(store)
+    first = next(chunks)
+    store.drop_before(35)
+    store.append(b"s.new", b"", b"", time_ns=99)
+    checkpoint(db, store)
+    other = filled(db, 13, group=2)  # has something of its own, which goes
+    checkpoint(db, other)
+    persistence.restore(other, state, [first, *chunks])
+    assert persistence.digest(other) == before
+    batch = db.begin()
+    persistence.checkpoint(other, batch)
+    db.write(batch)
+    persistence.written(other)
+    loaded = MessageStore(db.files(2))
+    persistence.load(loaded, state)
+    assert persistence.digest(loaded) == before
+
+
+def test_damage_is_met_with_an_error_not_with_wrong_data(db: Any) -> None:
+    store = filled(db, 30)
+    state = checkpoint(db, store)
+    raw = bytearray(db.files(1).get(BLOCK, 11) or b"")
+    raw[-9] ^= 1
+    batch = db.begin()
+    batch.put(key(1, BLOCK, 11), bytes(raw))
+    db.write(batch)
+    loaded = reopened(db, state)
+    assert loaded.get(5) is not None
+    with pytest.raises(BlockDamaged):
+        loaded.get(15)
+
+
+def test_counters_that_do_not_fit_the_blocks_are_refused(db: Any) -> None:
+    store = filled(db, 30)
+    state = checkpoint(db, store)
+    store.drop_before(21)
+    checkpoint(db, store)
+    with pytest.raises(BlockDamaged):
+        reopened(db, state)
+
+
+def test_groups_are_apart(db: Any) -> None:
+    first, second = filled(db, 12, group=1), filled(db, 15, group=2)
+    state = checkpoint(db, first)
+    checkpoint(db, second)
+    assert persistence.digest(reopened(db, state)) == persistence.digest(first)
+    assert persistence.digest(first) != persistence.digest(second)
+
+
+def test_compaction_keeps_what_is_stored_and_frees_the_rest(db: Any) -> None:
+    store = MessageStore(db.files(1))
+    for k in range(30):
+        store.append(b"s.%d" % k, b"", b"x" * 500, time_ns=k + 1)
+    for seq in range(1, 11):
+        if seq != 4:
+            store.remove(seq)
+    before = persistence.digest(store)
+    checkpoint(db, store)
+    assert compact(store) == 1
+    assert compact(store) == 0
+    state = checkpoint(db, store)
+    assert len(db.files(1).get(BLOCK, 1) or b"") < 1000
+    assert persistence.digest(store) == before
+    loaded = reopened(db, state)
+    assert persistence.digest(loaded) == before
+    assert loaded.subject_state(b"s.3") == (1, 4, 4)
+
+
+def test_the_cache_is_bounded_by_bytes() -> None:
+    builder = BlockBuilder(1)
+    builder.append(b"s", b"", b"x" * 1000)
+    views = [View(Block(builder.build())) for _ in range(10)]
+    cache = BlockCache(max_bytes=8_000)
+    for number, view in enumerate(views):
+        cache.put(1, number, view)
+    kept = [number for number in range(10) if cache.get(1, number) is not None]
+    assert kept == [7, 8, 9]
+
+
+def test_appending_to_many_subjects_keeps_their_segment_lists_short() -> None:
+    store = MessageStore()
+    store.remember_trails(1)
+    for k in range(2000):
+        store.append(b"kv.%d" % (k % 2), b"", b"x", time_ns=k)
+        store.drop_oldest_of(b"kv.%d" % (k % 2), 1)
+    entry = store.index.get(b"kv.0")
+    assert entry is not None
+    assert len(entry.homes) < 40
+    assert len(store.segments.all) <= 2
