@@ -66,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(line: CommandLine, loaded: Loaded) -> int:
+    """Serve until the end, and end the process there; returns only when it cannot begin."""
     try:
         handler = install(loaded.options.logging)
     except OSError as error:
@@ -76,8 +77,12 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
     gc.set_threshold(GC_THRESHOLD, 20, 50)
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Process(line, loaded.options, handler).run())
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    code = runner.run(_Process(line, loaded.options, handler).run())
+    # All that had to be flushed is: the services have stopped. Taking the interpreter apart would
+    # last longer than clients need to find us gone, and a supervisor waits for the process.
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def build_runtime(options: Options) -> JetStreamRuntime | None:
