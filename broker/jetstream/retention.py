@@ -55,23 +55,24 @@ def next_expiry(stream: Stream) -> int | None:
 
 def settle(stream: Stream, consumer: StreamConsumer, seqs: Sequence[int]) -> None:
     """A consumer needs these no more: what nobody needs any longer goes."""
-    retention, store = stream.config.retention, stream.store
-    if retention is Retention.LIMITS:
+    store = stream.store
+    if stream.config.retention is Retention.LIMITS:
         return
-    low, high = store.first_seq, store.last_seq
-    if isinstance(seqs, range):
-        seqs = range(max(seqs.start, low), min(seqs.stop, high + 1))
-    for seq in seqs:
+    if isinstance(seqs, range):  # all it has passed: may reach far below what is stored
+        seqs = range(max(seqs.start, store.first_seq), min(seqs.stop, store.last_seq + 1))
+    ordered = seqs if isinstance(seqs, range) else sorted(set(seqs))
+    alone = stream.config.retention is Retention.WORKQUEUE or len(stream.consumers) == 1
+    if alone and not consumer.config.filters:
+        store.remove_many(ordered)
+        return
+    done = []
+    for seq in ordered:
         found = store.rows(seq)
-        if found is None:
-            continue
-        subject = found[0].subject(found[1])
-        if retention is Retention.WORKQUEUE:
-            done = consumer.wants(subject)
-        else:
-            done = _nobody_needs(stream, subject, seq)
-        if done:
-            store.remove(seq)
+        if found is not None:
+            subject = found[0].subject(found[1])
+            if consumer.wants(subject) if alone else _nobody_needs(stream, subject, seq):
+                done.append(seq)
+    store.remove_many(done)
 
 
 def drop_without_interest(stream: Stream) -> None:

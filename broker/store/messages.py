@@ -11,7 +11,7 @@ sequence costs one row; dropping from the front costs the rows dropped, or one s
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from broker.store import scan
@@ -188,6 +188,10 @@ class MessageStore:
     def remove(self, seq: int) -> bool:
         """False when it is not stored."""
         return self._removal.one(seq)
+
+    def remove_many(self, seqs: Iterable[int]) -> int:
+        """As `remove` for ascending sequences, each given once. Returns how many were stored."""
+        return self._removal.many(seqs)
 
     def erase(self, seq: int) -> bool:
         """Remove, and overwrite headers and data. Older copies in the database and in the log

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from broker.store.index import SubjectEntry, SubjectFilter
@@ -45,6 +45,41 @@ class Removal:
         self._take_rows(segments.all[segments.at(seq)], [(i, i + 1)])
         self._settle_floor()
         return True
+
+    def many(self, seqs: Iterable[int]) -> int:
+        """Those of the ascending sequences that are stored go; neighbours go together."""
+        store, segments = self.store, self.store.segments
+        messages, floor = store.messages, segments.floor
+        segment: Segment | None = None
+        stretches: list[Stretch] = []
+        for seq in seqs:
+            if seq < floor:
+                continue
+            if segment is None or seq > segment.last_seq:
+                if segment is not None:
+                    self._take_rows(segment, stretches)
+                    segment, stretches = None, []
+                position = segments.at(seq)
+                if position < 0 or seq > segments.all[position].last_seq:
+                    continue
+                segment = segments.all[position]
+            row = self._stored_row(segment, seq)
+            if row >= 0 and stretches and stretches[-1][1] == row:
+                stretches[-1] = (stretches[-1][0], row + 1)
+            elif row >= 0:
+                stretches.append((row, row + 1))
+        if segment is not None:
+            self._take_rows(segment, stretches)
+        self._settle_floor()
+        return messages - store.messages
+
+    def _stored_row(self, segment: Segment, seq: int) -> int:
+        """The row of a sequence inside the segment, -1 when it is gone or never was."""
+        if segment.deleted is not None and seq in segment.deleted:
+            return -1
+        if segment.contiguous:
+            return seq - segment.first_seq
+        return self.store.segments.view(segment).rows.index_of(seq)
 
     def before(self, bound: int) -> int:
         """Everything below `bound` goes; the cheap way to remove."""

@@ -170,6 +170,12 @@ class StoreModel(RuleBasedStateMachine):
         assert done == (self.twin.kept.pop(seq, None) is not None)
 
     @rule(data=st.data())
+    def remove_many(self, data: st.DataObject) -> None:
+        seqs = data.draw(st.sets(st.integers(0, self.twin.last_seq + 1), max_size=12))
+        expected = self.twin.drop([seq for seq in seqs if seq in self.twin.kept])
+        assert self.store.remove_many(sorted(seqs)) == expected
+
+    @rule(data=st.data())
     def drop_before(self, data: st.DataObject) -> None:
         seq = data.draw(st.integers(0, self.twin.last_seq + 2))
         expected = self.twin.drop([s for s in self.twin.kept if s < seq])
