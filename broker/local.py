@@ -66,19 +66,22 @@ class Node:
     def log_path(self) -> Path:
         return self.directory / "server.log"
 
-    def write_config(self, *, cluster: str | None, routes: Sequence[int], extra: str = "") -> None:
+    def write_config(
+        self, *, cluster: str | None, routes: Sequence[int], jetstream: str = ""
+    ) -> None:
+        """`jetstream` is more text for the jetstream block."""
         self.directory.mkdir(parents=True, exist_ok=True)
         lines = [
             f"server_name: {self.name}",
             f'listen: "127.0.0.1:{self.client_port}"',
             f'http: "127.0.0.1:{self.http_port}"',
-            f'jetstream {{ store_dir: "{self.directory / "data"}" }}',
+            f'jetstream {{ store_dir: "{self.directory / "data"}", {jetstream} }}',
         ]
         if cluster is not None:
             urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
             listen = f'listen: "127.0.0.1:{self.route_port}"'
             lines.append(f"cluster {{ name: {cluster}, {listen}, routes: [{urls}] }}")
-        (self.directory / "server.conf").write_text("\n".join([*lines, extra, ""]))
+        (self.directory / "server.conf").write_text("\n".join([*lines, ""]))
 
     def start(self) -> None:
         assert self.process is None, f"{self.name} runs already"
@@ -153,7 +156,7 @@ class LocalCluster:
     name: str = "local"
     command: Sequence[str] = field(default_factory=our_command)
     ports: Sequence[int] | None = None  # client, http, route port per node, in turn
-    extra: str = ""  # configuration lines for every node
+    jetstream: str = ""  # more text for the jetstream block of every node
     nodes: list[Node] = field(default_factory=list)
 
     def __enter__(self) -> LocalCluster:
@@ -174,7 +177,9 @@ class LocalCluster:
         routes = [node.route_port for node in self.nodes]
         for node in self.nodes:
             node.write_config(
-                cluster=self.name if self.size > 1 else None, routes=routes, extra=self.extra
+                cluster=self.name if self.size > 1 else None,
+                routes=routes,
+                jetstream=self.jetstream,
             )
 
     def start(self) -> None:
@@ -191,7 +196,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         for node in self.nodes:
-            if node.process is not None:
+            if node.process is not None and node.process.poll() is None:
                 node.resume()
         for node in self.nodes:
             node.stop()

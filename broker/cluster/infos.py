@@ -88,7 +88,7 @@ def stream_state(replica: Replica, *, deleted_details: bool, subjects_filter: st
 
 def cluster_info(node: JetStreamNode, replica: Replica) -> ClusterInfo:
     if len(node.members) < 2:
-        return ClusterInfo(leader=node.mesh.name)
+        return ClusterInfo(leader=node.server.name)
     status = node.host.status(replica.group).core
     matches = {peer.node: peer for peer in status.peers}
     peers = []

@@ -278,9 +278,10 @@ class LeaderApi:
     async def serve_infos(self, _peer: NodeId, body: bytes) -> bytes:
         groups, shown = _groups.decode(body)
         led = (self.node.replicas.get(group) for group in groups)
-        return _encode(
-            [stream_info(self.node, r, shown=shown) for r in led if r is not None and r.leading]
-        )
+        infos = [stream_info(self.node, r, shown=shown) for r in led if r is not None and r.leading]
+        if len(self.node.members) < 2:  # alone, only STREAM.INFO shows a cluster
+            infos = [msgspec.structs.replace(info, cluster=None) for info in infos]
+        return _encode(infos)
 
     async def serve_usage(self, _peer: NodeId, body: bytes) -> bytes:
         account = body.decode()

@@ -11,17 +11,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
+from collections import deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from broker.wire import headers as wire_headers
 
+RawMessage = tuple[bytes, bytes, bytes, bytes, bytes]  # sid, subject, headers, payload, reply
 CONNECT_WITHIN_S = 5.0
 HEARTBEAT_S = 2.0
 READ_LIMIT = 1 << 20
+MESSAGE_BYTES_MAX = 65 << 20  # the largest payload a server can allow, and its headers
 
 
 class OriginLost(Exception):
@@ -52,27 +56,75 @@ class OriginMessage:
     pending: int
 
 
+class _Refusal(msgspec.Struct):
+    description: str = "refused"
+
+
+class _Answer(msgspec.Struct):
+    error: _Refusal | None = None
+
+
+@dataclass(slots=True)
+class _Head:
+    """A MSG or HMSG line."""
+
+    sid: bytes
+    subject: bytes
+    reply: bytes
+    header_size: int
+    size: int  # of headers and payload
+
+    @classmethod
+    def of(cls, line: bytes) -> _Head | None:
+        """None when the line is something else. Raises ValueError when it is damaged."""
+        words = line.split(b" ")
+        if words[0] not in (b"MSG", b"HMSG"):
+            return None
+        sizes = 1 if words[0] == b"MSG" else 2
+        if not sizes + 3 <= len(words) <= sizes + 4:
+            raise ValueError("the wrong number of words")
+        header_size = int(words[-2]) if sizes == 2 else 0
+        size = int(words[-1])
+        if not 0 <= header_size <= size <= MESSAGE_BYTES_MAX:
+            raise ValueError("a size that cannot be")
+        reply = words[3] if len(words) == sizes + 4 else b""
+        return cls(words[2], words[1], reply, header_size, size)
+
+    @property
+    def stored(self) -> bool:
+        """A message of the stream, not a heartbeat or a flow control request."""
+        return self.reply.startswith(b"$JS.ACK.")
+
+
+_Message = tuple[_Head, bytes, bytes]  # with headers and payload
+
+
 @dataclass(slots=True)
 class Origin:
-    """Connected and subscribed. `messages` yields in order, or raises OriginLost."""
+    """Connected and subscribed. `next` gives messages in order, or raises OriginLost: whatever
+    the other side sends, it raises nothing else but TimeoutError, when it sends nothing."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     api: str
     inbox: str = field(default_factory=lambda: f"_INBOX.{secrets.token_hex(11)}")
     _expected: int = 1  # consumer sequence of the next message
+    _early: deque[RawMessage] = field(default_factory=deque)
+    _early: deque[_Message] = field(default_factory=deque)  # came before the consumer's creation
 
     @classmethod
     async def connect(cls, address: OriginAddress) -> Origin:
-        """Try the URLs in turn. Raises OSError or OriginLost with the last reason."""
-        failure: Exception = OriginLost("no url")
+        """Try the URLs in turn. Raises OriginLost with the last reason."""
+        reason, cause = "no url", None
         for url in address.urls:
             try:
                 async with asyncio.timeout(CONNECT_WITHIN_S):
                     return await cls._connect(url, address)
-            except (OSError, OriginLost, TimeoutError, ssl.SSLError) as error:
-                failure = error
-        raise OriginLost(str(failure) or type(failure).__name__) from failure
+            except (OSError, OriginLost, ValueError) as error:
+                cause = error
+                place = url.rpartition("//")[2].rpartition("@")[2]  # without a password
+                reason = f"{place}: {str(error) or type(error).__name__}"
+        raise OriginLost(reason) from cause
 
     @classmethod
     async def _connect(cls, url: str, address: OriginAddress) -> Origin:
@@ -81,14 +133,19 @@ class Origin:
         reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
         origin = cls(reader, writer, address.api)
         try:
-            info = msgspec.json.decode((await origin._line())[5:])
+            line = await origin._line()
+            if not line.startswith(b"INFO "):
+                raise OriginLost("this is no NATS server")
+            info = msgspec.json.decode(line[5:], type=dict[str, Any])
             if info.get("tls_required") or parts.scheme == "tls":
                 context = ssl.create_default_context()
                 if address.trust_any_certificate:
                     context.check_hostname = False
                     context.verify_mode = ssl.CERT_NONE
                 await writer.start_tls(context, server_hostname=host)
-            await origin._greet(address, parts.username or "", parts.password or "")
+            await origin._greet(
+                address, unquote(parts.username or ""), unquote(parts.password or "")
+            )
         except BaseException:
             writer.close()
             raise
@@ -101,19 +158,21 @@ class Origin:
         }  # fmt: skip
         if address.token:
             options["auth_token"] = address.token
-        if address.user or user:
-            options["user"] = address.user or user
-            options["pass"] = address.password or password
+        elif address.user:
+            options |= {"user": address.user, "pass": address.password}
+        elif user and password:
+            options |= {"user": user, "pass": password}
+        elif user:  # a URL with one word before the host gives a token
+            options["auth_token"] = user
         self.writer.write(b"CONNECT " + msgspec.json.encode(options) + b"\r\nPING\r\n")
         while (line := await self._line()) != b"PONG":
-            if line.startswith(b"-ERR"):
-                raise OriginLost(line.decode(errors="replace"))
+            self._other(line)
 
     def close(self) -> None:
         self.writer.close()
 
     async def consume(self, stream: str, *, start: int, filter_subject: str) -> None:
-        """Create the consumer. Its messages come from `messages`."""
+        """Create the consumer; its messages come from `next`. Raises OriginRefused."""
         config: dict[str, Any] = {
             "deliver_subject": f"{self.inbox}.d", "deliver_policy": "by_start_sequence",
             "opt_start_seq": start, "ack_policy": "none", "max_deliver": 1, "flow_control": True,
@@ -130,36 +189,59 @@ class Origin:
             + b"\r\n"
         )
         async with asyncio.timeout(CONNECT_WITHIN_S):
-            while True:
-                sid, _, headers, data, _ = await self._message()
-                if sid == b"2":
-                    break
-                raise OriginLost("a message came before the consumer was confirmed")
-        if headers:
-            code, text = wire_headers.status(headers)
+            while (message := await self._message())[0].sid != b"2":
+                # A server may deliver before it has answered; flow control bounds how much.
+                self._early.append(message)
+        _, headers, data = message
+        code, text = wire_headers.status(headers)
+        if code:
             raise OriginRefused(f"{code} {text.decode(errors='replace')}".strip())
-        answer = msgspec.json.decode(data)
-        if "error" in answer:
-            raise OriginRefused(str(answer["error"].get("description", "refused")))
+        try:
+            answer = msgspec.json.decode(data, type=_Answer)
+        except ValueError as error:
+            raise OriginLost(f"the origin answered {data[:100]!r}") from error
+        if answer.error is not None:
+            raise OriginRefused(answer.error.description)
 
     async def next(self) -> OriginMessage:
         """The next message. Answers heartbeats and flow control on the way."""
         while True:
-            async with asyncio.timeout(3 * HEARTBEAT_S):
-                _, subject, headers, data, reply = await self._message()
-            if not reply.startswith(b"$JS.ACK."):
-                self._control(headers, reply)
-                continue
-            tokens = reply.split(b".")
-            seq, consumer_seq, time_ns, pending = (int(token) for token in tokens[-4:])
-            if consumer_seq != self._expected:
-                raise OriginLost(f"expected delivery {self._expected}, got {consumer_seq}")
-            self._expected += 1
-            return OriginMessage(subject, headers, data, seq, time_ns, pending)
+            if self._early:
+                head, headers, data = self._early.popleft()
+            else:
+                async with asyncio.timeout(3 * HEARTBEAT_S):
+                    head, headers, data = await self._message()
+            try:
+                if head.stored:
+                    return self._stored(head, headers, data)
+                self._control(headers, head.reply)
+            except ValueError as error:
+                raise OriginLost(f"a number that is none near {head.reply!r}") from error
 
     def buffered(self) -> bool:
-        """Whether more can be read without waiting: a batch goes on while it can."""
-        return b"\r\n" in self.reader._buffer  # type: ignore[attr-defined]  # noqa: SLF001
+        """Whether the next message of the stream is here whole: a batch goes on while it can.
+
+        A heartbeat is not counted: who waits behind it for a message may wait for long."""
+        if self._early:
+            return self._early[0][0].stored
+        buffer: bytearray = self.reader._buffer  # type: ignore[attr-defined]  # noqa: SLF001
+        end = buffer.find(b"\r\n")
+        try:
+            head = _Head.of(bytes(buffer[:end])) if end >= 0 else None
+        except ValueError:
+            return False  # next() will say so
+        return head is not None and head.stored and len(buffer) >= end + head.size + 4
+
+    def _stored(self, head: _Head, headers: bytes, data: bytes) -> OriginMessage:
+        """The reply ends in sequences, time and pending; a newer form has two tokens more in
+        front of them, and may have others behind."""
+        tokens = head.reply.split(b".")
+        first = 5 if len(tokens) < 11 else 7
+        seq, consumer_seq, time_ns, pending = (int(token) for token in tokens[first : first + 4])
+        if consumer_seq != self._expected:
+            raise OriginLost(f"expected delivery {self._expected}, got {consumer_seq}")
+        self._expected += 1
+        return OriginMessage(head.subject, headers, data, seq, time_ns, pending)
 
     def _control(self, headers: bytes, reply: bytes) -> None:
         if reply:  # a flow control request
@@ -170,32 +252,37 @@ class Origin:
             self.writer.write(b"PUB %b 0\r\n\r\n" % stalled)
         last = wire_headers.get(headers, b"Nats-Last-Consumer")
         if last is not None and int(last) != self._expected - 1:
-            raise OriginLost(
-                f"the origin has delivered up to {int(last)}, we have {self._expected - 1}"
-            )
+            raise OriginLost(f"delivered up to {int(last)}, received {self._expected - 1}")
 
-    async def _message(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-        """sid, subject, headers, payload, reply of the next MSG or HMSG."""
+    async def _message(self) -> _Message:
+        """The next MSG or HMSG."""
         while True:
             line = await self._line()
-            words = line.split(b" ")
-            if words[0] == b"MSG":
-                payload = (await self._exactly(int(words[-1]) + 2))[:-2]
-                return words[2], words[1], b"", payload, words[3] if len(words) == 5 else b""
-            if words[0] == b"HMSG":
-                header_size, total = int(words[-2]), int(words[-1])
-                body = (await self._exactly(total + 2))[:-2]
-                reply = words[3] if len(words) == 6 else b""
-                return words[2], words[1], body[:header_size], body[header_size:], reply
-            if words[0] == b"PING":
-                self.writer.write(b"PONG\r\n")
-            elif words[0] == b"-ERR":
-                raise OriginLost(line.decode(errors="replace"))
+            try:
+                head = _Head.of(line)
+            except ValueError as error:
+                raise OriginLost(f"the origin sent {line[:100]!r}: {error}") from error
+            if head is None:
+                self._other(line)
+                continue
+            body = await self._exactly(head.size + 2)
+            if not body.endswith(b"\r\n"):
+                raise OriginLost(f"a message that is longer than {line[:100]!r} says")
+            return head, body[: head.header_size], body[head.header_size : -2]
+
+    def _other(self, line: bytes) -> None:
+        """Operations between messages: PING is answered, INFO and +OK are passed over."""
+        if line == b"PING":
+            self.writer.write(b"PONG\r\n")
+        elif line.startswith(b"-ERR"):
+            raise OriginLost(line.decode(errors="replace"))
 
     async def _line(self) -> bytes:
         try:
             return (await self.reader.readuntil(b"\r\n"))[:-2]
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
+        except asyncio.LimitOverrunError as error:
+            raise OriginLost("a line without end") from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise OriginLost("the origin closed the connection") from error
 
     async def _exactly(self, size: int) -> bytes:

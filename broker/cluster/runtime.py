@@ -58,8 +58,9 @@ class Runtime:
     async def start(self, server: Server) -> None:
         options = self.options
         cluster = options.cluster
-        name = options.server_name or (server.name if options.jetstream is None else "standalone")
-        cluster_name = cluster.name if cluster is not None and cluster.name else "standalone"
+        # A server without a cluster may change its name: its data is not anybody else's.
+        name = STANDALONE if cluster is None else options.server_name or server.name
+        cluster_name = cluster.name if cluster is not None and cluster.name else STANDALONE
 
         def spawn(work: Awaitable[None], task_name: str) -> None:
             server.spawn(_coroutine(work), name=task_name)
@@ -209,6 +210,7 @@ def client_address(server: Server) -> str:
     return f"{host}:{server.port}"
 
 
+STANDALONE = "standalone"
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 _STATS = ("memory", "storage", "accounts", "ha_assets", "api")
 

@@ -17,7 +17,7 @@ COUNT = 300
 def remote(cluster: LocalCluster, name: str) -> str:
     """Configuration of a named remote that leads to the other cluster."""
     urls = ", ".join(f'"{url}"' for url in cluster.urls)
-    return f"jetstream {{ remotes {{ {name} {{ urls: [{urls}] }} }} }}"
+    return f"remotes {{ {name} {{ urls: [{urls}] }} }}"
 
 
 async def fill(client: Any, first: int, last: int) -> None:
@@ -61,7 +61,7 @@ async def make_mirror(client: Any, replicas: int) -> None:
 def test_mirror_of_a_real_nats_server_is_exact_and_resumes(tmp_path: Path) -> None:
     origin = LocalCluster(tmp_path / "far", size=1, name="far", command=nats_server())
     with origin:
-        near = LocalCluster(tmp_path / "near", size=1, name="near", extra=remote(origin, "far"))
+        near = LocalCluster(tmp_path / "near", size=1, name="near", jetstream=remote(origin, "far"))
         with near:
 
             async def first() -> None:
@@ -99,7 +99,7 @@ def test_mirror_of_a_real_nats_server_is_exact_and_resumes(tmp_path: Path) -> No
 
 def test_mirror_between_clusters_survives_the_death_of_both_leaders(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "far", name="far") as origin:
-        near = LocalCluster(tmp_path / "near", name="near", extra=remote(origin, "far"))
+        near = LocalCluster(tmp_path / "near", name="near", jetstream=remote(origin, "far"))
         with near:
 
             async def work() -> None:
