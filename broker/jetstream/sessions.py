@@ -90,9 +90,7 @@ class Sessions:
             return OutOfOrder(origin, session, batch_no, 0)
         if batch_no == known.last + 1:
             return None
-        return known.results.get(batch_no) or OutOfOrder(
-            origin, session, batch_no, known.last + 1
-        )
+        return known.results.get(batch_no) or OutOfOrder(origin, session, batch_no, known.last + 1)
 
     def remember(self, result: PublishResult) -> None:
         session = self._by_origin[result.origin]

@@ -123,9 +123,7 @@ class Stream:
         """Time of the newest message ever stored: no later one may be stamped earlier."""
         return self.store.last_time
 
-    def state(
-        self, *, subjects_filter: bytes = b"", deleted_details: bool = False
-    ) -> StreamState:
+    def state(self, *, subjects_filter: bytes = b"", deleted_details: bool = False) -> StreamState:
         store = self.store
         subjects: dict[str, int] = {}
         if subjects_filter:

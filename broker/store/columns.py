@@ -88,7 +88,6 @@ class Columns:
         at = self._blobs_at + _padded(self.block.subjects_len) + _padded(self.block.headers_len)
         return at + self.data_ends[i], at + self.data_ends[i + 1]
 
-
     def rows_of(self, subject: bytes) -> list[tuple[int, int]]:
         """Stretches of rows with exactly this subject, found by searching the text."""
         ends, length = self.subject_ends, len(subject)

@@ -167,9 +167,7 @@ class MessageStore:
         if not self.messages:
             self._removal.set_floor(seq)
 
-    def _grew(
-        self, *, count: int, size: int, last_seq: int, max_time: int, last_time: int
-    ) -> None:
+    def _grew(self, *, count: int, size: int, last_seq: int, max_time: int, last_time: int) -> None:
         segment = self.segments.tail
         assert segment is not None
         segment.rows += count

@@ -70,9 +70,7 @@ _segment_image: Final = msgspec.msgpack.Decoder(SegmentImage)
 
 
 def image(store: MessageStore) -> StoreImage:
-    return StoreImage(
-        store.first_seq, store.last_seq, store.last_time, store.messages, store.bytes
-    )
+    return StoreImage(store.first_seq, store.last_seq, store.last_time, store.messages, store.bytes)
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
@@ -168,9 +166,7 @@ def snapshot(store: MessageStore) -> Iterator[bytes]:
     frozen = segments.files.frozen()
     heads: list[tuple[SegmentImage, bytes | None]] = []
     for segment in segments.all:
-        head = SegmentImage(
-            segment.first_seq, segment.live, segment.live_size, _bitmap(segment)
-        )
+        head = SegmentImage(segment.first_seq, segment.live, segment.live_size, _bitmap(segment))
         heads.append((head, _raw(store, segment) if segment.view is not None else None))
 
     def chunks() -> Iterator[bytes]:

@@ -329,4 +329,3 @@ class Segments:
     def clear(self) -> None:
         for position in range(len(self.all) - 1, -1, -1):
             self.discard(position)
-

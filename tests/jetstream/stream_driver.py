@@ -85,9 +85,7 @@ class Driver:
     def batch(
         self, rows: list[Row], *, origin: int = 0, session: int = 0, batch_no: int = 0
     ) -> Any:
-        prefix = publish_prefix(
-            time_ns=self.now, origin=origin, session=session, batch_no=batch_no
-        )
+        prefix = publish_prefix(time_ns=self.now, origin=origin, session=session, batch_no=batch_no)
         return self.entry(prefix + block(rows))
 
     def publish(self, subject: str = "s.a", data: str = "x", **pairs: str) -> Any:

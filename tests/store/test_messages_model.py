@@ -142,8 +142,10 @@ class StoreModel(RuleBasedStateMachine):
         self.twin.last_seq += 1
         self.twin.kept[self.twin.last_seq] = Kept(self.clock, *message)
 
-    @rule(rows=st.lists(st.tuples(st.integers(1, 4), message), min_size=1, max_size=5),
-          back=st.integers(0, 3))
+    @rule(
+        rows=st.lists(st.tuples(st.integers(1, 4), message), min_size=1, max_size=5),
+        back=st.integers(0, 3),
+    )
     def mirror(self, rows: list[tuple[int, tuple[bytes, bytes, bytes]]], back: int) -> None:
         seq = max(self.twin.last_seq - back, 0)
         builder = BlockBuilder()
