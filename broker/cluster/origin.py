@@ -12,7 +12,6 @@ import asyncio
 import secrets
 import ssl
 from collections import deque
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -21,7 +20,6 @@ import msgspec
 
 from broker.wire import headers as wire_headers
 
-RawMessage = tuple[bytes, bytes, bytes, bytes, bytes]  # sid, subject, headers, payload, reply
 CONNECT_WITHIN_S = 5.0
 HEARTBEAT_S = 2.0
 READ_LIMIT = 1 << 20
@@ -109,7 +107,6 @@ class Origin:
     api: str
     inbox: str = field(default_factory=lambda: f"_INBOX.{secrets.token_hex(11)}")
     _expected: int = 1  # consumer sequence of the next message
-    _early: deque[RawMessage] = field(default_factory=deque)
     _early: deque[_Message] = field(default_factory=deque)  # came before the consumer's creation
 
     @classmethod
