@@ -18,13 +18,13 @@ from broker.server.closing import VIOLATION_REASONS, Reason
 from broker.server.connect import BadConnect, ConnectOptions, parse_connect
 from broker.server.endpoint import OK, Endpoint
 from broker.server.log import TRACE, logger
+from broker.server.reserved import refusals
 from broker.subjects import Subscription, valid_subject
-from broker.wire import ClientParser, Op, ProtocolViolation
+from broker.wire import ClientParser, Op, ProtocolViolation, PubRun
 
 if TYPE_CHECKING:
     from broker.server.runtime import JetStreamRuntime
     from broker.server.server import Server
-    from broker.wire import PubRun
 
 PONG = b"PONG\r\n"
 SYSTEM_QUEUE = b"_sys_"
@@ -134,6 +134,12 @@ class Connection(Endpoint):
         if run.has_headers and not (self.connect.headers and self.server.options.headers):
             self.close(Reason.MESSAGE_HEADER_VIOLATION)
             return
+        refused = refusals(run)
+        if refused:
+            for text in refused.values():
+                self.error(text)
+            rest = [run.message(row) for row in range(len(run)) if row not in refused]
+            run = PubRun.of(rest)
         self.server.router.publish_run(self, run)
 
     def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:

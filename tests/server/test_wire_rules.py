@@ -226,7 +226,7 @@ def test_queue_members_of_all_patterns_form_one_pool() -> None:
         (b"PUB foo\r\n", b""),
         (b"PUB foo abc\r\n", b""),
         (b"PUB foo 9999999999\r\n", b""),
-        (b"PUB foo 1\r\nxyz", b""),
+        (b"PUB foo 1\r\nxyz", b"-ERR 'Unknown Protocol Operation'\r\n"),
         (b"HPUB foo 9 5\r\n", b""),
         (b"SUB foo\r\n", b""),
         (b"UNSUB 1 2 3\r\n", b""),
@@ -318,6 +318,30 @@ def test_a_published_wildcard_is_a_literal_token() -> None:
             client = await RawClient.open(server)
             client.send(b"SUB foo.* 1\r\nSUB foo.bar 2\r\nPUB foo.* 0\r\n\r\n")
             assert await client.flush() == b"MSG foo.* 1 0\r\n\r\n"
+            client.close()
+
+    run(test())
+
+
+def test_names_of_servers_are_refused_and_the_rest_of_the_run_goes_on() -> None:
+    async def test() -> None:
+        async with running() as server:
+            client = await RawClient.open(server)
+            client.send(b"SUB > 1\r\n")
+            client.send(
+                b"PUB a _INBOX.x 0\r\n\r\nPUB a $JS.ACK.s.c 0\r\n\r\nPUB a _INBOX.y 0\r\n\r\n"
+                b"PUB a _R_.z 0\r\n\r\nPUB _GR_.q 0\r\n\r\nPUB $NRG.q 0\r\n\r\nPUB b 0\r\n\r\n"
+            )
+            got = await client.flush()
+            errors = [line for line in got.split(b"\r\n") if line.startswith(b"-ERR")]
+            assert errors == [
+                b"-ERR 'Permissions Violation for Publish with Reply of \"$JS.ACK.s.c\"'",
+                b"-ERR 'Permissions Violation for Publish with Reply of \"_R_.z\"'",
+                b"-ERR 'Permissions Violation for Publish to \"_GR_.q\"'",
+                b"-ERR 'Permissions Violation for Publish to \"$NRG.q\"'",
+            ]
+            messages = [line for line in got.split(b"\r\n") if line.startswith(b"MSG")]
+            assert messages == [b"MSG a 1 _INBOX.x 0", b"MSG a 1 _INBOX.y 0", b"MSG b 1 0"]
             client.close()
 
     run(test())

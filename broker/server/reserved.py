@@ -1,0 +1,47 @@
+"""Names that belong to servers: clients may neither publish to them nor be answered there.
+
+Owns: the prefixes, and the search for them in a run of publishes.
+May not touch: connections; the caller answers the client.
+Spec: core contract 1.3 and 2.2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.wire import ReplyColumn
+
+if TYPE_CHECKING:
+    from broker.wire import PubRun
+
+SUBJECTS = (b"_GR_.", b"$NRG.")
+REPLIES = (b"_R_.", b"$JS.ACK.", b"_GR_.")
+
+
+def refusals(run: PubRun) -> dict[int, str]:
+    """Row -> text of the -ERR. One look per segment, a row by row one only where it must be."""
+    found: dict[int, str] = {}
+    for subject, start, stop in run.segments():
+        if subject.startswith(SUBJECTS):
+            text = f'Permissions Violation for Publish to "{_shown(subject)}"'
+            found.update(dict.fromkeys(range(start, stop), text))
+        elif run.any_reply(start, stop) and not _harmless(run, start, stop):
+            for row in range(start, stop):
+                reply = run.message(row)[1]
+                if reply.startswith(REPLIES):
+                    text = f'Permissions Violation for Publish with Reply of "{_shown(reply)}"'
+                    found[row] = text
+    return found
+
+
+def _harmless(run: PubRun, start: int, stop: int) -> bool:
+    """A shared beginning of all replies that is not reserved speaks for every one of them."""
+    if stop - start == 1:
+        return not run.message(start)[1].startswith(REPLIES)
+    replies = ReplyColumn()
+    replies.append_run(run, start, stop)
+    shared = replies.prefix(0, stop - start)
+    return shared is not None and not shared.startswith(REPLIES)
+
+
+def _shown(subject: bytes) -> str:
+    return subject.decode(errors="backslashreplace")
