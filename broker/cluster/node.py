@@ -29,6 +29,7 @@ from broker.cluster.replica import Replica
 from broker.cluster.rpc import CallFailed, CallRefused
 from broker.cluster.waiting import LostLeadership
 from broker.jetstream.errors import JetStreamError
+from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
 from broker.subjects import Subscription
 from raft import GroupId, Index, NodeId, RaftError, Term, node_id
@@ -69,6 +70,7 @@ class JetStreamNode:
     on_replica_leads: list[Callable[[Replica, bool], None]] = field(default_factory=list)
     replicas: dict[int, Replica] = field(default_factory=dict)
     outboxes: dict[int, Outbox] = field(default_factory=dict)
+    block_cache: BlockCache = field(default_factory=BlockCache)  # decoded blocks of all streams
     session: int = 0  # of this run; numbers only rise over restarts
     formed: asyncio.Event = field(default_factory=asyncio.Event)
     started_ns: int = field(default_factory=time.time_ns)

@@ -69,6 +69,7 @@ class Replica:
             created_ns=assignment.created_ns,
             files=node.state_db.files(assignment.group),
             consumers=Consumer,
+            cache=node.block_cache,
         )
         replica = cls(node, assignment, stream)
         peers = [NodeId(peer) for peer in assignment.peers]

@@ -53,6 +53,11 @@ class StreamConsumer(Protocol):
     def removed_range(self, first: int, last: int) -> None:
         """No message from `first` to `last` inclusive is stored any more (front drop, purge)."""
 
+    def purged(self, first_seq: int) -> None:
+        """A purge took messages; those that went were told before. `first_seq` is the first left.
+
+        Unlike limits, a purge moves the position of a consumer behind what it took."""
+
     def encode(self) -> bytes:
         """The whole replicated state; equal states give equal bytes on every replica."""
 

@@ -169,6 +169,9 @@ class Stream:
             result = self._command(index, commands.decode(data))
         if self.consumers:
             self._tell_removals()
+            if kind == Kind.PURGE and isinstance(result, int) and result:
+                for consumer in self.consumers.values():
+                    consumer.purged(self.store.first_seq)
         return result
 
     def advanced(self, index: int) -> None:
