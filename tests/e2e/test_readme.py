@@ -1,0 +1,62 @@
+"""The README, executed: every block a newcomer would copy runs here, in order, on three nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent.parent / "README.md").read_text()
+BLOCKS = re.findall(r"```(console|python)\n(.*?)```", README, flags=re.DOTALL)
+BIN = Path(sys.executable).parent
+
+
+def commands(block: str) -> list[str]:
+    return [line[2:] for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("readme")
+    shell(directory, ["jetraft up --detach"], [])
+    yield directory
+    shell(directory, ["jetraft down"], [])
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYSPARK_PYTHON": sys.executable}
+
+
+def shell(directory: Path, lines: list[str], exports: list[str]) -> str:
+    script = "\n".join(["set -e", *exports, *lines])
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=directory, env=environment(), capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_every_block_of_the_readme_runs(place: Path) -> None:
+    assert len(BLOCKS) >= 5, "the README lost its blocks"
+    exports: list[str] = []
+    output: list[str] = []
+    for kind, block in BLOCKS:
+        if kind == "console":
+            lines = commands(block)
+            output.append(shell(place, lines, exports))
+            exports.extend(line for line in lines if line.startswith("export "))
+        else:
+            script = place / "block.py"
+            script.write_text(block)
+            output.append(shell(place, [f"{sys.executable} {script}"], exports))
+    everything = "\n".join(output)
+    assert "stored in ORDERS as 3" in everything
+    assert "another order" in everything
+    assert "published while a node is dead" in everything, "Spark shows the message of that time"
+    assert "verdict: every promise kept" in everything
