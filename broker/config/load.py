@@ -7,8 +7,10 @@ Spec: core contract 6.1, precedence."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
+
+from msgspec.structs import replace
 
 from broker.config.apply import BadConfiguration, apply
 from broker.config.draft import BadOptions, Draft

@@ -6,7 +6,7 @@ Spec: core contract 6.3; a change that cannot be taken makes the whole reload fa
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from msgspec.structs import replace
 
 from broker.config.options import Options
 
@@ -24,8 +24,7 @@ def merge(current: Options, wanted: Options) -> Options:
     """The options to run with. Raises NotReloadable."""
     if current.port == -1:
         wanted = replace(wanted, port=-1)
-    for field in fields(Options):
-        name = field.name
+    for name in Options.__struct_fields__:
         if name in RELOADABLE or name in FROM_THE_FILE:
             continue
         if getattr(current, name) != getattr(wanted, name):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
 from broker.accounts import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Account
 from broker.accounts.authentication import Authenticator
@@ -369,7 +370,9 @@ class Server:
         if cluster is None or cluster.tls is None:
             return None
         try:
-            return server_context(replace(cluster.tls, verify=True)), client_context(cluster.tls)
+            return server_context(structs.replace(cluster.tls, verify=True)), client_context(
+                cluster.tls
+            )
         except (OSError, ssl.SSLError) as error:
             raise StartFailed(f"cluster tls: {error}") from error
 

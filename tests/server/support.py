@@ -10,12 +10,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvloop
+from msgspec.structs import replace
 
 from broker.config.options import Options
 from broker.server.server import Server
