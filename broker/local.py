@@ -6,6 +6,7 @@ The same configuration file starts our server and nats-server, so both meet the 
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -105,7 +106,7 @@ class Node:
     def healthy(self) -> bool:
         try:
             return self.http("/healthz").get("status") == "ok"
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException):
             return False
 
     def wait_healthy(self, *, timeout_s: float = READY_WITHIN_S) -> None:
@@ -136,10 +137,15 @@ class Node:
         self.process = None
 
     def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Nothing when it has ended: its process id may be another's by now."""
+        assert self.process is not None, f"{self.name} was not started"
+        self.process.send_signal(number)
 
     def log_tail(self, lines: int = 15) -> str:
         if not self.log_path.exists():
@@ -185,19 +191,20 @@ class LocalCluster:
     def start(self) -> None:
         if not self.nodes:
             self.prepare()
-        for node in self.nodes:
-            node.start()
         try:
             for node in self.nodes:
+                node.start()
+            for node in self.nodes:
                 node.wait_healthy()
-        except NodeFailed:
+        except BaseException:  # also Ctrl-C: the nodes have sessions of their own and go on
             self.stop()
             raise
 
     def stop(self) -> None:
         for node in self.nodes:
-            if node.process is not None and node.process.poll() is None:
+            if node.process is not None:
                 node.resume()
+                node.process.terminate()
         for node in self.nodes:
             node.stop()
 
