@@ -464,8 +464,12 @@ class JetStreamNode:
 
 
 def next_session(path: Path) -> int:
-    """A number no earlier run of this node has used, on disk before it is used."""
-    session = int(path.read_text()) + 1 if path.exists() else 1
+    """A number above that of every earlier run of this node, on disk before it is used.
+
+    The clock makes it rise even when the directory was replaced, the file when the clock went
+    back."""
+    earlier = int(path.read_text()) if path.exists() else 0
+    session = max(earlier + 1, time.time_ns() // 1_000_000)
     write_durably(path, str(session).encode())
     return session
 
