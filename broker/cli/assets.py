@@ -23,10 +23,13 @@ def stream() -> None:
 @click.argument("name")
 @click.option("--subjects", required=True, help="Subjects to capture, separated by commas.")
 @click.option("--replicas", default=1, show_default=True, help="Copies, on as many nodes.")
-@click.option("--storage", type=click.Choice(["file", "memory"]), default="file", show_default=True)
+@click.option(
+    "--storage", type=click.Choice(["file", "memory"]), default="file", show_default=True,
+    help="Where messages are kept.",
+)  # fmt: skip
 @click.option(
     "--retention", type=click.Choice(["limits", "interest", "workqueue"]), default="limits",
-    show_default=True,
+    show_default=True, help="When messages go: by limits, or when consumers are done with them.",
 )  # fmt: skip
 @click.option("--max-msgs", default=-1, help="Keep at most this many messages.")
 @click.option("--max-bytes", default=-1, help="Keep at most this many bytes.")
@@ -107,7 +110,7 @@ def consumer() -> None:
 @click.option("--filter", "filter_subject", default=None, help="Only messages on this subject.")
 @click.option(
     "--deliver", type=click.Choice(["all", "last", "new", "last_per_subject"]), default="all",
-    show_default=True,
+    show_default=True, help="Which message is the first.",
 )  # fmt: skip
 @click.option("--ack-wait", default=30.0, show_default=True, help="Seconds until redelivery.")
 @server_option

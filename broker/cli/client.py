@@ -30,7 +30,7 @@ def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
     async def run() -> T:
         connection = await nats.connect(
             server.split(","), name="jetraft", max_reconnect_attempts=3, connect_timeout=3,
-            error_cb=_ignore_background, **_credentials(),
+            reconnect_time_wait=0.2, error_cb=_ignore_background, **_credentials(),
         )  # fmt: skip
         try:
             return await work(connection)

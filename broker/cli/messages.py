@@ -23,7 +23,7 @@ from broker.cli.client import server_option, with_connection
 @server_option
 def pub(*, subject: str, message: str, count: int, headers: tuple[str, ...], server: str) -> None:
     """Publish, and print the ack of the stream that captured it (or say that none did)."""
-    fields = dict(part.split(":", 1) for part in headers) or None
+    fields = dict(_field(header) for header in headers) or None
 
     async def work(nc: Any) -> None:
         stream = nc.jetstream()
@@ -65,3 +65,10 @@ def sub(*, subject: str, count: int, queue: str, server: str) -> None:
         with_connection(server, work)
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo("", err=True)
+
+
+def _field(header: str) -> tuple[str, str]:
+    name, colon, value = header.partition(":")
+    if not colon or not name:
+        raise click.BadParameter(f'"{header}" is not Name:value', param_hint="--header")
+    return name, value.strip()

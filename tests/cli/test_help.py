@@ -1,0 +1,165 @@
+"""The jetraft command: everything it can do is listed and explained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from broker.cli.main import COMMANDS, cli, main
+
+
+def commands(
+    group: click.Group = cli, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, f"{name} is listed and not there"
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+EVERYTHING = dict(commands())
+ALL = pytest.mark.parametrize("path", EVERYTHING, ids=" ".join)
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_help_lists_every_command() -> None:
+    shown = run("--help")
+    assert run("-h") == shown
+    lines = [line.split() for line in shown.splitlines() if line.startswith("  ")]
+    listed = [words[0] for words in lines if words and words[0] in COMMANDS]
+    assert listed == list(COMMANDS)
+    assert {path[0] for path in EVERYTHING} == set(COMMANDS)
+    for name, (_, text) in COMMANDS.items():
+        assert text.endswith("."), name
+        assert " ".join(text.split()[:4]) in shown
+    assert "jetraft stream add" in shown  # where to begin
+    assert "\nError" not in shown
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    result = CliRunner().invoke(cli, [])
+    assert "Commands:" in result.output
+
+
+@ALL
+def test_every_command_says_what_it_does(path: tuple[str, ...]) -> None:
+    command = EVERYTHING[path]
+    assert command.help, "a sentence for the user"
+    assert command.help.strip()[0].isupper()
+    assert command.help.strip().endswith(".")
+    assert not command.deprecated
+
+
+@ALL
+def test_every_option_says_what_it_means(path: tuple[str, ...]) -> None:
+    for parameter in EVERYTHING[path].params:
+        if isinstance(parameter, click.Option) and parameter.name != "help":
+            assert parameter.help, f"{' '.join(path)} {parameter.opts[0]}"
+
+
+@ALL
+def test_every_help_can_be_shown(path: tuple[str, ...]) -> None:
+    if path == ("serve",):
+        return  # nats-server's own flags: below
+    shown = run(*path, "--help")
+    assert shown.startswith(f"Usage: cli {' '.join(path)}")
+    command = EVERYTHING[path]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            assert f"\n  {name} " in shown
+
+
+def test_groups_have_the_verbs_a_user_expects() -> None:
+    verbs: dict[str, set[str]] = {}
+    for path in EVERYTHING:
+        if len(path) == 2:
+            verbs.setdefault(path[0], set()).add(path[1])
+    assert verbs["stream"] == {"add", "ls", "info", "purge", "get", "rm"}
+    assert verbs["consumer"] == {"add", "ls", "info", "next", "rm"}
+    assert verbs["chaos"] == {"run", "sim"}
+    assert {"pub", "peers"} <= verbs["bench"]
+
+
+def test_serve_shows_the_servers_own_flags(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["jetraft", "serve", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    direct = capfd.readouterr().out
+    for flag in ("--jetstream", "--config", "--cluster", "--routes", "--store_dir"):
+        assert flag in direct
+    with pytest.raises(SystemExit):
+        cli(["serve", "--help"])  # through the command tree it is the same
+    assert capfd.readouterr().out == direct
+
+
+def test_the_version_is_shown() -> None:
+    assert run("--version").strip().split()[-1][0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nonsense"], "No such command"),
+        (["stream", "add"], "Missing argument 'NAME'"),
+        (["stream", "add", "S"], "Missing option '--subjects'"),
+        (["stream", "get", "S", "first"], "not a valid integer"),
+        (["consumer", "add", "S", "C", "--deliver", "sometime"], "is not one of"),
+        (["chaos", "run", "earthquake"], 'no scenario "earthquake"'),
+        (["pub", "a", "b", "--header", "nothing"], '"nothing" is not Name:value'),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(words: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_server_that_is_not_there_is_one_line_and_soon() -> None:
+    result = CliRunner().invoke(cli, ["stream", "ls", "-s", "nats://127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert result.output.count("\n") == 1
+    assert "127.0.0.1:1" in result.output
+
+
+def test_nothing_runs_where_nothing_was_started(tmp_path: Path) -> None:
+    assert run("down", "--dir", str(tmp_path)).strip() == "nothing was running"
+    result = CliRunner().invoke(cli, ["down", "n1", "--dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "n1 does not run here" in result.output
+
+
+def test_one_simulated_seed_is_reported() -> None:
+    result = CliRunner().invoke(cli, ["chaos", "sim", "--seed", "1"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "seed 1" in result.output
+
+
+def test_the_command_imports_only_what_it_needs() -> None:
+    """`serve` must be ready within a blink: no client library, no tables, no benchmarks."""
+    script = (
+        "import sys, broker.cli.main\n"
+        "print(sorted({'nats', 'rich', 'aiohttp', 'rocksdict', 'broker.bench'} & set(sys.modules)))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.strip() == "[]"
