@@ -20,10 +20,11 @@ import msgspec
 
 from broker.cluster.errands import CHANNEL_ERRANDS, Errand, Errands
 from broker.cluster.formation import Candidate, Formation, Founding, write_durably
+from broker.cluster.leaders import NO_LEADER_WITHIN_S, Leaders
 from broker.cluster.leading import Leading
 from broker.cluster.mesh import Mesh
 from broker.cluster.meta import META_GROUP, Assignment, Meta, MetaCommand, MetaResult
-from broker.cluster.metagroup import MetaGroup
+from broker.cluster.metagroup import MetaGroup, eventually
 from broker.cluster.outbox import Batch, Outbox, Published
 from broker.cluster.replica import Replica
 from broker.cluster.rpc import CallFailed, CallRefused
@@ -49,7 +50,7 @@ CHANNEL_PUBLISHED = 21
 CHANNEL_LEADS = 22
 FLUSH_EVERY_S = 10.0
 FLUSH_ABOVE_BYTES = 64 << 20
-NO_LEADER_WITHIN_S = 5.0
+HAND_OVER_WITHIN_S = 1.0  # a stopping node waits so long for other leaders
 
 _PUBLISH_HEAD_BYTES = 24  # group, session, number: three little-endian u64
 _encode = msgspec.msgpack.Encoder().encode
@@ -80,12 +81,10 @@ class JetStreamNode:
     meta_group: MetaGroup = field(init=False)
     formation: Formation = field(init=False)
     errands: Errands = field(init=False)
+    leaders: Leaders = field(init=False)
     members: list[NodeId] = field(default_factory=list)
     mirrors: dict[int, Mirror] = field(default_factory=dict)
     _names: dict[NodeId, str] = field(default_factory=dict)
-    # Who leads which group, as the leaders themselves have told; a later term wins.
-    _leaders: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)
-    _leader_known: dict[int, asyncio.Event] = field(default_factory=dict)
     _captures: dict[int, list[Subscription]] = field(default_factory=dict)
     _watchers: dict[tuple[str, bytes], dict[Leading, None]] = field(default_factory=dict)
     _epoch_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
@@ -121,6 +120,7 @@ class JetStreamNode:
             on_removed=self._removed,
             on_leader=lambda leader: self._leader_heard(META_GROUP, leader),
         )
+        self.leaders = Leaders(self.mesh.connected, self._resend)
         self.errands = Errands(
             node=self.node,
             leader=self.leader,
@@ -156,6 +156,8 @@ class JetStreamNode:
         self.formation.start()
 
     async def stop(self) -> None:
+        self.hand_over()
+        await eventually(self._leads_nothing_shared, timeout_s=HAND_OVER_WITHIN_S, every_s=0.01)
         for replica in self.replicas.values():
             replica.close()
         self.meta_group.close()
@@ -212,22 +214,14 @@ class JetStreamNode:
     # -- who leads ------------------------------------------------------------------------------
 
     def leader(self, group: int) -> NodeId | None:
-        known = self._leaders.get(group)
-        return known[1] if known is not None and self.mesh.connected(known[1]) else None
+        return self.leaders.leader(group)
 
     async def wait_leader(self, group: int, *, timeout_s: float = NO_LEADER_WITHIN_S) -> NodeId:
         """The group's leader, as soon as there is one. Raises JetStreamError 10008."""
-        deadline = time.monotonic() + timeout_s
-        while (leader := self.leader(group)) is None:
-            event = self._leader_known.setdefault(group, asyncio.Event())
-            event.clear()
-            remaining = deadline - time.monotonic()
-            try:
-                async with asyncio.timeout(remaining):
-                    await event.wait()
-            except TimeoutError as error:
-                raise JetStreamError.of(10008) from error
-        return leader
+        return await self.leaders.wait(group, timeout_s=timeout_s)
+
+    def note_leader(self, group: int, term: Term, leader: NodeId) -> None:
+        self.leaders.note(group, term, leader)
 
     def leads(self, group: int, term: Term) -> None:
         """This node has become the leader of a group and is ready to serve it."""
@@ -242,14 +236,7 @@ class JetStreamNode:
         for group, term in _leads.decode(frame):
             self.note_leader(group, Term(term), peer)
 
-    def note_leader(self, group: int, term: Term, leader: NodeId) -> None:
-        known = self._leaders.get(group)
-        if known is not None and (known[0] > term or known == (term, leader)):
-            return
-        self._leaders[group] = (term, leader)
-        event = self._leader_known.pop(group, None)
-        if event is not None:
-            event.set()
+    def _resend(self, group: int) -> None:
         outbox = self.outboxes.get(group)
         if outbox is not None:
             outbox.resend()
@@ -290,7 +277,7 @@ class JetStreamNode:
         replica = self.replicas.pop(group, None)
         if replica is not None:
             replica.delete()
-        self._leaders.pop(group, None)
+        self.leaders.forget(group)
 
     def _capture(self, assignment: Assignment) -> None:
         """Subscribe the outbox to the stream's subjects, in place of what it had before."""
@@ -344,6 +331,13 @@ class JetStreamNode:
         living = [peer for peer in self.members if peer != self.node and self.mesh.connected(peer)]
         if self.meta_group.is_leader and living:
             self.host.transfer(META_GROUP, living[0])
+
+    def _leads_nothing_shared(self) -> bool:
+        """Whether every group with living other members has another leader."""
+        others = any(self.mesh.connected(m) for m in self.members if m != self.node)
+        shared = any(r.leading is not None and len(r.assignment.peers) > 1
+                     for r in self.replicas.values())  # fmt: skip
+        return not others or not (shared or self.meta_group.is_leader)
 
     def now_ns(self) -> int:
         """Wall time that does not step back: read once, then advanced by the monotonic clock."""
@@ -427,7 +421,6 @@ class JetStreamNode:
         """Until this node itself has applied the change, so that a client that was answered
         finds it here."""
         from broker.cluster.meta import RemoveStream
-        from broker.cluster.metagroup import eventually
 
         def here() -> bool:
             known = self.meta.get(result.account, result.name)

@@ -1,0 +1,55 @@
+"""Who leads which group, as the leaders themselves have told.
+
+Owns: the newest leader known of every group of the cluster, and those who wait for one.
+May not touch: Raft; a follower hears it from its group, everybody else from the leader's node.
+A later term wins. A leader that is not connected counts as none.
+Spec: DESIGN section 4, step 3: publishes go to the leader, here or over the link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker.jetstream.errors import JetStreamError
+from raft import NodeId, Term
+
+NO_LEADER_WITHIN_S = 5.0
+
+
+@dataclass(slots=True)
+class Leaders:
+    connected: Callable[[NodeId], bool]
+    on_change: Callable[[int], None]  # a group has another leader than before
+    _known: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)
+    _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
+
+    def leader(self, group: int) -> NodeId | None:
+        known = self._known.get(group)
+        return known[1] if known is not None and self.connected(known[1]) else None
+
+    async def wait(self, group: int, *, timeout_s: float = NO_LEADER_WITHIN_S) -> NodeId:
+        """The group's leader, as soon as there is one. Raises JetStreamError 10008."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while (leader := self.leader(group)) is None:
+            event = self._waiting.setdefault(group, asyncio.Event())
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await event.wait()
+            except TimeoutError as error:
+                raise JetStreamError.of(10008) from error
+        return leader
+
+    def note(self, group: int, term: Term, leader: NodeId) -> None:
+        known = self._known.get(group)
+        if known is not None and known[0] > term:
+            return
+        self._known[group] = (term, leader)
+        event = self._waiting.pop(group, None)
+        if event is not None:
+            event.set()  # also when only the link to it is new
+        if known != (term, leader):
+            self.on_change(group)
+
+    def forget(self, group: int) -> None:
+        self._known.pop(group, None)
