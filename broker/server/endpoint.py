@@ -138,7 +138,7 @@ class Endpoint(ClientSink):
         return plain
 
     def _write_raw(self, data: bytes) -> None:
-        if data and self._transport is not None:
+        if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def _sealed(self, data: bytes) -> bytes:

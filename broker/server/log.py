@@ -123,6 +123,8 @@ def install(options: Logging) -> NonBlockingHandler:
     for previous in list(root.handlers):
         root.removeHandler(previous)
         previous.close()
+    # Tracing lies below debugging, yet -V alone does not ask for debug lines.
+    handler.addFilter(lambda record: options.debug or record.levelno != logging.DEBUG)
     root.addHandler(handler)
     for library in ("aiohttp", "asyncio", "nats"):
         logging.getLogger(library).setLevel(logging.WARNING)

@@ -134,13 +134,22 @@ class Outbound(asyncio.Protocol):
     def pause_reading(self) -> None:
         """Counted: reading goes on when every pause was taken back."""
         self._reading_pauses += 1
-        if self._reading_pauses == 1 and self._transport is not None and not self.closed:
-            self._transport.pause_reading()
+        transport = self._readable()
+        if self._reading_pauses == 1 and transport is not None:
+            transport.pause_reading()
 
     def resume_reading(self) -> None:
         self._reading_pauses -= 1
-        if self._reading_pauses == 0 and self._transport is not None and not self.closed:
-            self._transport.resume_reading()
+        transport = self._readable()
+        if self._reading_pauses == 0 and transport is not None:
+            transport.resume_reading()
+
+    def _readable(self) -> asyncio.Transport | None:
+        """A transport whose peer has gone raises on every call until we are told."""
+        transport = self._transport
+        if transport is None or self.closed or transport.is_closing():
+            return None
+        return transport
 
     # -- ends -------------------------------------------------------------------------------
 
