@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.bench.load import Load, LoadClient, _Counter, cpu_seconds
@@ -34,6 +34,7 @@ def texts_and_streams(draw: st.DrawFn) -> tuple[bytes, bytes, list[int]]:
     return text, stream, sorted(cuts)
 
 
+@settings(max_examples=150, deadline=None)
 @given(texts_and_streams())
 def test_any_chunking_counts_the_same(case: tuple[bytes, bytes, list[int]]) -> None:
     text, stream, cuts = case

@@ -147,7 +147,7 @@ class MeshNode:
     def subscribe(
         self, client: Client, subject: bytes, sid: bytes = b"1", *, queue: bytes = b""
     ) -> Subscription:
-        sub = Subscription(client, client.account, subject, queue, sid)  # type: ignore[arg-type]
+        sub = Subscription(client, client.account, subject, queue, sid)
         self.router.subscribe(client.account, sub)
         return sub
 

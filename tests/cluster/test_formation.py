@@ -166,7 +166,8 @@ def test_a_crash_while_writing_leaves_no_founding(
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((os, "fsync") if step == "fsync" else (Path, "rename")), power_cut)
+        owner: object = os if step == "fsync" else Path
+        patch.setattr(owner, step, power_cut)
         with pytest.raises(Crash):
             smallest.sees(middle, largest)
     assert smallest.founding is None  # nothing follows from what may not be on disk

@@ -89,8 +89,8 @@ def test_a_message_crosses_once_however_many_patterns_match() -> None:
     async def test() -> None:
         net, here, there = await two()
         taker = there.client()
-        for sid, pattern in enumerate((b"a.b", b"a.*", b"a.>", b">")):
-            there.subscribe(taker, pattern, b"%d" % sid)
+        for number, pattern in enumerate((b"a.b", b"a.*", b"a.>", b">")):
+            there.subscribe(taker, pattern, b"%d" % number)
         for queue in (b"q1", b"q2"):
             there.subscribe(taker, b"a.b", queue, queue=queue)
         await net.settle()
@@ -208,7 +208,7 @@ def test_order_is_kept_over_subjects_and_turns() -> None:
         taker = there.client()
         there.subscribe(taker, b">")
         await net.settle()
-        sent = []
+        sent: list[bytes] = []
         for turn in range(5):
             for subject in (b"a", b"b", b"a"):
                 sent.append(b"%d-%b-%d" % (turn, subject, len(sent)))

@@ -145,7 +145,7 @@ async def until_closed(peer: Peer) -> None:
         ("u:p@", {"token": "t"}, {"auth_token": "t"}),
     ],
 )
-def test_credentials(login: str, fields: dict[str, str], expected: dict[str, str]) -> None:
+def test_credentials(login: str, fields: dict[str, Any], expected: dict[str, str]) -> None:
     seen: dict[str, Any] = {}
 
     async def script(peer: Peer) -> None:

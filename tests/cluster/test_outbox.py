@@ -59,7 +59,7 @@ class Bench:
 
     def client(self, inbox: bytes = b"_INBOX.c.*", sid: bytes = b"5") -> Client:
         client = Client(self.account)
-        self.router.subscribe(self.account, Subscription(client, self.account, inbox, b"", sid))  # type: ignore[arg-type]
+        self.router.subscribe(self.account, Subscription(client, self.account, inbox, b"", sid))
         return client
 
     def publish(
@@ -73,7 +73,7 @@ class Bench:
     ) -> None:
         replies = [reply % i if b"%" in reply else reply for i in range(count)]
         messages = [(subject, one, b"", payload) for one in replies]
-        self.router.publish_run(client, PubRun.of(messages))  # type: ignore[arg-type]
+        self.router.publish_run(client, PubRun.of(messages))
 
     @property
     def numbers(self) -> list[int]:
@@ -267,11 +267,11 @@ def test_anything_else_than_one_plain_inbox_is_acked_one_by_one(reason: str) -> 
             case "limited":
                 next(iter(bench.account.subs.match(b"_INBOX.c.1").plain)).max_msgs = 10
             case "queue":
-                member = Subscription(client, bench.account, b"_INBOX.c.*", b"q", b"6")  # type: ignore[arg-type]
+                member = Subscription(client, bench.account, b"_INBOX.c.*", b"q", b"6")
                 bench.account.subs.insert(member)
             case "two" | "literal":
                 pattern = b"_INBOX.>" if reason == "two" else b"_INBOX.c.1"
-                bench.account.subs.insert(Subscription(client, bench.account, pattern, b"", b"6"))  # type: ignore[arg-type]
+                bench.account.subs.insert(Subscription(client, bench.account, pattern, b"", b"6"))
         await turns()
         bench.answer(1, 8)
         assert client.encoded == []
@@ -300,7 +300,7 @@ def test_rows_with_and_without_reply_in_one_run() -> None:
         client = bench.client()
         replies = (b"_INBOX.c.0", b"", b"_INBOX.c.2")
         mixed = PubRun.of([(b"orders.a", reply, b"", b"x") for reply in replies])
-        bench.router.publish_run(client, mixed)  # type: ignore[arg-type]
+        bench.router.publish_run(client, mixed)
         await turns()
         bench.answer(1, 10)
         found = [(reply, body["seq"]) for reply, body in bodies(client)]
@@ -353,7 +353,7 @@ def test_an_answer_without_a_sequence_acks_nothing() -> None:
         await turns()
         bench.answer(1, 0)
         bench.answer(1, 0, [(0, b"{}")])
-        assert client.got == client.encoded == []
+        assert (client.got, client.encoded) == ([], [])
         assert [batch.number for batch in bench.outbox.in_flight] == [1]
 
     run(test())
@@ -369,7 +369,7 @@ def test_a_stream_without_acks_stays_silent() -> None:
         bench.publish(client, 3)
         await turns()
         bench.answer(2, 3)
-        assert client.got == client.encoded == []
+        assert (client.got, client.encoded) == ([], [])
         assert bench.outbox.held_bytes == 0
 
     run(test())

@@ -60,7 +60,7 @@ def test_nobody_waits_for_what_has_been_passed() -> None:
         ahead = waiting.add(Term(2), Index(8))
         waiting.passed(Index(4))
         assert len(waiting) == 3
-        waiting.passed(Index(7))
+        waiting.passed(Index(6))
         for future in lost:
             with pytest.raises(LostLeadership):
                 await future
