@@ -116,6 +116,12 @@ class LoadClient:
             started = started or time.perf_counter()
         return Load(got, time.perf_counter() - started)
 
+    def flush(self) -> None:
+        """Until the server has read everything sent before."""
+        self.send(b"PING\r\n")
+        while self._read_line() != b"PONG":
+            pass
+
     def subscribe(self, subject: str) -> None:
         self.send(b"SUB %b 2\r\nPING\r\n" % subject.encode())
         while self._read_line() != b"PONG":
