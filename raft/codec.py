@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
+from raft.confchange import decode_members
 from raft.messages import Entry, EntryKind, Message, MessageKind
 from raft.types import GroupId, Index, NodeId, RaftError, Term
 
@@ -148,7 +149,16 @@ def _take_entries(
         kind = _ENTRY_KINDS.get(kind_number)
         if kind is None:
             raise CodecError(f"unknown entry kind {kind_number}")
+        if kind is EntryKind.CONFIG:
+            _check_members(bytes(view[position:stop]))
         index += 1
         entries.append(Entry(Index(index), Term(term), bytes(view[position:stop]), kind))
         position = stop
     return position
+
+
+def _check_members(data: bytes) -> None:
+    try:
+        decode_members(data)
+    except ValueError as error:
+        raise CodecError(f"a configuration entry: {error}") from error

@@ -86,7 +86,8 @@ class Compactor:
             if group.persistent:
                 self._store.compact(batch, group.id, cut)
             else:
-                group.log.compacted(SnapshotMeta(cut, group.log.term(cut) or Term(0)))
+                log = group.log
+                log.compacted(SnapshotMeta(cut, log.term(cut) or Term(0), log.members_at(cut)))
         if batch:
             try:
                 self._store.write(batch)

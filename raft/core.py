@@ -2,36 +2,36 @@
 
 Owns: term, vote, role, commit and applied index of one member, and what it must say to others.
 May not touch: disk, network, clock, dice (`draw` is injected), logging.
-Spec: Raft figure 2; thesis 3.10 (transfer), 6.2 (check-quorum), 9.6 (pre-vote), 10.2.1 (disk in
-parallel with the network). Departures from the paper: DIVERGENCE.md."""
+Spec: Raft figure 2; thesis 3.10 (transfer), 4 (members), 6.2 (check-quorum), 6.4 (reads), 9.6
+(pre-vote), 10.2.1 (disk in parallel with the network). Departures: DIVERGENCE.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import ClassVar
 
-from raft.leading import COMMIT_NOTICE, Leading
+from raft.confchange import encode_members, first_step, last_step
+from raft.follower import Follower
+from raft.leading import SLEEP, Leading
 from raft.log import RaftLog
-from raft.member import Member
 from raft.messages import Entry, EntryKind, Message, MessageKind
-from raft.ready import CoreConfig, Ready, Status
-from raft.replica import Replica
+from raft.ready import CoreConfig, ReadState, Ready, Status
 from raft.types import (
+    ChangeRefused,
     HardState,
     Index,
-    InvariantViolation,
+    Members,
     NodeId,
     NotLeader,
     RaftError,
     Role,
-    SnapshotMeta,
     Term,
 )
 
 __all__ = ["CoreConfig", "RaftCore", "Ready", "Status"]
 
 
-class RaftCore(Member):
+class RaftCore(Follower):
     """One member of one group.
 
     Inputs never return outputs: after any of them, ask has_ready() and take ready().
@@ -39,14 +39,11 @@ class RaftCore(Member):
 
     __slots__ = (
         "_beat",
-        "_bug_append_before_flush",
         "_bug_commit_earlier_term",
         "_hard_commit",
         "_hard_term",
         "_hard_vote",
         "_number",
-        "_replica",
-        "_snapshot_due",
         "_told_leader",
         "_told_role",
     )
@@ -62,40 +59,41 @@ class RaftCore(Member):
         draw: Callable[[int, int], int],
         learners: Sequence[NodeId] = (),
         applied: Index | None = None,
+        life: int = 0,
+        recovering: bool = False,
     ) -> None:
         """`draw(low, high)` gives low <= n < high. `applied` is where the machine stands: entries
-        up to there are not handed out again. The log must reach at least that far."""
+        up to there are not handed out again. The log must reach at least that far. `voters` and
+        `learners` are those the group began with; what the log says of its members goes before.
+        `life` counts how often this member has lost its log, and `recovering` says that it has
+        lost it just now (see Member)."""
         super().__init__(
             node=node,
-            voters=voters,
-            learners=learners,
+            begun_with=Members(tuple(voters), tuple(learners)),
             log=log,
             hard_state=hard_state,
             config=config,
             draw=draw,
+            applied=applied,
+            life=life,
+            recovering=recovering,
         )
-        self._replica = Replica(log, commit=hard_state.commit, applied=applied)
-        self._snapshot_due = False
         self._number = 0
         self._beat = 0  # ticks since the last heartbeat we sent as leader
         self._hard_term, self._hard_vote = hard_state.term, hard_state.vote
         self._hard_commit = self._replica.commit
         self._told_leader: NodeId | None = None
         self._told_role = self.role
-        self._bug_append_before_flush = "append_before_flush" in config.bugs
         self._bug_commit_earlier_term = "commit_earlier_term" in config.bugs
 
     @property
-    def last_index(self) -> Index:
-        return self.log.last_index
+    def members(self) -> Members:
+        """The members by the latest configuration in the log, committed or not."""
+        return self._members
 
-    @property
-    def commit(self) -> Index:
-        return self._replica.commit
-
-    @property
-    def applied_index(self) -> Index:
-        return self._replica.applied
+    def members_at(self, index: Index) -> Members:
+        """The members as of this index, which must not be cut away."""
+        return self.log.members_at(index) or self._begun_with
 
     # -- inputs
 
@@ -110,6 +108,8 @@ class RaftCore(Member):
 
     def step(self, message: Message) -> None:
         """A message of a peer. Late, repeated and reordered ones are harmless."""
+        if self.asleep and not (message.context == SLEEP and message.kind == MessageKind.HEARTBEAT):
+            self.wake(because_of=message.sender)
         if message.term != self.term and not self._settle_term(message):
             return
         self._on_message[message.kind](self, message)
@@ -123,11 +123,51 @@ class RaftCore(Member):
             raise NotLeader(self.leader)
         if leading.transfer_to is not None:
             raise NotLeader(None)
+        if self.asleep:
+            self.wake()
         log = self.log
         index = Index(log.last_index + 1)
         log.append(Entry(index, self.term, data))
         leading.due = True
         return index
+
+    def change_members(self, *, voters: Sequence[NodeId], learners: Sequence[NodeId]) -> Index:
+        """Begin to make these the members; other voters come by way of a joint phase, which
+        ends by itself. A learner becomes a voter this way, best when it has caught up. Done
+        when an entry of kind CONFIG is applied that names no outgoing voters.
+        Raises NotLeader or ChangeRefused (both definite)."""
+        leading = self._leading
+        if leading is None or leading.transfer_to is not None:
+            raise NotLeader(self.leader if leading is None else None)
+        if self.log.members_index > self.commit or self.commit < leading.term_start:
+            raise ChangeRefused("another change of members, or the leader itself, is too new")
+        return self._append_members(
+            first_step(self._members, voters=voters, learners=learners), leading
+        )
+
+    def _append_members(self, members: Members, leading: Leading) -> Index:
+        self.asleep = False
+        index = Index(self.log.last_index + 1)
+        self.log.append(Entry(index, self.term, encode_members(members), EntryKind.CONFIG))
+        self._take_up_members()
+        leading.due = True
+        return index
+
+    def read_index(self, context: int, *, lease: bool = False) -> None:
+        """Ask from which applied index on a read is linearizable; Ready.reads answers. With
+        `lease`, and CoreConfig.lease_reads, without asking the others if the lease holds: only
+        for a caller that knows its ticks to be on time. Raises NotLeader."""
+        leading = self._leading
+        if leading is None:
+            raise NotLeader(self.leader)
+        if self.asleep:
+            self.wake()
+        leading.read(context, self.commit, lease=lease)
+
+    def end_lease(self) -> None:
+        """Ticks were missed: time has passed that we did not count."""
+        if self._leading is not None:
+            self._leading.end_lease()
 
     def transfer_leader(self, to: NodeId) -> None:
         """Hand leadership to a voter, once its log is level with ours. Proposals are refused
@@ -135,9 +175,10 @@ class RaftCore(Member):
         leading = self._leading
         if leading is None:
             raise NotLeader(self.leader)
-        if to not in self._voters:
+        if to not in self._members.voters:
             raise RaftError(f"cannot transfer leadership to {to}: not a voter of this group")
         if to != self.node:
+            self.asleep = False
             leading.transfer(to)
 
     def persisted(self, number: int, *, term: Term) -> None:
@@ -156,13 +197,6 @@ class RaftCore(Member):
     def applied(self, index: Index) -> None:
         """The machine has applied everything up to index."""
         self._replica.mark_applied(index)
-
-    def snapshot_installed(self, index: Index, term: Term) -> None:
-        """Machine and stored log now start at this snapshot, durably."""
-        self._snapshot_due = False
-        self._replica.restart_at(SnapshotMeta(index, term))
-        if self.leader is not None and self.leader != self.node:
-            self._accept_append(self.leader, index)
 
     def report_unreachable(self, node: NodeId) -> None:
         """Messages to this node were lost: find out again where its log stands."""
@@ -184,7 +218,10 @@ class RaftCore(Member):
             log.written != log.last_index
             or bool(outbox.now)
             or bool(outbox.after_persist)
-            or (leading is not None and (leading.due or bool(leading.snapshot_to)))
+            or (
+                leading is not None
+                and (leading.due or bool(leading.snapshot_to) or bool(leading.reads.confirmed))
+            )
             or self._replica.has_committed
             or self.role is not self._told_role
             or self.leader != self._told_leader
@@ -197,16 +234,19 @@ class RaftCore(Member):
         """Everything to do since the last Ready; see Ready for the order."""
         leading = self._leading
         snapshot_to: list[NodeId] = []
+        reads: list[ReadState] = []
+        max_write_bytes = 1 << 62  # a follower's answers cover all that it was sent
         if leading is not None:
             if leading.due:
                 leading.send_due(self.commit)
-            if leading.snapshot_to:
-                snapshot_to, leading.snapshot_to = leading.snapshot_to, []
+            snapshot_to, leading.snapshot_to = leading.snapshot_to, []
+            reads, leading.reads.confirmed = leading.reads.confirmed, []
+            max_write_bytes = self._config.max_write_bytes
         log = self.log
         outbox = self._outbox
         messages, outbox.now = outbox.now, []
         promises, outbox.after_persist = outbox.after_persist, []
-        entries = log.take_unwritten()
+        entries = log.take_unwritten(max_write_bytes)
         hard_state = self._take_hard_state(with_entries=bool(entries))
         self._number += 1
         if entries or hard_state is not None:
@@ -229,6 +269,7 @@ class RaftCore(Member):
             snapshot_to,
             self.leader,
             self.role,
+            reads,
         )
 
     def status(self) -> Status:
@@ -245,8 +286,12 @@ class RaftCore(Member):
             last_index=self.log.last_index,
             persisted_index=self.log.persisted,
             transfer_to=leading.transfer_to if leading else None,
-            voters=self._voters,
-            learners=self._learners,
+            voters=self._members.voters,
+            learners=self._members.learners,
+            outgoing=self._members.outgoing,
+            members_index=self.log.members_index,
+            recovering=self.recovering,
+            asleep=self.asleep,
             peers=leading.status() if leading else (),
         )
 
@@ -259,12 +304,26 @@ class RaftCore(Member):
         self._hard_term, self._hard_vote, self._hard_commit = self.term, self.vote, self.commit
         return HardState(self.term, self.vote, self.commit)
 
-    # -- the leader's role
+    # -- sleep
 
-    @property
-    def _may_campaign(self) -> bool:
-        """Not as leader or passive member, nor with a log that is about to be replaced."""
-        return self._leading is None and not self._passive and self._replica.installing is None
+    def may_sleep(self, reachable: Container[NodeId]) -> bool:
+        """Whether this leader's group has nothing left to do."""
+        leading, replica = self._leading, self._replica
+        return (
+            leading is not None
+            and replica.applied == self.log.last_index
+            and not self._members.joint
+            and leading.may_sleep(self.commit, reachable)
+        )
+
+    def sleep(self) -> None:
+        """Send the group to sleep: no ticks, no heartbeats, until a message, a proposal or a
+        lost node wakes it. Someone has to watch over the nodes meanwhile."""
+        if self._leading is not None:
+            self._leading.send_to_sleep(self.commit)
+            self.asleep = True
+
+    # -- the leader's role
 
     def _become_leader(self) -> None:
         self.role = Role.LEADER
@@ -274,8 +333,7 @@ class RaftCore(Member):
         self._leading = Leading(
             node=self.node,
             term=self.term,
-            voters=self._voters,
-            learners=self._learners,
+            members=self._members,
             log=self.log,
             config=self._config,
             outbox=self._outbox,
@@ -285,6 +343,7 @@ class RaftCore(Member):
         self.log.append(Entry(index, self.term, b"", EntryKind.NOOP))
 
     def _tick_leader(self, leading: Leading) -> None:
+        leading.ticks += 1
         self._beat += 1
         if self._beat >= self._config.heartbeat_ticks:
             self._beat = 0
@@ -295,72 +354,6 @@ class RaftCore(Member):
             self._elapsed = 0
             if self._config.check_quorum and not leading.heard_from_majority():
                 self._become_follower(self.term, None)
-
-    # -- the follower's log
-
-    def _follow(self, leader: NodeId) -> None:
-        if self._leading is not None:
-            raise InvariantViolation(f"two leaders in term {self.term}: {leader} and ourselves")
-        if self.leader != leader or self._ballot is not None:
-            self._become_follower(self.term, leader)
-        self._elapsed = 0
-
-    def _on_append(self, message: Message) -> None:
-        self._follow(message.sender)
-        replica = self._replica
-        if replica.installing is not None:
-            return  # this log is about to be replaced
-        agreed = replica.offer(message.index, message.log_term, message.entries)
-        if agreed is None:
-            self._refuse_append(message)
-            return
-        replica.commit_to(min(message.commit, agreed))
-        self._accept_append(message.sender, agreed)
-
-    def _accept_append(self, to: NodeId, index: Index) -> None:
-        """Promise that our log up to index is the leader's and on disk."""
-        outbox = self._outbox
-        box = outbox.now if self._bug_append_before_flush else outbox.after_persist
-        box.append(Message(MessageKind.APPEND_REPLY, self.node, to, self.term, index=index))
-
-    def _refuse_append(self, message: Message) -> None:
-        """Say where we might agree. No promise, so it need not wait for the disk."""
-        start = min(message.index, self.log.last_index)
-        hint, hint_term = self.log.back_off(start, message.log_term, floor=self.commit)
-        self._outbox.now.append(
-            Message(
-                MessageKind.APPEND_REPLY,
-                self.node,
-                message.sender,
-                self.term,
-                index=message.index,
-                reject=True,
-                hint_index=hint,
-                hint_term=hint_term,
-            )
-        )
-
-    def _on_heartbeat(self, message: Message) -> None:
-        self._follow(message.sender)
-        if self._replica.installing is None:
-            self._replica.commit_to(message.commit)
-        if message.context != COMMIT_NOTICE:
-            self._answer(message, MessageKind.HEARTBEAT_REPLY, context=message.context)
-
-    def _on_snapshot(self, message: Message) -> None:
-        """All chunks of a snapshot are here. Ready.snapshot asks for it unless our log already
-        holds its position: then the log is worth more than the snapshot (section 7)."""
-        self._follow(message.sender)
-        if self._replica.installing is not None:
-            return
-        if message.index <= self.commit:
-            self._accept_append(message.sender, self.commit)
-        elif self.log.term(message.index) == message.log_term:
-            self._replica.commit_to(message.index)
-            self._accept_append(message.sender, message.index)
-        else:
-            self._replica.installing = SnapshotMeta(message.index, message.log_term)
-            self._snapshot_due = True
 
     # -- the leader's view
 
@@ -377,14 +370,26 @@ class RaftCore(Member):
         """Commit by counting, entries of our own term only (section 5.4.2)."""
         index = leading.majority_match()
         if index > self.commit and (index >= leading.term_start or self._bug_commit_earlier_term):
+            if self.commit < leading.term_start <= index:
+                leading.reads.first_commit(index)
             self._replica.commit = index
             leading.due = True  # an idle follower wants to know
+            if self.log.members_index <= index:
+                self._members_committed(leading)
+
+    def _members_committed(self, leading: Leading) -> None:
+        """End the joint phase, or our own part if we are no voter any more (thesis 4.2.2)."""
+        if self._bug_late_members:
+            self._take_up_members()
+        if self._members.joint:
+            self._append_members(last_step(self._members), leading)
+        elif self._passive:
+            leading.send_due(self.commit)
+            leading.resign()
+            self._become_follower(self.term, None)
 
     _on_message: ClassVar[dict[int, Callable[[RaftCore, Message], None]]] = {
-        **Member._on_election,  # noqa: SLF001 - our own base
-        MessageKind.APPEND: _on_append,
+        **Follower._on_leader,  # noqa: SLF001 - our own base
         MessageKind.APPEND_REPLY: _on_append_reply,
-        MessageKind.HEARTBEAT: _on_heartbeat,
         MessageKind.HEARTBEAT_REPLY: _on_heartbeat_reply,
-        MessageKind.SNAPSHOT: _on_snapshot,
     }

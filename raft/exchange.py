@@ -128,7 +128,7 @@ class SnapshotExchange:
             group=group.id,
             to=to,
             term=group.core.term,
-            meta=SnapshotMeta(index, term),
+            meta=SnapshotMeta(index, term, group.core.members_at(index)),
             chunks=chunks,
             wanted=wanted,
         )
@@ -206,7 +206,7 @@ class SnapshotExchange:
             else:
                 group.log.reset(meta)
             if group.stopped is None:
-                group.core.snapshot_installed(meta.index, meta.term)
+                group.core.snapshot_installed(meta.index, meta.term, meta.members)
                 ok = True
                 self.installed += 1
         except StoreFailed as error:

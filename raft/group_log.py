@@ -11,13 +11,25 @@ from collections.abc import Iterator, Sequence
 
 from rocksdict import Rdict
 
-from raft.messages import Entry
+from raft.confchange import members_of
+from raft.messages import Entry, EntryKind
 from raft.records import ENTRY_OVERHEAD, KEY, DamagedLog, GroupRecord, read_entry, read_group
-from raft.types import GroupId, HardState, Index, SnapshotMeta, Term
+from raft.types import GroupId, HardState, Index, Members, SnapshotMeta, Term
 
 
 class GroupLog:
     """A LogReader over column family "raft"."""
+
+    __slots__ = (
+        "_column",
+        "_last",
+        "_members",
+        "_run_starts",
+        "_run_terms",
+        "group",
+        "nbytes",
+        "record",
+    )
 
     def __init__(self, group: GroupId, column: Rdict | None) -> None:
         self.group = group
@@ -28,6 +40,7 @@ class GroupLog:
         # Invariant: _run_terms[i] is the term of every index from _run_starts[i] to the next start.
         self._run_starts: list[int] = []
         self._run_terms: list[Term] = []
+        self._members: list[tuple[Index, Members]] = []  # by CONFIG entries, oldest first
 
     # LogReader
 
@@ -64,6 +77,19 @@ class GroupLog:
 
     def snapshot(self) -> SnapshotMeta:
         return self.record.snapshot
+
+    def configurations(self) -> list[tuple[Index, Members]]:
+        snapshot = self.record.snapshot
+        start = [] if snapshot.members is None else [(snapshot.index, snapshot.members)]
+        return start + self._members
+
+    def members_at(self, index: Index) -> Members | None:
+        """The members as of this index, which is not cut away."""
+        found: Members | None = None
+        for at, members in self.configurations():
+            if at <= index:
+                found = members
+        return found
 
     def hard_state(self) -> HardState:
         return self.record.hard_state
@@ -106,6 +132,7 @@ class GroupLog:
         keep = max(0, bisect_right(self._run_starts, snapshot.index + 1) - 1)
         del self._run_starts[:keep]
         del self._run_terms[:keep]
+        self._members = [known for known in self._members if known[0] > snapshot.index]
         if snapshot.index >= self._last:
             self.reset(snapshot)
 
@@ -116,11 +143,14 @@ class GroupLog:
         self.nbytes = 0
         self._run_starts.clear()
         self._run_terms.clear()
+        self._members.clear()
 
     def _append(self, entry: Entry) -> None:
         if not self._run_terms or self._run_terms[-1] != entry.term:
             self._run_starts.append(entry.index)
             self._run_terms.append(entry.term)
+        if entry.kind is EntryKind.CONFIG:
+            self._members.append((entry.index, members_of(entry.data)))
         self._last = entry.index
         self.nbytes += len(entry.data) + ENTRY_OVERHEAD
 
@@ -132,6 +162,8 @@ class GroupLog:
         while self._run_starts and self._run_starts[-1] >= index:
             self._run_starts.pop()
             self._run_terms.pop()
+        while self._members and self._members[-1][0] >= index:
+            self._members.pop()
 
     def _scan(self, low: Index) -> Iterator[Entry]:
         assert self._column is not None
@@ -155,6 +187,8 @@ class MemoryLog(GroupLog):
 
     A replica with such a log forgets its votes and entries when it restarts, so it must come
     back as a learner (DESIGN section 4)."""
+
+    __slots__ = ("_entries",)
 
     def __init__(self, group: GroupId) -> None:
         super().__init__(group, None)

@@ -1,6 +1,7 @@
 """The log of one group as the core sees it: a tail in memory over a reader of the stored rest.
 
-Owns: which entries are new, which were given out to be written, which are known to be on disk.
+Owns: which entries are new, which were given out to be written, which are known to be on disk;
+who the members are by what the log says.
 May not touch: the disk itself (LogReader is the seam), clocks, dice.
 Spec: Raft figure 2 and section 5.3 (log matching); section 7 (a log that starts at a snapshot)."""
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from raft.messages import Entry
-from raft.types import Index, InvariantViolation, SnapshotMeta, Term
+from raft.confchange import members_of
+from raft.messages import Entry, EntryKind
+from raft.types import Index, InvariantViolation, Members, SnapshotMeta, Term
 
 ENTRY_OVERHEAD_BYTES = 32  # counted per entry, so that empty entries have a size too
 
@@ -34,6 +36,9 @@ class LogReader(Protocol):
     def snapshot(self) -> SnapshotMeta:
         """The position just before first_index(); (0, 0) in a log that was never cut."""
 
+    def configurations(self) -> Sequence[tuple[Index, Members]]:
+        """The members at snapshot(), if they are known, and by every CONFIG entry stored."""
+
 
 class RaftLog:
     """Tail in memory, older entries through the reader.
@@ -43,6 +48,7 @@ class RaftLog:
 
     __slots__ = (
         "_before_term",
+        "_configurations",
         "_first",
         "_reader",
         "_tail",
@@ -50,6 +56,7 @@ class RaftLog:
         "_tail_bytes_max",
         "last_index",
         "last_term",
+        "members",
         "persisted",
         "written",
     )
@@ -70,6 +77,10 @@ class RaftLog:
             if term is None:
                 raise InvariantViolation(f"stored log has no term for its end {self.last_index}")
             self.last_term = self._before_term = term
+        # Ascending; empty or starting with the members at the snapshot, if those are known.
+        self._configurations = list(reader.configurations())
+        self.members: Members | None = None  # the latest, committed or not; None: as begun
+        self._note_members()
 
     @property
     def first_index(self) -> Index:
@@ -94,6 +105,30 @@ class RaftLog:
         if index == first - 1:
             return self._before_term
         return self.stored_term(index)
+
+    @property
+    def members_index(self) -> Index:
+        """Where the present members were appended; 0 when the group has those it began with."""
+        return self._configurations[-1][0] if self._configurations else Index(0)
+
+    def members_at(self, index: Index) -> Members | None:
+        """The members as of this index, which must not be cut away."""
+        for at, members in reversed(self._configurations):
+            if at <= index:
+                return members
+        return None
+
+    def _note_members(self) -> None:
+        self.members = self._configurations[-1][1] if self._configurations else None
+
+    def _configured(self, entry: Entry) -> None:
+        """A CONFIG entry was appended; those below a newer snapshot are needed no more."""
+        start = self.snapshot().index
+        known = self._configurations
+        while len(known) > 1 and known[1][0] <= start:
+            del known[0]
+        known.append((entry.index, members_of(entry.data)))
+        self._note_members()
 
     def matches(self, index: Index, term: Term) -> bool:
         """Whether an append after (index, term) fits here (section 5.3)."""
@@ -128,6 +163,8 @@ class RaftLog:
         self._tail_bytes += len(entry.data) + ENTRY_OVERHEAD_BYTES
         self.last_index = entry.index
         self.last_term = entry.term
+        if entry.kind is EntryKind.CONFIG:
+            self._configured(entry)
 
     def extend(self, entries: Sequence[Entry]) -> None:
         """A follower's entries, the first of them right after the end of the log."""
@@ -135,6 +172,8 @@ class RaftLog:
         size = 0
         for entry in entries:
             size += len(entry.data) + ENTRY_OVERHEAD_BYTES
+            if entry.kind is EntryKind.CONFIG:
+                self._configured(entry)
         self._tail_bytes += size
         self.last_index = entries[-1].index
         self.last_term = entries[-1].term
@@ -166,6 +205,9 @@ class RaftLog:
         self.last_term = term
         self.written = min(self.written, keep)
         self.persisted = min(self.persisted, keep)
+        while self._configurations and self._configurations[-1][0] > keep:
+            self._configurations.pop()
+            self._note_members()
 
     def back_off(self, index: Index, term: Term, *, floor: Index) -> tuple[Index, Term]:
         """The largest index in [floor, index] whose term is at most `term`, with its term.
@@ -180,13 +222,14 @@ class RaftLog:
             index = Index(index - 1)
         return index, self.term(index) or Term(0)
 
-    def take_unwritten(self) -> list[Entry]:
-        """Entries not yet given out to be written; they count as given out from now on."""
+    def take_unwritten(self, max_bytes: int) -> list[Entry]:
+        """Entries not yet given out to be written, as many as fit but one at least; they count
+        as given out from now on."""
         if self.written == self.last_index:
             return []
-        start = self.written + 1 - self._first
-        self.written = self.last_index
-        return self._tail[start:] if start else self._tail[:]
+        entries = self.entries(Index(self.written + 1), Index(self.last_index + 1), max_bytes)
+        self.written = entries[-1].index
+        return entries
 
     def restore(self, meta: SnapshotMeta) -> None:
         """Start over after a snapshot that the store has installed."""
@@ -195,6 +238,8 @@ class RaftLog:
         self._first = Index(meta.index + 1)
         self._before_term = self.last_term = meta.term
         self.last_index = self.written = self.persisted = meta.index
+        self._configurations = [] if meta.members is None else [(meta.index, meta.members)]
+        self._note_members()
 
     def release(self, handed: Index) -> None:
         """Let go of old tail entries that are on disk and were handed out to be applied.
@@ -252,6 +297,14 @@ class MemoryReader:
     def snapshot(self) -> SnapshotMeta:
         return self._meta
 
+    def configurations(self) -> list[tuple[Index, Members]]:
+        meta = self._meta
+        found = [] if meta.members is None else [(meta.index, meta.members)]
+        for entry in self._entries:
+            if entry.kind is EntryKind.CONFIG:
+                found.append((entry.index, members_of(entry.data)))
+        return found
+
     def write(self, entries: Sequence[Entry]) -> None:
         """Cut at the first index, then append, as a store does with Ready.entries."""
         del self._entries[entries[0].index - self._meta.index - 1 :]
@@ -262,8 +315,12 @@ class MemoryReader:
         term = self.term(upto)
         if term is None or upto <= self._meta.index:
             return
+        members = None
+        for at, known in self.configurations():
+            if at <= upto:
+                members = known
         del self._entries[: upto - self._meta.index]
-        self._meta = SnapshotMeta(upto, term)
+        self._meta = SnapshotMeta(upto, term, members)
 
     def install(self, meta: SnapshotMeta) -> None:
         self._entries = []

@@ -1,12 +1,18 @@
 """Who we are in the present term: role, vote, leader, and the elections that change them.
 
-Owns: term, vote, role, leader, the election timer and the ballot of one member.
+Owns: term, vote, role, leader, the election timer and the ballot of one member; whether it has
+lost its log and must not vote.
 May not touch: how entries are replicated (RaftCore and Leading), disk, network, clock, dice.
-Spec: Raft sections 5.1, 5.2, 5.4.1 and 6; thesis 3.10 (transfer), 9.6 (pre-vote)."""
+Spec: Raft sections 5.1, 5.2, 5.4.1 and 6; thesis 3.10 (transfer), 9.6 (pre-vote).
+
+A member that lost its log (kept in memory only, or damaged) starts a new life, counted in its
+group record. It gives no vote until it holds and knows to be committed all that a leader's log
+held after the new life began: nothing it ever confirmed reaches further. If every other voter
+has lost its log too there is nothing to wait for, and the group starts afresh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 from raft.leading import Leading, Outbox
@@ -14,7 +20,7 @@ from raft.log import RaftLog
 from raft.messages import Message, MessageKind
 from raft.quorum import Ballot, Verdict
 from raft.ready import CoreConfig
-from raft.types import NO_NODE, HardState, NodeId, Role, Term
+from raft.types import NO_NODE, HardState, Index, Members, NodeId, Role, Term
 
 TRANSFER_VOTE = 1  # context of a vote request that the leader itself asked for (thesis 3.10)
 FROM_LEADER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT})
@@ -29,14 +35,19 @@ class Member:
         "_draw",
         "_elapsed",
         "_leading",
-        "_learners",
+        "_lost_too",
+        "_members",
         "_outbox",
         "_passive",
+        "_recovered_at",
+        "_suspicious",
         "_timeout",
-        "_voters",
+        "_wary",
         "leader",
+        "life",
         "log",
         "node",
+        "recovering",
         "role",
         "term",
         "vote",
@@ -46,31 +57,38 @@ class Member:
         self,
         *,
         node: NodeId,
-        voters: Sequence[NodeId],
-        learners: Sequence[NodeId],
+        members: Members,
         log: RaftLog,
         hard_state: HardState,
         config: CoreConfig,
         draw: Callable[[int, int], int],
+        life: int,
+        recovering: bool,
     ) -> None:
         self.node = node
         self.log = log
-        self._voters = tuple(voters)
-        self._learners = tuple(learners)
+        self._members = members
         self._config = config
         self._draw = draw
-        self._passive = node not in self._voters  # never votes, never campaigns
+        self.life = life
+        self.recovering = recovering and not members.alone(node)
+        self._recovered_at: tuple[Term, Index] | None = None  # who said so, and where that is
+        self._lost_too: set[NodeId] = set()
+        self._passive = not members.has_voter(node)  # never campaigns
         self.term: Term = hard_state.term
         self.vote: NodeId = NO_NODE if "forget_vote" in config.bugs else hard_state.vote
-        self.role = Role.LEARNER if self._passive else Role.FOLLOWER
+        self.role = self._resting_role()
         self.leader: NodeId | None = None
         self._leading: Leading | None = None  # exactly while role is LEADER
         self._ballot: Ballot | None = None  # exactly while role is (PRE_)CANDIDATE
         self._outbox = Outbox()
         self._elapsed = 0  # ticks since we heard the leader, or last tried ourselves
         self._timeout = 0
+        self._suspicious = False  # the leader's node seems gone: others may have our vote
+        # Before our restart we may have upheld a lease: no vote until it has run out.
+        self._wary = config.lease_reads and hard_state.term > 0
         self._reset_timer()
-        if len(self._voters) == 1:
+        if members.alone(node):
             self._timeout = 1  # nobody to wait for
 
     def _become_leader(self) -> None:
@@ -83,14 +101,18 @@ class Member:
     def _election_due(self) -> None:
         """No leader was heard for a whole timeout."""
         self._reset_timer()
+        self._wary = False
         self.leader = None
-        self.campaign()
+        if self.recovering:
+            self._ask_whether_all_is_lost()
+        else:
+            self.campaign()
 
     def campaign(self) -> None:
         """Try to become leader now. No effect on a leader or a passive member."""
         if not self._may_campaign:
             return
-        if self._config.pre_vote and len(self._voters) > 1:
+        if self._config.pre_vote and not self._members.alone(self.node):
             self._become_pre_candidate()
         else:
             self._become_candidate(context=0)
@@ -108,7 +130,7 @@ class Member:
             if (
                 kind == MessageKind.VOTE
                 and message.context != TRANSFER_VOTE
-                and self._hears_leader()
+                and self._hears_leader(but=message.sender)
             ):
                 return False  # section 6: a disruptive server must not depose a live leader
             leader = message.sender if kind in FROM_LEADER else None
@@ -122,11 +144,24 @@ class Member:
             self._answer(message, MessageKind.PRE_VOTE_REPLY, reject=True)
         return False
 
-    def _hears_leader(self) -> bool:
-        """Whether a leader was heard within the shortest election timeout."""
+    def _hears_leader(self, *, but: NodeId) -> bool:
+        """Whether a leader was heard within the shortest election timeout. The one who asks
+        for a vote leads no more."""
         if self._leading is not None:
             return self._config.check_quorum
-        return self.leader is not None and self._elapsed < self._config.election_ticks
+        if self._elapsed >= self._config.election_ticks:
+            return False
+        if self._wary:
+            return True
+        return self.leader is not None and self.leader != but and not self._suspicious
+
+    def leader_lost(self) -> None:
+        """The leader's node seems to be gone (its connection broke): wait less than a whole
+        timeout. Pre-vote and the others' word still protect a leader that lives."""
+        if self._leading is None and self.leader is not None:
+            ticks = self._config.election_ticks
+            self._suspicious = not self._config.lease_reads
+            self._timeout = min(self._timeout, self._elapsed + self._draw(1, ticks))
 
     def _reset_timer(self) -> None:
         self._elapsed = 0
@@ -141,15 +176,29 @@ class Member:
         # have a log too short to win, and must not keep better ones from trying.
         if leader is not None or self.role not in (Role.FOLLOWER, Role.LEARNER):
             self._reset_timer()
-        self.role = Role.LEARNER if self._passive else Role.FOLLOWER
+        self.role = self._resting_role()
         self.leader = leader
+        self._suspicious = False
         self._leading = None
         self._ballot = None
+
+    def _resting_role(self) -> Role:
+        return Role.LEARNER if self._passive or self.recovering else Role.FOLLOWER
+
+    def _adopt(self, members: Members) -> None:
+        """The log says that these are the members now."""
+        self._members = members
+        self._passive = not members.has_voter(self.node)
+        if self._leading is not None:
+            self._leading.adopt(members)
+        elif self._ballot is None or self._passive:
+            self._ballot = None
+            self.role = self._resting_role()
 
     def _become_pre_candidate(self) -> None:
         self.role = Role.PRE_CANDIDATE
         self.leader = None
-        self._ballot = Ballot(self._voters)
+        self._ballot = Ballot(self._members.voters, self._members.outgoing)
         self._ask_votes(MessageKind.PRE_VOTE, Term(self.term + 1), context=0)
         self._count_vote(self.node, granted=True)
 
@@ -160,7 +209,7 @@ class Member:
         self.vote = self.node
         self.role = Role.CANDIDATE
         self.leader = None
-        self._ballot = Ballot(self._voters)
+        self._ballot = Ballot(self._members.voters, self._members.outgoing)
         self._reset_timer()
         self._ask_votes(MessageKind.VOTE, self.term, context=context)
 
@@ -170,7 +219,7 @@ class Member:
         log = self.log
         outbox = self._outbox
         box = outbox.now if kind == MessageKind.PRE_VOTE else outbox.after_persist
-        for voter in self._voters:
+        for voter in self._members.all_voters():
             if voter != self.node:
                 box.append(
                     Message(
@@ -198,19 +247,27 @@ class Member:
                 self._become_candidate(context=0)
 
     def _on_pre_vote(self, message: Message) -> None:
-        """Would we vote for it? No promise, so nothing to persist (thesis 9.6)."""
+        """Would we vote for it? No promise, so nothing to persist (thesis 9.6). A learner may
+        be a voter by entries that it has yet to receive, so it votes too; the candidate knows
+        whose votes count (thesis 4.2.2)."""
+        if message.hint_index:
+            self._tell_whether_lost(message)
+            return
         granted = (
-            not self._passive
-            and not self._hears_leader()
+            not self.recovering
+            and not self._hears_leader(but=message.sender)
             and (message.term > self.term or self._may_vote(message.sender))
-            and self.log.is_no_newer_than(message.index, message.log_term)
+            and (
+                self.log.is_no_newer_than(message.index, message.log_term)
+                or "pre_vote_any_log" in self._config.bugs
+            )
         )
         term = message.term if granted else self.term
         self._answer(message, MessageKind.PRE_VOTE_REPLY, term=term, reject=not granted)
 
     def _on_vote(self, message: Message) -> None:
         granted = (
-            not self._passive
+            not self.recovering
             and self._may_vote(message.sender)
             and self.log.is_no_newer_than(message.index, message.log_term)
         )
@@ -230,7 +287,9 @@ class Member:
         return self.vote == candidate or (self.vote == NO_NODE and self.leader is None)
 
     def _on_pre_vote_reply(self, message: Message) -> None:
-        if self.role is Role.PRE_CANDIDATE and (message.reject or message.term == self.term + 1):
+        if message.hint_index:
+            self._heard_whether_lost(message)
+        elif self.role is Role.PRE_CANDIDATE and (message.reject or message.term == self.term + 1):
             self._count_vote(message.sender, granted=not message.reject)
 
     def _on_vote_reply(self, message: Message) -> None:
@@ -241,6 +300,48 @@ class Member:
         """The leader asks us to take over: no pre-vote, and others may vote despite its lease."""
         if self._may_campaign:
             self._become_candidate(context=TRANSFER_VOTE)
+
+    # -- a lost log
+
+    def _ask_whether_all_is_lost(self) -> None:
+        self._lost_too.clear()
+        for voter in self._members.all_voters():
+            if voter != self.node:
+                question = Message(MessageKind.PRE_VOTE, self.node, voter, self.term)
+                question.hint_index = Index(self.life)
+                self._outbox.now.append(question)
+
+    def _tell_whether_lost(self, message: Message) -> None:
+        reply = Message(
+            MessageKind.PRE_VOTE_REPLY, self.node, message.sender, message.term, reject=True
+        )
+        reply.hint_index, reply.hint_term = message.hint_index, Term(self.recovering)
+        self._outbox.now.append(reply)
+
+    def _heard_whether_lost(self, message: Message) -> None:
+        if not self.recovering or message.hint_index != self.life:
+            return
+        if not message.hint_term:
+            self._lost_too.clear()
+            return
+        self._lost_too.add(message.sender)
+        if self._lost_too >= set(self._members.all_voters()) - {self.node}:
+            self._recovered()
+
+    def _note_recovery(self, message: Message, commit: Index) -> None:
+        """A heartbeat. If it was sent in this life of ours, its end of the log is far enough:
+        the first one of a term sets the mark."""
+        if message.hint_index != self.life:
+            return
+        mark = self._recovered_at
+        if mark is None or mark[0] != message.term:
+            mark = self._recovered_at = (message.term, message.index)
+        if commit >= mark[1] and self.log.persisted >= mark[1]:
+            self._recovered()
+
+    def _recovered(self) -> None:
+        self.recovering = False
+        self.role = self._resting_role()
 
     def _answer(
         self,

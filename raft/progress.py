@@ -23,7 +23,8 @@ class ProgressState(Enum):
 
 @dataclass(slots=True)
 class Progress:
-    """Invariant: match < next. `match` only grows while this leader leads."""
+    """Invariant: match < next. `match` only grows while this leader leads, but for a peer that
+    has lost its log and says so."""
 
     next: Index
     voter: bool
@@ -33,6 +34,9 @@ class Progress:
     active: bool = False  # heard from since the last quorum check
     told_commit: Index = _NOTHING  # the commit index this peer will know if nothing was lost
     match_at_heartbeat: Index = _NOTHING
+    round_answered: int = 0  # the latest heartbeat round it answered
+    life: int = 0  # how often it has lost its log (raft.member); what earlier lives said is void
+    recovering: bool = False  # it wants to be told where our log ends
     inflight: deque[Index] = field(default_factory=deque)  # last index of each append on its way
 
     def probe(self, *, following: Index) -> None:
@@ -53,6 +57,12 @@ class Progress:
         self.state = ProgressState.SNAPSHOT
         self.paused = True
         self.inflight.clear()
+
+    def start_over(self, life: int) -> None:
+        """The peer says that its log is gone: what it told us of it holds no more."""
+        self.life = life
+        self.match = self.told_commit = self.match_at_heartbeat = _NOTHING
+        self.probe(following=_NOTHING)
 
     def may_send(self, window: int) -> bool:
         if self.state is ProgressState.REPLICATE:

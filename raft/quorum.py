@@ -1,8 +1,9 @@
 """The maths of majorities: who has won, what a majority holds.
 
-Owns: majority size, vote tally, committed index of a set of match indexes.
+Owns: majority size, vote tally, committed index of a set of match indexes, all of them also
+for two electorates at once.
 May not touch: anything but its arguments.
-Spec: Raft sections 5.2 (elections) and 5.3 (commitment)."""
+Spec: Raft sections 5.2 (elections), 5.3 (commitment) and 6 (joint consensus)."""
 
 from __future__ import annotations
 
@@ -30,25 +31,36 @@ class Verdict(Enum):
 
 
 class Ballot:
-    """The votes of one (pre-)election. A voter's first answer stands; others are not counted."""
+    """The votes of one (pre-)election. A voter's first answer stands; others are not counted.
 
-    __slots__ = ("_answers", "_voters")
+    With two electorates it is won in both or not at all."""
 
-    def __init__(self, voters: Iterable[NodeId]) -> None:
-        self._voters = frozenset(voters)
+    __slots__ = ("_answers", "_electorates")
+
+    def __init__(self, voters: Iterable[NodeId], outgoing: Iterable[NodeId] = ()) -> None:
+        self._electorates = [frozenset(voters)]
+        old = frozenset(outgoing)
+        if old:
+            self._electorates.append(old)
         self._answers: dict[NodeId, bool] = {}
 
     def record(self, voter: NodeId, *, granted: bool) -> Verdict:
-        if voter in self._voters:
+        if any(voter in electorate for electorate in self._electorates):
             self._answers.setdefault(voter, granted)
         return self.verdict()
 
     def verdict(self) -> Verdict:
-        needed = majority(len(self._voters))
-        granted = sum(self._answers.values())
+        verdicts = [self._count(electorate) for electorate in self._electorates]
+        if Verdict.LOST in verdicts:
+            return Verdict.LOST
+        return Verdict.PENDING if Verdict.PENDING in verdicts else Verdict.WON
+
+    def _count(self, electorate: frozenset[NodeId]) -> Verdict:
+        needed = majority(len(electorate))
+        answers = [granted for voter, granted in self._answers.items() if voter in electorate]
+        granted = sum(answers)
         if granted >= needed:
             return Verdict.WON
-        refused = len(self._answers) - granted
-        if len(self._voters) - refused < needed:
+        if len(electorate) - (len(answers) - granted) < needed:
             return Verdict.LOST
         return Verdict.PENDING

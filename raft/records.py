@@ -8,7 +8,10 @@ damaged, or that stands in the wrong place, is noticed before anybody believes i
     key    group u64 BE, index u64 BE     index 0 is the group's own record
     entry  term u64, kind u8, crc u32, then the data (little-endian)
     group  term, vote, commit, snapshot index and term, index and term of a snapshot whose
-           installation has begun (0 if none): u64 each, crc u32"""
+           installation has begun (0 if none), lives: u64 each; the members at the snapshot
+           and those at the installation: size u16 and the bytes of raft.confchange each, size
+           0 for those the group began with; crc u32. A record that ends after the terms is
+           one of an earlier program: no lives, no members"""
 
 from __future__ import annotations
 
@@ -17,14 +20,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 from zlib import crc32
 
+from raft.confchange import decode_members, encode_members
 from raft.messages import Entry, EntryKind
-from raft.types import GroupId, HardState, Index, NodeId, RaftError, SnapshotMeta, Term
+from raft.types import GroupId, HardState, Index, Members, NodeId, RaftError, SnapshotMeta, Term
 
 FORMAT: Final = 1
 KEY: Final = struct.Struct(">QQ")
 _ENTRY: Final = struct.Struct("<QBI")
 _ENTRY_PLACE: Final = struct.Struct("<QQQB")  # group, index, term, kind: checked, not stored twice
 _GROUP: Final = struct.Struct("<QQQQQQQ")
+_LIVES: Final = struct.Struct("<Q")
+_SIZE: Final = struct.Struct("<H")
 _CRC: Final = struct.Struct("<I")
 ENTRY_OVERHEAD: Final = KEY.size + _ENTRY.size
 
@@ -70,6 +76,7 @@ class GroupRecord:
     # Written before a machine's state is replaced: if the node dies before the log follows,
     # the log can be taken forward to where the state already is.
     installing: SnapshotMeta = NO_SNAPSHOT
+    lives: int = 0  # how often this member has lost its log (raft.member)
 
     def with_hard_state(self, hard_state: HardState) -> GroupRecord:
         return replace(self, hard_state=hard_state)
@@ -111,18 +118,45 @@ def group_value(group: GroupId, record: GroupRecord) -> bytes:
         installing.index,
         installing.term,
     )
+    body += _LIVES.pack(record.lives)
+    for meta in (snapshot, installing):
+        members = b"" if meta.members is None else encode_members(meta.members)
+        body += _SIZE.pack(len(members)) + members
     return body + _CRC.pack(crc32(body, group & 0xFFFFFFFF))
 
 
 def read_group(group: GroupId, value: bytes) -> GroupRecord:
-    if len(value) != _GROUP.size + _CRC.size:
+    end = len(value) - _CRC.size
+    if end < _GROUP.size:
         raise DamagedLog(group, Index(0), f"a group record of {len(value)} bytes")
-    (check,) = _CRC.unpack_from(value, _GROUP.size)
-    if check != crc32(value[: _GROUP.size], group & 0xFFFFFFFF):
+    (check,) = _CRC.unpack_from(value, end)
+    if check != crc32(value[:end], group & 0xFFFFFFFF):
         raise DamagedLog(group, Index(0), "the checksum of the group record does not match")
     term, vote, commit, *positions = _GROUP.unpack_from(value)
+    lives = 0
+    members: list[Members | None] = [None, None]
+    if end > _GROUP.size:
+        try:
+            (lives,) = _LIVES.unpack_from(value, _GROUP.size)
+            members = _read_members(value[_GROUP.size + _LIVES.size : end])
+        except (struct.error, ValueError) as error:
+            raise DamagedLog(group, Index(0), f"the group record: {error}") from error
     return GroupRecord(
         HardState(Term(term), NodeId(vote), Index(commit)),
-        SnapshotMeta(Index(positions[0]), Term(positions[1])),
-        SnapshotMeta(Index(positions[2]), Term(positions[3])),
+        SnapshotMeta(Index(positions[0]), Term(positions[1]), members[0]),
+        SnapshotMeta(Index(positions[2]), Term(positions[3]), members[1]),
+        lives,
     )
+
+
+def _read_members(value: bytes) -> list[Members | None]:
+    """Raises struct.error or ValueError."""
+    found: list[Members | None] = []
+    position = 0
+    for _ in range(2):
+        (size,) = _SIZE.unpack_from(value, position)
+        start, position = position + _SIZE.size, position + _SIZE.size + size
+        found.append(decode_members(value[start:position]) if size else None)
+    if position != len(value):
+        raise ValueError(f"{len(value) - position} bytes too many")
+    return found

@@ -18,7 +18,15 @@ class Replica:
     """Invariants: applied <= handed <= commit <= log.last_index; handed <= log.persisted;
     none of them ever goes back."""
 
-    __slots__ = ("_outstanding", "applied", "commit", "handed", "installing", "log")
+    __slots__ = (
+        "_outstanding",
+        "applied",
+        "commit",
+        "handed",
+        "installing",
+        "log",
+        "truncates_blindly",
+    )
 
     def __init__(self, log: RaftLog, *, commit: Index, applied: Index | None) -> None:
         self.log = log
@@ -28,6 +36,7 @@ class Replica:
         self.handed: Index = start
         self.applied: Index = start
         self.installing: SnapshotMeta | None = None
+        self.truncates_blindly = False  # planted on purpose, by tests of the simulator only
         # Writes not known to be flushed: (ready number, term then, end of the log then, its term).
         self._outstanding: deque[tuple[int, Term, Index, Term]] = deque()
         if applied is not None:
@@ -56,7 +65,7 @@ class Replica:
         if previous == log.last_index:
             log.extend(entries)
             return
-        known = log.first_conflict(entries)
+        known = 0 if self.truncates_blindly else log.first_conflict(entries)
         if known == len(entries):
             return
         index = entries[known].index
@@ -80,7 +89,10 @@ class Replica:
 
     def wrote(self, number: int, term: Term) -> None:
         """Ready `number` carries a write; once flushed, it vouches for the log as it is now."""
-        self._outstanding.append((number, term, self.log.last_index, self.log.last_term))
+        log = self.log
+        end_term = log.term(log.written)
+        assert end_term is not None, "what was given out is in the log"
+        self._outstanding.append((number, term, log.written, end_term))
 
     @property
     def has_outstanding_writes(self) -> bool:

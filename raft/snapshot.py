@@ -8,7 +8,9 @@ slow receiver holds the sender back and neither holds a snapshot in memory. A st
 is begun anew when the leader finds the follower behind again. A receiver believes a stream only
 as a whole, and the core decides whether it is still wanted.
 
-    frame  kind u8, group u64, stream u64, number u64, term u64, index u64, log_term u64, data"""
+    frame  kind u8, group u64, stream u64, number u64, term u64, index u64, log_term u64, data
+
+The data of BEGIN are the members at the snapshot (raft.confchange)."""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ from tempfile import SpooledTemporaryFile
 from typing import Final, overload
 
 from raft.codec import CodecError
+from raft.confchange import decode_members, encode_members
 from raft.transport import SNAPSHOTS, Transport
-from raft.types import GroupId, Index, NodeId, SnapshotMeta, Term
+from raft.types import GroupId, Index, Members, NodeId, SnapshotMeta, Term
 
 _log = logging.getLogger("raft.snapshot")
 _HEAD: Final = struct.Struct("<BQQQQQQ")
@@ -77,6 +80,16 @@ def read_frame(view: memoryview) -> SnapshotFrame:
     return SnapshotFrame(
         known, GroupId(group), stream, number, Term(term), Index(index), Term(log_term), data
     )
+
+
+def _members(frame: SnapshotFrame) -> Members | None:
+    """Raises CodecError."""
+    if not frame.data:
+        return None
+    try:
+        return decode_members(frame.data)
+    except ValueError as error:
+        raise CodecError(f"a snapshot of group {frame.group}: {error}") from error
 
 
 class SpooledChunks(Sequence[bytes]):
@@ -160,6 +173,7 @@ class SnapshotSender:
         number = self._last_stream
         stream = self._streams[group, number] = _OutStream(to)
         begin = SnapshotFrame(FrameKind.BEGIN, group, number, 0, term, meta.index, meta.term)
+        begin.data = b"" if meta.members is None else encode_members(meta.members)
         try:
             await self._put(stream, begin, wanted)
             for count, chunk in enumerate(chunks, start=1):
@@ -264,7 +278,7 @@ class SnapshotReceiver:
         belongs to the caller, who answers by `finish`."""
         if frame.kind is FrameKind.BEGIN:
             self.drop(frame.group)
-            meta = SnapshotMeta(frame.index, frame.log_term)
+            meta = SnapshotMeta(frame.index, frame.log_term, _members(frame))
             self._streams[frame.group] = Incoming(
                 node, frame.stream, frame.term, meta, SpooledChunks(self._directory)
             )

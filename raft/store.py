@@ -209,10 +209,11 @@ class LogStore:
 
     def compact(self, batch: Batch, group: GroupId, upto: Index) -> None:
         """Forget entries up to and with `upto`, which must be in the log."""
-        term = self.reader(group).term(upto)
+        log = self.reader(group)
+        term = log.term(upto)
         if term is None:
             raise StoreError(f"group {group}: cannot cut the log at {upto}, it is not there")
-        batch.cuts[group] = SnapshotMeta(upto, term)
+        batch.cuts[group] = SnapshotMeta(upto, term, log.members_at(upto))
 
     def remove(self, batch: Batch, group: GroupId) -> None:
         """Forget the group, also a damaged one."""

@@ -6,7 +6,7 @@ Spec: Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
 from typing import NewType
@@ -42,11 +42,45 @@ class HardState:
 
 
 @dataclass(frozen=True, slots=True)
+class Members:
+    """Who belongs to a group, as one CONFIG entry says it (raft.confchange has the rules).
+
+    While `outgoing` is not empty the group is joint: every decision needs a majority of
+    `voters` and a majority of `outgoing`. A node may be in `outgoing` and in `learners`: it
+    votes until the joint phase ends."""
+
+    voters: tuple[NodeId, ...]
+    learners: tuple[NodeId, ...] = ()
+    outgoing: tuple[NodeId, ...] = ()
+
+    @property
+    def joint(self) -> bool:
+        return bool(self.outgoing)
+
+    def has_voter(self, node: NodeId) -> bool:
+        return node in self.voters or node in self.outgoing
+
+    def all_voters(self) -> tuple[NodeId, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys((*self.voters, *self.outgoing)))
+
+    def everyone(self) -> tuple[NodeId, ...]:
+        """Voters and learners, each once."""
+        return tuple(dict.fromkeys((*self.voters, *self.outgoing, *self.learners)))
+
+    def alone(self, node: NodeId) -> bool:
+        """Whether this node decides by itself."""
+        return self.voters == (node,) and self.outgoing in ((), (node,))
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotMeta:
-    """The log position a snapshot stands for."""
+    """The log position a snapshot stands for, and who the members were there (None: those the
+    group began with)."""
 
     index: Index
     term: Term
+    members: Members | None = field(default=None, compare=False)
 
 
 class RaftError(Exception):
@@ -63,5 +97,9 @@ class NotLeader(RaftError):
         return f"not the leader; leader is {self.leader}"
 
 
-class InvariantViolation(RaftError):  # noqa: N818 - an accusation of ourselves, not an error code
+class ChangeRefused(RaftError):
+    """Definite: the members stay as they are. The text says why."""
+
+
+class InvariantViolation(RaftError):
     """We are wrong: the replica stops rather than repair by lowering a number."""

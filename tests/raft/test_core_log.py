@@ -40,7 +40,7 @@ class LogTwins(RuleBasedStateMachine):
 
     @rule()
     def write_and_flush(self) -> None:
-        entries = self.log.take_unwritten()
+        entries = self.log.take_unwritten(1 << 40)
         if entries:
             self.reader.write(entries)
         self.log.persisted = self.log.written
@@ -49,7 +49,7 @@ class LogTwins(RuleBasedStateMachine):
 
     @rule()
     def write_only(self) -> None:
-        entries = self.log.take_unwritten()
+        entries = self.log.take_unwritten(1 << 40)
         if entries:
             self.reader.write(entries)
 
