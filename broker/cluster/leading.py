@@ -49,6 +49,7 @@ class Leading:
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._expiry_at = 0  # when it rings
         self._watched: dict[bytes, str] = {}  # deliver subject -> consumer
         self.closed = False
         self.consumers_changed()
@@ -145,13 +146,17 @@ class Leading:
         if stored:
             self._messages_stored()
 
+    def reconfigured(self) -> None:
+        """A new max_age may take effect before the next message comes."""
+        self._arm_expiry()
+
     def _messages_stored(self) -> None:
         for engine in list(self._listening):
             if engine.wake():
                 self._wake(engine)
             else:
                 del self._listening[engine]
-        if self._expiry is None:
+        if self._expiry is None or self.stream.config.allow_msg_ttl:
             self._arm_expiry()
 
     def interest_changed(self, subject: bytes) -> None:
@@ -261,12 +266,17 @@ class Leading:
             self._arm()
 
     def _arm_expiry(self) -> None:
-        at = self.stream.next_expiry(self.replica.node.now_ns())
+        now = self.replica.node.now_ns()
+        at = self.stream.next_expiry(now)
         if at is None:
-            self._expiry = None
             return
-        delay = max(at - self.replica.node.now_ns(), EXPIRY_CHECK_MIN_NS) / 1e9
-        self._expiry = asyncio.get_running_loop().call_later(delay, self._expire)
+        at = max(at, now + EXPIRY_CHECK_MIN_NS)
+        if self._expiry is not None:
+            if self._expiry_at <= at:
+                return
+            self._expiry.cancel()
+        self._expiry_at = at
+        self._expiry = asyncio.get_running_loop().call_later((at - now) / 1e9, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None

@@ -169,6 +169,8 @@ class Replica:
             stored = stored or kind == Kind.MIRROR_BATCH
             if kind in _CONSUMER_KINDS:
                 changed_consumers.append(_consumer_name(entry.data))
+            if kind == Kind.UPDATE_CONFIG and self.leading is not None:
+                self.leading.reconfigured()
             self._waiting.applied(entry.term, entry.index, result)
         self.dirty = True
         if self._won is not None and entries and entries[-1].term == self._won:

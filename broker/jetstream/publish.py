@@ -15,7 +15,7 @@ from broker.jetstream.config import Discard, Retention, Storage
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.retention import enforce_limits
 from broker.jetstream.sessions import Duplicate, OutOfOrder, PublishResult
-from broker.jetstream.ttl import parse_ttl
+from broker.jetstream.ttl import due_at, parse_ttl
 from broker.store.block import Block
 from broker.subjects import has_wildcard
 from broker.wire import headers as wire_headers
@@ -99,13 +99,17 @@ def _publish(stream: Stream, message: _Message) -> JetStreamError | Duplicate | 
         store.skip_to(store.last_seq + 2)  # acked with a sequence that nobody will ever read
         _remember_id(stream, message)
         return None
-    ttl = message.named.get(b"Nats-TTL")
-    if ttl is not None and parse_ttl(ttl) is None:
-        return JetStreamError(ErrCode.MESSAGE_TTL_INVALID)
+    ttl: int | None = None
+    if b"Nats-TTL" in message.named:
+        ttl = parse_ttl(message.named[b"Nats-TTL"])
+        if ttl is None:
+            return JetStreamError(ErrCode.MESSAGE_TTL_INVALID)
     full = _full(stream, message)
     if full:
         return JetStreamError.of(ErrCode.STREAM_STORE_FAILED, err=full)
-    store.append(subject, message.headers, message.data, time_ns=message.time_ns)
+    seq = store.append(subject, message.headers, message.data, time_ns=message.time_ns)
+    if ttl is not None:
+        store.deadlines.set(seq, due_at(message.time_ns, ttl))
     _remember_id(stream, message)
     rollup = message.named.get(b"Nats-Rollup")
     if rollup is not None:

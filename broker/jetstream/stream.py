@@ -38,6 +38,7 @@ from broker.jetstream.hooks import ConsumerMaker, StreamConsumer
 from broker.jetstream.info import StreamState
 from broker.jetstream.publish import OutOfOrder, PublishResult, publish_block
 from broker.jetstream.sessions import SessionImage, Sessions
+from broker.jetstream.ttl import note_deadlines
 from broker.store import persistence
 from broker.store.block import Block
 from broker.store.columns import FILE_SIZING, MEMORY_SIZING
@@ -192,7 +193,10 @@ class Stream:
         return result
 
     def _mirror(self, block: Block) -> int:
+        known = self.store.last_seq
         stored = self.store.append_sequenced(block)
+        if self.config.allow_msg_ttl:
+            note_deadlines(block, self.store.deadlines, above=known)
         retention.enforce_limits(self, block.subject_summary())
         return stored
 

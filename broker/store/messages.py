@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from broker.store import scan
 from broker.store.block import Block, BlockBuilder, Rows
 from broker.store.columns import FILE_SIZING, Sizing, blanked
+from broker.store.deadlines import Deadlines
 from broker.store.files import BlockFiles, MemoryDb
 from broker.store.index import SubjectEntry, SubjectFilter, SubjectIndex
 from broker.store.removal import Removal
@@ -50,6 +51,7 @@ class MessageStore:
         self.sizing = sizing
         self.segments = Segments(files or MemoryDb().files(0), cache or BlockCache())
         self.index = SubjectIndex()
+        self.deadlines = Deadlines()  # set by whoever reads TTLs; no message goes by itself
         self.last_seq = 0
         self.last_time = 0  # of the last message ever stored; stays when that one is removed
         self.messages = 0

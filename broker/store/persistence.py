@@ -62,6 +62,7 @@ class SegmentImage(msgspec.Struct, array_like=True, frozen=True):
     live: int
     live_size: int
     deleted: bytes
+    deadlines: list[int] = []
 
 
 _summary: Final = msgspec.msgpack.Decoder(Summary)
@@ -99,6 +100,7 @@ def checkpoint(store: MessageStore, batch: StateBatch) -> int:
         for kind in (BLOCK, SUMMARY, DELETES):
             batch.delete(key(group, kind, first_seq))
     segments.gone.clear()
+    store.deadlines.prune(store.messages, store.has)
     queued = 0
     for segment in segments.all:
         if not segment.written:
@@ -152,6 +154,7 @@ def load(store: MessageStore, state: StoreImage) -> None:
         if first_seq in deletes:
             _apply_deletes(segment, deletes[first_seq])
         segments.add(segment)
+        store.deadlines.load(summary.deadlines)
         _index(store, segment, summary)
     _reopen_tail(store)
     _check(store)
@@ -166,7 +169,13 @@ def snapshot(store: MessageStore) -> Iterator[bytes]:
     frozen = segments.files.frozen()
     heads: list[tuple[SegmentImage, bytes | None]] = []
     for segment in segments.all:
-        head = SegmentImage(segment.first_seq, segment.live, segment.live_size, _bitmap(segment))
+        head = SegmentImage(
+            segment.first_seq,
+            segment.live,
+            segment.live_size,
+            _bitmap(segment),
+            store.deadlines.of_range(segment.first_seq, segment.last_seq),
+        )
         heads.append((head, _raw(store, segment) if segment.view is not None else None))
 
     def chunks() -> Iterator[bytes]:
@@ -185,6 +194,7 @@ def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> 
     segments = store.segments
     segments.clear()
     store.index.clear()
+    store.deadlines.clear()
     segments.gone += [seq for seq, _ in segments.files.scan(SUMMARY) if seq not in segments.gone]
     _set_counters(store, state)
     for chunk in chunks:
@@ -206,6 +216,7 @@ def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> 
             _apply_deletes(segment, Deletes(head.live, head.live_size, head.deleted))
             segment.deletes_written = False
         segments.add(segment)
+        store.deadlines.load(head.deadlines)
         segments.unwritten_bytes += segment.nbytes
         _index(store, segment, None)
     _reopen_tail(store)
@@ -260,6 +271,7 @@ def _summarise(store: MessageStore, segment: Segment) -> Summary:
         store.sizing.of_stretch(view.rows, view.columns, 0, segment.rows),
         subjects,
         last_sizes,
+        store.deadlines.of_range(segment.first_seq, segment.last_seq),
     )
 
 

@@ -43,6 +43,7 @@ class Summary(msgspec.Struct, array_like=True, frozen=True):
     size: int  # what its rows count for in the stream's bytes
     subjects: Subjects  # instead of rows: distance from the segment's first sequence
     last_sizes: list[int]  # per subject the size of its last row, or nothing
+    deadlines: list[int] = []  # pairs of sequence and time, see Deadlines
 
 
 @dataclass(slots=True)
