@@ -114,7 +114,6 @@ def unsupported(config: StreamConfig) -> str | None:
         ("sources", config.sources),
         ("republish", config.republish),
         ("subject_transform", config.subject_transform),
-        ("persist_mode", config.persist_mode is PersistMode.ASYNC),
         ("subject_delete_marker_ttl", config.subject_delete_marker_ttl),
         ("mirror.subject_transforms", config.mirror and config.mirror.subject_transforms),
         ("mirror.consumer", config.mirror and config.mirror.consumer),
@@ -247,6 +246,7 @@ def _with_rollups(config: StreamConfig) -> StreamConfig:
 
 
 def _check_persist_mode(config: StreamConfig) -> None:
+    """The async mode permits acks before the disk has the message; here they wait for it."""
     if config.persist_mode is not PersistMode.ASYNC:
         return
     if config.storage is not Storage.FILE:

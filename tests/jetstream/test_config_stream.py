@@ -293,7 +293,6 @@ def test_limits_of_single_streams(limits: AccountLimits, rest: str, err_code: in
         ('"sources":[{"name":"B"}]', "sources"),
         ('"republish":{"dest":"b.>"}', "republish"),
         ('"subject_transform":{"src":"A","dest":"b"}', "subject_transform"),
-        ('"persist_mode":"async"', "persist_mode"),
         ('"subject_delete_marker_ttl":1000000000', "subject_delete_marker_ttl"),
     ],
 )
