@@ -124,6 +124,21 @@ def test_refusals_are_errors(port: int) -> None:
         client.close()
 
 
+def test_an_answer_is_told_from_other_messages(port: int) -> None:
+    client, publisher = LoadClient(port), LoadClient(port)
+    try:
+        client.subscribe("noise")
+        publisher.publish("noise", size=10, count=256)
+        publisher.request("$JS.API.INFO")  # what it published before is delivered by now
+        assert (
+            client.request("$JS.API.INFO")["type"]
+            == "io.nats.jetstream.api.v1.account_info_response"
+        )
+    finally:
+        client.close()
+        publisher.close()
+
+
 def test_core_messages_are_counted(port: int) -> None:
     subscriber, publisher = LoadClient(port), LoadClient(port)
     try:

@@ -69,11 +69,14 @@ def test_a_cluster_starts_and_leaves_nothing_behind(tmp_path: Path) -> None:
         assert all(node.healthy() for node in cluster.nodes)
         assert len(set(cluster.urls)) == 3
         pids = [node.pid for node in cluster.nodes]
+        paused = cluster.nodes[1].process
+        assert paused is not None
         cluster.nodes[0].kill()
         cluster.nodes[1].pause()  # stopping a paused node must not wait for ever
         until(lambda: stopped(pids[1]))
     assert not any(alive(pid) for pid in pids)
     assert all(node.process is None for node in cluster.nodes)
+    assert paused.returncode == -signal.SIGTERM  # it heard the request
     cluster.stop()  # again is nothing
 
 

@@ -435,6 +435,39 @@ def test_a_batch_does_not_wait_behind_a_heartbeat() -> None:
     run(test())
 
 
+def test_half_a_message_is_not_waited_for() -> None:
+    async def script(peer: Peer) -> None:
+        half = peer.stored(2, delivery=2, data=b"p" * 100)
+        peer.send(peer.stored(1, delivery=1) + half[:60])
+        assert await peer.line() == b"PING"
+        peer.send(half[60:])
+        await until_closed(peer)
+
+    async def test() -> None:
+        async with consuming(script) as origin:
+            await origin.next()
+            while len(origin.reader._buffer) < 60:  # type: ignore[attr-defined]
+                await turns()
+            assert not origin.buffered()
+            origin.writer.write(b"PING\r\n")
+            assert (await origin.next()).seq == 2
+
+    run(test())
+
+
+def test_a_message_longer_than_it_says_is_not_taken() -> None:
+    async def script(peer: Peer) -> None:
+        peer.send(peer.stored(1, delivery=1, data=b"xyz").replace(b" 3\r\n", b" 2\r\n"))
+        await until_closed(peer)
+
+    async def test() -> None:
+        async with consuming(script) as origin:
+            with pytest.raises(OriginLost, match="longer than"):
+                await origin.next()
+
+    run(test())
+
+
 @pytest.mark.parametrize("delivery", [1, 3])
 def test_a_gap_in_deliveries_is_a_loss(delivery: int) -> None:
     async def script(peer: Peer) -> None:
