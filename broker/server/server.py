@@ -32,6 +32,7 @@ from broker.server.record import ConnectionRecord, record
 from broker.server.router import Router
 from broker.server.runtime import Document, JetStreamRuntime, StartFailed
 from broker.server.tls import client_context, server_context
+from broker.server.user_info import UserInfo
 
 if TYPE_CHECKING:
     from broker.http.monitor import Monitor
@@ -63,9 +64,10 @@ class Server:
         self.services = services
         self.id = server_id()
         self.name = options.server_name or self.id
-        self.accounts: dict[str, Account] = {
-            name: Account(name) for name in (GLOBAL_ACCOUNT, SYSTEM_ACCOUNT)
-        }
+        self.accounts: dict[str, Account] = {}
+        self._user_info = UserInfo(self)
+        for name in (GLOBAL_ACCOUNT, SYSTEM_ACCOUNT):
+            self.account(name)
         self.router = Router()
         self.connections: dict[int, Connection] = {}
         self.history: deque[ConnectionRecord] = deque(maxlen=options.limits.max_closed_clients)
@@ -101,6 +103,7 @@ class Server:
         found = self.accounts.get(name)
         if found is None:
             found = self.accounts[name] = Account(name)
+            self._user_info.serve(found)
         return found
 
     def next_cid(self) -> int:

@@ -6,10 +6,10 @@ import asyncio
 
 import nats
 import pytest
-from msgspec.json import encode
+from msgspec.json import decode, encode
 from nats.errors import NoRespondersError
 
-from broker.config.options import Authorization, Permissions, SubjectRules, User
+from broker.config.options import Authorization, Permissions, ResponseRules, SubjectRules, User
 from broker.server.server import Server
 from tests.server.support import PATIENCE, RawClient, run, running, until
 
@@ -209,5 +209,38 @@ def test_permissions_refuse_without_closing() -> None:
             assert (await allowed.next_msg(timeout=PATIENCE)).data == b"yes"
             await client.close()
             await root.close()
+
+    run(test())
+
+
+def test_a_client_learns_who_it_is() -> None:
+    async def test() -> None:
+        rules = Permissions(
+            publish=SubjectRules(allow=(b"$SYS.REQ.USER.INFO", b"a.>"), deny=(b"a.b",)),
+            responses=ResponseRules(max_msgs=5, expires_ns=1_000_000_000),
+        )
+        users = (User("anna", "pw", rules), User("otto", "pw", account="A"))
+        async with running(authorization=Authorization(users=users)) as server:
+            documents = {}
+            for name in ("anna", "otto"):
+                client = await nats.connect(f"nats://{name}:pw@127.0.0.1:{server.port}")
+                reply = await client.request("$SYS.REQ.USER.INFO", b"", timeout=PATIENCE)
+                documents[name] = decode(reply.data)
+                await client.close()
+            assert documents["anna"]["server"]["id"] == server.id
+            assert documents["anna"]["data"] == {
+                "user": "anna",
+                "account": "$G",
+                "account_name": "$G",
+                "permissions": {
+                    "publish": {"allow": ["$SYS.REQ.USER.INFO", "a.>"], "deny": ["a.b"]},
+                    "responses": {"max": 5, "ttl": 1_000_000_000},
+                },
+            }
+            assert documents["otto"]["data"] == {
+                "user": "otto",
+                "account": "A",
+                "account_name": "A",
+            }
 
     run(test())
