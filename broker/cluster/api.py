@@ -82,6 +82,7 @@ class ApiCall:
     reply: bytes
     headers: bytes
     payload: bytes
+    origin: Origin | None = None
 
     def encoded(self) -> bytes:
         """For another node: it reads the subject itself."""
@@ -122,11 +123,23 @@ class ApiService:
     ) -> bool:
         taken = False
         for row in range(start, stop):
-            taken = self.deliver(sub, *run.message(row)) or taken
+            taken = self._take(sub, *run.message(row), origin=origin) or taken
         return taken
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> bool:
+        return self._take(sub, subject, reply, headers, payload, origin=None)
+
+    def _take(
+        self,
+        sub: Subscription,
+        subject: bytes,
+        reply: bytes,
+        headers: bytes,
+        payload: bytes,
+        *,
+        origin: Origin | None,
     ) -> bool:
         account = self.node.server.account(sub.account.name)
         if sub.subject is ACK_SUBJECTS or sub.subject is FLOW_SUBJECTS:
@@ -135,7 +148,7 @@ class ApiService:
         request = parse_api_subject(subject, domain=domain)
         if request is None or request.kind in SYSTEM_KINDS:
             return True  # swallowed: the client times out, as with the reference server
-        call = ApiCall(account, request, subject, reply, headers, payload)
+        call = ApiCall(account, request, subject, reply, headers, payload, origin)
         if request.kind is ApiKind.CONSUMER_MSG_NEXT:
             return self._pull(call)
         if request.kind is ApiKind.DIRECT_GET:
@@ -218,23 +231,25 @@ class ApiService:
     # -- requests with one JSON answer ----------------------------------------------------------
 
     async def _answer(self, call: ApiCall) -> None:
-        self.total += 1
         kind = call.request.kind
+        failed = False
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 check_required_level(_required_level(call.headers))
                 if kind in LEADER_KINDS:
-                    body = await self._ask_leader(call)
+                    failed, body = await self._ask_leader(call)
                 else:
                     body = await self._here(call.account, call.request, call.payload)
         except JetStreamError as refused:
-            self.errors += 1
-            body = encode_error(kind, refused)
+            failed, body = True, encode_error(kind, refused)
         except (TimeoutError, CallFailed):
-            self.errors += 1
-            body = encode_error(kind, JetStreamError.of(10008, definite=False))
+            failed, body = True, encode_error(kind, JetStreamError.of(10008, definite=False))
         if call.reply:
             self.node.server.router.publish(call.account, call.reply, b"", b"", body)
+        if kind is not ApiKind.STREAM_MSG_GET or failed:  # a read that succeeds is no API use
+            self.total += 1
+            self.errors += failed
+            self.node.advising.audit(call.account, call.origin, call.subject, call.payload, body)
 
     async def _here(self, account: Account, request: ApiRequest, payload: bytes) -> bytes:
         kind = request.kind
@@ -256,6 +271,7 @@ class ApiService:
                 if self.node.meta.get(account.name, request.stream) is None:
                     raise JetStreamError.of(10059)
                 await self.node.change_meta(RemoveStream(account.name, request.stream))
+                self.node.advising.of_stream(account, request.stream, "delete")
                 return encode_response(kind, Success(success=True))
             case ApiKind.STREAM_NAMES:
                 assert isinstance(body, StreamsRequest)
@@ -266,8 +282,9 @@ class ApiService:
                 return await self._list(account, body)
         raise JetStreamError.of(10036)
 
-    async def _ask_leader(self, call: ApiCall) -> bytes:
-        """The answer of the stream's leader, asked again when leadership moves meanwhile."""
+    async def _ask_leader(self, call: ApiCall) -> tuple[bool, bytes]:
+        """The answer of the stream's leader, and whether it is a refusal. It is asked again when
+        leadership moves meanwhile."""
         kind = call.request.kind
         assignment = self.node.meta.get(call.account.name, call.request.stream)
         if assignment is None:
@@ -281,7 +298,8 @@ class ApiService:
                 assignment.group, timeout_s=max(deadline - time.monotonic(), 0.0)
             )
             try:
-                return await self.node.mesh.rpc.call(leader, "api", body)
+                answer = await self.node.mesh.rpc.call(leader, "api", body)
+                return answer[:1] == _REFUSED, answer[1:]
             except CallFailed as failed:
                 again = isinstance(failed, CallRefused) or kind in _REPEATABLE
                 if not again or time.monotonic() > deadline:
@@ -292,10 +310,9 @@ class ApiService:
         account, subject, headers, payload = _request.decode(body)
         request, replica = self.leader_api.find(account, subject)
         try:
-            return await self.leader_api.answer(replica, request, headers, payload)
+            return _DONE + await self.leader_api.answer(replica, request, headers, payload)
         except JetStreamError as refused:
-            self.errors += 1
-            return encode_error(request.kind, refused)
+            return _REFUSED + encode_error(request.kind, refused)
 
     # -- streams --------------------------------------------------------------------------------
 
@@ -329,6 +346,8 @@ class ApiService:
             AssignStream(account.name, config, time.time_ns(), [int(p) for p in peers])
         )
         info = await self._info(account, assignment)
+        if known is None:
+            self.node.advising.of_stream(account, config.name, "create")
         return encode_response(request.kind, info, DidCreate(did_create=True))
 
     async def _update(
@@ -347,6 +366,7 @@ class ApiService:
             raise JetStreamError.of(10052, err="num_replicas can not be changed yet")
         assignment = await self.node.change_meta(ReconfigureStream(account.name, config))
         await self._tell_leader(assignment)
+        self.node.advising.of_stream(account, config.name, "modify")
         return encode_response(request.kind, await self._info(account, assignment))
 
     async def _tell_leader(self, assignment: Assignment) -> None:
@@ -437,6 +457,7 @@ def _required_level(headers: bytes) -> bytes | None:
     return wire_headers.get(headers, REQUIRED_LEVEL_HEADER) if headers else None
 
 
+_DONE, _REFUSED = b"\0", b"\1"  # before a leader's answer
 _request = msgspec.msgpack.Decoder(tuple[str, bytes, bytes, bytes])
 _NOT_YET = frozenset(
     {

@@ -251,9 +251,10 @@ class LeaderApi:
         return encode_response(kind, paged, ConsumerList(infos))
 
     async def _pause(self, replica: Replica, request: ApiRequest, body: PauseRequest) -> bytes:
-        self._consumer(replica, request)
+        consumer = self._consumer(replica, request)
         now = replica.stamp()
         await self._propose(replica, PauseConsumer(now, request.consumer, body.pause_until))
+        self.node.advising.of_pause(replica, consumer)
         paused = body.pause_until > now
         return encode_response(
             ApiKind.CONSUMER_PAUSE,

@@ -20,9 +20,11 @@ from broker.jetstream.api import parse_api_subject
 from broker.jetstream.commands import Expire
 from broker.jetstream.config import AckPolicy
 from broker.jetstream.consumer import Consumer
+from broker.jetstream.consumer_update import is_internal
 from broker.jetstream.delivery import Delivery
 from broker.jetstream.effects import Advisory, Confirm, Deliver, Effect, Propose, Status
 from broker.jetstream.flush import flush
+from broker.jetstream.hooks import StreamConsumer
 from broker.jetstream.pull import CONSUMER_DELETED, LEADERSHIP_CHANGE
 
 if TYPE_CHECKING:
@@ -52,14 +54,18 @@ class Leading:
         self._expiry_at = 0  # when it rings
         self._watched: dict[bytes, str] = {}  # deliver subject -> consumer
         self.closed = False
-        self.consumers_changed()
+        self._advising = replica.node.advising
+        for consumer in self.stream.consumers.values():
+            self._begin(consumer)
         self._arm_expiry()
 
-    def close(self) -> None:
-        """Leadership ended, or the stream: nobody waits here any more."""
+    def close(self, line: str = LEADERSHIP_CHANGE) -> None:
+        """Leadership ended, or the stream (CONSUMER_DELETED): nobody waits here any more."""
         self.closed = True
         for engine in self.engines.values():
-            self._carry_out(engine, engine.close(LEADERSHIP_CHANGE))
+            self._carry_out(engine, engine.close(line))
+            if line == CONSUMER_DELETED:
+                self._advising.of_consumer(self.replica, engine.consumer.name, "delete")
         self.engines.clear()
         for handle in (self._timer, self._expiry):
             if handle is not None:
@@ -76,16 +82,25 @@ class Leading:
             if consumers.get(name) is not engine.consumer:
                 self._carry_out(engine, engine.close(CONSUMER_DELETED))
                 self._forget(name, engine)
+                if not is_internal(engine.consumer.config):
+                    self._advising.of_consumer(self.replica, name, "delete")
         for name, consumer in consumers.items():
             if name not in self.engines:
-                assert isinstance(consumer, Consumer)
-                engine = Delivery(
-                    consumer, now=self.replica.node.now_ns(), has_interest=self._has_interest
-                )
-                self.engines[name] = engine
-                if consumer.config.is_push:
-                    self._watch(engine)
-                self._wake(engine)
+                engine = self._begin(consumer)
+                if not is_internal(consumer.config):
+                    self._advising.of_consumer(self.replica, name, "create")
+                if engine.consumer.config.pause_until:
+                    self._advising.of_pause(self.replica, engine.consumer)
+
+    def _begin(self, consumer: StreamConsumer) -> Delivery:
+        assert isinstance(consumer, Consumer)
+        engine = Delivery(consumer, now=self.replica.node.now_ns(), has_interest=self._has_interest)
+        engine.advisories = True
+        self.engines[consumer.name] = engine
+        if consumer.config.is_push:
+            self._watch(engine)
+        self._wake(engine)
+        return engine
 
     def consumer_changed(self, name: str) -> None:
         """Updated, paused, resumed or reset."""
@@ -225,6 +240,7 @@ class Leading:
         self._arm()
 
     def _carry_out(self, engine: Delivery, effects: Iterable[Effect]) -> None:
+        advised: list[Advisory] = []
         for effect in effects:
             match effect:
                 case Deliver():
@@ -236,7 +252,9 @@ class Leading:
                 case Propose():
                     self.replica.propose_all([effect.command], [])
                 case Advisory():
-                    pass  # nobody can have asked: advisories are switched off
+                    advised.append(effect)
+        if advised:
+            self._advising.of_delivery(self.replica, engine.consumer, advised)
 
     def confirm(self, replies: Iterable[bytes]) -> None:
         for reply in replies:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from broker.cluster.advising import Advising
+from broker.cluster.alone import Alone
 from broker.cluster.errands import CHANNEL_ERRANDS, Errand, Errands
 from broker.cluster.formation import Candidate, Formation, Founding, write_durably
 from broker.cluster.leaders import NO_LEADER_WITHIN_S, Leaders
@@ -81,6 +83,7 @@ class JetStreamNode:
     meta_group: MetaGroup = field(init=False)
     formation: Formation = field(init=False)
     errands: Errands = field(init=False)
+    advising: Advising = field(init=False)
     leaders: Leaders = field(init=False)
     members: list[NodeId] = field(default_factory=list)
     mirrors: dict[int, Mirror] = field(default_factory=dict)
@@ -128,6 +131,8 @@ class JetStreamNode:
             take=self._errand,
             before_send=self.mesh.interest.flush,
         )
+        self.advising = Advising(self)
+        self.on_replica_leads.append(self.advising.of_leadership)
         self.formation = Formation(
             path=directory / "founding.json",
             cluster=self.mesh.cluster,
@@ -473,24 +478,3 @@ def _head(group: int, session: int, number: int) -> bytes:
 
 _meta_command = msgspec.msgpack.Decoder(MetaCommand)
 _meta_answer = msgspec.msgpack.Decoder(Assignment | tuple[int, str])
-
-
-class Alone:
-    """The transport of a server without a cluster: there is nobody to talk to."""
-
-    def register(
-        self, channel: int, on_frame: Callable[[NodeId, bytes], None], *, borrowed: bool = False
-    ) -> None:
-        """No frame will ever come."""
-
-    def send(self, to: NodeId, channel: int, payload: bytes, *, control: bool = False) -> bool:
-        return False
-
-    def peers(self) -> dict[NodeId, Peer]:
-        return {}
-
-    def connected(self, node: NodeId) -> bool:
-        return False
-
-    def pending_bytes(self, node: NodeId) -> int:
-        return 0

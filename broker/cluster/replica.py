@@ -22,6 +22,7 @@ from broker.jetstream.commands import AnyCommand, Kind, UpdateConfig
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import Duplicate, OutOfOrder, PublishResult
+from broker.jetstream.pull import CONSUMER_DELETED
 from broker.jetstream.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.stream import Stream
 from broker.store.files import wipe
@@ -281,6 +282,8 @@ class Replica:
     def delete(self) -> None:
         """The stream is gone: forget the group and everything it stored."""
         if self.leading is not None:
+            self.leading.close(CONSUMER_DELETED)
+            self.leading = None
             self._tell_leading(leads=False)
         self.close()
         self.node.host.remove_group(self.group, wipe=True)

@@ -10,6 +10,35 @@ from broker.jetstream.config import AckPolicy
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.consumer_commands import ConsumerAcks, to_runs
 from broker.jetstream.cursor import Cursor
+from broker.jetstream.effects import Advisory, Effect
+
+
+class Sampler:
+    """Chooses acks to measure: of every hundred as many as `sample_freq` says, evenly spread."""
+
+    def __init__(self, percent: int, cursor: Cursor, effects: list[Effect]) -> None:
+        self._percent = percent
+        self._cursor = cursor
+        self._effects = effects
+        self._hundredths = 0  # of the next sample
+        self.heard: dict[int, int] = {}  # stream seq -> consumer seq of the delivery acked
+
+    def look(self, now: int) -> None:
+        """What was heard is about to be settled."""
+        live = self._cursor.live
+        for seq, consumer_seq in self.heard.items():
+            if seq not in live.pending:
+                continue
+            self._hundredths += min(self._percent, 100)
+            if self._hundredths < 100:
+                continue
+            self._hundredths -= 100
+            deliveries = live.deliveries(seq)
+            sent_at = self._cursor.redelivery.sent_at(seq, deliveries=deliveries)
+            elapsed = max(now - sent_at, 1) if sent_at else 1
+            fact = Advisory("ack", seq, consumer_seq, deliveries, elapsed_ns=elapsed)
+            self._effects.append(fact)
+        self.heard.clear()
 
 
 class AckCollector:
@@ -26,12 +55,18 @@ class AckCollector:
         self._exhausted: list[int] = []
         self._confirms: list[bytes] = []
         self.last_acked_ns = consumer.last_acked_ns
+        self.sampler: Sampler | None = None
 
-    def take(self, stream_seq: int, consumer_seq: int, reply: bytes) -> None:
+    def take(
+        self, stream_seq: int, consumer_seq: int, reply: bytes, *, measured: bool = True
+    ) -> None:
+        """`measured`: it may be sampled; a termination is not."""
         if self._all:
             self._arrived_up_to = max(self._arrived_up_to, (stream_seq, consumer_seq))
         else:
             self._arrived.append(stream_seq)
+            if self.sampler is not None and measured:
+                self.sampler.heard[stream_seq] = consumer_seq
         if reply:
             self._confirms.append(reply)
 
@@ -39,6 +74,8 @@ class AckCollector:
         """Bring the live state up to date."""
         live, redelivery = self._cursor.live, self._cursor.redelivery
         if self._arrived:
+            if self.sampler is not None:
+                self.sampler.look(now)
             settled = live.ack(self._arrived)
             redelivery.forget(settled)
             self._acked += settled

@@ -98,6 +98,11 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.durable_name != ""
 
     @property
+    def sample_percent(self) -> int:
+        """How many of a hundred acks are measured."""
+        return int(self.sample_freq.removesuffix("%") or 0)
+
+    @property
     def filters(self) -> tuple[bytes, ...]:
         """Subject filters as the rest of the broker holds them; empty means every subject."""
         texts = (self.filter_subject,) if self.filter_subject else self.filter_subjects

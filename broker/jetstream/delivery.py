@@ -27,9 +27,9 @@ from broker.jetstream.ack import (
     next_request,
     term_reason,
 )
-from broker.jetstream.ack_collector import AckCollector
+from broker.jetstream.ack_collector import AckCollector, Sampler
 from broker.jetstream.commands import DeleteConsumer
-from broker.jetstream.config import ConsumerConfig
+from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.consumer import Consumer, ConsumerNumbers
 from broker.jetstream.consumer_commands import ConsumerAcks, ConsumerProgress
 from broker.jetstream.cursor import Cursor
@@ -64,11 +64,13 @@ class Delivery:
         self.consumer = consumer
         self.more_work = False
         self.advisories = False
+        self._paused = bool(consumer.paused_until_ns(now))
         self._cursor = Cursor(consumer, now)
+        self._effects: list[Effect] = []
         self._acks = AckCollector(consumer, self._cursor)
+        self._acks.sampler = self._sampler()
         self._has_interest = has_interest
         self._limits = limits
-        self._effects: list[Effect] = []
         self._closed = False
         self._acks_came = False  # since the last pump
         self._pumped_at = now
@@ -161,7 +163,8 @@ class Delivery:
         self._requeue(self._cursor.redelivery.expired(now))
         if self._pull is not None:
             self._pull.due(now)
-        if not self.consumer.paused_until_ns(now):
+        self._check_pause(now)
+        if not self._paused:
             self._deliver(now)
         if self._push is not None:
             self._push.due(now)
@@ -228,6 +231,7 @@ class Delivery:
         self._acks.settle(now)
         self._cursor.reconfigure(config)
         self._idle = self._inactivity(now)
+        self._acks.sampler = self._sampler()
         if self._push is None:
             return
         moved = (old.deliver_subject, old.deliver_group) != (
@@ -279,9 +283,10 @@ class Delivery:
         live = self._cursor.live
         match kind:
             case AckKind.ACK | AckKind.TERM:
-                if kind is AckKind.TERM and stream_seq in live.pending:
-                    self._advise("terminated", stream_seq, term_reason(payload))
-                self._acks.take(stream_seq, consumer_seq, reply)
+                term = kind is AckKind.TERM
+                if term and stream_seq in live.pending:
+                    self._advise("terminated", stream_seq, consumer_seq, term_reason(payload))
+                self._acks.take(stream_seq, consumer_seq, reply, measured=not term)
                 return
             case AckKind.NEXT:
                 self._acks.take(stream_seq, consumer_seq, b"")
@@ -289,6 +294,7 @@ class Delivery:
                 return
             case AckKind.NAK:
                 if stream_seq in live.pending:
+                    self._advise("nak", stream_seq, consumer_seq)
                     self._nak(stream_seq, nak_delay_ns(payload), now)
             case AckKind.IN_PROGRESS:
                 if stream_seq in live.pending:
@@ -302,7 +308,6 @@ class Delivery:
             self._effects.append(Confirm(reply))
 
     def _nak(self, seq: int, delay_ns: int | None, now: int) -> None:
-        self._advise("nak", seq)
         if delay_ns is not None:
             self._cursor.redelivery.later(seq, now + delay_ns)
         else:
@@ -369,14 +374,23 @@ class Delivery:
 
     def _terminated(self, seqs: list[int]) -> None:
         for seq in seqs:
-            self._advise("terminated", seq, "Unacknowledged message was deleted")
+            self._advise("terminated", seq, reason="Unacknowledged message was deleted")
 
-    def _advise(self, kind: str, seq: int, reason: str = "") -> None:
+    def _advise(self, kind: str, seq: int, consumer_seq: int = 0, reason: str = "") -> None:
+        """`consumer_seq` is the delivery that was answered, if one was."""
         if self.advisories:
             live = self._cursor.live
-            consumer_seq = live.pending.get(seq, 0)
+            consumer_seq = consumer_seq or live.pending.get(seq, 0)
             facts = (kind, seq, consumer_seq, live.deliveries(seq), reason)
             self._effects.append(Advisory(*facts))
+
+    def _check_pause(self, now: int) -> None:
+        """Tell when a pause has run out; its beginning and an early end are commands."""
+        paused = bool(self.consumer.paused_until_ns(now))
+        until = self.consumer.config.pause_until or 0
+        if self._paused and not paused and until and self.advisories:
+            self._effects.append(Advisory("resumed"))
+        self._paused = paused
 
     @property
     def _receivers(self) -> Receivers:
@@ -393,6 +407,12 @@ class Delivery:
             flow_prefix=f"$JS.FC.{consumer.stream.config.name}.{consumer.name}.",
             rate_burst_bytes=self._limits.rate_burst_bytes,
         )
+
+    def _sampler(self) -> Sampler | None:
+        config = self.consumer.config
+        if not config.sample_percent or config.ack_policy is not AckPolicy.EXPLICIT:
+            return None
+        return Sampler(config.sample_percent, self._cursor, self._effects)
 
     def _inactivity(self, now: int) -> Inactivity:
         config = self.consumer.config

@@ -57,13 +57,18 @@ class Propose:
 
 @dataclass(slots=True)
 class Advisory:
-    """A fact somebody may listen for. `kind` is `max_deliver`, `nak` or `terminated`."""
+    """A fact somebody may listen for.
+
+    `kind` is `max_deliver`, `nak`, `terminated`, `ack` (a sampled one), or `resumed`: a pause has
+    run out, and it is about no message.
+    """
 
     kind: str
-    stream_seq: int
-    consumer_seq: int
-    deliveries: int
+    stream_seq: int = 0
+    consumer_seq: int = 0
+    deliveries: int = 0
     reason: str = ""
+    elapsed_ns: int = 0  # `ack`: since the delivery
 
 
 Effect = Deliver | Status | Confirm | Propose | Advisory

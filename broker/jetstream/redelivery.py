@@ -137,6 +137,11 @@ class Redelivery:
             deadlines.append(self._heap[0][0])
         return min(deadlines)
 
+    def sent_at(self, seq: int, *, deliveries: int) -> int:
+        """When it was delivered last, or said to be in progress; 0 when that is not known."""
+        deadline = self._due.get(seq, 0)
+        return deadline - self._wait_ns(deliveries) if deadline else 0
+
     def reconfigure(self, *, ack_wait_ns: int, backoff: Sequence[int]) -> None:
         """Later deliveries wait as given here; what is awaited keeps its deadline."""
         self._ack_wait_ns = ack_wait_ns
