@@ -42,6 +42,7 @@ class MetaGroup:
     on_reconfigured: Callable[[Assignment], None]
     on_removed: Callable[[Assignment], None]
     on_leader: Callable[[NodeId | None], None]
+    on_written: Callable[[], None]  # changes are rare, and a restart needs them at once
     meta: Meta = field(default_factory=Meta)
     leader: NodeId | None = None
     leader_since_ns: int = 0
@@ -73,9 +74,11 @@ class MetaGroup:
             command, result = self.meta.apply(entry.index, entry.data)
             self._report(entry.index, command, result)
             self._waiting.applied(entry.term, entry.index, result)
+        self._waiting.passed(entries[-1].index)
         batch = self.state_db.begin()
         batch.put(key(META_GROUP, RECORD, 0), self.meta.dump())
         self.state_db.write(batch)
+        self.on_written()
 
     def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None:
         self.leader, self.is_leader = leader, ours
@@ -86,6 +89,7 @@ class MetaGroup:
 
     def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
         before = {(a.account, a.name): a for a in self.meta}
+        self._waiting.cancel()  # the snapshot may hold what they wait for, or not
         self.meta.load_dump(b"".join(chunks))
         after = {(a.account, a.name): a for a in self.meta}
         for place, old in before.items():

@@ -122,6 +122,7 @@ class JetStreamNode:
             on_reconfigured=self._reconfigured,
             on_removed=self._removed,
             on_leader=lambda leader: self._leader_heard(META_GROUP, leader),
+            on_written=self._flush_wanted.set,
         )
         self.leaders = Leaders(self.mesh.connected, self._resend)
         self.errands = Errands(

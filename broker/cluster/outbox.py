@@ -9,6 +9,7 @@ Spec: DESIGN section 4; JetStream sheet 3.1 (PubAck)."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from broker.server.router import Router
 from raft import NodeId
 
+logger = logging.getLogger("jetraft.cluster")
+
 IN_FLIGHT_MAX = 4  # batches sent and not answered; more only queue behind the same fsync
 BATCH_BYTES_MAX = 1 << 20  # of a block; a single message that is larger makes its own batch
 BATCH_ROWS_MAX = 8192
@@ -34,6 +37,9 @@ RESEND_AFTER_S = 1.0
 ROW_BYTES = 20  # what the columns of a block add to a row's own bytes
 PADDING_BYTES = 48
 LONG_SUBJECT_BYTES = 4096  # no subject is longer, by default
+
+
+STALE_SESSION = -1
 
 
 class Published(msgspec.Struct, array_like=True):
@@ -45,7 +51,9 @@ class Published(msgspec.Struct, array_like=True):
     number: int
     first_seq: int
     exceptions: list[tuple[int, bytes]]
-    expected: int = 0  # not zero: the batch was out of order, this is the number to go on with
+    # Not zero: the batch was not applied. A number is the one to go on with; STALE_SESSION says
+    # that a later run of this node has published already.
+    expected: int = 0
 
 
 @dataclass(slots=True)
@@ -205,10 +213,23 @@ class Outbox:
 
         Every batch behind a lost one is answered so. The last of these answers shows that the
         leader has seen them all; sending again for each would send all of them many times."""
+        if answer.expected == STALE_SESSION:
+            self._give_up()
+            return
         if not self.in_flight or self.in_flight[0].number > answer.expected:
             return  # late: what it asks for is answered meanwhile
         if answer.number == self.in_flight[-1].number:
             self.resend()
+
+    def _give_up(self) -> None:
+        """Another process runs under this node's name, and it is the later one."""
+        logger.error(
+            "stream %s: publishes of this server are refused, a later run of the same server "
+            "name has published; %d batches are dropped unanswered",
+            self.stream.decode(errors="replace"),
+            len(self.in_flight) + len(self._waiting),
+        )
+        self.close()
 
     def _acknowledge(self, batch: Batch, answer: Published) -> None:
         if answer.exceptions:

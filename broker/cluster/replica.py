@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from broker.cluster.leading import Leading
 from broker.cluster.meta import Assignment
-from broker.cluster.outbox import Published
+from broker.cluster.outbox import STALE_SESSION, Published
 from broker.cluster.waiting import Waiting
 from broker.jetstream import commands
 from broker.jetstream.commands import AnyCommand, Kind, UpdateConfig
@@ -173,6 +173,7 @@ class Replica:
             if kind == Kind.UPDATE_CONFIG and self.leading is not None:
                 self.leading.reconfigured()
             self._waiting.applied(entry.term, entry.index, result)
+        self._waiting.passed(entries[-1].index)
         self.dirty = True
         if self._won is not None and entries and entries[-1].term == self._won:
             self._begin_leading()
@@ -204,6 +205,7 @@ class Replica:
         batch = self.node.state_db.begin()
         wipe(files, batch)
         self.node.state_db.write(batch)
+        self._waiting.cancel()  # the snapshot may hold what they wait for, or not
         self.stream.restore(chunks)
         self.checkpoint()
         self._flushed = meta.index
@@ -253,7 +255,12 @@ class Replica:
             return
         if isinstance(result, OutOfOrder):
             answer = Published(
-                self.group, result.session, result.batch_no, 0, [], expected=result.expected
+                self.group,
+                result.session,
+                result.batch_no,
+                0,
+                [],
+                expected=result.expected or STALE_SESSION,
             )
             self.node.published(NodeId(result.origin), answer)
             return
