@@ -201,7 +201,12 @@ async def _course(settings: Settings, fault: Fault, run: Run) -> Verdict:
     if settings.scenario == "follower-kill" or settings.rounds > 1:
         pinned = [cluster.urls]
     workload = Workload(
-        pinned, SUBJECT, settings.rate, run.history, retries=5 if kills_all else 0, timeout_s=10.0
+        pinned,
+        SUBJECT,
+        settings.rate,
+        run.history,
+        retry_for_s=60.0 if kills_all else 0.0,
+        timeout_s=10.0,
     )
     run.say(f"publishing {settings.rate}/s to {STREAM} (3 replicas, leader {leader.name})")
     task = asyncio.create_task(workload.run(), name="workload")

@@ -19,6 +19,7 @@ import nats.js.errors
 
 from chaos.history import History, Outcome, Publish
 
+RETRY_EVERY_S = 0.25
 PENDING_MAX = 50_000  # unanswered publishes; beyond it the workload itself is overrun
 
 
@@ -31,7 +32,7 @@ class Workload:
     rate: int
     history: History
     timeout_s: float = 10.0
-    retries: int = 0  # more attempts with the same Nats-Msg-Id after a timeout
+    retry_for_s: float = 0.0  # more attempts with the same Nats-Msg-Id within this time
     _stopping: bool = False
     _connections: list[Any] = field(default_factory=list)
 
@@ -70,22 +71,27 @@ class Workload:
     async def _publish(self, connection: Any, record: Publish) -> None:
         stream = connection.jetstream(timeout=self.timeout_s)
         headers = {"Nats-Msg-Id": record.ident}
-        for attempt in range(self.retries + 1):
-            record.attempts = attempt + 1
+        deadline = time.monotonic() + self.retry_for_s
+        while True:
             try:
                 ack = await stream.publish(
                     self.subject, record.ident.encode(), timeout=self.timeout_s, headers=headers
                 )
             except nats.js.errors.APIError as refused:
-                record.outcome, record.error = Outcome.FAILED, str(refused)
+                # After a timeout it stays unknown: the earlier attempt may have been stored.
+                if record.attempts == 1:
+                    record.outcome = Outcome.FAILED
+                record.error = str(refused)
             except (nats.errors.Error, nats.js.errors.NoStreamResponseError, OSError) as problem:
                 record.outcome, record.error = Outcome.UNKNOWN, type(problem).__name__
             else:
                 record.outcome, record.seq = Outcome.ACKED, ack.seq
                 record.duplicate = bool(ack.duplicate)
             record.done_ns = time.monotonic_ns()
-            if record.outcome is Outcome.ACKED:
+            if record.outcome is Outcome.ACKED or time.monotonic() > deadline:
                 return
+            record.attempts += 1
+            await asyncio.sleep(RETRY_EVERY_S)
 
 
 async def connect(servers: Sequence[str]) -> Any:
