@@ -76,6 +76,7 @@ class Mesh:
         self.limits = limits
         self.tls = tls
         self.tasks: asyncio.TaskGroup | None = None
+        self.stopping = False  # links that end now are not dialled again
         self.peers: dict[NodeId, Peer] = {}
         self.links: dict[NodeId, LinkPair] = {}
         self.lost_counts: list[tuple[int, int, int, int]] = []
@@ -235,7 +236,10 @@ class Mesh:
 
     def _dial(self, host: str, port: int, *, node: NodeId | None) -> None:
         address = (host, port)
-        if self.tasks is None or address in self._dialers:
+        if self.tasks is None or self.stopping:
+            return
+        if address in self._dialers:
+            self._dialers[address].wake()  # it may be sleeping between two attempts
             return
         if len(self._dialers) >= self.limits.peers_max:
             self.log_once(f"{host}:{port} is not dialled: too many addresses are known")

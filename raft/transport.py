@@ -94,6 +94,7 @@ class Transport:
     async def start(self) -> None:
         """Listen, then begin to dial. Raises OSError when the port cannot be had."""
         host, port = self._listen
+        self._mesh.stopping = False
         self._server = await asyncio.get_running_loop().create_server(
             self._acceptor.accept, host or None, port, ssl=self._server_tls
         )
@@ -108,6 +109,7 @@ class Transport:
         if self._server is None or self._runner is None:
             return
         self._server.close()
+        self._mesh.stopping = True
         self._runner.cancel()
         await asyncio.wait([self._runner])
         self._acceptor.abort()
