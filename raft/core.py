@@ -41,6 +41,7 @@ class RaftCore(Follower):
         "_beat",
         "_bug_commit_earlier_term",
         "_hard_commit",
+        "_hard_lives",
         "_hard_term",
         "_hard_vote",
         "_number",
@@ -59,14 +60,11 @@ class RaftCore(Follower):
         draw: Callable[[int, int], int],
         learners: Sequence[NodeId] = (),
         applied: Index | None = None,
-        life: int = 0,
-        recovering: bool = False,
     ) -> None:
         """`draw(low, high)` gives low <= n < high. `applied` is where the machine stands: entries
         up to there are not handed out again. The log must reach at least that far. `voters` and
         `learners` are those the group began with; what the log says of its members goes before.
-        `life` counts how often this member has lost its log, and `recovering` says that it has
-        lost it just now (see Member)."""
+        A member whose log is gone starts with hard_state.after_loss() and an empty one."""
         super().__init__(
             node=node,
             begun_with=Members(tuple(voters), tuple(learners)),
@@ -75,25 +73,14 @@ class RaftCore(Follower):
             config=config,
             draw=draw,
             applied=applied,
-            life=life,
-            recovering=recovering,
         )
         self._number = 0
         self._beat = 0  # ticks since the last heartbeat we sent as leader
         self._hard_term, self._hard_vote = hard_state.term, hard_state.vote
-        self._hard_commit = self._replica.commit
+        self._hard_commit, self._hard_lives = self._replica.commit, hard_state.lives
         self._told_leader: NodeId | None = None
         self._told_role = self.role
         self._bug_commit_earlier_term = "commit_earlier_term" in config.bugs
-
-    @property
-    def members(self) -> Members:
-        """The members by the latest configuration in the log, committed or not."""
-        return self._members
-
-    def members_at(self, index: Index) -> Members:
-        """The members as of this index, which must not be cut away."""
-        return self.log.members_at(index) or self._begun_with
 
     # -- inputs
 
@@ -227,6 +214,7 @@ class RaftCore(Follower):
             or self.leader != self._told_leader
             or self.term != self._hard_term
             or self.vote != self._hard_vote
+            or self.lives != self._hard_lives
             or self._snapshot_due
         )
 
@@ -296,13 +284,18 @@ class RaftCore(Follower):
         )
 
     def _take_hard_state(self, *, with_entries: bool) -> HardState | None:
-        """Term and vote whenever they changed; the commit index only rides along, since a
+        """Term, vote and lives whenever they changed; the commit index only rides along, since a
         write of its own would cost a flush and only save work after a restart."""
-        changed = self.term != self._hard_term or self.vote != self._hard_vote
+        changed = (
+            self.term != self._hard_term
+            or self.vote != self._hard_vote
+            or self.lives != self._hard_lives
+        )
         if not changed and not (with_entries and self.commit != self._hard_commit):
             return None
         self._hard_term, self._hard_vote, self._hard_commit = self.term, self.vote, self.commit
-        return HardState(self.term, self.vote, self.commit)
+        self._hard_lives = self.lives
+        return HardState(self.term, self.vote, self.commit, self.lives)
 
     # -- sleep
 
@@ -383,7 +376,7 @@ class RaftCore(Follower):
             self._take_up_members()
         if self._members.joint:
             self._append_members(last_step(self._members), leading)
-        elif self._passive:
+        elif not self._voter:
             leading.send_due(self.commit)
             leading.resign()
             self._become_follower(self.term, None)

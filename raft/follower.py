@@ -48,8 +48,6 @@ class Follower(Member):
         config: CoreConfig,
         draw: Callable[[int, int], int],
         applied: Index | None,
-        life: int,
-        recovering: bool,
     ) -> None:
         super().__init__(
             node=node,
@@ -58,8 +56,6 @@ class Follower(Member):
             hard_state=hard_state,
             config=config,
             draw=draw,
-            life=life,
-            recovering=recovering,
         )
         self._begun_with = begun_with
         self._replica = Replica(log, commit=hard_state.commit, applied=applied)
@@ -84,13 +80,20 @@ class Follower(Member):
 
     @property
     def _may_campaign(self) -> bool:
-        """Not as leader or passive member, nor with a log that is about to be replaced."""
+        """Not as leader, nor with a log that is lost or about to be replaced."""
         return (
             self._leading is None
-            and not self._passive
+            and (self._voter or self._still_needed())
             and not self.recovering
             and self._replica.installing is None
         )
+
+    def _still_needed(self) -> bool:
+        """We are no voter by our latest configuration, but it is not known to be committed: by
+        the one before it others may need us as leader, whose log may be the longest of those
+        that decide (thesis 4.2.2)."""
+        at = self.log.members_index
+        return at > self.commit and self.members_at(Index(at - 1)).has_voter(self.node)
 
     def snapshot_installed(self, index: Index, term: Term, members: Members | None = None) -> None:
         """Machine and stored log now start at this snapshot, durably. `members` are those of
@@ -102,6 +105,15 @@ class Follower(Member):
             self._accept_append(self.leader, index)
 
     # -- members and sleep
+
+    @property
+    def members(self) -> Members:
+        """The members by the latest configuration in the log, committed or not."""
+        return self._members
+
+    def members_at(self, index: Index) -> Members:
+        """The members as of this index, which must not be cut away."""
+        return self.log.members_at(index) or self._begun_with
 
     def _take_up_members(self) -> None:
         """A configuration counts as soon as it is in the log (thesis 4.1), and no longer."""

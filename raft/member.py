@@ -6,7 +6,7 @@ May not touch: how entries are replicated (RaftCore and Leading), disk, network,
 Spec: Raft sections 5.1, 5.2, 5.4.1 and 6; thesis 3.10 (transfer), 9.6 (pre-vote).
 
 A member that lost its log (kept in memory only, or damaged) starts a new life, counted in its
-group record. It gives no vote until it holds and knows to be committed all that a leader's log
+hard state. It gives no vote until it holds and knows to be committed all that a leader's log
 held after the new life began: nothing it ever confirmed reaches further. If every other voter
 has lost its log too there is nothing to wait for, and the group starts afresh."""
 
@@ -38,16 +38,15 @@ class Member:
         "_lost_too",
         "_members",
         "_outbox",
-        "_passive",
         "_recovered_at",
         "_suspicious",
         "_timeout",
+        "_voter",
         "_wary",
         "leader",
-        "life",
+        "lives",
         "log",
         "node",
-        "recovering",
         "role",
         "term",
         "vote",
@@ -62,19 +61,18 @@ class Member:
         hard_state: HardState,
         config: CoreConfig,
         draw: Callable[[int, int], int],
-        life: int,
-        recovering: bool,
     ) -> None:
         self.node = node
         self.log = log
         self._members = members
         self._config = config
         self._draw = draw
-        self.life = life
-        self.recovering = recovering and not members.alone(node)
+        self.lives = hard_state.lives
+        if self.recovering and members.alone(node):
+            self.lives += 1  # nobody could give us anything
         self._recovered_at: tuple[Term, Index] | None = None  # who said so, and where that is
         self._lost_too: set[NodeId] = set()
-        self._passive = not members.has_voter(node)  # never campaigns
+        self._voter = members.has_voter(node)
         self.term: Term = hard_state.term
         self.vote: NodeId = NO_NODE if "forget_vote" in config.bugs else hard_state.vote
         self.role = self._resting_role()
@@ -90,6 +88,16 @@ class Member:
         self._reset_timer()
         if members.alone(node):
             self._timeout = 1  # nobody to wait for
+
+    @property
+    def recovering(self) -> bool:
+        """Whether we lost our log and have not caught up."""
+        return self.lives % 2 == 1
+
+    @property
+    def life(self) -> int:
+        """How often we lost our log."""
+        return (self.lives + 1) // 2
 
     def _become_leader(self) -> None:
         raise NotImplementedError
@@ -109,7 +117,7 @@ class Member:
             self.campaign()
 
     def campaign(self) -> None:
-        """Try to become leader now. No effect on a leader or a passive member."""
+        """Try to become leader now. No effect on a leader or a member that may not lead."""
         if not self._may_campaign:
             return
         if self._config.pre_vote and not self._members.alone(self.node):
@@ -183,15 +191,15 @@ class Member:
         self._ballot = None
 
     def _resting_role(self) -> Role:
-        return Role.LEARNER if self._passive or self.recovering else Role.FOLLOWER
+        return Role.FOLLOWER if self._voter and not self.recovering else Role.LEARNER
 
     def _adopt(self, members: Members) -> None:
         """The log says that these are the members now."""
         self._members = members
-        self._passive = not members.has_voter(self.node)
+        self._voter = members.has_voter(self.node)
         if self._leading is not None:
             self._leading.adopt(members)
-        elif self._ballot is None or self._passive:
+        else:
             self._ballot = None
             self.role = self._resting_role()
 
@@ -340,7 +348,7 @@ class Member:
             self._recovered()
 
     def _recovered(self) -> None:
-        self.recovering = False
+        self.lives += 1
         self.role = self._resting_role()
 
     def _answer(

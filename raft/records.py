@@ -76,7 +76,6 @@ class GroupRecord:
     # Written before a machine's state is replaced: if the node dies before the log follows,
     # the log can be taken forward to where the state already is.
     installing: SnapshotMeta = NO_SNAPSHOT
-    lives: int = 0  # how often this member has lost its log (raft.member)
 
     def with_hard_state(self, hard_state: HardState) -> GroupRecord:
         return replace(self, hard_state=hard_state)
@@ -118,7 +117,7 @@ def group_value(group: GroupId, record: GroupRecord) -> bytes:
         installing.index,
         installing.term,
     )
-    body += _LIVES.pack(record.lives)
+    body += _LIVES.pack(hard.lives)
     for meta in (snapshot, installing):
         members = b"" if meta.members is None else encode_members(meta.members)
         body += _SIZE.pack(len(members)) + members
@@ -142,10 +141,9 @@ def read_group(group: GroupId, value: bytes) -> GroupRecord:
         except (struct.error, ValueError) as error:
             raise DamagedLog(group, Index(0), f"the group record: {error}") from error
     return GroupRecord(
-        HardState(Term(term), NodeId(vote), Index(commit)),
+        HardState(Term(term), NodeId(vote), Index(commit), lives),
         SnapshotMeta(Index(positions[0]), Term(positions[1]), members[0]),
         SnapshotMeta(Index(positions[2]), Term(positions[3]), members[1]),
-        lives,
     )
 
 

@@ -39,6 +39,13 @@ class HardState:
     term: Term = Term(0)
     vote: NodeId = NO_NODE
     commit: Index = Index(0)  # may lag: it only saves work after a restart
+    # Goes up by one when the member loses its log and by one when it has recovered: odd means
+    # that it must not vote yet (raft.member).
+    lives: int = 0
+
+    def after_loss(self) -> HardState:
+        """What is left when the log is gone: the promises, and that it is gone."""
+        return HardState(self.term, self.vote, Index(0), self.lives + 1 + self.lives % 2)
 
 
 @dataclass(frozen=True, slots=True)

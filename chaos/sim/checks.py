@@ -4,7 +4,9 @@ Owns: the ledger of committed entries, who led and voted in each term, what was 
 May not touch: the nodes it watches; it only reads.
 Spec: Raft figure 3 (election safety, leader append-only, log matching, leader completeness, state
 machine safety) and this project's promises: nothing is answered before it is on disk, what is
-acknowledged is on the disks of a majority and is found exactly once."""
+acknowledged is on the disks of a majority and is found exactly once, a read sees all that was
+committed before it was asked for (thesis 6.4). Majorities are those of the members by the log of
+the node that decides, both of them in a joint phase."""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from raft.messages import Entry, EntryKind, Message, MessageKind
 from raft.quorum import majority
-from raft.types import Index, NodeId, Role, Term
+from raft.types import Index, Members, NodeId, Role, Term
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
@@ -54,6 +56,7 @@ class Checks:
         self._names: dict[bytes, Index] = {}
         self._acknowledged: dict[bytes, Index] = {}
         self._seen: dict[NodeId, Seen] = {}
+        self._pre_votes: set[tuple[NodeId, NodeId, Term]] = set()  # asked of, by, for: log would do
 
     def count(self, event: str) -> None:
         self.counters[event] += 1
@@ -119,6 +122,20 @@ class Checks:
             self._voted(node, message.term, message.to)
         elif kind == MessageKind.VOTE:
             self._voted(node, message.term, node.id)
+        elif kind == MessageKind.PRE_VOTE_REPLY:
+            asked = (node.id, message.to, message.term)
+            if not message.reject and asked not in self._pre_votes:
+                raise Violation(
+                    f"pre-vote's log check: {node.id} would vote for {message.to} in term "
+                    f"{message.term}, whose log ends before its own"
+                )
+
+    def takes(self, node: Node, message: Message) -> None:
+        """Thesis 9.6: a pre-vote tells a candidate that its log would do."""
+        if message.kind == MessageKind.PRE_VOTE:
+            log = node.core.log
+            if (message.log_term, message.index) >= (log.last_term, log.last_index):
+                self._pre_votes.add((node.id, message.sender, message.term))
 
     def _voted(self, node: Node, term: Term, candidate: NodeId) -> None:
         known = self._votes.setdefault((node.id, term), candidate)
@@ -185,20 +202,30 @@ class Checks:
         it could still win an election over the disks as they are."""
         cluster = self._cluster
         index, term = committed.entry.index, committed.entry.term
-        voters = [cluster.nodes[voter] for voter in cluster.voters]
-        holders = [voter.id for voter in voters if voter.disk.durable.holds(index, term)]
-        needed = majority(len(voters))
-        if len(holders) < needed:
+        nodes = list(cluster.nodes.values())
+        # One that has lost its log since it confirmed gives no vote until it has it again.
+        holders = {
+            other.id
+            for other in nodes
+            if other.disk.durable.holds(index, term)
+            or (other.forgotten is not None and other.forgotten.holds(index, term))
+        }
+        members = node.core.log.members or cluster.begun_with
+        if not decided_by(holders, members):
             raise Violation(
                 f"durable on a majority: {node.id} commits {index} of term {term} in term "
-                f"{node.core.term}, on the disks of {holders} only"
+                f"{node.core.term}, on the disks of {holders} only, members are {members}"
             )
-        for rival in voters:
+        voting = [n for n in nodes if not n.recovering and n.disk.durable.damaged is None]
+        for rival in voting:
             if rival.id in holders:
                 continue
-            end = rival.disk.durable.end()
-            supporters = [v.id for v in voters if v.disk.durable.end() <= end]
-            if len(supporters) >= needed:
+            durable = rival.disk.durable
+            end = durable.end()
+            known = durable.log.configurations()
+            electorate = known[-1][1] if known else cluster.begun_with
+            supporters = {v.id for v in voting if v.disk.durable.end() <= end}
+            if electorate.has_voter(rival.id) and decided_by(supporters, electorate):
                 raise Violation(
                     f"leader completeness: {node.id} commits {index} of term {term} in term "
                     f"{node.core.term}, but {rival.id}, which lacks it and ends in {end}, could "
@@ -234,8 +261,26 @@ class Checks:
         self._acknowledged[name] = entry.index
         self.count("acknowledged")
 
+    def read(self, node: Node, committed: int) -> None:
+        """A read is answered from the machine as it is; so much was committed when it began."""
+        self.count("reads")
+        if node.state.index < committed:
+            raise Violation(
+                f"linearizable reads: {node.id} answers from index {node.state.index}, "
+                f"{committed} was committed before the read began"
+            )
+
     def final(self) -> None:
         """Everything acknowledged is in the ledger, where it was said to be."""
         for name, index in self._acknowledged.items():
             if self._names.get(name) != index:
                 raise Violation(f"lost: {name[:12]!r}, acknowledged at {index}")
+
+
+def decided_by(nodes: set[NodeId], members: Members) -> bool:
+    """Whether these nodes are a majority of the voters, of both sides in a joint phase."""
+    return all(
+        sum(voter in nodes for voter in side) >= majority(len(side))
+        for side in (members.voters, members.outgoing)
+        if side
+    )

@@ -16,7 +16,7 @@ from chaos.sim.node import Node
 from chaos.sim.schedule import MS, Schedule, dice
 from raft.core import RaftCore
 from raft.messages import Message
-from raft.types import NodeId, NotLeader
+from raft.types import Members, NodeId, NotLeader
 
 SETTLE_COMMITS = 3
 
@@ -33,6 +33,9 @@ class Cluster:
         self.learners = tuple(
             NodeId(n) for n in range(faults.voters + 1, faults.voters + faults.learners + 1)
         )
+        first_spare = faults.voters + faults.learners + 1
+        spares = tuple(NodeId(n) for n in range(first_spare, first_spare + faults.spares))
+        self.begun_with = Members(self.voters, self.learners)
         self.checks = Checks(self)
         clocks = dice(seed, "clocks")
         skew = faults.clock_skew
@@ -40,11 +43,11 @@ class Cluster:
             node: Node(
                 self, node, dice(seed, f"node {node}"), rate=clocks.uniform(1 - skew, 1 + skew)
             )
-            for node in (*self.voters, *self.learners)
+            for node in (*self.voters, *self.learners, *spares)
         }
         self._clients = dice(seed, "clients")
         self._nemesis = Nemesis(self, dice(seed, "nemesis"))
-        self._proposed = 0
+        self._proposed = self._asked = 0
 
     def run(self) -> None:
         """Raises Violation, or whatever a core raises."""
@@ -52,6 +55,7 @@ class Cluster:
             node.start()
         self._nemesis.start()
         self._propose()
+        self._read()
         while self.schedule.now_us < self.faults.duration_us:
             self.schedule.step()
         self._settle()
@@ -64,11 +68,22 @@ class Cluster:
         deadline = self.schedule.now_us + self.faults.settle_us
         goal = len(self.checks.ledger) + SETTLE_COMMITS
         running = [node for node in self.nodes.values() if node.up]
-        while not all(node.state.index >= goal for node in running):
+        while not self._level(running, goal):
             if self.schedule.now_us > deadline:
                 standing = {node.id: (node.core.role.value, node.state.index) for node in running}
                 raise Violation(f"no progress to {goal} in peace: {standing}")
             self.schedule.step()
+
+    def _level(self, running: list[Node], goal: int) -> bool:
+        """Whether the members, as the newest leader names them, have all come to the goal, and
+        no change of members hangs."""
+        leaders = [node for node in running if node.leads]
+        if not leaders:
+            return False
+        members = max(leaders, key=lambda node: node.core.term).core.members
+        return not members.joint and all(
+            node.state.index >= goal for node in running if node.id in members.everyone()
+        )
 
     # -- clients
 
@@ -91,6 +106,16 @@ class Cluster:
                     return  # definite: the name is never seen again
 
         return propose
+
+    def _read(self) -> None:
+        luck = self._clients
+        self.schedule.after(luck.randrange(1, 2 * self.faults.read_us), self._read)
+        leaders = [node for node in self.nodes.values() if node.leads]
+        if leaders:
+            self._asked += 1
+            context, lease = self._asked, luck.random() < self.faults.lease_chance
+            node = luck.choice(leaders)
+            node.ask(lambda _: node.read(context, lease=lease))
 
     # -- between the nodes
 

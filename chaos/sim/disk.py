@@ -3,7 +3,8 @@
 Owns: the live image (what a reader sees) and the durable one (what a crash leaves).
 May not touch: the core; it is the LogReader of its log.
 Spec: the host's contract: one atomic write per Ready, flushed later, in order; a crash loses what
-was not flushed, or keeps a prefix of it; in harsh seeds a write may be torn in the middle."""
+was not flushed, or keeps a prefix of it; in harsh seeds a write may be torn in the middle. Rarely
+a bit of an entry that was flushed flips: its checksum tells when it is read."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from random import Random
 
 from raft.log import MemoryReader
 from raft.messages import Entry
-from raft.types import HardState, Index, SnapshotMeta, Term
+from raft.types import HardState, Index, Members, SnapshotMeta, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Image:
     hard_state: HardState = field(default_factory=HardState)
     state: MachineState = EMPTY
     log: MemoryReader = field(default_factory=MemoryReader)
+    damaged: Index | None = None  # the entry whose checksum does not match
 
     def copy(self) -> Image:
         log = MemoryReader(self.log.snapshot())
@@ -42,7 +44,7 @@ class Image:
         entries = self.log.entries(self.log.first_index(), end, 1 << 40)
         if entries:
             log.write(entries)
-        return Image(self.hard_state, self.state, log)
+        return Image(self.hard_state, self.state, log, self.damaged)
 
     def holds(self, index: Index, term: Term) -> bool:
         """Whether the log has this entry, or a snapshot stands for it."""
@@ -61,11 +63,13 @@ class Write:
     entries: Sequence[Entry] = ()
     compact: Index | None = None
     install: MachineState | None = None
+    members: Members | None = None  # at the snapshot to install
 
     def onto(self, image: Image) -> None:
         if self.install is not None:
             image.state = self.install
-            image.log.install(SnapshotMeta(self.install.index, self.install.term))
+            meta = SnapshotMeta(self.install.index, self.install.term, self.members)
+            image.log.install(meta)
         if self.hard_state is not None:
             image.hard_state = self.hard_state
         if self.entries:
@@ -117,3 +121,24 @@ class Disk:
         self._pending.clear()
         self.live = self.durable.copy()
         return unflushed - kept
+
+    def damage(self, luck: Random) -> Index | None:
+        """Flip a bit of a flushed entry, while the node is down. None: there is no entry."""
+        log = self.durable.log
+        first, last = log.first_index(), log.last_index()
+        if last < first or self.durable.damaged is not None:
+            return None
+        index = Index(luck.randint(first, last))
+        entries = log.entries(index, Index(last + 1), 1 << 40)
+        whole = entries[0]
+        flipped = bytes((b"".join((whole.data, b"?"))[0] ^ 1,)) + whole.data[1:]
+        log.write([Entry(index, whole.term, flipped, whole.kind), *entries[1:]])
+        self.durable.damaged = index
+        self.live = self.durable.copy()
+        return index
+
+    def lose_log(self) -> None:
+        """The log is given up, on purpose; the promises of term and vote are not."""
+        self._pending.clear()
+        self.durable = Image(self.durable.hard_state.after_loss())
+        self.live = self.durable.copy()

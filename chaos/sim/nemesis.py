@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from chaos.sim.schedule import MS, SECOND
 from raft.core import RaftCore
 from raft.quorum import majority
-from raft.types import Role
+from raft.types import ChangeRefused, NotLeader, Role
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
@@ -48,7 +48,7 @@ class Nemesis:
         cluster.network.heal()
         nodes = list(cluster.nodes.values())
         down = [node for node in nodes if not node.up]
-        if cluster.faults.spare_minority:
+        if cluster.faults.spare_minority and self._nothing_lost():
             spared = len(cluster.voters) - majority(len(cluster.voters))
             voters_down = [node for node in down if node.id in cluster.voters]
             spared_nodes = voters_down[:spared]
@@ -59,6 +59,7 @@ class Nemesis:
             node.start()
         for node in nodes:
             node.slow_disk = False
+            node.stalled_until_us = 0
             if node.paused:
                 node.resume()
 
@@ -78,7 +79,7 @@ class Nemesis:
     # -- crashes
 
     def _crash(self, node: Node) -> None:
-        if not node.up:
+        if not node.up or (self._cluster.faults.memory_only and not self._may_lose_log()):
             return
         lost = node.crash()
         self._cluster.checks.count("crashes")
@@ -86,6 +87,38 @@ class Nemesis:
         self._cluster.trace(node.id, "crashes", f"losing {lost} writes")
         delay = self._luck.randrange(1, self._cluster.faults.outage_us)
         self._cluster.schedule.after(delay, self._restart, node)
+
+    def _may_lose_log(self) -> bool:
+        """One log at a time, and never one that a decision of two could rest on: more is more
+        than any replication survives."""
+        cluster = self._cluster
+        if not self._nothing_lost():
+            return False
+        for node in cluster.nodes.values():
+            logs = [node.disk.durable.log, node.disk.live.log]
+            configurations = [known for log in logs for _, known in log.configurations()]
+            for members in (cluster.begun_with, *configurations):
+                if any(0 < len(side) < 3 for side in (members.voters, members.outgoing)):
+                    return False
+        return True
+
+    def _nothing_lost(self) -> bool:
+        return not any(
+            node.recovering or node.disk.durable.damaged is not None
+            for node in self._cluster.nodes.values()
+        )
+
+    def _damage(self) -> None:
+        """A node dies, and its disk with it, a little."""
+        node = self._someone()
+        if not self._may_lose_log():
+            return
+        if node.up:
+            self._crash(node)
+        index = node.disk.damage(self._luck)
+        if index is not None:
+            self._cluster.checks.count("bit flips")
+            self._cluster.trace(node.id, "disk flips", f"a bit of entry {index}")
 
     def _restart(self, node: Node) -> None:
         if self._active and not node.up:
@@ -182,12 +215,13 @@ class Nemesis:
 
     def _transfer(self) -> None:
         leader = self._leader()
-        to = self._luck.choice(self._cluster.voters)
+        to = self._luck.choice(list(self._cluster.nodes))
         self._cluster.trace(leader.id, "is asked to", f"transfer to {to}")
         self._cluster.checks.count("transfers")
 
         def transfer(core: RaftCore) -> None:
-            if core.role is Role.LEADER:  # it may have lost that while it was paused
+            # It may have lost leadership while it was paused.
+            if core.role is Role.LEADER and to in core.members.voters:
                 core.transfer_leader(to)
 
         leader.ask(transfer)
@@ -196,6 +230,31 @@ class Nemesis:
         node = self._someone()
         self._cluster.trace(node.id, "is asked to", "campaign")
         node.ask(lambda core: core.campaign())
+
+    def _change_members(self) -> None:
+        leader = self._leader()
+        nodes = list(self._cluster.nodes)
+        self._luck.shuffle(nodes)
+        size = self._luck.choices((1, 2, 3, 4, 5), (2, 3, 10, 4, 6))[0]
+        voters, rest = nodes[:size], nodes[size:]
+        learners = rest[: self._luck.randint(0, len(rest))]
+
+        def change(core: RaftCore) -> None:
+            try:
+                core.change_members(voters=voters, learners=learners)
+            except (NotLeader, ChangeRefused):
+                return
+            self._cluster.checks.count("member changes")
+            self._cluster.trace(core.node, "changes members", f"to {voters}, learners {learners}")
+
+        leader.ask(change)
+
+    def _stall_disk(self) -> None:
+        node = self._someone()
+        stall_us = self._luck.randrange(1, self._cluster.faults.stall_us)
+        node.stalled_until_us = self._cluster.schedule.now_us + stall_us
+        self._cluster.checks.count("stalled disks")
+        self._cluster.trace(node.id, "disk stalls", f"for {stall_us // 1000} ms")
 
     def _slow_disk(self) -> None:
         node = self._someone()

@@ -19,7 +19,18 @@ from chaos.sim.faults import Faults
 from raft.types import InvariantViolation
 
 NO_BUGS: frozenset[str] = frozenset()
-PLANTED_BUGS = ("forget_vote", "append_before_flush", "commit_earlier_term")
+PLANTED_BUGS = (
+    "forget_vote",  # forgets its vote on restart
+    "append_before_flush",  # answers an append before the flush
+    "commit_earlier_term",  # commits an earlier term's entry by counting
+    "pre_vote_any_log",  # skips pre-vote's log check
+    "truncate_stale",  # truncates on a stale append
+    "count_learner",  # counts a learner as a voter
+    "late_members",  # applies a configuration late
+    "read_unconfirmed",  # serves a read without confirming leadership
+    "keep_damaged",  # keeps a damaged entry
+    "lose_snapshot_tail",  # loses the tail of a snapshot
+)
 TRACE_LINES_SHOWN = 120
 
 

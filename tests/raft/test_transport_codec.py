@@ -18,7 +18,12 @@ def messages(draw: st.DrawFn) -> tuple[GroupId, Message]:
     index = draw(numbers)
     data = draw(st.lists(st.binary(max_size=40), max_size=4))
     entries = [
-        Entry(Index(index + 1 + i), Term(draw(numbers)), d, draw(st.sampled_from([EntryKind.NORMAL, EntryKind.NOOP])))
+        Entry(
+            Index(index + 1 + i),
+            Term(draw(numbers)),
+            d,
+            draw(st.sampled_from([EntryKind.NORMAL, EntryKind.NOOP])),
+        )
         for i, d in enumerate(data)
     ]
     fields = [draw(numbers) for _ in range(9)]
