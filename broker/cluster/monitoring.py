@@ -18,7 +18,6 @@ from broker.server.runtime import Document, Query
 
 if TYPE_CHECKING:
     from broker.cluster.api import ApiService
-    from broker.cluster.mesh import Mesh
     from broker.cluster.node import JetStreamNode
     from broker.cluster.replica import Replica
 
@@ -26,9 +25,7 @@ Gauge = tuple[str, str, dict[str, str], float]
 _TRUE = ("1", "true", "yes", "on")
 
 
-def jsz(node: JetStreamNode | None, api: ApiService | None, query: Query) -> Document:
-    if node is None or api is None:
-        return {"disabled": True}
+def jsz(node: JetStreamNode, api: ApiService, query: Query) -> Document:
     replicas = list(node.replicas.values())
     document: Document = {
         "server_id": node.server.id,
@@ -113,10 +110,10 @@ def _accounts(node: JetStreamNode, replicas: list[Replica], query: Query) -> lis
     ]
 
 
-def healthz(node: JetStreamNode | None, query: Query) -> tuple[int, Document]:
+def healthz(node: JetStreamNode, query: Query) -> tuple[int, Document]:
     """`live`: the loop turns (that this runs shows it). `startup`: the log is replayed and the
     meta group joined. `ready`, and no question at all: this node can serve its clients."""
-    if node is None or _asked(query, "live", "js-enabled-only"):
+    if _asked(query, "live", "js-enabled-only"):
         return 200, {"status": "ok"}
     if (failure := node.store.failure) is not None:
         return 503, _unavailable(f"the store has failed: {failure}")
@@ -131,16 +128,10 @@ def healthz(node: JetStreamNode | None, query: Query) -> tuple[int, Document]:
     return 200, {"status": "ok"}
 
 
-def metrics(node: JetStreamNode | None, mesh: Mesh | None) -> list[Gauge]:
-    found: list[Gauge] = []
-    if mesh is not None:
-        connected = sum(peer.connected for peer in mesh.peers())
-        found.append(("jetraft_peers_connected", "Nodes this one is linked to.", {}, connected))
-    if node is None:
-        return found
+def metrics(node: JetStreamNode) -> list[Gauge]:
     replicas = list(node.replicas.values())
     led = sum(replica.leading is not None for replica in replicas)
-    found += [
+    found: list[Gauge] = [
         ("jetraft_streams", "Stream replicas on this node.", {}, len(replicas)),
         ("jetraft_streams_led", "Streams this node leads.", {}, led),
         ("jetraft_store_healthy", "1 while writes succeed.", {}, node.store.failure is None),
