@@ -17,7 +17,6 @@ from broker.cluster.errands import Errand
 from broker.cluster.sending import Sender
 from broker.jetstream.ack import parse_ack_subject
 from broker.jetstream.api import parse_api_subject
-from broker.jetstream.commands import Expire
 from broker.jetstream.config import AckPolicy
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.consumer_update import is_internal
@@ -54,6 +53,7 @@ class Leading:
         self._expiry_at = 0  # when it rings
         self._watched: dict[bytes, str] = {}  # deliver subject -> consumer
         self.closed = False
+        self.stream.republished = []
         self._advising = replica.node.advising
         for consumer in self.stream.consumers.values():
             self._begin(consumer)
@@ -62,6 +62,7 @@ class Leading:
     def close(self, line: str = LEADERSHIP_CHANGE) -> None:
         """Leadership ended, or the stream (CONSUMER_DELETED): nobody waits here any more."""
         self.closed = True
+        self.stream.republished = None
         for engine in self.engines.values():
             self._carry_out(engine, engine.close(line))
             if line == CONSUMER_DELETED:
@@ -160,6 +161,15 @@ class Leading:
                 self.consumer_changed(name)
         if stored:
             self._messages_stored()
+            if self.stream.republished:
+                self._republish()
+
+    def _republish(self) -> None:
+        """What was stored goes out again, at most once: it is not kept for anybody."""
+        told, self.stream.republished = self.stream.republished, []
+        router, account = self.replica.node.server.router, self.replica.account
+        for message in told or ():
+            router.publish(account, message.subject, b"", message.headers, message.data)
 
     def reconfigured(self) -> None:
         """A new max_age may take effect before the next message comes."""
@@ -171,7 +181,9 @@ class Leading:
                 self._wake(engine)
             else:
                 del self._listening[engine]
-        if self._expiry is None or self.stream.config.allow_msg_ttl:
+        config = self.stream.config
+        timed = config.allow_msg_ttl or config.allow_atomic or config.allow_msg_schedules
+        if self._expiry is None or timed:
             self._arm_expiry()
 
     def interest_changed(self, subject: bytes) -> None:
@@ -299,5 +311,5 @@ class Leading:
     def _expire(self) -> None:
         self._expiry = None
         if not self.closed:
-            self.replica.propose_all([Expire(self.replica.stamp())], [])
+            self.replica.propose_all(self.stream.due_commands(self.replica.stamp()), [])
             self._arm_expiry()

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from broker.cluster.leading import Leading
 from broker.cluster.meta import Assignment
 from broker.cluster.outbox import STALE_SESSION, Published
@@ -21,9 +23,10 @@ from broker.jetstream import commands
 from broker.jetstream.commands import AnyCommand, Kind, UpdateConfig
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish import Duplicate, OutOfOrder, PublishResult
+from broker.jetstream.publish import Duplicate, Held, OutOfOrder, PublishResult
 from broker.jetstream.pull import CONSUMER_DELETED
 from broker.jetstream.responses import PubAck, encode_pub_ack, encode_pub_error
+from broker.jetstream.sessions import RowAnswer
 from broker.jetstream.stream import Stream
 from broker.store.files import wipe
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
@@ -42,6 +45,8 @@ _CONSUMER_KINDS = frozenset(
         Kind.RESET_CONSUMER,
     }
 )  # fmt: skip
+
+_STORING_KINDS = frozenset({Kind.MIRROR_BATCH, Kind.EXPIRE, Kind.FIRE})  # besides publishes
 
 
 class Replica:
@@ -167,7 +172,7 @@ class Replica:
                 stored = True
                 self._answer_publish(result)
                 continue
-            stored = stored or kind == Kind.MIRROR_BATCH
+            stored = stored or kind in _STORING_KINDS
             if kind in _CONSUMER_KINDS:
                 changed_consumers.append(_consumer_name(entry.data))
             if kind == Kind.UPDATE_CONFIG and self.leading is not None:
@@ -271,11 +276,15 @@ class Replica:
         )
         self.node.published(NodeId(result.origin), answer)
 
-    def _reply(self, what: JetStreamError | Duplicate) -> bytes:
+    def _reply(self, what: RowAnswer) -> bytes:
+        if isinstance(what, Held):
+            return b""
         if isinstance(what, JetStreamError):
             return encode_pub_error(self.name, what)
-        domain = self.node.options.domain
-        return encode_pub_ack(PubAck(stream=self.name, seq=what.seq, domain=domain, duplicate=True))
+        ack = PubAck(stream=self.name, seq=what.seq, domain=self.node.options.domain)
+        if isinstance(what, Duplicate):
+            return encode_pub_ack(replace(ack, duplicate=True))
+        return encode_pub_ack(replace(ack, val=what.val, batch=what.batch, count=what.count))
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class Kind(IntEnum):
     DELETE_MESSAGE = 4
     UPDATE_CONFIG = 5
     EXPIRE = 6
+    FIRE = 7
     CREATE_CONSUMER = 16
     UPDATE_CONSUMER = 17
     DELETE_CONSUMER = 18
@@ -69,6 +70,20 @@ class UpdateConfig(Command, frozen=True, array_like=True):
 
 class Expire(Command, frozen=True, array_like=True):
     """Messages whose age or own TTL has run out at `now_ns` leave the stream."""
+
+
+class Firing(msgspec.Struct, frozen=True, array_like=True):
+    """The schedule in message `seq` fires for `due_ns`, and again at `next_ns`; 0: never again."""
+
+    seq: int
+    due_ns: int
+    next_ns: int = 0
+
+
+class Fire(Command, frozen=True, array_like=True):
+    """Schedules publish their messages. The times are the leader's: zones are not replicated."""
+
+    fired: list[Firing]
 
 
 class CreateConsumer(Command, frozen=True, array_like=True):
@@ -118,6 +133,7 @@ AnyCommand: TypeAlias = (
     | DeleteMessage
     | UpdateConfig
     | Expire
+    | Fire
     | CreateConsumer
     | DeleteConsumer
     | ConsumerCommand
@@ -130,6 +146,7 @@ _KINDS: Final[dict[type[AnyCommand], Kind]] = {
     DeleteMessage: Kind.DELETE_MESSAGE,
     UpdateConfig: Kind.UPDATE_CONFIG,
     Expire: Kind.EXPIRE,
+    Fire: Kind.FIRE,
     CreateConsumer: Kind.CREATE_CONSUMER,
     UpdateConsumer: Kind.UPDATE_CONSUMER,
     DeleteConsumer: Kind.DELETE_CONSUMER,

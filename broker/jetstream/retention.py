@@ -1,7 +1,7 @@
-"""Which messages may leave a stream, and when: limits, age, and the interest of consumers.
+"""Which messages may leave a stream: limits and the interest of consumers.
 
 Owns: the rules; the store does the removing.
-May not touch: publish checks, delivery.
+May not touch: publish checks, delivery, what time does (expiry.py).
 Spec: JetStream sheet 4.1 (limits), 4.2 (retention), 2.2 (a lowered limit trims at once)."""
 
 from __future__ import annotations
@@ -34,49 +34,6 @@ def enforce_all_limits(stream: Stream) -> None:
     limit = stream.config.max_msgs_per_subject
     over = [name for name, count in stream.store.index.counts() if count > limit > 0]
     enforce_limits(stream, sorted(over))
-
-
-def expire(stream: Stream, now_ns: int) -> int:
-    """Messages leave whose own time has come, or whose age is max_age or more. How many."""
-    if stream.config.duplicate_window > 0:
-        stream.dedup.expire(now_ns=now_ns, window_ns=stream.config.duplicate_window)
-    store, deadlines = stream.store, stream.store.deadlines
-    gone = store.remove_many(deadlines.take_due(now_ns)) if deadlines else 0
-    if stream.config.max_age <= 0:
-        return gone
-    bound = store.expired_before(now_ns - stream.config.max_age)
-    kept = _kept_for_ever(stream, bound)
-    if not kept:
-        return gone + store.drop_before(bound)
-    ageing = range(_first_ageing(stream) or bound, bound)
-    return gone + store.remove_many(seq for seq in ageing if seq not in kept)
-
-
-def next_expiry(stream: Stream) -> int | None:
-    """When the next message will have to go."""
-    store = stream.store
-    if not store.messages:
-        return None
-    due = store.deadlines.next_due(store.has) if store.deadlines else None
-    first = _first_ageing(stream) if stream.config.max_age > 0 else 0
-    found = store.rows(first) if first else None
-    if found is None:
-        return due
-    aged = found[0].time(found[1]) + stream.config.max_age
-    return aged if due is None else min(due, aged)
-
-
-def _first_ageing(stream: Stream) -> int:
-    """The first sequence that is not kept for ever; 0 when there is none."""
-    store = stream.store
-    return store.deadlines.first_ageing(store.first_seq, lambda seq: store.next_matching((), seq))
-
-
-def _kept_for_ever(stream: Stream, bound: int) -> set[int]:
-    """Stored messages below `bound` that age does not take. Only stored ones count: which others
-    a replica still remembers is its own affair."""
-    store, deadlines = stream.store, stream.store.deadlines
-    return {seq for seq in deadlines.protected() if seq < bound and store.has(seq)}
 
 
 def settle(stream: Stream, consumer: StreamConsumer, seqs: Sequence[int]) -> None:

@@ -27,6 +27,25 @@ class Duplicate:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """It is stored, but its ack says more than the next sequence: the value of a counter, or the
+    batch it committed. `seq` is the last of those it took."""
+
+    seq: int
+    val: str = ""
+    batch: str = ""
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The member of a batch that waits for its commit: answered with nothing."""
+
+
+RowAnswer = JetStreamError | Duplicate | Stored | Held
+
+
+@dataclass(frozen=True, slots=True)
 class PublishResult:
     """Rows that are not in `exceptions` got the sequences from `first_seq` on, in row order;
     `count` is how many. Exceptions are ascending by row."""
@@ -36,7 +55,7 @@ class PublishResult:
     batch_no: int
     first_seq: int
     count: int
-    exceptions: list[tuple[int, JetStreamError | Duplicate]]
+    exceptions: list[tuple[int, RowAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +72,11 @@ class ResultImage(msgspec.Struct, array_like=True, frozen=True):
     batch_no: int
     first_seq: int
     count: int
-    # (row, sequence of the original, err_code, description); err_code 0 marks a duplicate
+    # (row, sequence, err_code, text); an err_code below any error's marks another answer
     exceptions: list[tuple[int, int, int, str]]
+
+
+_DUPLICATE, _STORED, _COUNTED, _COMMITTED, _HELD = range(5)
 
 
 class SessionImage(msgspec.Struct, array_like=True, frozen=True):
@@ -128,22 +150,40 @@ class Sessions:
 
 
 def _image(result: PublishResult) -> ResultImage:
-    exceptions = []
-    for row, what in result.exceptions:
-        if isinstance(what, Duplicate):
-            exceptions.append((row, what.seq, 0, ""))
-        else:
-            exceptions.append((row, 0, int(what.err_code), what.description))
+    exceptions = [(row, *_answer_image(what)) for row, what in result.exceptions]
     return ResultImage(result.batch_no, result.first_seq, result.count, exceptions)
 
 
+def _answer_image(what: RowAnswer) -> tuple[int, int, str]:
+    match what:
+        case Duplicate():
+            return what.seq, _DUPLICATE, ""
+        case Held():
+            return 0, _HELD, ""
+        case Stored(batch=batch) if batch:
+            return what.seq, _COMMITTED, f"{what.count} {batch}"
+        case Stored():
+            return what.seq, _COUNTED if what.val else _STORED, what.val
+        case JetStreamError():
+            return 0, int(what.err_code), what.description
+
+
+def _answer(seq: int, err_code: int, text: str) -> RowAnswer:
+    match err_code:
+        case 0:
+            return Duplicate(seq)
+        case 1 | 2:
+            return Stored(seq, val=text)
+        case 3:
+            count, _, batch = text.partition(" ")
+            return Stored(seq, batch=batch, count=int(count))
+        case 4:
+            return Held()
+    return JetStreamError(ErrCode(err_code), text)
+
+
 def _result(session: SessionImage, image: ResultImage) -> PublishResult:
-    exceptions: list[tuple[int, JetStreamError | Duplicate]] = []
-    for row, seq, err_code, description in image.exceptions:
-        if err_code:
-            exceptions.append((row, JetStreamError(ErrCode(err_code), description)))
-        else:
-            exceptions.append((row, Duplicate(seq)))
+    exceptions = [(row, _answer(seq, code, text)) for row, seq, code, text in image.exceptions]
     return PublishResult(
         session.origin, session.session, image.batch_no, image.first_seq, image.count, exceptions
     )

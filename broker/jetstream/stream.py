@@ -14,7 +14,8 @@ from typing import Final, Self
 
 import msgspec
 
-from broker.jetstream import commands, retention
+from broker.jetstream import commands, expiry, retention
+from broker.jetstream.batches import Batches, OpenBatch
 from broker.jetstream.commands import (
     PUBLISH_PREFIX,
     PUBLISH_PREFIX_SIZE,
@@ -22,6 +23,7 @@ from broker.jetstream.commands import (
     DeleteConsumer,
     DeleteMessage,
     Expire,
+    Fire,
     Kind,
     PauseConsumer,
     Purge,
@@ -34,10 +36,15 @@ from broker.jetstream.consumer_commands import Acks, Progress
 from broker.jetstream.consumer_update import Meeting, is_internal, meet_consumers
 from broker.jetstream.dedup import DedupImage, DedupWindow
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.firing import fire, firings
 from broker.jetstream.hooks import ConsumerMaker, StreamConsumer
 from broker.jetstream.info import StreamState
+from broker.jetstream.message import Message
 from broker.jetstream.publish import OutOfOrder, PublishResult, publish_block
+from broker.jetstream.republishing import Republished, Republisher
+from broker.jetstream.schedules import Pending, Schedules
 from broker.jetstream.sessions import SessionImage, Sessions
+from broker.jetstream.transforms import mapping_of
 from broker.jetstream.ttl import note_deadlines
 from broker.store import persistence
 from broker.store.block import Block
@@ -64,6 +71,8 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     dedup: DedupImage
     last_msg_id: bytes
     consumers: list[bytes]
+    schedules: list[Pending] = []
+    batches: list[OpenBatch] = []  # in a snapshot; a checkpoint has a record for each
 
 
 _record: Final = msgspec.msgpack.Decoder(StreamRecord)
@@ -87,9 +96,13 @@ class Stream:
         self.dedup = DedupWindow()
         self.sessions = Sessions()
         self.last_msg_id = b""  # of the last message stored, empty when it had none
+        self.batches = Batches()
+        self.schedules = Schedules()
+        self.republished: list[Republished] | None = None  # a list while somebody takes them
         self.applied = 0
         self._make = consumers
         self._wants: dict[bytes, bool] = {}
+        self._compile()
         store.remember_trails(config.max_msgs_per_subject)
         if config.first_seq > 1:
             store.skip_to(config.first_seq)
@@ -114,6 +127,7 @@ class Stream:
         stream = cls(record.config, created_ns=created_ns, store=store, consumers=consumers)
         persistence.load(store, record.store)
         stream.dedup = DedupWindow.load(record.dedup, files)
+        stream.batches = Batches.load(files)
         stream._take_over(record)
         return stream
 
@@ -152,8 +166,13 @@ class Stream:
 
     def next_expiry(self, now: int) -> int | None:
         """When the leader should propose Expire; not before `now`."""
-        due = retention.next_expiry(self)
+        due = expiry.next_expiry(self)
         return None if due is None else max(due, now)
+
+    def due_commands(self, now: int) -> list[commands.AnyCommand]:
+        """What the leader proposes when that time has come."""
+        fired = firings(self, now) if self.schedules else None
+        return [Expire(now)] if fired is None else [Expire(now), fired]
 
     # -- applying ---------------------------------------------------------------------------------
 
@@ -224,11 +243,13 @@ class Stream:
                 return self._message_command(command)
 
     def _message_command(
-        self, command: Expire | Purge | DeleteMessage | UpdateConfig
+        self, command: Expire | Fire | Purge | DeleteMessage | UpdateConfig
     ) -> int | JetStreamError | None:
         match command:
             case Expire():
-                return retention.expire(self, command.now_ns)
+                return expiry.expire(self, command.now_ns)
+            case Fire():
+                return fire(self, command)
             case Purge():
                 return self._purge(command)
             case DeleteMessage():
@@ -265,10 +286,35 @@ class Stream:
     def _configure(self, config: StreamConfig) -> None:
         before, self.config = self.config, config
         self._wants.clear()
+        self._compile()
         self.store.remember_trails(config.max_msgs_per_subject)
         retention.enforce_all_limits(self)
         if before.retention is not config.retention:
             retention.drop_without_interest(self)
+
+    def _compile(self) -> None:
+        """What follows from the configuration alone."""
+        config = self.config
+        self.transform = mapping_of(config.subject_transform)
+        mapping = mapping_of(config.republish)
+        self._republisher: Republisher | None = None
+        if mapping is not None and config.republish is not None:
+            name, only = config.name.encode(), config.republish.headers_only
+            self._republisher = Republisher(name, mapping, only)
+
+    @property
+    def republishes(self) -> bool:
+        return self._republisher is not None and self.republished is not None
+
+    def republish(self, message: Message, *, seq: int, before: int) -> None:
+        """Called after a message was stored, where somebody takes what is republished."""
+        if self._republisher is not None and self.republished is not None:
+            told = self._republisher.told(message, seq=seq, before=before)
+            if told is not None:
+                self.republished.append(told)
+
+    def abandoned(self, batch_id: bytes, reason: str) -> None:
+        """A batch was given up before its commit."""
 
     def _tell_removals(self) -> None:
         removed = self.store.take_removals()
@@ -369,13 +415,14 @@ class Stream:
         compact(self.store)
         size = persistence.checkpoint(self.store, batch)
         persistence.written(self.store)
+        self.batches.checkpoint(batch, group)
         record = _encode(self._image(self.dedup.checkpoint(batch, group)))
         batch.put(key(group, RECORD, 0), record)
         return size + len(record)
 
     def snapshot(self) -> Iterable[bytes]:
         """The state as of `applied`: the record, then the blocks, read while they are sent."""
-        record = _encode(self._image(self.dedup.image()))
+        record = _encode(self._image(self.dedup.image(), self.batches.image()))
         blocks = persistence.snapshot(self.store)
 
         def chunks() -> Iterable[bytes]:
@@ -389,16 +436,20 @@ class Stream:
         record = _record.decode(chunks[0])
         self.store.remember_trails(record.config.max_msgs_per_subject)
         persistence.restore(self.store, record.store, chunks[1:])
-        self.dedup = DedupWindow.restore(record.dedup, self.store.segments.files)
+        files = self.store.segments.files
+        self.dedup = DedupWindow.restore(record.dedup, files)
+        self.batches = Batches.restore(record.batches, files)
         self._take_over(record)
 
     def digest(self) -> bytes:
         """Equal on replicas that applied the same entries, however their blocks are cut."""
         image = self._image(DedupImage(0, []))
-        content = (persistence.digest(self.store), _encode(image), _encode(self.dedup.entries()))
+        open_batches = [(b.id, b.touched_ns, b.members) for b in self.batches.image()]
+        apart = (self.dedup.entries(), open_batches)
+        content = (persistence.digest(self.store), _encode(image), _encode(apart))
         return sha256(b"".join(content)).digest()
 
-    def _image(self, dedup: DedupImage) -> StreamRecord:
+    def _image(self, dedup: DedupImage, batches: Sequence[OpenBatch] = ()) -> StreamRecord:
         return StreamRecord(
             version=RECORD_VERSION,
             applied=self.applied,
@@ -409,6 +460,8 @@ class Stream:
             dedup=dedup,
             last_msg_id=self.last_msg_id,
             consumers=[self.consumers[name].encode() for name in sorted(self.consumers)],
+            schedules=self.schedules.image(self.store.has) if self.schedules else [],
+            batches=list(batches),
         )
 
     def _take_over(self, record: StreamRecord) -> None:
@@ -417,6 +470,8 @@ class Stream:
         self.applied = record.applied
         self.sessions = Sessions.of(record.sessions)
         self.last_msg_id = record.last_msg_id
+        self.schedules = Schedules.of(record.schedules)
+        self._compile()
         self.consumers = {}
         for blob in record.consumers:
             assert self._make is not None, "this stream was built without consumers"

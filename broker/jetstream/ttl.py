@@ -38,7 +38,7 @@ def parse_ttl(value: bytes) -> int | None:
     if value.isdigit():
         seconds = int(value)
     else:
-        duration = _duration_ns(value)
+        duration = duration_ns(value)
         if duration is None or duration < _SECOND_NS:
             return None
         seconds = duration // _SECOND_NS
@@ -62,7 +62,7 @@ def note_deadlines(block: Block, into: Deadlines, *, above: int) -> None:
             into.set(block.seq(row), due_at(block.time(row), ttl))
 
 
-def _duration_ns(text: bytes) -> int | None:
+def duration_ns(text: bytes) -> int | None:
     """A Go duration: numbers with units, one after another."""
     total = at = 0
     while at < len(text):

@@ -108,6 +108,12 @@ class Columns:
         return found
 
 
+def has_status(block: Block) -> bool:
+    """Whether some header block may begin with a status; rarely says so of one that does not."""
+    at, end = Columns(block).header_span(0)[0], Columns(block).header_span(block.rows - 1)[1]
+    return b"NATS/1.0 " in bytes(memoryview(block.raw).cast("B")[at:end])
+
+
 def blanked(block: Block, i: int) -> bytes:
     """The block with zeros in place of row i's headers and data, sealed anew."""
     raw = bytearray(block.raw)

@@ -19,7 +19,8 @@ BLOCK: Final = b"b"  # first sequence -> the block
 SUMMARY: Final = b"s"  # first sequence -> rows, times, subjects of the block
 DELETES: Final = b"d"  # first sequence -> which of its rows are gone
 DEDUP: Final = b"m"  # chunk number -> message ids of the duplicate window
-KINDS: Final = (RECORD, BLOCK, SUMMARY, DELETES, DEDUP)
+STAGED: Final = b"a"  # number -> the members of an atomic batch that is not committed
+KINDS: Final = (RECORD, BLOCK, SUMMARY, DELETES, DEDUP, STAGED)
 
 
 def key(group: int, kind: bytes, seq: int) -> bytes:

@@ -43,7 +43,7 @@ class _Token:
 class Mapping:
     """Carries subjects under `src` to `dest`. Raises BadMapping when built from nonsense."""
 
-    __slots__ = ("_memo", "_positions", "_tokens", "_varies", "dest", "src")
+    __slots__ = ("_memo", "_positions", "_tokens", "dest", "src", "varies")
 
     def __init__(self, src: str, dest: str) -> None:
         src = src or ">"
@@ -56,7 +56,7 @@ class Mapping:
         self._positions = [at for at, part in enumerate(source) if part == "*"]
         is_literal = not self._positions and source[-1] != ">"
         self._tokens = [self._checked(token, is_literal=is_literal) for token in target]
-        self._varies = any(token.name == "random" for token in self._tokens)
+        self.varies = any(token.name == "random" for token in self._tokens)
         self._memo: dict[bytes, bytes | None] = {}
 
     def _checked(self, text: str, *, is_literal: bool) -> _Token:
@@ -75,8 +75,9 @@ class Mapping:
         return token
 
     def __call__(self, subject: bytes, *, seed: int = 0) -> bytes | None:
-        """The mapped subject, None when the source does not match. Equal seeds, equal results."""
-        if self._varies:
+        """The mapped subject; None when the source does not match, or nothing valid comes of it.
+        Equal seeds give equal results."""
+        if self.varies:
             return self._map(subject, seed)
         memo = self._memo
         if subject not in memo:
@@ -98,7 +99,8 @@ class Mapping:
                 made += have[self.src.count(b".") :]
             else:
                 made.append(token.text)
-        return b".".join(made)
+        mapped = b".".join(made)
+        return mapped if valid_subject(mapped, wildcards=False) else None
 
 
 def _carried(token: _Token, of: list[bytes], subject: bytes, dice: bytes) -> bytes:

@@ -50,6 +50,15 @@ def add(raw: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     return raw.removesuffix(_EOL) + _lines(pairs) + _EOL
 
 
+def without(raw: bytes, *starts: bytes) -> bytes:
+    """`raw` without the lines that start with one of these; empty when none is left.
+
+    A whole name ends with its colon: b"Nats-TTL:"."""
+    lines = raw.split(_EOL)
+    kept = [line for line in lines[1:] if line and not line.startswith(starts)]
+    return _EOL.join([lines[0], *kept, b"", b""]) if kept else b""
+
+
 def status(raw: bytes) -> tuple[int, bytes]:
     """Code and text of the first line; (0, b"") when it carries no status."""
     first = raw.partition(_EOL)[0]

@@ -1,0 +1,184 @@
+"""The patterns of message schedules, and the times they mean.
+
+Owns: `@at`, `@every`, the predefined names and six-field cron expressions.
+May not touch: clocks; a time is an argument. Rules of time zones come from the system's
+database: what they say is asked on the leader only, never while an entry is applied.
+Spec: JetStream sheet 3.9."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from broker.jetstream.times import NS_PER_S, parse_rfc3339
+from broker.jetstream.ttl import duration_ns
+
+_PREDEFINED: Final = {
+    "@yearly": "0 0 0 1 1 *",
+    "@annually": "0 0 0 1 1 *",
+    "@monthly": "0 0 0 1 * *",
+    "@weekly": "0 0 0 * * 0",
+    "@daily": "0 0 0 * * *",
+    "@midnight": "0 0 0 * * *",
+    "@hourly": "0 0 * * * *",
+}
+_MONTHS: Final = (
+    "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec",
+)  # fmt: skip
+_DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_FIELDS: Final = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
+_NAMES: Final[tuple[dict[str, int], ...]] = (
+    {},
+    {},
+    {},
+    {},
+    {name: at + 1 for at, name in enumerate(_MONTHS)},
+    {name: at for at, name in enumerate(_DAYS)},
+)
+_YEARS_AHEAD: Final = 5
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class BadPattern(Exception):
+    """No schedule can be read from the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cron:
+    seconds: frozenset[int]
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    either_day: bool  # both kinds of days are restricted: one of them is enough
+
+    def has_day(self, moment: datetime) -> bool:
+        by_date = moment.day in self.days
+        by_weekday = moment.isoweekday() % 7 in self.weekdays
+        return by_date or by_weekday if self.either_day else by_date and by_weekday
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Exactly one of the three is set."""
+
+    at_ns: int = 0
+    every_ns: int = 0
+    cron: _Cron | None = None
+
+    @property
+    def repeats(self) -> bool:
+        return not self.at_ns
+
+    def following(self, from_ns: int, *, now_ns: int, zone: str = "") -> int:
+        """When it fires next, counted from `from_ns`; repeats that were missed are left out."""
+        if self.at_ns:
+            return self.at_ns
+        if self.every_ns:
+            due = _rounded(from_ns) + self.every_ns
+            return due if due >= now_ns else _rounded(now_ns) + self.every_ns
+        assert self.cron is not None
+        due = _next_match(self.cron, from_ns, _zone(zone))
+        return due if due >= now_ns else _next_match(self.cron, _rounded(now_ns), _zone(zone))
+
+
+def parse_schedule(pattern: str) -> Schedule:
+    """Raises BadPattern."""
+    if pattern.startswith("@at "):
+        try:
+            return Schedule(at_ns=parse_rfc3339(pattern[4:]) or 1)
+        except (ValueError, OverflowError):
+            raise BadPattern from None
+    if pattern.startswith("@every "):
+        every = duration_ns(pattern[7:].encode())
+        if every is None or every < NS_PER_S:
+            raise BadPattern
+        return Schedule(every_ns=every)
+    fields = _PREDEFINED.get(pattern, pattern).split()
+    if len(fields) != len(_FIELDS):
+        raise BadPattern
+    read = [_field(text, at) for at, text in enumerate(fields)]
+    seconds, minutes, hours, days, months, weekdays = (frozenset(chosen) for chosen, _ in read)
+    either = not (read[3][1] or read[5][1])
+    cron = _Cron(seconds, minutes, hours, days, months, weekdays, either_day=either)
+    _next_match(cron, 0, UTC)  # a day that never comes is no schedule
+    return Schedule(cron=cron)
+
+
+def _field(text: str, at: int) -> tuple[set[int], bool]:
+    """The values a field allows, and whether it has a star."""
+    chosen: set[int] = set()
+    star = False
+    for part in text.split(","):
+        if part:
+            values, has_star = _range(part, at)
+            chosen.update(values)
+            star = star or has_star
+    return chosen, star
+
+
+def _range(text: str, at: int) -> tuple[range, bool]:
+    low, high = _FIELDS[at]
+    bounds, slash, step_text = text.partition("/")
+    first, dash, last = bounds.partition("-")
+    star = first in ("*", "?")
+    if not star:
+        low = _number(first, at)
+        if dash or not slash:
+            high = _number(last, at) if dash else low
+    step = _digits(step_text) if slash else 1
+    if not step or not (_FIELDS[at][0] <= low <= high <= _FIELDS[at][1]):
+        raise BadPattern
+    return range(low, high + 1, step), star and step == 1
+
+
+def _number(text: str, at: int) -> int:
+    named = _NAMES[at].get(text.lower())
+    return _digits(text) if named is None else named
+
+
+def _digits(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise BadPattern
+    return int(text)
+
+
+def _next_match(cron: _Cron, from_ns: int, zone: tzinfo) -> int:
+    """The first second after `from_ns` that the expression allows in the zone."""
+    moment = (_EPOCH + timedelta(seconds=from_ns // NS_PER_S + 1)).astimezone(zone)
+    last_year = moment.year + _YEARS_AHEAD
+    while moment.year <= last_year:
+        if moment.month not in cron.months:
+            first = moment.replace(day=1, hour=0, minute=0, second=0, fold=0)
+            moment = (first + timedelta(days=32)).replace(day=1)
+        elif not cron.has_day(moment):
+            moment = moment.replace(hour=0, minute=0, second=0, fold=0) + timedelta(days=1)
+        elif moment.hour not in cron.hours:
+            moment = _forward(moment, 3600 - 60 * moment.minute - moment.second)
+        elif moment.minute not in cron.minutes:
+            moment = _forward(moment, 60 - moment.second)
+        elif moment.second not in cron.seconds:
+            moment = _forward(moment, 1)
+        else:
+            return int((moment - _EPOCH).total_seconds()) * NS_PER_S
+    raise BadPattern
+
+
+def _forward(moment: datetime, seconds: int) -> datetime:
+    """Real seconds: a clock that is changed meanwhile jumps."""
+    return (moment.astimezone(UTC) + timedelta(seconds=seconds)).astimezone(moment.tzinfo)
+
+
+def _zone(name: str) -> tzinfo:
+    """A zone this machine does not know counts as UTC: the schedule runs rather than stops."""
+    try:
+        return ZoneInfo(name) if name else UTC
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return UTC
+
+
+def _rounded(ns: int) -> int:
+    return (ns + NS_PER_S // 2) // NS_PER_S * NS_PER_S
