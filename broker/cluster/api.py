@@ -21,10 +21,16 @@ from broker.cluster.leader_api import LeaderApi
 from broker.cluster.meta import Assignment, AssignStream, ReconfigureStream, RemoveStream
 from broker.cluster.placement import choose_peers
 from broker.cluster.rpc import CallFailed, CallRefused
-from broker.jetstream.api import SYSTEM_KINDS, ApiKind, ApiRequest, parse_api_subject
+from broker.jetstream.api import (
+    SYSTEM_KINDS,
+    ApiKind,
+    ApiRequest,
+    bucket_subject,
+    parse_api_subject,
+)
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.info import AccountInfo, ApiStats, StreamInfo
-from broker.jetstream.limits import AccountView, check_account_limits
+from broker.jetstream.info import ApiStats, StreamInfo
+from broker.jetstream.limits import check_account_limits
 from broker.jetstream.requests import StreamsRequest, decode_request
 from broker.jetstream.responses import (
     LIST_LIMIT,
@@ -57,7 +63,6 @@ ANSWER_WITHIN_S = 10.0
 
 _encode = msgspec.msgpack.Encoder().encode
 _infos = msgspec.msgpack.Decoder(list[StreamInfo])
-_usage = msgspec.msgpack.Decoder(tuple[int, int, int])
 _answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
 
 # Requests that belong to one stream and are answered by its leader.
@@ -114,7 +119,6 @@ class ApiService:
         rpc.register("api", self._serve_leader)
         rpc.register("direct", self._serve_direct)
         rpc.register("infos", self.leader_api.serve_infos)
-        rpc.register("usage", self.leader_api.serve_usage)
 
     # -- the sink -------------------------------------------------------------------------------
 
@@ -145,6 +149,9 @@ class ApiService:
         if sub.subject is ACK_SUBJECTS or sub.subject is FLOW_SUBJECTS:
             return self._errand(account, subject, reply, headers, payload)
         domain = self.node.options.domain.encode()
+        bucket = bucket_subject(subject, domain=domain)
+        if bucket is not None:
+            return self.node.server.router.publish(account, bucket, reply, headers, payload) > 0
         request = parse_api_subject(subject, domain=domain)
         if request is None or request.kind in SYSTEM_KINDS:
             return True  # swallowed: the client times out, as with the reference server
@@ -260,7 +267,8 @@ class ApiService:
             raise JetStreamError.of(10008)
         match kind:
             case ApiKind.INFO:
-                return encode_response(kind, await self._account_info(account))
+                api = ApiStats(total=self.total, errors=self.errors)
+                return encode_response(kind, await self.node.tenancy.info(account.name, api))
             case ApiKind.STREAM_CREATE:
                 assert isinstance(body, StreamConfigRequest)
                 return await self._create(account, request, body)
@@ -316,14 +324,10 @@ class ApiService:
 
     # -- streams --------------------------------------------------------------------------------
 
-    def _view(self, account: Account) -> AccountView:
-        streams = {a.name: a.config for a in self.node.meta.of_account(account.name)}
-        return AccountView(streams=streams, clustered=len(self.node.members) > 1)
-
     async def _create(
         self, account: Account, request: ApiRequest, body: StreamConfigRequest
     ) -> bytes:
-        view = self._view(account)
+        view = self.node.tenancy.view(account.name)
         config = check_stream_create(body, named=request.stream, view=view)
         refuse_unsupported(config)
         known = self.node.meta.get(account.name, config.name)
@@ -359,7 +363,7 @@ class ApiService:
             named=request.stream,
             old=known.config if known is not None else None,
             consumers={},
-            view=self._view(account),
+            view=self.node.tenancy.view(account.name),
         )
         refuse_unsupported(config)
         if known is not None and config.num_replicas != known.config.num_replicas:
@@ -433,24 +437,6 @@ class ApiService:
             for leader, groups in by_leader.items():
                 tasks.create_task(ask(leader, groups))
         return found
-
-    async def _account_info(self, account: Account) -> AccountInfo:
-        assignments = self.node.meta.of_account(account.name)
-        leaders = {self.node.leader(a.group) for a in assignments} - {None}
-        memory = storage = consumers = 0
-        for leader in leaders:
-            assert leader is not None
-            answer = await self.node.mesh.rpc.call(leader, "usage", account.name.encode())
-            in_memory, in_files, count = _usage.decode(answer)
-            memory, storage, consumers = memory + in_memory, storage + in_files, consumers + count
-        return AccountInfo(
-            memory=memory,
-            storage=storage,
-            streams=len(assignments),
-            consumers=consumers,
-            domain=self.node.options.domain,
-            api=ApiStats(total=self.total, errors=self.errors),
-        )
 
 
 def _required_level(headers: bytes) -> bytes | None:

@@ -35,11 +35,11 @@ from broker.jetstream.consumer_rules import check_consumer_config
 from broker.jetstream.consumer_update import (
     check_consumer_update,
     is_internal,
+    meet_consumers,
     named_consumer,
     sourcing_consumer,
 )
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.limits import AccountView
 from broker.jetstream.names import NUID_RANDOM_BYTES, consumer_name
 from broker.jetstream.requests import (
     MsgDeleteRequest,
@@ -211,11 +211,20 @@ class LeaderApi:
         config = named_consumer(body, request)
         suffix = consumer_name(secrets.token_bytes(NUID_RANDOM_BYTES))
         config = sourcing_consumer(config, stream=stream.config, suffix=suffix)
-        view = AccountView(clustered=len(self.node.members) > 1)
+        view = self.node.tenancy.view(replica.account.name)
         config = check_consumer_config(
             config, stream=stream.config, view=view, pedantic=body.pedantic
         )
         name = config.name or config.durable_name or suffix
+        others = {known: consumer.config for known, consumer in stream.consumers.items()}
+        meet_consumers(  # again when applied, but there the account's limit is not known
+            name,
+            config,
+            body.action,
+            stream=stream.config,
+            consumers=others,
+            account_max_consumers=view.limits.max_consumers,
+        )
         self._check_bound_change(replica, name, config)
         existed = name in stream.consumers
         await self._propose(
@@ -283,20 +292,6 @@ class LeaderApi:
         if len(self.node.members) < 2:  # alone, only STREAM.INFO shows a cluster
             infos = [msgspec.structs.replace(info, cluster=None) for info in infos]
         return _encode(infos)
-
-    async def serve_usage(self, _peer: NodeId, body: bytes) -> bytes:
-        account = body.decode()
-        memory = storage = consumers = 0
-        for replica in self.node.replicas.values():
-            if replica.leading is None or replica.assignment.account != account:
-                continue
-            size = replica.stream.store.bytes * len(replica.assignment.peers)
-            if replica.stream.config.storage == "memory":
-                memory += size
-            else:
-                storage += size
-            consumers += len(replica.stream.consumers)
-        return _encode((memory, storage, consumers))
 
     async def _propose(self, replica: Replica, command: AnyCommand) -> object:
         try:

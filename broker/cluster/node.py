@@ -30,6 +30,7 @@ from broker.cluster.metagroup import MetaGroup, eventually
 from broker.cluster.outbox import Batch, Outbox, Published
 from broker.cluster.replica import Replica
 from broker.cluster.rpc import CallFailed, CallRefused
+from broker.cluster.tenancy import Tenancy
 from broker.cluster.waiting import LostLeadership
 from broker.jetstream.errors import JetStreamError
 from broker.store.segments import BlockCache
@@ -84,6 +85,7 @@ class JetStreamNode:
     formation: Formation = field(init=False)
     errands: Errands = field(init=False)
     advising: Advising = field(init=False)
+    tenancy: Tenancy = field(init=False)
     leaders: Leaders = field(init=False)
     members: list[NodeId] = field(default_factory=list)
     mirrors: dict[int, Mirror] = field(default_factory=dict)
@@ -133,6 +135,7 @@ class JetStreamNode:
             before_send=self.mesh.interest.flush,
         )
         self.advising = Advising(self)
+        self.tenancy = Tenancy(self)
         self.on_replica_leads.append(self.advising.of_leadership)
         self.formation = Formation(
             path=directory / "founding.json",
@@ -151,6 +154,7 @@ class JetStreamNode:
         mesh.register(CHANNEL_PUBLISHED, self._received_published)
         mesh.register(CHANNEL_LEADS, self._received_leads)
         mesh.register(CHANNEL_ERRANDS, self.errands.received)
+        self.tenancy.start()
         mesh.rpc.register("meta", self._serve_meta)
         mesh.rpc.register("candidate", self._serve_candidate)
         mesh.on_peer(self._peer_changed)

@@ -175,8 +175,8 @@ def _jetstream(file: _File, key: str, item: Item) -> None:
             elif name in _JETSTREAM:
                 field, read = _JETSTREAM[name]
                 settings[field] = read(name, inner)
-            elif name == "remotes":
-                settings["remotes"] = _remotes(file, _map(name, inner))
+            elif name in _JETSTREAM_BLOCKS:
+                settings[name] = _JETSTREAM_BLOCKS[name](file, _map(name, inner))
             else:
                 file.report.refuse(raw, inner, known.JETSTREAM)
     if settings.get("store_dir") and file.draft.store_dir:
@@ -205,6 +205,22 @@ _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
 }
 
 
+def _jetstream_limits(file: _File, block: Map) -> object:
+    from broker.config.options import JetStreamLimits
+
+    settings: dict[str, int] = {}
+    for raw, inner in block.items():
+        name = raw.lower()
+        with file.report.at(inner):
+            if name in ("max_request_batch", "max_ack_pending"):
+                settings[name] = values.integer(name, inner)
+            elif name == "duplicate_window":
+                settings["duplicate_window_ns"] = values.duration(name, inner)
+            else:
+                file.report.refuse(raw, inner, known.JETSTREAM_LIMITS)
+    return JetStreamLimits(**settings)
+
+
 def _remotes(file: _File, block: Map) -> dict[str, object]:
     from broker.config.options import Remote
 
@@ -224,6 +240,12 @@ def _remotes(file: _File, block: Map) -> dict[str, object]:
                 raise BadValue(f'remote "{name}" needs urls')
             found[name] = Remote(**settings)  # type: ignore[arg-type]
     return found
+
+
+_JETSTREAM_BLOCKS: dict[str, Callable[[_File, Map], object]] = {
+    "limits": _jetstream_limits,
+    "remotes": _remotes,
+}
 
 
 def _cluster(file: _File, key: str, item: Item) -> None:

@@ -82,9 +82,9 @@ TLS = frozenset(
         "ocsp_peer",
     ]
 )
+JETSTREAM_LIMITS = frozenset(["max_ha_assets", "batch"])
 JETSTREAM = frozenset(
     [
-        "limits",
         "unique_tag",
         "extension_hint",
         "key",

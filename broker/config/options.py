@@ -112,6 +112,27 @@ class Remote(Struct, frozen=True):
     domain: str = ""
 
 
+class JetStreamLimits(Struct, frozen=True):
+    """What the server grants every stream and consumer; 0 = no limit."""
+
+    max_request_batch: int = 0
+    max_ack_pending: int = 0
+    duplicate_window_ns: int = 0
+
+
+class AccountStore(Struct, frozen=True):
+    """What one account may use of JetStream; -1 = no limit."""
+
+    max_memory: int = -1
+    max_storage: int = -1
+    max_streams: int = -1
+    max_consumers: int = -1
+    max_ack_pending: int = -1
+    memory_max_stream_bytes: int = -1
+    storage_max_stream_bytes: int = -1
+    max_bytes_required: bool = False
+
+
 class JetStreamOptions(Struct, frozen=True):
     store_dir: str = ""  # data lies under <store_dir>/jetstream; "" = `nats` in the temp directory
     max_memory_store: int | None = None  # None = decided by the machine
@@ -120,6 +141,8 @@ class JetStreamOptions(Struct, frozen=True):
     sync: str | int = "always"  # "always", or an interval in nanoseconds
     strict: bool = True
     remotes: dict[str, Remote] = field(default_factory=dict)
+    limits: JetStreamLimits = JetStreamLimits()
+    accounts: dict[str, AccountStore] = field(default_factory=dict)  # by name; others unlimited
 
 
 class ClusterOptions(Struct, frozen=True):

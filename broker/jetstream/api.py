@@ -119,6 +119,15 @@ def parse_api_subject(subject: bytes, *, domain: bytes = b"") -> ApiRequest | No
     return None
 
 
+def bucket_subject(subject: bytes, *, domain: bytes) -> bytes | None:
+    """The key or object behind `$JS.<domain>.API.`, which clients of another domain write to."""
+    ours = b"$JS." + domain + b".API."
+    if not domain or not subject.startswith(ours):
+        return None
+    tail = subject[len(ours) :]
+    return tail if tail.startswith((b"$KV.", b"$OBJ.")) else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
     kind: ApiKind

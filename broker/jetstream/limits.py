@@ -36,6 +36,8 @@ class ServerLimits:
     duplicate_window_ns: int = 0
     max_ack_pending: int = 0
     max_request_batch: int = 0
+    max_memory: int = 0
+    max_storage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class AccountView:
     limits: AccountLimits = field(default_factory=AccountLimits)
     server: ServerLimits = field(default_factory=ServerLimits)
     clustered: bool = True
+    # What streams of other accounts have set aside on this server, by storage. In a cluster the
+    # room differs from node to node, and it is placement that looks for it.
+    reserved_by_others: Mapping[Storage, int] = field(default_factory=dict)
 
 
 def reserved_bytes(streams: Iterable[StreamConfig], storage: Storage) -> int:
@@ -63,11 +68,21 @@ def check_account_limits(config: StreamConfig, view: AccountView) -> None:
     if 0 < limits.max_consumers < config.max_consumers:
         raise JetStreamError(ErrCode.MAXIMUM_CONSUMERS_LIMIT)
     reserved = reserved_bytes([*others, config], config.storage)
+    elsewhere = view.reserved_by_others.get(config.storage, 0)
     if config.storage is Storage.MEMORY:
-        if 0 <= limits.max_memory < reserved:
+        if 0 <= limits.max_memory < reserved or _overbooked(
+            config, reserved + elsewhere, view.server.max_memory, view
+        ):
             raise JetStreamError(ErrCode.MEMORY_RESOURCES_EXCEEDED)
-    elif 0 <= limits.max_storage < reserved:
+    elif 0 <= limits.max_storage < reserved or _overbooked(
+        config, reserved + elsewhere, view.server.max_storage, view
+    ):
         raise JetStreamError(ErrCode.STORAGE_RESOURCES_EXCEEDED)
+
+
+def _overbooked(config: StreamConfig, reserved: int, most: int, view: AccountView) -> bool:
+    """Whether a server of its own would promise more than it has."""
+    return not view.clustered and config.max_bytes > 0 and 0 < most < reserved
 
 
 def check_stream_bytes(config: StreamConfig, limits: AccountLimits) -> None:
