@@ -32,9 +32,11 @@ def scan(
     password: str = "",
     token: str = "",
     fail_on_data_loss: bool = True,
+    pinned: bool = False,
 ) -> pa.Table:
     """Messages first..last (both included; default: all that are committed now) as a table.
 
+    Replicas are read as the plan prefers them; `pinned` reads from `servers` alone.
     `columns` is any of seq, subject, time, headers, data, time_ns, stream. A last beyond the end
     of the stream means its end."""
     import pyarrow as pa
@@ -50,6 +52,7 @@ def scan(
         password=password,
         token=token,
         fail_on_data_loss=fail_on_data_loss,
+        pinned=pinned,
     )
     return pa.Table.from_batches(list(batches), schema=arrow_schema(columns))
 
@@ -66,6 +69,7 @@ def scan_batches(
     password: str = "",
     token: str = "",
     fail_on_data_loss: bool = True,
+    pinned: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """As scan(), block by block, for streams that do not fit into memory."""
     unknown = [name for name in columns if name not in arrow_types()]
@@ -81,7 +85,7 @@ def scan_batches(
     begin = plan.first_seq if first is None else first
     end = plan.last_seq if last is None else min(last, plan.last_seq)
     followers_first = sorted(plan.replicas, key=lambda replica: replica.leader)
-    addresses = [parse_endpoint(replica.address) for replica in followers_first]
+    addresses = [] if pinned else [parse_endpoint(r.address) for r in followers_first]
     wanted = ScanRange(
         stream=stream,
         id=plan.id,

@@ -3,7 +3,7 @@
 Owns: the scenarios by name and the course of a run.
 May not touch: processes and disks other than those of its own cluster.
 Course: start three nodes, create a stream, publish by the clock, inject the fault some times,
-heal, stop the load, read every message back through each node, check."""
+heal, stop the load, read everything back through a consumer and from each replica, check."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import StreamConfig
 
+from broker.client import scan
 from broker.local import LocalCluster, Node
 from chaos import disks
 from chaos.checker import Stored, Verdict, check
@@ -39,6 +40,7 @@ class Run:
     history: History
     say: Callable[[str], None]
     seconds: float
+    scans: bool = True  # every replica can be read by itself; nats-server has no such thing
     disks: list[disks.Disk] = field(default_factory=list)
 
     def mark(self, text: str) -> None:
@@ -167,7 +169,8 @@ async def run_scenario(settings: Settings, say: Callable[[str], None]) -> Verdic
         if settings.command is not None:
             cluster.command = settings.command
         cluster.prepare()
-        run = Run(cluster, History(), say, settings.fault_seconds)
+        ours = settings.command is None
+        run = Run(cluster, History(), say, settings.fault_seconds, scans=ours)
         if settings.scenario == "power-cut":
             _give_disks(run, place, cleanup)
         cleanup.callback(cluster.stop)
@@ -228,7 +231,17 @@ async def _course(settings: Settings, fault: Fault, run: Run) -> Verdict:
 async def _read_back(run: Run) -> dict[str, Stored]:
     async with _client(run.cluster.nodes[0]) as client:
         info = await client.jetstream().stream_info(STREAM)
+    last = info.state.last_seq
     readings: dict[str, Stored] = {}
-    for node in run.cluster.nodes:
-        readings[node.name] = await drain([node.url], STREAM, last=info.state.last_seq)
+    readings["a consumer"] = await drain(run.cluster.urls, STREAM, last=last)
+    if run.scans:
+        for node in run.cluster.nodes:
+            readings[node.name] = await asyncio.to_thread(_replica, node, last)
     return readings
+
+
+def _replica(node: Node, last: int) -> Stored:
+    """What this node's own replica holds; it may have to catch up first."""
+    table = scan(STREAM, servers=f"127.0.0.1:{node.client_port}", last=last, pinned=True)
+    data = [bytes(value).decode() for value in table.column("data").to_pylist()]
+    return list(zip(table.column("seq").to_pylist(), data, strict=True))

@@ -89,8 +89,6 @@ def _accounts(node: JetStreamNode, replicas: list[Replica], query: Query) -> lis
             "cluster": wire.get("cluster"), "applied": replica.stream.applied,
             "leads": replica.leading is not None,
         }  # fmt: skip
-        if _asked(query, "digest"):
-            detail["digest"] = replica.stream.digest().hex()[:16]
         if _asked(query, "config"):
             detail["config"] = wire["config"]
         if _asked(query, "consumers"):
