@@ -8,6 +8,7 @@ counted by a fixed text each of them holds, not parsed."""
 from __future__ import annotations
 
 import json
+import re
 import select
 import socket
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 CHUNK_MESSAGES = 256
 CLOCK_TICKS_PER_S = 100  # USER_HZ on Linux
 RECEIVE_BYTES = 1 << 18
+ACK_REPLY = re.compile(rb" (\$JS\.ACK\.\S+) \d+\r\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,31 @@ class LoadClient:
             got += counter.feed(self._receive())
             started = started or time.perf_counter()
         return Load(got, time.perf_counter() - started)
+
+    def pull_acked(self, stream: str, consumer: str, *, count: int, batch: int) -> Load:
+        """Fetch in batches, two requests under way, and ack every message by itself."""
+        self.send(b"SUB _INBOX.load.pull 3\r\n")
+        pull = f"PUB $JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer} _INBOX.load.pull"
+        body = str(batch).encode()
+        request = f"{pull} {len(body)}\r\n".encode() + body + b"\r\n"
+        got = asked = 0
+        rest = b""
+        started = time.perf_counter()
+        while got < count:
+            while asked - got <= batch and asked < count:
+                self.send(request)
+                asked += batch
+            data = rest + self._receive()
+            end = data.rfind(b"$JS.ACK.")  # a reply may be cut off at the end of a chunk
+            cut = end if end >= 0 and b"\r\n" not in data[end:] else len(data)
+            replies = ACK_REPLY.findall(data, 0, cut)
+            rest = data[cut:]
+            got += len(replies)
+            self.send(b"".join([b"PUB %b 0\r\n\r\n" % reply for reply in replies]))
+        self.flush()
+        elapsed = time.perf_counter() - started
+        self.send(b"UNSUB 3\r\n")
+        return Load(got, elapsed)
 
     def flush(self) -> None:
         """Until the server has read everything sent before."""

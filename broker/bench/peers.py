@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,54 @@ def publish_acked(
     return run
 
 
+def filled(client: LoadClient, *, replicas: int, size: int, count: int) -> None:
+    create_stream(client, "BENCH", replicas=replicas)
+    client.publish_acked("BENCH.a", size=size, count=count, window=16_384)
+
+
+def create_consumer(client: LoadClient, **config: object) -> None:
+    body = {"stream_name": "BENCH", "config": {"durable_name": "C", **config}}
+    subject = "$JS.API.CONSUMER.DURABLE.CREATE.BENCH.C"
+    answer = client.request(subject, json.dumps(body).encode())
+    if "error" in answer:
+        raise RuntimeError(f"create consumer: {answer['error']}")
+
+
+def push_unacked(*, replicas: int = 1, size: int = 128, count: int = 300_032) -> Scenario:
+    """A stored stream delivered to one push consumer that does not ack."""
+
+    def prepare(cluster: LocalCluster) -> Load:
+        client = LoadClient(cluster.nodes[0].client_port)
+        receiver = LoadClient(cluster.nodes[0].client_port)
+        try:
+            filled(client, replicas=replicas, size=size, count=count)
+            receiver.subscribe("deliver.here")
+            started = time.perf_counter()
+            create_consumer(client, deliver_subject="deliver.here", ack_policy="none")
+            load = receiver.receive("BENCH.a", count=count)
+            return Load(load.messages, time.perf_counter() - started)
+        finally:
+            client.close()
+            receiver.close()
+
+    return prepare
+
+
+def pull_acked(*, replicas: int = 1, size: int = 128, count: int = 100_096) -> Scenario:
+    """A stored stream fetched in batches of 500, every message acked."""
+
+    def run(cluster: LocalCluster) -> Load:
+        client = LoadClient(cluster.nodes[0].client_port)
+        try:
+            filled(client, replicas=replicas, size=size, count=count)
+            create_consumer(client, ack_policy="explicit", max_ack_pending=20_000)
+            return client.pull_acked("BENCH", "C", count=count - count % 500, batch=500)
+        finally:
+            client.close()
+
+    return run
+
+
 def core_one_to_one(*, size: int = 128, count: int = 1_000_000) -> Scenario:
     """Core NATS: one publisher, one subscriber, no acks."""
 
@@ -94,6 +143,8 @@ SCENARIOS: dict[str, tuple[int, Scenario]] = {
     "R1 file 128 B, window 16,384": (1, publish_acked(replicas=1)),
     "R3 file 128 B, window 16,384": (3, publish_acked(replicas=3, count=150_000)),
     "core 1:1 128 B": (1, core_one_to_one()),
+    "push, ack none, 128 B": (1, push_unacked()),
+    "pull 500, acked, 128 B": (1, pull_acked()),
 }
 
 
