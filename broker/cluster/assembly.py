@@ -21,6 +21,7 @@ from broker.cluster.mesh import Mesh
 from broker.cluster.mirroring import Mirrors
 from broker.cluster.node import JetStreamNode, Spawn
 from broker.cluster.planning import PlanService
+from broker.cluster.stream_api import StreamApi
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
 from broker.server.runtime import Document, Query, StartFailed
@@ -89,7 +90,7 @@ def open_jetstream(
     except StoreError as error:
         raise StartFailed(f"Can't start JetStream: {error}") from error
     account = server.account(GLOBAL_ACCOUNT)
-    api = ApiService(node, LeaderApi(node))
+    api = ApiService(node, LeaderApi(node), StreamApi(node))
     api.start(account)
     PlanService(node).start(account)
     Mirrors(node).start()
