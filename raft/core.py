@@ -77,7 +77,9 @@ class RaftCore(Follower):
         self._number = 0
         self._beat = 0  # ticks since the last heartbeat we sent as leader
         self._hard_term, self._hard_vote = hard_state.term, hard_state.vote
-        self._hard_commit, self._hard_lives = self._replica.commit, hard_state.lives
+        self._hard_commit = self._replica.commit
+        # A new life is on disk before anybody hears of it.
+        self._hard_lives = -1 if self.recovering else hard_state.lives
         self._told_leader: NodeId | None = None
         self._told_role = self.role
         self._bug_commit_earlier_term = "commit_earlier_term" in config.bugs
@@ -128,6 +130,9 @@ class RaftCore(Follower):
             raise NotLeader(self.leader if leading is None else None)
         if self.log.members_index > self.commit or self.commit < leading.term_start:
             raise ChangeRefused("another change of members, or the leader itself, is too new")
+        lost = [node for node in voters if leading.is_recovering(node)]
+        if lost:
+            raise ChangeRefused(f"{lost} lost their logs and may not vote before they catch up")
         return self._append_members(
             first_step(self._members, voters=voters, learners=learners), leading
         )

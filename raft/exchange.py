@@ -145,7 +145,9 @@ class SnapshotExchange:
             self._receiver.refuse(node, frame)
             return
         if frame.kind is FrameKind.BEGIN and (
-            node not in group.members or group.arrived is not None or frame.term < group.core.term
+            not group.admits(node, frame.term)
+            or group.arrived is not None
+            or frame.term < group.core.term
         ):
             self._receiver.refuse(node, frame)
             return

@@ -171,10 +171,11 @@ class Follower(Member):
         )
 
     def _refuse_append(self, message: Message) -> None:
-        """Say where we might agree. No promise, so it need not wait for the disk."""
+        """Say where we might agree. No promise, so it need not wait for the disk, unless it
+        tells of a new life of ours."""
         start = min(message.index, self.log.last_index)
         hint, hint_term = self.log.back_off(start, message.log_term, floor=self.commit)
-        self._outbox.now.append(
+        self._plain_answers().append(
             Message(
                 MessageKind.APPEND_REPLY,
                 self.node,
@@ -201,7 +202,11 @@ class Follower(Member):
         if message.context == SLEEP and self._may_rest(message):
             self.asleep = True
         elif message.context != COMMIT_NOTICE:
-            self._outbox.now.append(self._heartbeat_reply(message.sender, message.context))
+            reply = self._heartbeat_reply(message.sender, message.context)
+            self._plain_answers().append(reply)
+
+    def _plain_answers(self) -> list[Message]:
+        return self._outbox.after_persist if self.recovering else self._outbox.now
 
     def _may_rest(self, message: Message) -> bool:
         """Whether we have and know all that the leader has."""

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from raft.barriers import Barriers
 from raft.core import RaftCore
 from raft.group_log import GroupLog
 from raft.messages import Entry
 from raft.ready import Status
-from raft.types import GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
+from raft.types import GroupId, Index, NodeId, RaftError, Role, SnapshotMeta, Term
 
 
 class StateMachine(Protocol):
@@ -22,7 +23,8 @@ class StateMachine(Protocol):
 
     def apply(self, entries: Sequence[Entry]) -> None:
         """Committed entries in index order, each exactly once between restarts. Entries of kind
-        NOOP are among them: they only move the index. An exception stops the group here."""
+        NOOP and CONFIG are among them: they only move the index (and tell the members). An
+        exception stops the group here."""
 
     def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None: ...
 
@@ -74,6 +76,17 @@ class GroupStopped(RaftError):
         return f"group {self.group} is stopped on this node: {self.reason}"
 
 
+@dataclass(eq=False)
+class EntryTooLarge(RaftError):
+    """Definite: not appended."""
+
+    size: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"an entry of {self.size} bytes, at most {self.limit} are allowed"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
     group: GroupId
@@ -89,13 +102,16 @@ class Group:
 
     __slots__ = (
         "arrived",
+        "barriers",
         "core",
         "id",
+        "idle_at",
+        "idle_ticks",
         "installing",
         "log",
         "machine",
-        "members",
         "persistent",
+        "sampled",
         "stopped",
         "told",
         "unflushed",
@@ -109,21 +125,31 @@ class Group:
         core: RaftCore,
         log: GroupLog,
         machine: StateMachine,
-        members: frozenset[NodeId],
         persistent: bool,
     ) -> None:
         self.id = group
         self.core = core
         self.log = log
         self.machine = machine
-        self.members = members
         self.persistent = persistent
         self.stopped: str | None = None
         self.installing = False
         self.arrived: Arrived | None = None  # a whole snapshot that the core was told of
         self.waiting_bytes = 0  # proposed by us and not yet applied
         self.unflushed = 0  # Readies whose promises wait for a flush
+        self.idle_at = Index(0)  # the log's end when it last grew, as the ticker saw it
+        self.idle_ticks = 0
+        self.sampled: tuple[Index, float] | None = None  # a proposal whose latency is measured
+        self.barriers: Barriers | None = None
         self.told: tuple[NodeId | None, Term, bool] = (None, Term(0), False)
+
+    def admits(self, sender: NodeId, term: Term) -> bool:
+        """Whether to listen to this node. A leader knows the members; others may be behind and
+        must listen to whoever may be a member by now (thesis 4.1)."""
+        core = self.core
+        if core.role is not Role.LEADER or term > core.term:
+            return True
+        return sender in core.members.everyone()
 
     def status(self) -> GroupStatus:
         return GroupStatus(

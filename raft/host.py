@@ -5,23 +5,27 @@ cutting logs.
 May not touch: the consensus rules (raft.core), what machines do with entries.
 Spec: DESIGN sections 4-6. A failing disk stops every promise of this node; a failing machine or a
 broken invariant stops its group only. A stalled loop is measured and does not cause elections:
-ticks that were missed count as one."""
+ticks that were missed count as one. Idle groups sleep and cost nothing (raft.vigil)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
+from raft.barriers import Barriers
 from raft.codec import CodecError, decode_frame
 from raft.compaction import CompactionPolicy, Compactor
 from raft.core import RaftCore
 from raft.exchange import SnapshotExchange
 from raft.group import (
+    EntryTooLarge,
     Group,
     GroupBusy,
     GroupStatus,
@@ -32,20 +36,24 @@ from raft.group import (
 from raft.group_log import GroupLog, MemoryLog
 from raft.log import RaftLog
 from raft.messages import MessageKind
+from raft.metrics import HostMetrics, HostStatistics
 from raft.ready import CoreConfig
 from raft.records import DamagedLog, StoreFailed
 from raft.rounds import Rounds
 from raft.store import LogStore
 from raft.transport import RAFT_BULK, RAFT_CONTROL, Transport
 from raft.types import GroupId, Index, NodeId, Role, SnapshotMeta, Term
+from raft.vigil import Vigil
 
 __all__ = [
     "CompactionPolicy",
+    "EntryTooLarge",
     "GroupBusy",
     "GroupStatus",
     "GroupStopped",
     "Host",
     "HostLimits",
+    "HostMetrics",
     "HostStatistics",
     "StateMachine",
     "UnknownGroup",
@@ -53,6 +61,8 @@ __all__ = [
 
 _log = logging.getLogger("raft.host")
 _SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, what waits in the sockets comes first
+_COMPACTION_SLICE: Final = 256  # sleeping groups looked at in one turn of the compactor
+_COMPLAINTS_MAX: Final = 256  # refusals remembered so that each is logged once
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +70,7 @@ class HostLimits:
     waiting_bytes_max: int = 64 << 20  # proposed and not applied, per group: then GroupBusy
     tail_bytes_max: int = 8 << 20  # log entries kept in memory per group for followers
     snapshot_streams_max: int = 4  # going out at once; further ones wait
-
-
-@dataclass(frozen=True, slots=True)
-class HostStatistics:
-    groups: int
-    leading: int
-    stopped: dict[GroupId, str]
-    healthy: bool
-    failure: str | None
-    rounds: int
-    flushes: int
-    flush_seconds_total: float
-    flush_seconds_max: float
-    written_bytes: int
-    applied_entries: int
-    refused_writes: int
-    late_ticks: int
-    loop_lag_seconds_last: float
-    loop_lag_seconds_max: float
-    snapshots_sent: int
-    snapshots_installed: int
+    entry_bytes_max: int = 64 << 20  # a larger one is refused: EntryTooLarge
 
 
 class Host:
@@ -126,6 +116,18 @@ class Host:
             exchange=self._exchange,
             failed=self.group_failed,
         )
+        self._vigil = Vigil(
+            transport=transport,
+            config=self._config,
+            groups=self._groups,
+            mark=self._rounds.mark,
+            soon=_soon,
+        )
+        self._compacted = 0  # how far the compactor's walk over sleeping groups has come
+        self._complaints: set[tuple[NodeId, GroupId]] = set()
+        self._refused_messages = self._stray_messages = self._refused_entries = 0
+        self._ticked_at = 0.0
+        self._punctual_from = 0  # the tick since which none was late
         self._running = False
         self._stop = asyncio.Event()
         self._ended = asyncio.Event()
@@ -145,12 +147,17 @@ class Host:
         applied: Index,
         learners: Sequence[NodeId] = (),
         persistent: bool = True,
+        log_lost: bool = False,
     ) -> None:
-        """Take part in a group. `applied` is where the machine's durable state stands. Raises
-        DamagedLog when the log is damaged, or does not reach to where the machine stands."""
+        """Take part in a group. `applied` is where the machine's durable state stands. `voters`
+        and `learners` are those the group began with; its log knows how they changed. Raises
+        DamagedLog when the log is damaged, or does not reach to where the machine stands. Then
+        an empty machine may come back with `log_lost`: the rest of the log is given up, and the
+        member gives no vote until it has caught up. So does a member whose log was in memory
+        only (`persistent` is False) when it has been here before."""
         if group in self._groups:
             raise ValueError(f"group {group} is here already")
-        log: GroupLog = self._store.reader(group) if persistent else MemoryLog(group)
+        log = self._open_log(group, persistent=persistent, log_lost=log_lost)
         if persistent:
             self._exchange.complete_after_crash(log, applied)
         if not log.first_index() - 1 <= applied <= log.last_index():
@@ -167,20 +174,32 @@ class Host:
             applied=applied,
         )
         self._groups[group] = held = Group(
-            group,
-            core=core,
-            log=log,
-            machine=machine,
-            members=frozenset((*voters, *learners)) - {self.node},
-            persistent=persistent,
+            group, core=core, log=log, machine=machine, persistent=persistent
         )
-        self._rounds.mark(held)
+        self._touch(held)
+
+    def _open_log(self, group: GroupId, *, persistent: bool, log_lost: bool) -> GroupLog:
+        if persistent:
+            return self._store.give_up_log(group) if log_lost else self._store.reader(group)
+        log = MemoryLog(group)
+        if self._store.exists(group):
+            hard_state = self._store.hard_state(group).after_loss()
+            log.record = log.record.with_hard_state(hard_state)
+        return log
+
+    def _touch(self, group: Group) -> None:
+        """Something was put into its core: look at it in the next round."""
+        self._vigil.rouse(group)
+        self._rounds.mark(group)
 
     def remove_group(self, group: GroupId, *, wipe: bool) -> None:
         """Take part no longer. Wipe: its log and votes are forgotten, for a group that is gone."""
         held = self._groups.pop(group, None)
         if held is not None:
             held.stopped = "removed"
+            if held.barriers is not None:
+                held.barriers.fail(None)
+            self._vigil.forget(held)
             self._rounds.forget(held)
             self._exchange.forget(held)
         if wipe:
@@ -194,17 +213,54 @@ class Host:
     def propose(self, group: GroupId, data: bytes) -> tuple[Term, Index]:
         """Append to the log of a group that we lead. It is committed when apply() sees an entry
         of this index with this term; with another term, it was lost. Raises NotLeader,
-        GroupBusy, GroupStopped or UnknownGroup, all definite."""
-        held = self._held(group)
-        if held.stopped is not None or not self._running:
-            raise GroupStopped(group, held.stopped or "the node does not run")
+        GroupBusy, EntryTooLarge, GroupStopped or UnknownGroup, all definite."""
+        held = self._working(group)
+        if len(data) > self._limits.entry_bytes_max:
+            self._refused_entries += 1
+            self._complain(
+                self.node, group, f"an entry of {len(data)} bytes is refused, it is too large"
+            )
+            raise EntryTooLarge(len(data), self._limits.entry_bytes_max)
         waiting = held.waiting_bytes + len(data)
         if held.waiting_bytes and waiting > self._limits.waiting_bytes_max:
             raise GroupBusy(group, held.waiting_bytes)
         index = held.core.propose(data)
         held.waiting_bytes = waiting
-        self._rounds.mark(held)
+        if held.sampled is None:
+            held.sampled = (index, time.monotonic())
+        self._touch(held)
         return held.core.term, index
+
+    def change_members(
+        self, group: GroupId, *, voters: Sequence[NodeId], learners: Sequence[NodeId] = ()
+    ) -> tuple[Term, Index]:
+        """Begin to make these the members of a group that we lead (RaftCore.change_members).
+        Raises ChangeRefused, NotLeader, GroupStopped or UnknownGroup, all definite."""
+        held = self._working(group)
+        index = held.core.change_members(voters=voters, learners=learners)
+        self._touch(held)
+        return held.core.term, index
+
+    async def read_barrier(self, group: GroupId, *, lease: bool = False) -> Index:
+        """Returns when the machine of a group that we lead shows all that was committed before
+        the call. `lease`: without asking the others while our lease holds, if the configuration
+        allows it. Raises NotLeader, also when leadership is lost meanwhile."""
+        held = self._working(group)
+        loop = asyncio.get_running_loop()
+        if held.barriers is None:
+            held.barriers = Barriers()
+        future: asyncio.Future[Index] = loop.create_future()
+        context = held.barriers.open(future)
+        on_time = (
+            loop.time() - self._ticked_at <= 2 * self._tick_seconds
+            and self._ticks - self._punctual_from > self._config.election_ticks
+        )
+        try:
+            held.core.read_index(context, lease=lease and on_time)
+            self._touch(held)
+            return await future
+        finally:
+            held.barriers.drop(context)
 
     def leader(self, group: GroupId) -> NodeId | None:
         held = self._held(group)
@@ -217,13 +273,14 @@ class Host:
         """Hand leadership over. Raises NotLeader."""
         held = self._held(group)
         held.core.transfer_leader(to)
-        self._rounds.mark(held)
+        self._touch(held)
 
     def campaign(self, group: GroupId) -> None:
         """Try to become leader now."""
         held = self._held(group)
+        held.core.wake()
         held.core.campaign()
-        self._rounds.mark(held)
+        self._touch(held)
 
     def status(self, group: GroupId) -> GroupStatus:
         return self._held(group).status()
@@ -231,6 +288,8 @@ class Host:
     def statistics(self) -> HostStatistics:
         rounds, store = self._rounds, self._store.statistics()
         held = self._groups.values()
+        flushes = rounds.flush_latency.snapshot()
+        waiting_groups, waiting_batches, waiting_promises = rounds.depths()
         return HostStatistics(
             groups=len(held),
             leading=sum(group.core.role is Role.LEADER for group in held),
@@ -238,9 +297,9 @@ class Host:
             healthy=self.failure is None and store.healthy,
             failure=str(self.failure) if self.failure is not None else store.failure,
             rounds=rounds.rounds,
-            flushes=rounds.flushes,
-            flush_seconds_total=rounds.flush_seconds_total,
-            flush_seconds_max=rounds.flush_seconds_max,
+            flushes=flushes.count,
+            flush_seconds_total=flushes.seconds_total,
+            flush_seconds_max=flushes.seconds_max,
             written_bytes=store.written_bytes,
             applied_entries=rounds.applied_entries,
             refused_writes=store.refusals,
@@ -249,6 +308,25 @@ class Host:
             loop_lag_seconds_max=self._lag_max,
             snapshots_sent=self._exchange.sent,
             snapshots_installed=self._exchange.installed,
+            awake=len(self._vigil.awake),
+            recovering=sum(group.core.recovering for group in held),
+            waiting_groups=waiting_groups,
+            waiting_batches=waiting_batches,
+            waiting_promises=waiting_promises,
+            waiting_bytes=sum(group.waiting_bytes for group in held),
+            refused_messages=self._refused_messages,
+            stray_messages=self._stray_messages,
+            refused_entries=self._refused_entries,
+            flush_latency=flushes,
+            commit_latency=rounds.commit_latency.snapshot(),
+        )
+
+    def metrics(self) -> HostMetrics:
+        groups = self._groups.values()
+        return HostMetrics(
+            self.statistics(),
+            terms={group.id: group.core.term for group in groups},
+            leaders={group.id: group.core.leader for group in groups},
         )
 
     # life
@@ -294,25 +372,41 @@ class Host:
             self._lag_max = max(self._lag_max, lag)
             if lag > self._tick_seconds:
                 self._late_ticks += 1
+                self._punctual_from = self._ticks
                 await asyncio.sleep(_SOCKET_GRACE_SECONDS)
                 due = loop.time() + self._tick_seconds
             else:
                 due += self._tick_seconds
+            self._ticked_at = loop.time()
             self._tick()
 
     def _tick(self) -> None:
         if self.failure is not None:
             return
         self._ticks += 1
-        for group in self._groups.values():
+        self._vigil.tick()
+        for group in list(self._vigil.awake.values()):
             if group.stopped is None:
                 self._tick_group(group)
+            else:
+                self._vigil.forget(group)
         if self._ticks % self._compactor.policy.every_ticks == 0:
             self._exchange.sweep()
             try:
-                self._compactor.run(self._groups.values())
+                self._compactor.run(self._to_compact())
             except StoreFailed as error:
                 self.store_failed(error)
+
+    def _to_compact(self) -> list[Group]:
+        """Those awake, and in turn a few of those that sleep: their state may have become
+        durable since."""
+        awake = self._vigil.awake
+        if len(awake) == len(self._groups):
+            return list(awake.values())
+        start = self._compacted if self._compacted < len(self._groups) else 0
+        self._compacted = start + _COMPACTION_SLICE
+        slept = islice(self._groups.values(), start, self._compacted)
+        return [*awake.values(), *(group for group in slept if group.id not in awake)]
 
     def _tick_group(self, group: Group) -> None:
         try:
@@ -320,25 +414,45 @@ class Host:
         except Exception as error:  # noqa: BLE001 - ends this group, loudly
             self.group_failed(group, error)
             return
+        self._vigil.ticked(group)
         if group.core.has_ready():
             self._rounds.mark(group)
 
     def _on_frame(self, sender: NodeId, view: memoryview) -> None:
-        """Messages of a peer. Raises CodecError, which ends that connection."""
+        """Messages of a peer, perhaps none: then it only says that it is there. Raises
+        CodecError, which ends that connection."""
+        self._vigil.heard(sender)
         for group_id, message in decode_frame(view):
             if message.sender != sender or message.to != self.node:
                 raise CodecError(f"a message from {message.sender} to {message.to}")
             group = self._groups.get(group_id)
-            if group is None or group.stopped is not None or not self._running:
+            if group is None:
+                self._stray_messages += 1
+                self._complain(sender, group_id, "a message for a group that is not here")
                 continue
-            if sender not in group.members or message.kind is MessageKind.SNAPSHOT:
-                continue  # a snapshot is believed only after its chunks (raft.exchange)
+            if group.stopped is not None or not self._running:
+                continue
+            if not group.admits(sender, message.term):
+                self._refused_messages += 1
+                self._complain(sender, group_id, "a message of a node that is no member")
+                continue
+            if message.kind is MessageKind.SNAPSHOT:
+                continue  # it is believed only after its chunks (raft.exchange)
             try:
                 group.core.step(message)
             except Exception as error:  # noqa: BLE001 - ends this group, loudly
                 self.group_failed(group, error)
             else:
-                self._rounds.mark(group)
+                self._touch(group)
+
+    def _complain(self, sender: NodeId, group: GroupId, what: str) -> None:
+        """One line per node and group: the rest is counted."""
+        if (sender, group) in self._complaints:
+            return
+        if len(self._complaints) >= _COMPLAINTS_MAX:
+            self._complaints.clear()
+        self._complaints.add((sender, group))
+        _log.info("%s (from node %d, group %d)", what, sender, group)
 
     # supervision (called by rounds and installer)
 
@@ -364,6 +478,9 @@ class Host:
             self._on_failure(error)
 
     def _tell_stopped(self, group: Group) -> None:
+        self._vigil.forget(group)
+        if group.barriers is not None:
+            group.barriers.fail(None)
         try:
             group.machine.leader_changed(leader=None, term=group.core.term, ours=False)
         except Exception:  # noqa: BLE001 - logged; the group is stopped anyway
@@ -381,8 +498,18 @@ class Host:
     def held(self, group: GroupId) -> Group | None:
         return self._groups.get(group)
 
+    def _working(self, group: GroupId) -> Group:
+        held = self._held(group)
+        if held.stopped is not None or not self._running:
+            raise GroupStopped(group, held.stopped or "the node does not run")
+        return held
+
     def _held(self, group: GroupId) -> Group:
         held = self._groups.get(group)
         if held is None:
             raise UnknownGroup(f"group {group} is not on this node")
         return held
+
+
+def _soon(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)

@@ -294,7 +294,7 @@ class Leading:
             and self.reads.lease_holds(self.ticks, lease_ticks=config.election_ticks // 2)
         )
         if by_lease or "read_unconfirmed" in config.bugs:
-            self.reads.answered(self.reads.round + 1)
+            self.reads.confirm_by_lease()
         self.due = True
 
     def end_lease(self) -> None:
@@ -337,6 +337,10 @@ class Leading:
                         context=SLEEP,
                     )
                 )
+
+    def is_recovering(self, node: NodeId) -> bool:
+        peer = self.peers.get(node)
+        return peer is not None and peer.recovering
 
     # -- transfer
 

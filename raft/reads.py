@@ -54,10 +54,17 @@ class Reads:
 
     def answered(self, round_number: int) -> None:
         """A majority has answered this round or a later one."""
-        while self._waiting and self._waiting[0][0] <= round_number:
-            self.confirmed.append(self._waiting.popleft()[1])
+        self._confirm(round_number)
         while self._sent and self._sent[0][0] <= round_number:
             self._lease_from = self._sent.popleft()[1]
+
+    def _confirm(self, round_number: int) -> None:
+        while self._waiting and self._waiting[0][0] <= round_number:
+            self.confirmed.append(self._waiting.popleft()[1])
+
+    def confirm_by_lease(self) -> None:
+        """What waits is confirmed without an answer, which leaves the lease as it is."""
+        self._confirm(self.round + 1)
 
     def lease_holds(self, now: int, *, lease_ticks: int) -> bool:
         return self._lease_from is not None and now - self._lease_from < lease_ticks

@@ -16,17 +16,18 @@ import asyncio
 import time
 from collections import deque
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from raft.codec import CONTROL_KINDS, encode_frames
 from raft.group import Group
 from raft.messages import Entry, Message, MessageKind
+from raft.metrics import Histogram
 from raft.ready import Ready
 from raft.records import StoreBusy, StoreFailed
 from raft.store import Batch, LogStore
 from raft.transport import RAFT_BULK, RAFT_CONTROL, Transport
-from raft.types import GroupId, NodeId, Role, SnapshotMeta, Term
+from raft.types import GroupId, Index, NodeId, Role, SnapshotMeta, Term
 
 _REFUSED_RETRY_SECONDS: Final = 0.002
 _BATCH_BYTES_GOAL: Final = 8 << 20  # a batch is closed once it holds this much
@@ -99,8 +100,9 @@ class Rounds:
     """Between `open` and `close` it schedules itself on the loop whenever a group is marked."""
 
     def __init__(self, *, store: LogStore, transport: Transport, supervisor: Supervisor) -> None:
-        self.rounds = self.applied_entries = self.flushes = 0
-        self.flush_seconds_total = self.flush_seconds_max = 0.0
+        self.rounds = self.applied_entries = 0
+        self.flush_latency = Histogram()
+        self.commit_latency = Histogram()
         self._store = store
         self._transport = transport
         self._supervisor = supervisor
@@ -132,6 +134,12 @@ class Rounds:
         self._dirty[group.id] = group
         if not self._scheduled and self._loop is not None:
             self._schedule(self._loop)
+
+    def depths(self) -> tuple[int, int, int]:
+        """Groups, batches and promises that wait."""
+        owed = len(self._in_flight) + sum(len(g.owed) for g in self._gatherings)
+        batches = sum(bool(g.batch) for g in self._gatherings)
+        return len(self._dirty), batches, owed
 
     def forget(self, group: Group) -> None:
         """The group is gone: nothing of it is written or answered any more."""
@@ -191,18 +199,19 @@ class Rounds:
 
     def _gather(self, group: Group, ready: Ready) -> bool:
         """What must be durable goes into the batch. Whether a promise must wait for a flush."""
-        if not group.persistent:
-            if ready.entries:
-                group.log.appended(ready.entries)
-            return False
+        if not group.persistent and ready.entries:
+            group.log.appended(ready.entries)
         if self._gatherings[-1].batch.nbytes >= _BATCH_BYTES_GOAL:
             self._gatherings.append(_Gathering(self._store.begin()))
         batch = self._gatherings[-1].batch
-        if ready.entries:
+        if ready.entries and group.persistent:
             self._store.put_entries(batch, group.id, ready.entries)
         if ready.hard_state is not None:
-            self._store.put_hard_state(batch, group.id, ready.hard_state)
-        elif not ready.entries and not group.unflushed:
+            hard_state = ready.hard_state
+            if not group.persistent:  # its promises are kept, its log is not
+                hard_state = replace(hard_state, commit=Index(0))
+            self._store.put_hard_state(batch, group.id, hard_state)
+        elif not (ready.entries and group.persistent) and not group.unflushed:
             return False
         group.unflushed += 1
         return True
@@ -219,6 +228,9 @@ class Rounds:
                 self._supervisor.snapshot_unused(group)
             if ready.committed:
                 self._apply(group, ready.committed)
+            if group.barriers is not None:
+                group.barriers.confirmed(ready.reads)
+                group.barriers.applied(group.core.applied_index)
         except Exception as error:  # noqa: BLE001 - ends this group, loudly
             self._supervisor.group_failed(group, error)
             return
@@ -230,7 +242,10 @@ class Rounds:
         if facts != group.told:
             group.told = facts
             group.waiting_bytes = 0
+            group.sampled = None
             leader, term, ours = facts
+            if group.barriers is not None and not ours:
+                group.barriers.fail(leader)
             group.machine.leader_changed(leader=leader, term=term, ours=ours)
 
     def _apply(self, group: Group, committed: list[Entry]) -> None:
@@ -239,7 +254,11 @@ class Rounds:
         if group.waiting_bytes:
             size = sum(len(entry.data) for entry in committed)
             group.waiting_bytes = max(0, group.waiting_bytes - size)
-        group.core.applied(committed[-1].index)
+        index = committed[-1].index
+        if group.sampled is not None and group.sampled[0] <= index:
+            self.commit_latency.observe(time.monotonic() - group.sampled[1])
+            group.sampled = None
+        group.core.applied(index)
         if group.core.has_ready():
             self.mark(group)
 
@@ -282,10 +301,7 @@ class Rounds:
         if error is not None:
             self._supervisor.store_failed(error)
             return
-        seconds = time.monotonic() - began
-        self.flushes += 1
-        self.flush_seconds_total += seconds
-        self.flush_seconds_max = max(self.flush_seconds_max, seconds)
+        self.flush_latency.observe(time.monotonic() - began)
         durable, self._in_flight = self._in_flight, []
         self._settle(durable)
         self._advance()

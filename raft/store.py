@@ -34,6 +34,7 @@ from raft.records import (
     WrongDirectory,
     entry_value,
     group_value,
+    read_group,
 )
 from raft.types import GroupId, HardState, Index, SnapshotMeta
 
@@ -219,15 +220,35 @@ class LogStore:
         """Forget the group, also a damaged one."""
         batch.removed.add(group)
 
+    def give_up_log(self, group: GroupId) -> GroupLog:
+        """Forget the entries of a damaged log and keep its promises: the member has lost its
+        log from now on (raft.member). Written, not flushed. Raises DamagedLog when the group
+        record itself is damaged: what it promised is not known, so it must stay away."""
+        column = self._columns["raft"]
+        value = column.get(KEY.pack(group, 0))
+        if value is None:
+            raise DamagedLog(group, Index(0), "there is no group record")
+        record = GroupRecord(read_group(group, value).hard_state.after_loss())
+        raw, handle = WriteBatch(raw_mode=True), self._log_handle
+        raw.delete_range(KEY.pack(group, 1), KEY.pack(group, _LAST_INDEX), handle)
+        raw.put(KEY.pack(group, 0), group_value(group, record), handle)
+        self._logs.pop(group, None)
+        self._write(raw, self._patient)
+        return self.reader(group)
+
     def write(self, batch: Batch, *, may_wait: bool = False) -> None:
         """Write without flushing. Raises StoreBusy (nothing written, the batch stays good; not
         with may_wait, which is for rare and small writes) or StoreFailed (final)."""
         if self.failure is not None:
             raise StoreFailed("the log store has failed before") from self.failure
         raw, records = self._build(batch)
+        self._write(raw, self._patient if may_wait else self._write_options)
+        self._note(batch, records)
+
+    def _write(self, raw: WriteBatch, options: RocksWriteOptions) -> None:
         size = raw.size_in_bytes()
         try:
-            self.db.write(raw, self._patient if may_wait else self._write_options)
+            self.db.write(raw, options)
         except Exception as error:
             if "Write stall" in str(error):
                 self._refusals += 1
@@ -236,7 +257,6 @@ class LogStore:
             raise StoreFailed(f"writing the log failed: {error}") from error
         self._writes += 1
         self._written_bytes += size
-        self._note(batch, records)
 
     def flush(self) -> None:
         """Blocking: everything written before the call is on disk after it."""

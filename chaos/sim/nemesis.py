@@ -97,6 +97,8 @@ class Nemesis:
         for node in cluster.nodes.values():
             logs = [node.disk.durable.log, node.disk.live.log]
             configurations = [known for log in logs for _, known in log.configurations()]
+            if node.up:
+                configurations.append(node.core.members)
             for members in (cluster.begun_with, *configurations):
                 if any(0 < len(side) < 3 for side in (members.voters, members.outgoing)):
                     return False
@@ -233,6 +235,8 @@ class Nemesis:
 
     def _change_members(self) -> None:
         leader = self._leader()
+        if not self._nothing_lost():
+            return  # a member that may not vote could become one that is needed
         nodes = list(self._cluster.nodes)
         self._luck.shuffle(nodes)
         size = self._luck.choices((1, 2, 3, 4, 5), (2, 3, 10, 4, 6))[0]
@@ -240,6 +244,8 @@ class Nemesis:
         learners = rest[: self._luck.randint(0, len(rest))]
 
         def change(core: RaftCore) -> None:
+            if not self._nothing_lost():
+                return
             try:
                 core.change_members(voters=voters, learners=learners)
             except (NotLeader, ChangeRefused):
