@@ -120,6 +120,16 @@ class ApiService:
             taken = self._take(sub, *run.message(row), origin=origin) or taken
         return taken
 
+    def deliver_acks(
+        self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]
+    ) -> None:
+        for stream, consumer, stream_seqs, consumer_seqs in acks:
+            name = stream.decode(errors="replace")
+            assignment = self.node.meta.get(sub.account.name, name)
+            if assignment is not None:
+                group = assignment.group
+                self.node.errands.add_acks((group, consumer, stream_seqs, consumer_seqs))
+
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:

@@ -20,10 +20,13 @@ CHANNEL_ERRANDS = 23
 TURN_MAX = 4096  # errands for one leader before a frame is sent in the middle of a turn
 TURN_BYTES_MAX = 1 << 20  # and bytes for all leaders: an ack's payload may be as large as any
 
+CHANNEL_ACKS = 24
+AckErrand = tuple[int, bytes, list[int], list[int]]  # group, consumer, stream and consumer seqs
 Errand = tuple[int, bytes, bytes, bytes, bytes]  # group, subject, reply, headers, payload
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Errand]).decode
+_decode_acks = msgspec.msgpack.Decoder(list[AckErrand]).decode
 
 
 @dataclass(slots=True)
@@ -32,9 +35,11 @@ class Errands:
     leader: Callable[[int], NodeId | None]
     send: Callable[[NodeId, int, bytes], bool]
     take: Callable[[Errand], None]
+    take_acks: Callable[[AckErrand], None]
     before_send: Callable[[], None]
     dropped: int = 0
     _collected: dict[NodeId, list[Errand]] = field(default_factory=dict)
+    _acks: dict[NodeId, list[AckErrand]] = field(default_factory=dict)
     _collected_bytes: int = 0
     _scheduled: bool = False
 
@@ -58,6 +63,19 @@ class Errands:
             asyncio.get_running_loop().call_soon(self._turn)
         return True
 
+    def add_acks(self, acks: AckErrand) -> None:
+        """Plain acks of one consumer; without a leader they are dropped and delivered again."""
+        leader = self.leader(acks[0])
+        if leader is None:
+            self.dropped += len(acks[2])
+        elif leader == self.node:
+            self.take_acks(acks)
+        else:
+            self._acks.setdefault(leader, []).append(acks)
+            if not self._scheduled:
+                self._scheduled = True
+                asyncio.get_running_loop().call_soon(self._turn)
+
     def _turn(self) -> None:
         self._scheduled = False
         self.flush()
@@ -70,6 +88,15 @@ class Errands:
         for leader, errands in collected.items():
             if not self.send(leader, CHANNEL_ERRANDS, _encode(errands)):
                 self.dropped += len(errands)
+
+        gathered, self._acks = self._acks, {}
+        for leader, acks in gathered.items():
+            if not self.send(leader, CHANNEL_ACKS, _encode(acks)):
+                self.dropped += sum(len(ack[2]) for ack in acks)
+
+    def received_acks(self, _peer: NodeId, frame: bytes) -> None:
+        for acks in _decode_acks(frame):
+            self.take_acks(acks)
 
     def received(self, _peer: NodeId, frame: bytes) -> None:
         for errand in _decode(frame):

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from broker.cluster.errands import Errand
+from broker.cluster.errands import AckErrand, Errand
 from broker.cluster.sending import Sender
 from broker.jetstream.ack import parse_ack_subject
 from broker.jetstream.api import parse_api_subject
@@ -152,6 +152,14 @@ class Leading:
             engine.pull(payload, reply, now)
             self._listening[engine] = None
         self._wake(engine)
+
+    def acks(self, errand: AckErrand) -> None:
+        """Plain acks of one consumer, many at once."""
+        _, name, stream_seqs, consumer_seqs = errand
+        engine = self.engines.get(name.decode(errors="replace"))
+        if engine is not None:
+            engine.ack_many(stream_seqs, consumer_seqs)
+            self._wake(engine)
 
     def applied(self, *, stored: bool, consumers: list[str]) -> None:
         """Entries were applied: new messages, or changed consumers, or neither."""

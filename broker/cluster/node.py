@@ -20,7 +20,7 @@ import msgspec
 
 from broker.cluster.advising import Advising
 from broker.cluster.alone import Alone
-from broker.cluster.errands import CHANNEL_ERRANDS, Errand, Errands
+from broker.cluster.errands import CHANNEL_ACKS, CHANNEL_ERRANDS, AckErrand, Errand, Errands
 from broker.cluster.formation import Candidate, Formation, Founding, write_durably
 from broker.cluster.leaders import NO_LEADER_WITHIN_S, Leaders
 from broker.cluster.leading import Leading
@@ -132,6 +132,7 @@ class JetStreamNode:
             leader=self.leader,
             send=self.mesh.send,
             take=self._errand,
+            take_acks=self._take_acks,
             before_send=self.mesh.interest.flush,
         )
         self.advising = Advising(self)
@@ -154,6 +155,7 @@ class JetStreamNode:
         mesh.register(CHANNEL_PUBLISHED, self._received_published)
         mesh.register(CHANNEL_LEADS, self._received_leads)
         mesh.register(CHANNEL_ERRANDS, self.errands.received)
+        mesh.register(CHANNEL_ACKS, self.errands.received_acks)
         self.tenancy.start()
         mesh.rpc.register("meta", self._serve_meta)
         mesh.rpc.register("candidate", self._serve_candidate)
@@ -393,6 +395,11 @@ class JetStreamNode:
         replica = self.replicas.get(errand[0])
         if replica is not None and replica.leading is not None:
             replica.leading.errand(errand)
+
+    def _take_acks(self, acks: AckErrand) -> None:
+        replica = self.replicas.get(acks[0])
+        if replica is not None and replica.leading is not None:
+            replica.leading.acks(acks)
 
     # -- changes of the meta group --------------------------------------------------------------
 

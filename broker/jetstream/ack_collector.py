@@ -70,6 +70,16 @@ class AckCollector:
         if reply:
             self._confirms.append(reply)
 
+    def take_many(self, stream_seqs: list[int], consumer_seqs: list[int]) -> None:
+        """As `take` for acks without replies."""
+        if self._all:
+            for pair in zip(stream_seqs, consumer_seqs, strict=True):
+                self._arrived_up_to = max(self._arrived_up_to, pair)
+            return
+        self._arrived += stream_seqs
+        if self.sampler is not None:
+            self.sampler.heard.update(zip(stream_seqs, consumer_seqs, strict=True))
+
     def settle(self, now: int) -> None:
         """Bring the live state up to date."""
         live, redelivery = self._cursor.live, self._cursor.redelivery

@@ -129,6 +129,20 @@ class Delivery:
         else:
             self._special_ack(stream_seq, consumer_seq, payload, reply, now)
 
+    def ack_many(self, stream_seqs: list[int], consumer_seqs: list[int]) -> None:
+        """Plain acks without replies, in the order they came."""
+        cursor = self._cursor
+        if not cursor.tracked:
+            return
+        self._acks_came = True
+        delivered = cursor.live.stream_seq
+        if max(stream_seqs) > delivered:  # acks of what was never sent
+            pairs = zip(stream_seqs, consumer_seqs, strict=True)
+            sent = [pair for pair in pairs if pair[0] <= delivered]
+            stream_seqs = [pair[0] for pair in sent]
+            consumer_seqs = [pair[1] for pair in sent]
+        self._acks.take_many(stream_seqs, consumer_seqs)
+
     def flow_control_reply(self, subject: bytes) -> None:
         """A client answered a flow control request."""
         if self._push is not None and self._push.flow is not None:

@@ -11,12 +11,14 @@ from random import randrange
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from broker.accounts import Account
-from broker.subjects import Match, Origin, Sink, SinkKind, Subscription
+from broker.subjects import AckSink, Match, Origin, Sink, SinkKind, Subscription
 
 if TYPE_CHECKING:
     from broker.server.client_sink import ClientSink
     from broker.wire import PubRun
 
+ACK_PREFIX = b"$JS.ACK."
+AckGroup: TypeAlias = tuple[bytes, bytes, list[int], list[int]]
 InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
 
 
@@ -83,6 +85,9 @@ class Router:
 
     def publish_run(self, origin: Publisher, run: PubRun) -> None:
         """Every message of the run to everybody who wants it, in order."""
+        acks = run.plain_acks()
+        if acks is not None and not origin.guarded and self._take_acks(origin, acks):
+            return
         match = origin.account.subs.match
         for subject, start, stop in run.segments():
             if origin.guarded and not origin.may_publish(run, subject, start, stop):
@@ -99,6 +104,16 @@ class Router:
                 covered = self._fan_out(origin, found, run, start, stop)
             if covered < stop and origin.no_responders and run.any_reply(covered, stop):
                 self._tell_no_responders(origin, run, covered, stop)
+
+    def _take_acks(self, origin: Publisher, acks: list[AckGroup]) -> bool:
+        """Acks differ in every subject: one answer for the whole family saves a lookup each.
+        False when somebody else listens there too."""
+        found = origin.account.subs.match_family(ACK_PREFIX)
+        sub = found.single if found is not None else None
+        if sub is None or sub.sink.kind is not SinkKind.SERVICE:
+            return False
+        cast(AckSink, sub.sink).deliver_acks(sub, acks)
+        return True
 
     def publish(
         self,

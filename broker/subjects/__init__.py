@@ -8,11 +8,12 @@ from broker.subjects.grammar import (
     tokens,
     valid_subject,
 )
-from broker.subjects.subscription import Origin, Sink, SinkKind, Subscription, Tenant
+from broker.subjects.subscription import AckSink, Origin, Sink, SinkKind, Subscription, Tenant
 from broker.subjects.tree import NO_MATCH, Match, SubjectTree, TreeStatistics
 
 __all__ = [
     "NO_MATCH",
+    "AckSink",
     "Match",
     "Origin",
     "Sink",

@@ -57,6 +57,15 @@ class Sink(Protocol):
         """Queue the messages start..stop of the run; all of them have the same subject."""
 
 
+class AckSink(Sink, Protocol):
+    """A service that takes acknowledgements in bulk."""
+
+    def deliver_acks(
+        self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]
+    ) -> None:
+        """Groups of stream, consumer, stream sequences and consumer sequences."""
+
+
 @dataclass(slots=True, eq=False)
 class Subscription:
     """One SUB, one peer's interest, one stream subject or one service subject."""

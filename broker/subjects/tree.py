@@ -94,6 +94,7 @@ class SubjectTree:
         self._young: dict[bytes, Match] = {}
         self._old: dict[bytes, Match] = {}
         self._prefixes: dict[bytes, Match | None] = {}
+        self._families: dict[bytes, Match | None] = {}  # asked for a few fixed prefixes only
         self.statistics = TreeStatistics()
 
     def __len__(self) -> int:
@@ -169,6 +170,14 @@ class SubjectTree:
         self._prefixes[prefix] = found
         return found
 
+    def match_family(self, prefix: bytes) -> Match | None:
+        """The one result of `prefix` + any tokens at all; None when they matter."""
+        try:
+            return self._families[prefix]
+        except KeyError:
+            found = self._families[prefix] = self._find_family(prefix)
+            return found
+
     def __iter__(self) -> Iterator[Subscription]:
         stack = [self._root]
         while stack:
@@ -184,6 +193,7 @@ class SubjectTree:
         return len(self._young) + len(self._old)
 
     def _forget(self, subject: bytes) -> None:
+        self._families.clear()
         if has_wildcard(subject):
             self._young.clear()
             self._old.clear()
@@ -216,7 +226,8 @@ class SubjectTree:
         hits.extend(level)
         return _pooled(hits)
 
-    def _find_prefix(self, prefix: bytes) -> Match | None:
+    def _below(self, prefix: bytes) -> tuple[list[_Node], list[_Node]] | None:
+        """What any subject with this prefix hits on the way, and the nodes where it goes on."""
         parts = prefix.split(b".")
         if parts.pop() != b"" or b"" in parts:  # it must end in a dot
             return None
@@ -233,6 +244,25 @@ class SubjectTree:
                 if child is not None:
                     following.append(child)
             level = following
+        return hits, level
+
+    def _find_family(self, prefix: bytes) -> Match | None:
+        below = self._below(prefix)
+        if below is None:
+            return None
+        hits, level = below
+        for node in level:
+            if node.children or node.star is not None:
+                return None
+            if node.tail is not None:
+                hits.append(node.tail)
+        return _pooled(hits)
+
+    def _find_prefix(self, prefix: bytes) -> Match | None:
+        below = self._below(prefix)
+        if below is None:
+            return None
+        hits, level = below
         for node in level:
             if any(child.taken() for child in node.children.values()):
                 return None

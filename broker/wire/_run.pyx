@@ -16,6 +16,25 @@ cdef Py_ssize_t FIRST_RECORDS = 16
 cdef Py_ssize_t BUFFER_BYTES_MAX = 0xFFFFFFFF
 
 
+cdef bint digits(const char* text, Py_ssize_t start, Py_ssize_t stop):
+    """1 to 18 decimal digits, so that the number fits."""
+    cdef Py_ssize_t at
+    if stop - start < 1 or stop - start > 18:
+        return False
+    for at in range(start, stop):
+        if text[at] < c"0" or text[at] > c"9":
+            return False
+    return True
+
+
+cdef long long number(const char* text, Py_ssize_t start, Py_ssize_t stop):
+    cdef long long value = 0
+    cdef Py_ssize_t at
+    for at in range(start, stop):
+        value = value * 10 + (text[at] - c"0")
+    return value
+
+
 @cython.final
 cdef class PubRun:
     def __cinit__(self):
@@ -98,6 +117,54 @@ cdef class PubRun:
         for i in range(start, stop):
             total += self.records[i].size
         return total
+
+    def plain_acks(self):
+        cdef list groups = []
+        cdef list stream_seqs = None
+        cdef list consumer_seqs = None
+        cdef const char* named = NULL  # "stream.consumer" of the group that grows
+        cdef Py_ssize_t named_size = 0
+        cdef Py_ssize_t i, at, size, dots, begin
+        cdef Py_ssize_t marks[8]  # where the eight dots of an ack subject stand
+        cdef const char* subject
+        cdef PubRecord* record
+        for i in range(self.count):
+            record = &self.records[i]
+            subject = self.base + record.subject
+            size = record.subject_size
+            if size < 9 or memcmp(subject, b"$JS.ACK.", 8) != 0 or record.reply_size:
+                return None
+            if record.header_size or not (record.size == 0 or (
+                record.size == 4 and memcmp(self.base + record.body, b"+ACK", 4) == 0
+            )):
+                return None
+            dots = 0
+            for at in range(size):
+                if subject[at] == c".":
+                    if dots == 8:
+                        return None
+                    marks[dots] = at
+                    dots += 1
+            if dots != 8:
+                return None
+            if not (digits(subject, marks[4] + 1, marks[5])
+                    and digits(subject, marks[5] + 1, marks[6])):
+                return None
+            begin = marks[1] + 1
+            if named == NULL or named_size != marks[3] - begin or memcmp(
+                named, subject + begin, named_size
+            ) != 0:
+                named = subject + begin
+                named_size = marks[3] - begin
+                stream_seqs = []
+                consumer_seqs = []
+                groups.append((
+                    subject[begin:marks[2]], subject[marks[2] + 1:marks[3]],
+                    stream_seqs, consumer_seqs,
+                ))
+            stream_seqs.append(number(subject, marks[4] + 1, marks[5]))
+            consumer_seqs.append(number(subject, marks[5] + 1, marks[6]))
+        return groups or None
 
     def encode(self, Py_ssize_t start, Py_ssize_t stop, bytes sid not None, bint headers_ok):
         self.check(start, stop)

@@ -11,6 +11,9 @@ from typing import final
 
 from broker.wire.encode_py import encode_msg
 
+_ACK_TOKENS = 9
+_ACK_DIGITS_MAX = 18  # fits a signed 64-bit number whatever the digits
+AckGroup = tuple[bytes, bytes, list[int], list[int]]  # stream, consumer, stream seqs, consumer seqs
 Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
 
 
@@ -57,6 +60,28 @@ class PubRun:
         """Header and payload bytes of the range."""
         self._check(start, stop)
         return sum(len(headers) + len(data) for _, _, headers, data in self._messages[start:stop])
+
+    def plain_acks(self) -> list[AckGroup] | None:
+        """Stream, consumer, stream and consumer sequences, when the run is nothing but plain
+        acknowledgements that want no answer; consecutive ones of a consumer are one group.
+        None when any message of the run is something else."""
+        groups: list[AckGroup] = []
+        for subject, reply, headers, payload in self._messages:
+            tokens = subject.split(b".")
+            if (
+                not subject.startswith(b"$JS.ACK.")
+                or len(tokens) != _ACK_TOKENS
+                or reply
+                or headers
+                or payload not in (b"", b"+ACK")
+                or not all(0 < len(t) <= _ACK_DIGITS_MAX and t.isdigit() for t in tokens[5:7])
+            ):
+                return None
+            if not groups or groups[-1][:2] != (tokens[2], tokens[3]):
+                groups.append((tokens[2], tokens[3], [], []))
+            groups[-1][2].append(int(tokens[5]))
+            groups[-1][3].append(int(tokens[6]))
+        return groups or None
 
     def encode(self, start: int, stop: int, sid: bytes, headers_ok: bool) -> bytes:  # noqa: FBT001
         """The range as one subscriber receives it; headers are cut off unless `headers_ok`."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from broker.cluster import errands as module
-from broker.cluster.errands import CHANNEL_ERRANDS, Errand, Errands
+from broker.cluster.errands import (
+    CHANNEL_ACKS,
+    CHANNEL_ERRANDS,
+    AckErrand,
+    Errand,
+    Errands,
+)
 from raft import NodeId
 from tests.cluster.fakes import run, turns
 
@@ -17,18 +23,23 @@ class Bench:
         self.leaders: dict[int, NodeId | None] = {10: US, 20: ONE, 21: ONE, 30: TWO, 40: None}
         self.log: list[tuple[NodeId, bytes] | str] = []  # "interest", or what was sent
         self.taken: list[Errand] = []
+        self.taken_acks: list[AckErrand] = []
+        self.ack_frames: list[tuple[NodeId, bytes]] = []
         self.full = False
         self.errands = Errands(
             node=US,
             leader=self.leaders.get,
             send=self._send,
             take=self.taken.append,
+            take_acks=self.taken_acks.append,
             before_send=lambda: self.log.append("interest"),
         )
 
     def _send(self, to: NodeId, channel: int, frame: bytes) -> bool:
-        assert channel == CHANNEL_ERRANDS
-        if not self.full:
+        if channel == CHANNEL_ACKS and not self.full:
+            self.ack_frames.append((to, frame))
+        elif not self.full:
+            assert channel == CHANNEL_ERRANDS
             self.log.append((to, frame))
         return not self.full
 
@@ -144,3 +155,25 @@ def test_a_frame_from_a_peer_is_taken_in_order_and_damage_is_refused() -> None:
         with pytest.raises(ValueError):  # noqa: PT011 - the transport ends the link on any
             bench.errands.received(ONE, damaged)
     assert bench.taken == []
+
+
+def test_plain_acks_of_a_turn_cross_in_one_frame_per_leader() -> None:
+    async def test() -> None:
+        bench = Bench()
+        here: AckErrand = (10, b"c", [1, 2], [1, 2])
+        there: list[AckErrand] = [(20, b"c", [5], [1]), (21, b"d", [7, 9], [3, 4])]
+        for acks in (here, *there, (40, b"x", [1, 2, 3], [1, 2, 3])):
+            bench.errands.add_acks(acks)
+        assert bench.taken_acks == [here]
+        assert bench.errands.dropped == 3, "nobody leads group 40"
+        await turns()
+        assert [to for to, _ in bench.ack_frames] == [ONE]
+        other = Bench()
+        other.errands.received_acks(US, bench.ack_frames[0][1])
+        assert other.taken_acks == there
+        bench.full = True
+        bench.errands.add_acks(there[0])
+        await turns()
+        assert bench.errands.dropped == 4
+
+    run(test())

@@ -175,3 +175,21 @@ def test_the_cache_is_bounded() -> None:
     for number in range(1000):
         assert len(tree.match(b"a.%d" % number).plain) == 1
     assert tree.cache_size <= 20
+
+
+def test_family_has_one_result_only_while_no_deeper_subscription_exists() -> None:
+    tree = SubjectTree()
+    service = subscription(b"$JS.ACK.>")
+    tree.insert(service)
+    found = tree.match_family(b"$JS.ACK.")
+    assert found is not None
+    assert found.single is service
+    spy = subscription(b"$JS.ACK.ORDERS.>")
+    tree.insert(spy)
+    assert tree.match_family(b"$JS.ACK.") is None
+    tree.remove(spy)
+    everything = subscription(b">")
+    tree.insert(everything)
+    found = tree.match_family(b"$JS.ACK.")
+    assert found is not None
+    assert set(found.plain) == {service, everything}
