@@ -111,9 +111,9 @@ def _read_all(terminal: int) -> bytes:
 
 
 @pytest.fixture(params=["single", "three"])
-def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:
+def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
     cluster: LocalCluster = request.getfixturevalue(request.param)
-    yield Cli(cluster.nodes[-1].url, tmp_path)
+    return Cli(cluster.nodes[-1].url, tmp_path)
 
 
 @pytest.fixture
