@@ -132,8 +132,7 @@ class LoadClient:
                 self.send(request)
                 asked += batch
             data = rest + self._receive()
-            end = data.rfind(b"$JS.ACK.")  # a reply may be cut off at the end of a chunk
-            cut = end if end >= 0 and b"\r\n" not in data[end:] else len(data)
+            cut = data.rfind(b"\r\n") + 2 if b"\r\n" in data else 0  # whole lines only
             replies = ACK_REPLY.findall(data, 0, cut)
             rest = data[cut:]
             got += len(replies)
