@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ID_BYTES_MAX: Final = 64
 _END: Final = b"eob"  # a commit that is not a member itself
-_NOT_A_NUMBER: Final = 2**63
+_OUT_OF_RANGE: Final = 2**63
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def _refused_at_once(stream: Stream, message: Message) -> JetStreamError | None:
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_DISABLED)
     if len(message.named[b"Nats-Batch-Id"]) > ID_BYTES_MAX:
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_INVALID_BATCH_ID)
-    if not message.named.get(b"Nats-Batch-Sequence"):
+    if not message.named.get(b"Nats-Batch-Sequence", b"").isdigit():
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_MISSING_SEQ)
     return None
 
@@ -235,7 +235,7 @@ def _full(stream: Stream, message: Message, staged: _Staged) -> JetStreamError |
 
 
 def _sequence(text: bytes) -> int:
-    return int(text) if text.isdigit() and len(text) < 20 else _NOT_A_NUMBER
+    return int(text) if len(text) < 20 else _OUT_OF_RANGE
 
 
 def _incomplete() -> JetStreamError:

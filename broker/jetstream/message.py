@@ -27,7 +27,8 @@ class Message:
     def of(cls, subject: bytes, headers: bytes, data: bytes, time_ns: int) -> Message:
         """As it is stored: without a status and without what an import added."""
         if headers and not headers.startswith(_PLAIN_START):
-            headers = wire_headers.build(b"", wire_headers.parse(headers))
+            lines = wire_headers.parse(headers)
+            headers = wire_headers.build(b"", lines) if lines else b""
         named = _named(headers) if b"\nNats-" in headers else {}
         if _REQUEST_INFO in named:
             headers = wire_headers.without(headers, _REQUEST_INFO + b":")

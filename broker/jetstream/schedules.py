@@ -169,12 +169,11 @@ def _wrong_details(stream: Stream, message: Message) -> JetStreamError | None:
     if ttl and not stream.config.allow_msg_ttl:
         return JetStreamError(ErrCode.MESSAGE_TTL_DISABLED)
     target, source = named.get(TARGET, b""), named.get(SOURCE, b"")
-    for subject, others, err_code in (
-        (target, (message.subject,), ErrCode.MESSAGE_SCHEDULES_TARGET_INVALID),
-        (source, (message.subject, target), ErrCode.MESSAGE_SCHEDULES_SOURCE_INVALID),
-    ):
-        if subject is source and not source:
-            continue
+    named_subjects = [(target, {message.subject}, ErrCode.MESSAGE_SCHEDULES_TARGET_INVALID)]
+    if source:
+        taken = {message.subject, target}
+        named_subjects.append((source, taken, ErrCode.MESSAGE_SCHEDULES_SOURCE_INVALID))
+    for subject, others, err_code in named_subjects:
         covered = any(collides(pattern, subject) for pattern in patterns)
         if subject in others or not covered or not valid_subject(subject, wildcards=False):
             return JetStreamError(err_code)

@@ -107,14 +107,8 @@ def unsupported(config: StreamConfig) -> str | None:
     (`refuse_unsupported`), since storing it would promise what nobody does.
     """
     asked = (
-        ("allow_msg_counter", config.allow_msg_counter),
-        ("allow_msg_schedules", config.allow_msg_schedules),
-        ("allow_atomic", config.allow_atomic),
         ("allow_batched", config.allow_batched),
         ("sources", config.sources),
-        ("republish", config.republish),
-        ("subject_transform", config.subject_transform),
-        ("subject_delete_marker_ttl", config.subject_delete_marker_ttl),
         ("mirror.subject_transforms", config.mirror and config.mirror.subject_transforms),
         ("mirror.consumer", config.mirror and config.mirror.consumer),
     )

@@ -14,7 +14,7 @@ from broker.jetstream.consumer_config import AckPolicy, ConsumerConfig, Priority
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream_config import PersistMode, StreamConfig
 
-API_LEVEL: Final = 1
+API_LEVEL: Final = 2
 SERVER_VERSION: Final = "2.12.0"
 """The NATS release whose behaviour a client may expect; clients choose features by it."""
 

@@ -286,14 +286,8 @@ def test_limits_of_single_streams(limits: AccountLimits, rest: str, err_code: in
 @pytest.mark.parametrize(
     ("rest", "field"),
     [
-        ('"allow_msg_counter":true', "allow_msg_counter"),
-        ('"allow_msg_schedules":true', "allow_msg_schedules"),
-        ('"allow_atomic":true', "allow_atomic"),
         ('"allow_batched":true', "allow_batched"),
         ('"sources":[{"name":"B"}]', "sources"),
-        ('"republish":{"dest":"b.>"}', "republish"),
-        ('"subject_transform":{"src":"A","dest":"b"}', "subject_transform"),
-        ('"subject_delete_marker_ttl":1000000000', "subject_delete_marker_ttl"),
     ],
 )
 def test_what_does_not_exist_yet_is_named_and_refused(rest: str, field: str) -> None:

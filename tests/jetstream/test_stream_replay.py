@@ -10,7 +10,7 @@ from stream_driver import SECOND, Driver, comparable
 
 from broker.jetstream import dedup
 from broker.jetstream.commands import PauseConsumer, ResetConsumer
-from broker.jetstream.config import Discard, Retention, Storage
+from broker.jetstream.config import Discard, Retention, Storage, SubjectTransform
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.publish import PublishResult
 from broker.jetstream.stream import Stream
@@ -32,6 +32,11 @@ def random_config(draw: random.Random) -> dict[str, Any]:
         "duplicate_window": 10 * SECOND,
         "allow_rollup_hdrs": True,
         "first_seq": draw.choice([0, 50]),
+        "allow_msg_ttl": True,
+        "subject_delete_marker_ttl": draw.choice([0, 0, 3 * SECOND]),
+        "allow_atomic": True,
+        "allow_msg_schedules": True,
+        "subject_transform": draw.choice([None, SubjectTransform("s.c.*", "s.{{random(3)}}.$1")]),
     }
 
 
@@ -48,9 +53,18 @@ def random_rows(draw: random.Random) -> list[tuple[bytes, dict[str, str], bytes]
                 ("Nats-Expected-Last-Msg-Id", str(draw.randint(1, 3))),
                 ("Nats-Msg-Id", str(draw.randint(1, 3))),
                 ("Nats-Rollup", draw.choice(["sub"] * 9 + ["all"])),
+                ("Nats-TTL", draw.choice(["1", "5s", "never", "0"])),
+                ("Nats-Batch-Id", draw.choice(["a", "b", "c"])),
+                ("Nats-Batch-Id", draw.choice(["a", "b", "c"])),
+                ("Nats-Schedule", draw.choice(["@every 2s", "@at 1970-01-01T00:17:00Z"])),
                 ("k", "v"),
             ])  # fmt: skip
             pairs[name] = value
+            if name == "Nats-Batch-Id":
+                pairs["Nats-Batch-Sequence"] = str(draw.choice([1, 1, 2, 2, 3]))
+                pairs |= draw.choice([{}, {}, {"Nats-Batch-Commit": "1"}])
+            if name == "Nats-Schedule":
+                pairs["Nats-Schedule-Target"] = "s.d"
         rows.append((draw.choice(SUBJECTS), pairs, draw.randbytes(draw.randint(0, 12))))
     return rows
 
@@ -79,7 +93,8 @@ class History:
             case 7 if draw.random() < 0.3:
                 driver.purge(draw.choice(["", "s.a", "s.c.*"]), keep=draw.choice([0, 2]))
             case 8:
-                driver.expire()
+                for command in driver.stream.due_commands(driver.now):
+                    driver.run(command)
             case 9:
                 filters = draw.choice([(), ("s.a",), ("s.c.*", "s.b")])
                 driver.consumer(draw.choice("xyz"), *filters)
