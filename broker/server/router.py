@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from broker.wire import PubRun
 
 ACK_PREFIX = b"$JS.ACK."
-AckGroup: TypeAlias = tuple[bytes, bytes, list[int], list[int]]
 InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
 
 
@@ -85,11 +84,23 @@ class Router:
 
     def publish_run(self, origin: Publisher, run: PubRun) -> None:
         """Every message of the run to everybody who wants it, in order."""
-        acks = run.plain_acks()
-        if acks is not None and not origin.guarded and self._take_acks(origin, acks):
+        spans = run.ack_spans()
+        service = self._ack_service(origin) if spans else None
+        if service is None:
+            self._publish_rows(origin, run, 0, len(run))
             return
+        row = 0
+        for start, stop, acks in spans:
+            if start > row:
+                self._publish_rows(origin, run, row, start)
+            cast(AckSink, service.sink).deliver_acks(service, acks)
+            row = stop
+        if row < len(run):
+            self._publish_rows(origin, run, row, len(run))
+
+    def _publish_rows(self, origin: Publisher, run: PubRun, first: int, last: int) -> None:
         match = origin.account.subs.match
-        for subject, start, stop in run.segments():
+        for subject, start, stop in run.segments(first, last):
             if origin.guarded and not origin.may_publish(run, subject, start, stop):
                 continue
             found = match(subject)
@@ -105,15 +116,14 @@ class Router:
             if covered < stop and origin.no_responders and run.any_reply(covered, stop):
                 self._tell_no_responders(origin, run, covered, stop)
 
-    def _take_acks(self, origin: Publisher, acks: list[AckGroup]) -> bool:
-        """Acks differ in every subject: one answer for the whole family saves a lookup each.
-        False when somebody else listens there too."""
+    def _ack_service(self, origin: Publisher) -> Subscription | None:
+        """Who takes all plain acks of this client, if nobody else listens there. Acks differ in
+        every subject: one answer for the whole family saves a lookup each."""
+        if origin.guarded:
+            return None
         found = origin.account.subs.match_family(ACK_PREFIX)
         sub = found.single if found is not None else None
-        if sub is None or sub.sink.kind is not SinkKind.SERVICE:
-            return False
-        cast(AckSink, sub.sink).deliver_acks(sub, acks)
-        return True
+        return sub if sub is not None and sub.sink.kind is SinkKind.SERVICE else None
 
     def publish(
         self,

@@ -22,6 +22,7 @@ cdef class PubRun:
     cdef readonly bint has_headers
 
     cdef PubRecord* add(self) except NULL
+    cdef bint is_plain_ack(self, Py_ssize_t i, Py_ssize_t* marks)
     cdef int check(self, Py_ssize_t start, Py_ssize_t stop) except -1
 
 

@@ -72,15 +72,16 @@ cdef class PubRun:
             run.has_headers = run.has_headers or record.header_size != 0
         return run
 
-    def segments(self):
+    def segments(self, Py_ssize_t start=0, Py_ssize_t stop=-1):
         cdef list found = []
-        cdef Py_ssize_t start = 0
+        cdef Py_ssize_t end = self.count if stop < 0 else stop
         cdef Py_ssize_t i
         cdef PubRecord* first
         cdef PubRecord* record
-        for i in range(1, self.count + 1):
+        self.check(start, end)
+        for i in range(start + 1, end + 1):
             first = &self.records[start]
-            if i < self.count:
+            if i < end:
                 record = &self.records[i]
                 if record.subject_size == first.subject_size and memcmp(
                     self.base + record.subject, self.base + first.subject, first.subject_size
@@ -118,39 +119,29 @@ cdef class PubRun:
             total += self.records[i].size
         return total
 
-    def plain_acks(self):
-        cdef list groups = []
+    def ack_spans(self):
+        cdef list spans = []
+        cdef list groups = None
         cdef list stream_seqs = None
         cdef list consumer_seqs = None
         cdef const char* named = NULL  # "stream.consumer" of the group that grows
         cdef Py_ssize_t named_size = 0
-        cdef Py_ssize_t i, at, size, dots, begin
+        cdef Py_ssize_t start = 0
+        cdef Py_ssize_t i, begin
         cdef Py_ssize_t marks[8]  # where the eight dots of an ack subject stand
         cdef const char* subject
-        cdef PubRecord* record
         for i in range(self.count):
-            record = &self.records[i]
-            subject = self.base + record.subject
-            size = record.subject_size
-            if size < 9 or memcmp(subject, b"$JS.ACK.", 8) != 0 or record.reply_size:
-                return None
-            if record.header_size or not (record.size == 0 or (
-                record.size == 4 and memcmp(self.base + record.body, b"+ACK", 4) == 0
-            )):
-                return None
-            dots = 0
-            for at in range(size):
-                if subject[at] == c".":
-                    if dots == 8:
-                        return None
-                    marks[dots] = at
-                    dots += 1
-            if dots != 8:
-                return None
-            if not (digits(subject, marks[4] + 1, marks[5])
-                    and digits(subject, marks[5] + 1, marks[6])):
-                return None
+            if not self.is_plain_ack(i, marks):
+                if groups is not None:
+                    spans.append((start, i, groups))
+                    groups = None
+                continue
+            subject = self.base + self.records[i].subject
             begin = marks[1] + 1
+            if groups is None:
+                groups = []
+                start = i
+                named = NULL
             if named == NULL or named_size != marks[3] - begin or memcmp(
                 named, subject + begin, named_size
             ) != 0:
@@ -164,7 +155,36 @@ cdef class PubRun:
                 ))
             stream_seqs.append(number(subject, marks[4] + 1, marks[5]))
             consumer_seqs.append(number(subject, marks[5] + 1, marks[6]))
-        return groups or None
+        if groups is not None:
+            spans.append((start, self.count, groups))
+        return spans
+
+    cdef bint is_plain_ack(self, Py_ssize_t i, Py_ssize_t* marks):
+        """Whether message i is a plain ack that wants no answer; marks its dots."""
+        cdef PubRecord* record = &self.records[i]
+        cdef const char* subject = self.base + record.subject
+        cdef Py_ssize_t size = record.subject_size
+        cdef Py_ssize_t dots = 0
+        cdef Py_ssize_t at
+        if size < 9 or memcmp(subject, b"$JS.ACK.", 8) != 0:
+            return False
+        if record.reply_size or record.header_size:
+            return False
+        if not (record.size == 0 or (
+            record.size == 4 and memcmp(self.base + record.body, b"+ACK", 4) == 0
+        )):
+            return False
+        for at in range(size):
+            if subject[at] == c".":
+                if dots == 8:
+                    return False
+                marks[dots] = at
+                dots += 1
+        return (
+            dots == 8
+            and digits(subject, marks[4] + 1, marks[5])
+            and digits(subject, marks[5] + 1, marks[6])
+        )
 
     def encode(self, Py_ssize_t start, Py_ssize_t stop, bytes sid not None, bint headers_ok):
         self.check(start, stop)

@@ -38,12 +38,13 @@ class PubRun:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def segments(self) -> list[tuple[bytes, int, int]]:
+    def segments(self, start: int = 0, stop: int = -1) -> list[tuple[bytes, int, int]]:
         """(subject, start, stop) for each stretch of consecutive equal subjects."""
+        end = len(self._messages) if stop < 0 else stop
+        self._check(start, end)
         found: list[tuple[bytes, int, int]] = []
-        start = 0
-        for i in range(1, len(self._messages) + 1):
-            if i == len(self._messages) or self._messages[i][0] != self._messages[start][0]:
+        for i in range(start + 1, end + 1):
+            if i == end or self._messages[i][0] != self._messages[start][0]:
                 found.append((self._messages[start][0], start, i))
                 start = i
         return found
@@ -61,27 +62,25 @@ class PubRun:
         self._check(start, stop)
         return sum(len(headers) + len(data) for _, _, headers, data in self._messages[start:stop])
 
-    def plain_acks(self) -> list[AckGroup] | None:
-        """Stream, consumer, stream and consumer sequences, when the run is nothing but plain
-        acknowledgements that want no answer; consecutive ones of a consumer are one group.
-        None when any message of the run is something else."""
-        groups: list[AckGroup] = []
-        for subject, reply, headers, payload in self._messages:
-            tokens = subject.split(b".")
-            if (
-                not subject.startswith(b"$JS.ACK.")
-                or len(tokens) != _ACK_TOKENS
-                or reply
-                or headers
-                or payload not in (b"", b"+ACK")
-                or not all(0 < len(t) <= _ACK_DIGITS_MAX and t.isdigit() for t in tokens[5:7])
-            ):
-                return None
-            if not groups or groups[-1][:2] != (tokens[2], tokens[3]):
-                groups.append((tokens[2], tokens[3], [], []))
-            groups[-1][2].append(int(tokens[5]))
-            groups[-1][3].append(int(tokens[6]))
-        return groups or None
+    def ack_spans(self) -> list[tuple[int, int, list[AckGroup]]]:
+        """The stretches of the run that are plain acknowledgements and want no answer, as
+        (start, stop, groups); consecutive acks of one consumer are one group."""
+        spans: list[tuple[int, int, list[AckGroup]]] = []
+        for row, message in enumerate(self._messages):
+            ack = _plain_ack(*message)
+            if ack is None:
+                continue
+            stream, consumer, stream_seq, consumer_seq = ack
+            if spans and spans[-1][1] == row:
+                start, _, groups = spans.pop()
+            else:
+                start, groups = row, []
+            if not groups or groups[-1][:2] != (stream, consumer):
+                groups.append((stream, consumer, [], []))
+            groups[-1][2].append(stream_seq)
+            groups[-1][3].append(consumer_seq)
+            spans.append((start, row + 1, groups))
+        return spans
 
     def encode(self, start: int, stop: int, sid: bytes, headers_ok: bool) -> bytes:  # noqa: FBT001
         """The range as one subscriber receives it; headers are cut off unless `headers_ok`."""
@@ -102,3 +101,17 @@ class PubRun:
     def _check(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= len(self._messages):
             raise IndexError(f"rows {start}:{stop} of a run of {len(self._messages)}")
+
+
+def _plain_ack(
+    subject: bytes, reply: bytes, headers: bytes, payload: bytes
+) -> tuple[bytes, bytes, int, int] | None:
+    """Stream, consumer and both sequences of an ack that is nothing more than that."""
+    if not subject.startswith(b"$JS.ACK.") or reply or headers or payload not in (b"", b"+ACK"):
+        return None
+    tokens = subject.split(b".")
+    if len(tokens) != _ACK_TOKENS:
+        return None
+    if not all(0 < len(t) <= _ACK_DIGITS_MAX and t.isdigit() for t in tokens[5:7]):
+        return None
+    return tokens[2], tokens[3], int(tokens[5]), int(tokens[6])

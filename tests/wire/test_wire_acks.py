@@ -25,11 +25,12 @@ def test_acks_are_grouped_by_consumer_in_order(run: Any) -> None:
         (ack("S", "b", 7, 1), b"", b"", b""),
         (ack("S", "a", 8, 3), b"", b"", b""),
     ]
-    assert run.of(messages).plain_acks() == [
+    groups = [
         (b"S", b"a", [5, 7], [1, 2]),
         (b"S", b"b", [7], [1]),
         (b"S", b"a", [8], [3]),
     ]
+    assert run.of(messages).ack_spans() == [(0, 4, groups)]
 
 
 OTHERS = [
@@ -47,10 +48,11 @@ OTHERS = [
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("other", OTHERS, ids=repr)
-def test_anything_else_in_the_run_leaves_it_to_the_router(run: Any, other: Any) -> None:
+def test_anything_else_is_left_to_the_router(run: Any, other: Any) -> None:
     plain = (ack("S", "a", 1, 1), b"", b"", b"")
-    assert run.of([plain, other]).plain_acks() is None
-    assert run.of([other]).plain_acks() is None
+    group = [(b"S", b"a", [1], [1])]
+    assert run.of([plain, other, plain]).ack_spans() == [(0, 1, group), (2, 3, group)]
+    assert run.of([other]).ack_spans() == []
 
 
 tokens = st.sampled_from(
@@ -70,4 +72,4 @@ messages = st.lists(
 
 @given(messages)
 def test_both_codecs_agree(run: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
-    assert run_py.PubRun.of(run).plain_acks() == _run.PubRun.of(run).plain_acks()
+    assert run_py.PubRun.of(run).ack_spans() == _run.PubRun.of(run).ack_spans()
