@@ -29,7 +29,7 @@ from broker.jetstream.api import (
 )
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.info import ApiStats
-from broker.jetstream.requests import StreamsRequest, decode_request
+from broker.jetstream.requests import RestoreRequest, StreamsRequest, decode_request
 from broker.jetstream.responses import (
     encode_error,
     encode_response,
@@ -58,7 +58,8 @@ _answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
 LEADER_KINDS = frozenset(
     {
         ApiKind.STREAM_INFO, ApiKind.STREAM_PURGE, ApiKind.STREAM_MSG_GET,
-        ApiKind.STREAM_MSG_DELETE, ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.CONSUMER_CREATE,
+        ApiKind.STREAM_MSG_DELETE, ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.STREAM_SNAPSHOT,
+        ApiKind.CONSUMER_CREATE,
         ApiKind.CONSUMER_NAMES, ApiKind.CONSUMER_LIST, ApiKind.CONSUMER_INFO,
         ApiKind.CONSUMER_DELETE, ApiKind.CONSUMER_PAUSE, ApiKind.CONSUMER_RESET,
         ApiKind.CONSUMER_LEADER_STEPDOWN,
@@ -246,7 +247,7 @@ class ApiService:
                 if kind in LEADER_KINDS:
                     failed, body = await self._ask_leader(call)
                 else:
-                    body = await self._here(call.account, call.request, call.payload)
+                    body = await self._here(call)
         except JetStreamError as refused:
             failed, body = True, encode_error(kind, refused)
         except (TimeoutError, CallFailed):
@@ -258,9 +259,10 @@ class ApiService:
             self.errors += failed
             self.node.advising.audit(call.account, call.origin, call.subject, call.payload, body)
 
-    async def _here(self, account: Account, request: ApiRequest, payload: bytes) -> bytes:
+    async def _here(self, call: ApiCall) -> bytes:
+        account, request = call.account, call.request
         kind = request.kind
-        body = decode_request(kind, payload, strict=self.node.options.strict)
+        body = decode_request(kind, call.payload, strict=self.node.options.strict)
         if kind in _NOT_YET:
             raise JetStreamError.of(10036)
         if not self.node.formed.is_set():
@@ -275,6 +277,10 @@ class ApiService:
             case ApiKind.STREAM_UPDATE:
                 assert isinstance(body, StreamConfigRequest)
                 return await self.streams.update(account, request, body)
+            case ApiKind.STREAM_RESTORE:
+                assert isinstance(body, RestoreRequest)
+                client = self.node.advising.client(call.origin, account)
+                return self.streams.restore(account, request, body, client)
             case ApiKind.STREAM_DELETE:
                 return await self.streams.delete(account, request)
             case ApiKind.STREAM_NAMES:
@@ -326,7 +332,7 @@ _DONE, _REFUSED = b"\0", b"\1"  # before a leader's answer
 _request = msgspec.msgpack.Decoder(tuple[str, bytes, bytes, bytes])
 _NOT_YET = frozenset(
     {
-        ApiKind.STREAM_SNAPSHOT, ApiKind.STREAM_RESTORE, ApiKind.STREAM_PEER_REMOVE,
+        ApiKind.STREAM_PEER_REMOVE,
         ApiKind.STREAM_PEER_EVACUATE, ApiKind.STREAM_CANCEL_MOVE, ApiKind.CONSUMER_UNPIN,
     }
 )  # fmt: skip
@@ -335,6 +341,6 @@ _REPEATABLE = frozenset(
     LEADER_KINDS
     - {
         ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.CONSUMER_LEADER_STEPDOWN,
-        ApiKind.CONSUMER_CREATE, ApiKind.STREAM_MSG_DELETE,
+        ApiKind.CONSUMER_CREATE, ApiKind.STREAM_MSG_DELETE, ApiKind.STREAM_SNAPSHOT,
     }
 )  # fmt: skip

@@ -17,6 +17,7 @@ from broker.cluster import direct
 from broker.cluster.infos import consumer_info, stream_info
 from broker.cluster.replica import Replica
 from broker.cluster.rpc import CallRefused
+from broker.cluster.snapshots import Snapshots
 from broker.cluster.waiting import LostLeadership
 from broker.jetstream.api import ApiKind, ApiRequest, parse_api_subject
 from broker.jetstream.commands import (
@@ -24,10 +25,12 @@ from broker.jetstream.commands import (
     CreateConsumer,
     DeleteConsumer,
     DeleteMessage,
+    LoadState,
     PauseConsumer,
     Purge,
     ResetConsumer,
     UpdateConfig,
+    mirror_prefix,
 )
 from broker.jetstream.config import ConsumerConfig, ConsumerCreateRequest, StreamConfig
 from broker.jetstream.consumer import Consumer
@@ -49,6 +52,7 @@ from broker.jetstream.requests import (
     PurgeRequest,
     RequestBody,
     ResetRequest,
+    SnapshotRequest,
     StepdownRequest,
     StreamInfoRequest,
     decode_request,
@@ -74,13 +78,17 @@ if TYPE_CHECKING:
 
 _encode = msgspec.msgpack.Encoder().encode
 _groups = msgspec.msgpack.Decoder(tuple[list[int], bool])
+_load = msgspec.msgpack.Decoder(tuple[int, bytes, bytes])
+_state = msgspec.msgpack.Decoder(LoadState)
 _reconfigured = msgspec.msgpack.Decoder(tuple[int, StreamConfig])
 
 
 class LeaderApi:
     def __init__(self, node: JetStreamNode) -> None:
         self.node = node
+        self.snapshots = Snapshots(node)
         node.mesh.rpc.register("reconfigured", self._serve_reconfigured)
+        node.mesh.rpc.register("load", self._serve_load)
 
     def find(self, account: str, subject: bytes) -> tuple[ApiRequest, Replica]:
         """The request and the led stream it is for. CallRefused: the caller should ask again."""
@@ -106,6 +114,8 @@ class LeaderApi:
                 return self._get_message(replica, body)
             case MsgDeleteRequest():
                 return await self._delete_message(replica, body)
+            case SnapshotRequest():
+                return self.snapshots.begin(replica, body)
             case StepdownRequest():
                 return self._stepdown(replica, request.kind, body)
             case PagedRequest():
@@ -193,6 +203,22 @@ class LeaderApi:
             raise CallRefused("not the leader")
         if replica.stream.config != config:
             await self._propose(replica, UpdateConfig(replica.stamp(), config))
+        return b""
+
+    async def _serve_load(self, _peer: NodeId, body: bytes) -> bytes:
+        """Part of a restore: messages with their old sequences, or state (restoring.py)."""
+        group, block, state = _load.decode(body)
+        replica = self.node.replicas.get(group)
+        if replica is None or replica.leading is None:
+            raise CallRefused("not the leader")
+        if state:
+            command = _state.decode(state)
+            await self._propose(replica, msgspec.structs.replace(command, now_ns=replica.stamp()))
+            return b""
+        try:
+            await replica.propose_raw(mirror_prefix(time_ns=replica.stamp()) + block)
+        except (RaftError, LostLeadership) as error:
+            raise CallRefused(str(error) or "leadership lost") from error
         return b""
 
     # -- consumers ------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ class JetStreamNode:
     replicas: dict[int, Replica] = field(default_factory=dict)
     outboxes: dict[int, Outbox] = field(default_factory=dict)
     block_cache: BlockCache = field(default_factory=BlockCache)  # decoded blocks of all streams
+    directory: Path = Path()  # of the data, known once open
     session: int = 0  # of this run; numbers only rise over restarts
     formed: asyncio.Event = field(default_factory=asyncio.Event)
     started_ns: int = field(default_factory=time.time_ns)
@@ -108,6 +109,7 @@ class JetStreamNode:
 
     def open(self, directory: Path) -> None:
         """Open the store. Raises raft.StoreError with a sentence for the operator."""
+        self.directory = directory
         self.store = LogStore.open(
             directory / "store", node_name=self.mesh.name, cluster_name=self.mesh.cluster
         )

@@ -42,7 +42,7 @@ CAMPAIGN_EVERY_S = 0.025
 _CONSUMER_KINDS = frozenset(
     {
         Kind.CREATE_CONSUMER, Kind.DELETE_CONSUMER, Kind.UPDATE_CONSUMER, Kind.PAUSE_CONSUMER,
-        Kind.RESET_CONSUMER,
+        Kind.RESET_CONSUMER, Kind.LOAD_STATE,
     }
 )  # fmt: skip
 
@@ -309,5 +309,5 @@ class Replica:
 
 
 def _consumer_name(entry: bytes) -> str:
-    name: str = getattr(commands.decode(entry), "name")  # noqa: B009 - all of these have one
+    name: str = getattr(commands.decode(entry), "name", "")  # a loaded state brings several
     return name

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.cluster.advising import Client
 from broker.cluster.meta import Assignment, AssignStream, ReconfigureStream, RemoveStream
 from broker.cluster.placement import choose_peers
+from broker.cluster.restoring import Restores
 from broker.cluster.rpc import CallFailed
 from broker.jetstream.api import ApiKind, ApiRequest
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.info import StreamInfo
 from broker.jetstream.limits import check_account_limits
-from broker.jetstream.requests import StreamsRequest
+from broker.jetstream.requests import RestoreRequest, StreamsRequest
 from broker.jetstream.responses import (
     LIST_LIMIT,
     DidCreate,
@@ -31,7 +33,7 @@ from broker.jetstream.responses import (
     encode_stream_names,
     page,
 )
-from broker.jetstream.stream_config import StreamConfigRequest
+from broker.jetstream.stream_config import StreamConfig, StreamConfigRequest
 from broker.jetstream.stream_rules import check_no_overlap, check_stream_create, refuse_unsupported
 from broker.jetstream.stream_update import check_stream_update
 from broker.jetstream.versioning import same_stream
@@ -51,6 +53,10 @@ class StreamApi:
     """One per node; answers at the node that was asked."""
 
     node: JetStreamNode
+    restores: Restores = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restores = Restores(self.node, self.info, self.tell_leader)
 
     async def create(
         self, account: Account, request: ApiRequest, body: StreamConfigRequest
@@ -63,6 +69,15 @@ class StreamApi:
             raise JetStreamError.of(10058)
         check_account_limits(config, view)
         check_no_overlap(config, view.streams.values())
+        assignment = await self.node.change_meta(
+            AssignStream(account.name, config, time.time_ns(), self._peers(config))
+        )
+        info = await self.info(account, assignment)
+        if known is None:
+            self.node.advising.of_stream(account, config.name, "create")
+        return encode_response(request.kind, info, DidCreate(did_create=True))
+
+    def _peers(self, config: StreamConfig) -> list[int]:
         peers = choose_peers(
             name=config.name,
             replicas=config.num_replicas,
@@ -74,13 +89,24 @@ class StreamApi:
             raise JetStreamError.of(
                 10005, err="no suitable peers for placement, insufficient nodes"
             )
-        assignment = await self.node.change_meta(
-            AssignStream(account.name, config, time.time_ns(), [int(p) for p in peers])
-        )
-        info = await self.info(account, assignment)
-        if known is None:
-            self.node.advising.of_stream(account, config.name, "create")
-        return encode_response(request.kind, info, DidCreate(did_create=True))
+        return [int(peer) for peer in peers]
+
+    def restore(
+        self, account: Account, request: ApiRequest, body: RestoreRequest, client: Client
+    ) -> bytes:
+        """The stream comes with its archive; here only what can be known before is checked."""
+        asked = body.config
+        fields = {name: getattr(asked, name) for name in StreamConfig.__struct_fields__}
+        fields |= {"name": asked.name or request.stream, "sealed": False}
+        view = self.node.tenancy.view(account.name)
+        config = check_stream_create(StreamConfigRequest(**fields), named=request.stream, view=view)
+        refuse_unsupported(config)
+        if config.name in view.streams:
+            raise JetStreamError.of(10130)
+        check_account_limits(config, view)
+        check_no_overlap(config, view.streams.values())
+        config = msgspec.structs.replace(config, sealed=asked.sealed)
+        return self.restores.begin(account, client, config, self._peers(config))
 
     async def update(
         self, account: Account, request: ApiRequest, body: StreamConfigRequest

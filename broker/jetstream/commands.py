@@ -32,6 +32,7 @@ class Kind(IntEnum):
     UPDATE_CONFIG = 5
     EXPIRE = 6
     FIRE = 7
+    LOAD_STATE = 8
     CREATE_CONSUMER = 16
     UPDATE_CONSUMER = 17
     DELETE_CONSUMER = 18
@@ -86,6 +87,16 @@ class Fire(Command, frozen=True, array_like=True):
     fired: list[Firing]
 
 
+class LoadState(Command, frozen=True, array_like=True):
+    """What a restored stream has besides its messages; in several commands if it is much."""
+
+    last_seq: int
+    last_msg_id: bytes = b""
+    message_ids: list[tuple[bytes, int, int]] = []  # (id, sequence, time) of the duplicate window
+    consumers: list[bytes] = []  # their images
+    last_time: int = 0  # of the newest message there ever was
+
+
 class CreateConsumer(Command, frozen=True, array_like=True):
     """Create a consumer, or meet the existing one by the rules of `action` (spec 5.2).
 
@@ -133,6 +144,7 @@ AnyCommand: TypeAlias = (
     | DeleteMessage
     | UpdateConfig
     | Expire
+    | LoadState
     | Fire
     | CreateConsumer
     | DeleteConsumer
@@ -146,6 +158,7 @@ _KINDS: Final[dict[type[AnyCommand], Kind]] = {
     DeleteMessage: Kind.DELETE_MESSAGE,
     UpdateConfig: Kind.UPDATE_CONFIG,
     Expire: Kind.EXPIRE,
+    LoadState: Kind.LOAD_STATE,
     Fire: Kind.FIRE,
     CreateConsumer: Kind.CREATE_CONSUMER,
     UpdateConsumer: Kind.UPDATE_CONSUMER,

@@ -25,6 +25,7 @@ from broker.jetstream.commands import (
     Expire,
     Fire,
     Kind,
+    LoadState,
     PauseConsumer,
     Purge,
     ResetConsumer,
@@ -39,6 +40,7 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.firing import fire, firings
 from broker.jetstream.hooks import ConsumerMaker, StreamConsumer
 from broker.jetstream.info import StreamState
+from broker.jetstream.loading import load_state
 from broker.jetstream.message import Message
 from broker.jetstream.publish import OutOfOrder, PublishResult, publish_block
 from broker.jetstream.republishing import Republished, Republisher
@@ -240,16 +242,19 @@ class Stream:
             case UpdateConsumer() | PauseConsumer() | ResetConsumer():
                 return self._change_consumer(index, command)
             case _:
-                return self._message_command(command)
+                return self._message_command(index, command)
 
     def _message_command(
-        self, command: Expire | Fire | Purge | DeleteMessage | UpdateConfig
+        self, index: int, command: Expire | Fire | LoadState | Purge | DeleteMessage | UpdateConfig
     ) -> int | JetStreamError | None:
         match command:
             case Expire():
                 return expiry.expire(self, command.now_ns)
             case Fire():
                 return fire(self, command)
+            case LoadState():
+                load_state(self, command, index=index)
+                return None
             case Purge():
                 return self._purge(command)
             case DeleteMessage():
@@ -372,7 +377,7 @@ class Stream:
             if isinstance(created, JetStreamError):
                 return created
             self.consumers[command.name] = created
-            self._consumers_changed()
+            self.consumers_changed()
         return None
 
     def _change_consumer(
@@ -384,7 +389,7 @@ class Stream:
         filters = consumer.config.filters
         result = consumer.apply(command, index=index)
         if consumer.config.filters != filters:
-            self._consumers_changed()
+            self.consumers_changed()
             retention.drop_without_interest(self)
         return result
 
@@ -393,11 +398,12 @@ class Stream:
         if consumer is None or command.incarnation not in (0, consumer.incarnation):
             return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
         del self.consumers[command.name]
-        self._consumers_changed()
+        self.consumers_changed()
         retention.drop_without_interest(self)
         return True
 
-    def _consumers_changed(self) -> None:
+    def consumers_changed(self) -> None:
+        """Some came or went, or want other subjects."""
         self._wants.clear()
         self.store.track_removals(on=bool(self.consumers))
 
@@ -477,4 +483,4 @@ class Stream:
             assert self._make is not None, "this stream was built without consumers"
             consumer = self._make.decode(self, blob)
             self.consumers[consumer.name] = consumer
-        self._consumers_changed()
+        self.consumers_changed()
