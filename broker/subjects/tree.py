@@ -208,6 +208,12 @@ class SubjectTree:
         parts = subject.split(b".")
         if b"" in parts:
             return NO_MATCH
+        hits, level = self._walk(parts)
+        hits.extend(level)
+        return _pooled(hits)
+
+    def _walk(self, parts: list[bytes]) -> tuple[list[_Node], list[_Node]]:
+        """The tails passed on the way down, and the nodes where the way ends."""
         hits: list[_Node] = []
         level = [self._root]
         for token in parts:
@@ -223,28 +229,14 @@ class SubjectTree:
             level = following
             if not level:
                 break
-        hits.extend(level)
-        return _pooled(hits)
+        return hits, level
 
     def _below(self, prefix: bytes) -> tuple[list[_Node], list[_Node]] | None:
-        """What any subject with this prefix hits on the way, and the nodes where it goes on."""
+        """As _walk for a prefix; None when it does not end in a dot."""
         parts = prefix.split(b".")
-        if parts.pop() != b"" or b"" in parts:  # it must end in a dot
+        if parts.pop() != b"" or b"" in parts:
             return None
-        hits: list[_Node] = []
-        level = [self._root]
-        for token in parts:
-            following: list[_Node] = []
-            for node in level:
-                if node.tail is not None:
-                    hits.append(node.tail)
-                if node.star is not None:
-                    following.append(node.star)
-                child = node.children.get(token)
-                if child is not None:
-                    following.append(child)
-            level = following
-        return hits, level
+        return self._walk(parts)
 
     def _find_family(self, prefix: bytes) -> Match | None:
         below = self._below(prefix)
