@@ -103,10 +103,10 @@ def measure(codec: Any, messages: int) -> dict[str, float]:
 
 def main(messages: int) -> None:
     rates = {name: measure(codec, messages) for name, codec in CODECS.items()}
-    print(f"{'million messages/s':24}{'cython':>10}{'python':>10}{'ratio':>8}")  # noqa: T201
+    print(f"{'million messages/s':24}{'cython':>10}{'python':>10}{'ratio':>8}")
     for name, compiled in rates["cython"].items():
         plain = rates["python"][name]
-        print(f"{name:24}{compiled:10.2f}{plain:10.2f}{compiled / plain:8.0f}")  # noqa: T201
+        print(f"{name:24}{compiled:10.2f}{plain:10.2f}{compiled / plain:8.0f}")
 
 
 if __name__ == "__main__":
