@@ -112,8 +112,9 @@ class RaftCore(Follower):
             raise NotLeader(self.leader)
         if leading.transfer_to is not None:
             raise NotLeader(None)
-        if self.asleep:
-            self.wake()
+        if self.asleep:  # the append wakes the others
+            self.asleep = False
+            self._elapsed = self._beat = 0
         log = self.log
         index = Index(log.last_index + 1)
         log.append(Entry(index, self.term, data))
@@ -303,6 +304,11 @@ class RaftCore(Follower):
         return HardState(self.term, self.vote, self.commit, self.lives)
 
     # -- sleep
+
+    @property
+    def unused_term(self) -> bool:
+        """Whether we lead, and nothing was proposed since."""
+        return self._leading is not None and self._leading.term_start == self.log.last_index
 
     def may_sleep(self, reachable: Container[NodeId]) -> bool:
         """Whether this leader's group has nothing left to do."""
