@@ -323,7 +323,10 @@ class Member:
         reply = Message(
             MessageKind.PRE_VOTE_REPLY, self.node, message.sender, message.term, reject=True
         )
-        reply.hint_index, reply.hint_term = message.hint_index, Term(self.recovering)
+        # One that has started afresh and holds nothing yet still says so: the others, which may
+        # ask later, must come to the same conclusion.
+        nothing_left = self.recovering or (self.life > 0 and self.log.last_index == 0)
+        reply.hint_index, reply.hint_term = message.hint_index, Term(nothing_left)
         self._outbox.now.append(reply)
 
     def _heard_whether_lost(self, message: Message) -> None:

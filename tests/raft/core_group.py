@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from raft.core import CoreConfig, RaftCore, Ready
 from raft.log import MemoryReader, RaftLog
 from raft.messages import Entry, EntryKind, Message, MessageKind
+from raft.ready import ReadState
 from raft.types import NO_NODE, HardState, Index, NodeId, Role, SnapshotMeta, Term
 
 A, B, C, D, E = (NodeId(n) for n in range(1, 6))
@@ -106,7 +107,9 @@ class Group:
         self.learners = [NodeId(n) for n in range(voters + 1, voters + learners + 1)]
         self.hosts: dict[NodeId, Host] = {}
         self.queue: list[Message] = []
+        self.sent_snapshots: dict[SnapshotMeta, SnapshotMeta] = {}
         self.passes: Callable[[Message], bool] = SEND_ALL
+        self.on_reads: Callable[[NodeId, list[ReadState]], None] = lambda node, reads: None
         for node in (*self.voters, *self.learners):
             reader = MemoryReader()
             stored = log_of(*(logs or {}).get(node, ()))
@@ -126,6 +129,15 @@ class Group:
         )
         return Host(core, reader, hard_state)
 
+    def add(self, node: NodeId) -> None:
+        """A node that may join."""
+        self.hosts[node] = self._host(node, MemoryReader(), HardState())
+
+    def lose_log(self, node: NodeId) -> None:
+        """A restart without the log: only the promises are left."""
+        hard_state = self.hosts[node].hard_state.after_loss()
+        self.hosts[node] = self._host(node, MemoryReader(), hard_state)
+
     def __getitem__(self, node: NodeId) -> RaftCore:
         return self.hosts[node].core
 
@@ -144,11 +156,14 @@ class Group:
         if ready.entries:
             host.reader.write(ready.entries)
         if ready.snapshot is not None:
-            host.reader.install(ready.snapshot)
-            host.core.snapshot_installed(ready.snapshot.index, ready.snapshot.term)
+            meta = self.sent_snapshots[ready.snapshot]
+            host.reader.install(meta)
+            host.core.snapshot_installed(meta.index, meta.term, meta.members)
         self.queue += ready.messages
         host.snapshot_wanted += ready.snapshot_to
         host.applied += ready.committed
+        if ready.reads:
+            self.on_reads(node, ready.reads)
         if ready.committed:
             host.core.applied(ready.committed[-1].index)
         host.unflushed.append(ready)
@@ -163,9 +178,11 @@ class Group:
             host.core.persisted(ready.number, term=ready.term)
             self.queue += ready.after_persist
 
-    def settle(self) -> None:
+    def settle(self, passes: int = 1 << 20) -> None:
+        """Rounds and deliveries until nothing moves, or so many of them."""
         moving = True
-        while moving:
+        while moving and passes:
+            passes -= 1
             moving = any([self.round(node) for node in self.hosts])
             queue, self.queue = self.queue, []
             for waiting in queue:
@@ -196,7 +213,8 @@ class Group:
         """What the host does for Ready.snapshot_to, with a machine that is level with commit."""
         core = self[sender]
         index = core.applied_index
-        meta = SnapshotMeta(index, core.log.term(index) or Term(0))
+        meta = SnapshotMeta(index, core.log.term(index) or Term(0), core.members_at(index))
+        self.sent_snapshots[meta] = meta
         self.queue.append(
             message(MessageKind.SNAPSHOT, sender, to, core.term, index=index, log_term=meta.term)
         )
