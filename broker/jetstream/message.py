@@ -29,7 +29,9 @@ class Message:
         if headers and not headers.startswith(_PLAIN_START):
             lines = wire_headers.parse(headers)
             headers = wire_headers.build(b"", lines) if lines else b""
-        named = _named(headers) if b"\nNats-" in headers else {}
+        if b"\nNats-" not in headers:
+            return cls(subject, headers, data, time_ns, {})
+        named = _named(headers)
         if _REQUEST_INFO in named:
             headers = wire_headers.without(headers, _REQUEST_INFO + b":")
             del named[_REQUEST_INFO]

@@ -61,7 +61,7 @@ def _needs_no_checks(stream: Stream, block: Block) -> bool:
     config, store = stream.config, stream.store
     if config.sealed or (config.retention is Retention.INTEREST and not stream.wants_all):
         return False
-    if config.allow_msg_counter or (stream.schedules and stream.schedules.any_of(block)):
+    if config.allow_msg_counter or (config.allow_msg_schedules and stream.schedules.any_of(block)):
         return False
     if block.headers_len and (
         block.headers_len > HEADER_BYTES_MAX or block.any_nats_header() or has_status(block)
@@ -96,15 +96,16 @@ def _transformed(mapping: Mapping, block: Block, time_ns: int) -> Block:
 
 def _publish(stream: Stream, message: Message) -> RowAnswer | None:
     """Store one message, or say why not. None: it took the next sequence."""
-    if message.named.get(b"Nats-Batch-Id"):
+    named = message.named
+    if named.get(b"Nats-Batch-Id"):
         return publish_member(stream, message)
     refused = refusal(stream, message)
     if refused is not None:
         return refused
     if stream.wants(message.subject):
-        if b"Nats-TTL" in message.named and parse_ttl(message.named[b"Nats-TTL"]) is None:
+        if b"Nats-TTL" in named and parse_ttl(named[b"Nats-TTL"]) is None:
             return JetStreamError(ErrCode.MESSAGE_TTL_INVALID)
-        refused = full(stream, message)
+        refused = full(stream, message) if stream.config.discard is Discard.NEW else None
         if refused is not None:
             return refused
     store_message(stream, message)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from broker.jetstream.config import Discard, Storage
-from broker.jetstream.counters import add_up, wrong_increment
+from broker.jetstream.counters import INCREMENT, add_up, wrong_increment
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.message import Message
-from broker.jetstream.schedules import wrong_schedule
+from broker.jetstream.schedules import NEXT, PATTERN, SCHEDULER, TIME_ZONE, wrong_schedule
 from broker.jetstream.sessions import Duplicate
 from broker.subjects import has_wildcard
 
@@ -21,15 +21,18 @@ if TYPE_CHECKING:
 
 HEADER_BYTES_MAX: Final = 65535
 RECORD_BYTES_MAX: Final = 32 << 20
+# Without one of these no message is an increment or has to do with a schedule.
+_RARE: Final = frozenset({INCREMENT, PATTERN, TIME_ZONE, NEXT, SCHEDULER})
 _NOT_A_NUMBER: Final = 2**64 - 1  # what a malformed sequence compares as
 
 
 def refusal(stream: Stream, message: Message) -> JetStreamError | Duplicate | None:
     """Checks 1 to 14, in the order of a single server. Counters get their body here."""
-    config = stream.config
-    too_large = exceeds_record(stream, message)
-    if too_large is not None:
-        return too_large
+    config, size = stream.config, len(message.headers) + len(message.data)
+    if size > RECORD_BYTES_MAX:
+        too_large = exceeds_record(stream, message)
+        if too_large is not None:
+            return too_large
     if config.sealed:
         return JetStreamError(ErrCode.STREAM_SEALED)
     if message.named:
@@ -40,7 +43,8 @@ def refusal(stream: Stream, message: Message) -> JetStreamError | Duplicate | No
         broken = add_up(stream, message, {})
         if broken is not None:
             return broken
-    if 0 <= config.max_msg_size < message.size:
+        size = message.size
+    if 0 <= config.max_msg_size < size:
         return JetStreamError(ErrCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
     if len(message.headers) > HEADER_BYTES_MAX:
         return JetStreamError(ErrCode.STREAM_HEADER_EXCEEDS_MAXIMUM)
@@ -55,7 +59,8 @@ def exceeds_record(stream: Stream, message: Message) -> JetStreamError | None:
 
 def _refused_by_headers(stream: Stream, message: Message) -> JetStreamError | Duplicate | None:
     named, config = message.named, stream.config
-    refused = wrong_increment(stream, message)
+    plain = named.keys().isdisjoint(_RARE)
+    refused = None if plain else wrong_increment(stream, message)
     if refused is not None:
         return refused
     if named.get(b"Nats-Expected-Stream", b"") not in (b"", config.name.encode()):
@@ -65,7 +70,7 @@ def _refused_by_headers(stream: Stream, message: Message) -> JetStreamError | Du
     refused = wrong_subject_sequence(stream, message) or _wrong_sequence(stream, message)
     if refused is not None:
         return refused
-    refused = wrong_schedule(stream, message, {})
+    refused = None if plain else wrong_schedule(stream, message, {})
     if refused is not None:
         return refused
     if b"Nats-Stream-Source" in named:

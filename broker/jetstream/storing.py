@@ -29,8 +29,9 @@ def store_message(stream: Stream, message: Message) -> None:
         if message.named:
             _roll_up(stream, message, keep=0)
         return
-    ttl = _time_to_live(stream, message)
-    before = store.last_of_subject(subject) if stream.republishes else 0
+    ttl = _time_to_live(stream, message) if b"Nats-TTL" in message.named else None
+    republishes = stream.republishes
+    before = store.last_of_subject(subject) if republishes else 0
     seq = store.append(subject, message.headers, message.data, time_ns=message.time_ns)
     if ttl is not None:
         store.deadlines.set(seq, due_at(message.time_ns, ttl))
@@ -40,7 +41,7 @@ def store_message(stream: Stream, message: Message) -> None:
     if message.named:
         _roll_up(stream, message, keep=1)
     enforce_limits(stream, (subject,))
-    if stream.republishes:
+    if republishes:
         stream.republish(message, seq=seq, before=before)
 
 
@@ -65,8 +66,7 @@ def store_block(stream: Stream, block: Block, time_ns: int) -> int:
 
 def _time_to_live(stream: Stream, message: Message) -> int | None:
     """In seconds. Where delete markers are in use, no message may go before a marker would."""
-    text = message.named.get(b"Nats-TTL")
-    ttl = parse_ttl(text) if text is not None else None
+    ttl = parse_ttl(message.named[b"Nats-TTL"])
     config = stream.config
     shortest = config.subject_delete_marker_ttl // NS_PER_S
     if ttl is not None and 0 < ttl < shortest and config.max_msgs_per_subject != 1:
@@ -88,6 +88,6 @@ def _roll_up(stream: Stream, message: Message, *, keep: int) -> None:
 
 
 def _remember_id(stream: Stream, message: Message) -> None:
-    stream.last_msg_id = message.msg_id
-    if message.msg_id and stream.config.duplicate_window > 0:
-        stream.dedup.add(message.msg_id, seq=stream.store.last_seq, time_ns=message.time_ns)
+    stream.last_msg_id = msg_id = message.msg_id
+    if msg_id and stream.config.duplicate_window > 0:
+        stream.dedup.add(msg_id, seq=stream.store.last_seq, time_ns=message.time_ns)
