@@ -206,6 +206,7 @@ async def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None
 async def running(path: Path, names: Sequence[str], **options: Any) -> AsyncIterator[Cluster]:
     cluster = Cluster(path, names)
     cluster.compaction = options.pop("compaction", cluster.compaction)
+    cluster.voters = options.pop("voters", cluster.voters)
     try:
         for node in cluster.nodes:
             await node.start(**options)

@@ -1,0 +1,250 @@
+"""Members, reads, sleep, lost logs and bad input, on hosts over real stores and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from test_host import Cluster, G, Ledger, Node, run, until
+
+from raft.codec import encode_frames
+from raft.group import EntryTooLarge
+from raft.host import HostLimits
+from raft.messages import Message, MessageKind
+from raft.metrics import Histogram
+from raft.records import KEY
+from raft.store import DamagedLog
+from raft.transport import RAFT_CONTROL
+from raft.types import ChangeRefused, GroupId, Index, NodeId, NotLeader, Role, Term, node_id
+
+FOUR = ("a", "b", "c", "d")
+
+
+def members(node: Node) -> set[NodeId]:
+    return set(node.host.status(G).core.voters)
+
+
+def test_members_change_and_the_one_who_left_is_not_listened_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="raft.host")
+
+    async def body(c: Cluster) -> None:
+        leader = await first_leader(c)
+        leaving = next(n for n in c.nodes[:3] if n is not leader)
+        staying = [n for n in c.nodes if n is not leaving]
+        leader.host.propose(G, json.dumps(["k", 1]).encode())
+        await until(lambda: leader.ledger.values.get("k") == 1)
+        wanted = [n.node for n in staying]
+        leader.host.change_members(G, voters=c.voters, learners=[node_id("d")])
+        await until(lambda: c.nodes[3].ledger.values.get("k") == 1)
+        await until(lambda: leader.host.status(G).core.members_index <= leader.ledger.applied)
+        leader.host.change_members(G, voters=wanted)
+        with pytest.raises(ChangeRefused):
+            leader.host.change_members(G, voters=c.voters)
+        await until(lambda: all(members(n) == set(wanted) for n in staying))
+        await until(lambda: not leader.host.status(G).core.outgoing)
+        await until(lambda: c.nodes[3].host.role(G) is Role.FOLLOWER)
+        stray = Message(MessageKind.VOTE_REPLY, leaving.node, leader.node, Term(1))
+        for _ in range(3):
+            (frame,) = encode_frames([(G, stray)])
+            leaving.transport.send(leader.node, RAFT_CONTROL, frame, control=True)
+        await until(lambda: leader.host.statistics().refused_messages >= 3)
+        # A restart finds the members in the log, not in what add_group is told.
+        await c.nodes[3].kill()
+        await c.nodes[3].start()
+        assert members(c.nodes[3]) == set(wanted)
+
+    run(tmp_path, body, names=FOUR, voters=[node_id(name) for name in "abc"])
+    lines = [r for r in caplog.records if "no member" in r.getMessage()]
+    assert len(lines) == 1
+
+
+async def first_leader(c: Cluster) -> Node:
+    await until(lambda: any(n.leads() for n in c.nodes))
+    return next(n for n in c.nodes if n.leads())
+
+
+def test_a_read_barrier_shows_every_write_before_it(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        leader = await c.leader()
+        for i in range(5):
+            _, index = leader.host.propose(G, json.dumps(["k", i]).encode())
+            await until(lambda: leader.ledger.applied >= index)  # noqa: B023
+            reads = [leader.host.read_barrier(G) for _ in range(20)]
+            assert all(seen >= index for seen in await asyncio.gather(*reads))
+        follower = next(n for n in c.nodes if n is not leader)
+        with pytest.raises(NotLeader):
+            await follower.host.read_barrier(G)
+        others = [n for n in c.nodes if n is not leader]
+        for node in others:
+            await node.kill()
+        with pytest.raises(NotLeader):  # nobody confirms it, and the leader gives up
+            await leader.host.read_barrier(G)
+
+    run(tmp_path, body)
+
+
+def test_idle_groups_sleep_and_wake_by_a_proposal(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        await c.put("k", 1)
+        await until(lambda: all(n.host.statistics().awake == 0 for n in c.nodes))
+        terms = [n.host.status(G).core.term for n in c.nodes]
+        rounds = [n.host.statistics().rounds for n in c.nodes]
+        ticks = c.nodes[0].host._ticks
+        await until(lambda: c.nodes[0].host._ticks > ticks + 60)  # several election timeouts
+        assert [n.host.statistics().rounds for n in c.nodes] == rounds, "asleep means no work"
+        assert [n.host.status(G).core.term for n in c.nodes] == terms
+        assert all(n.host.leader(G) for n in c.nodes)
+        await c.put("k", 2)
+        await c.settled()
+        assert [n.host.status(G).core.term for n in c.nodes] == terms
+
+    run(tmp_path, body)
+
+
+def test_the_death_of_a_node_wakes_the_groups_it_led(tmp_path: Path) -> None:
+    groups = [GroupId(n) for n in range(1, 31)]
+
+    async def body(c: Cluster) -> None:
+        for group in groups:
+            await c.put("k", 1, group)
+        await until(lambda: all(n.host.statistics().awake == 0 for n in c.nodes))
+        victim = max(c.nodes, key=lambda n: n.host.statistics().leading)
+        await victim.kill()
+        rest = c.alive
+
+        def led() -> bool:
+            return all(n.host.leader(g) in {r.node for r in rest} for n in rest for g in groups)
+
+        await until(led)
+        await until(lambda: all(n.host.statistics().awake == 0 for n in rest))  # without it
+        await c.put("k", 2, groups[0])
+        await victim.start(groups=groups)
+        await until(lambda: victim.ledgers[groups[0]].values.get("k") == 2)
+        await until(lambda: all(n.host.statistics().awake == 0 for n in c.nodes))
+
+    run(tmp_path, body, groups=groups)
+
+
+def test_a_member_that_lost_its_memory_only_log_is_a_learner_until_it_caught_up(
+    tmp_path: Path,
+) -> None:
+    memory = GroupId(5)
+
+    def join(c: Cluster, node: Node) -> None:
+        ledger = node.ledgers[memory] = Ledger(node.store, memory)
+        node.host.add_group(
+            memory, voters=c.voters, machine=ledger, applied=Index(0), persistent=False
+        )
+
+    async def body(c: Cluster) -> None:
+        for node in c.nodes:
+            join(c, node)
+        await c.put("k", 1, memory)
+        leader = await c.leader(memory)
+        await c.settled(memory)
+        other = next(n for n in c.nodes if n is not leader)
+        await other.kill()
+        await c.put("k", 2, memory)
+        await other.start()
+        join(c, other)
+        assert other.host.role(memory) is Role.LEARNER
+        assert other.host.statistics().recovering == 1
+        await until(lambda: other.host.role(memory) is Role.FOLLOWER)
+        assert other.ledgers[memory].values == {"k": 2}
+        # All of them at once: there is nothing left, and they start afresh.
+        for node in c.nodes:
+            await node.kill()
+        for node in c.nodes:
+            await node.start()
+            join(c, node)
+        await c.put("k", 3, memory)
+        await c.settled(memory)
+
+    run(tmp_path, body)
+
+
+def test_a_damaged_log_is_given_up_and_fetched_again(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        for i in range(5):
+            await c.put(f"k{i}", i)
+        await c.settled()
+        victim = next(n for n in c.nodes if not n.leads())
+        key = KEY.pack(G, 3)
+        column = victim.store.column("raft")
+        value = column.get(key)
+        column.put(key, value[:-1] + bytes((value[-1] ^ 1,)))
+        await victim.kill()
+        with pytest.raises(DamagedLog):
+            await victim.start()
+        ledger = victim.ledgers[G] = Ledger(victim.store)
+        victim.host.add_group(G, voters=c.voters, machine=ledger, applied=Index(0), log_lost=True)
+        victim.task = asyncio.create_task(victim.host.run())
+        victim.alive = True
+        assert victim.host.role(G) is Role.LEARNER
+        await until(lambda: victim.host.role(G) is Role.FOLLOWER)
+        await c.put("after", 1)
+        await c.settled()
+
+    run(tmp_path, body)
+
+
+def test_messages_for_unknown_groups_are_counted_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="raft.host")
+
+    async def body(c: Cluster) -> None:
+        a, b, _ = c.nodes
+        await c.put("k", 1)
+        stray = Message(MessageKind.HEARTBEAT, a.node, b.node, Term(9))
+        (frame,) = encode_frames([(GroupId(77), stray)])
+        for _ in range(5):
+            a.transport.send(b.node, RAFT_CONTROL, frame, control=True)
+        await until(lambda: b.host.statistics().stray_messages == 5)
+        await c.put("k", 2)
+
+    run(tmp_path, body)
+    assert sum("group 77" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_an_entry_beyond_the_limit_is_refused_and_nothing_else(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        await c.put("k", 1)
+        with pytest.raises(EntryTooLarge):
+            node.host.propose(G, b"x" * 1001)
+        await c.put("k", 2)
+        assert node.host.statistics().refused_entries == 1
+
+    run(tmp_path, body, names=["solo"], limits=HostLimits(entry_bytes_max=1000))
+
+
+def test_metrics_tell_terms_leaders_latencies_and_depths(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        leader = await c.leader()
+        for i in range(10):
+            await c.put("k", i)
+        metrics = leader.host.metrics()
+        statistics = metrics.statistics
+        assert metrics.leaders == {G: leader.node}
+        assert metrics.terms[G] == leader.host.status(G).core.term
+        assert statistics.commit_latency.count >= 10
+        assert statistics.flush_latency.count == statistics.flushes > 0
+        assert 0 < statistics.commit_latency.quantile(0.5) <= statistics.commit_latency.seconds_max
+        assert statistics.waiting_bytes == statistics.waiting_promises == 0
+
+    run(tmp_path, body)
+
+
+def test_quantiles_are_upper_bounds() -> None:
+    histogram = Histogram()
+    for number in range(1, 101):
+        histogram.observe(number / 1000)
+    latency = histogram.snapshot()
+    assert 0.05 <= latency.quantile(0.5) <= 0.1024
+    assert latency.quantile(1.0) == pytest.approx(0.1)
