@@ -96,6 +96,10 @@ class Advising:
     def of_consumer(self, replica: Replica, consumer: str, action: str) -> None:
         self.send(replica.account, advisories.consumer_action(replica.name, consumer, action))
 
+    def of_batch(self, replica: Replica, batch: bytes, reason: str) -> None:
+        event = advisories.batch_abandoned(replica.name, batch.decode(errors="replace"), reason)
+        self.send(replica.account, event)
+
     def of_stream(self, account: Account, stream: str, action: str) -> None:
         self.send(account, advisories.stream_action(stream, action))
 

@@ -171,6 +171,8 @@ class Leading:
             self._messages_stored()
             if self.stream.republished:
                 self._republish()
+            if self.stream.given_up:
+                self._tell_given_up()
 
     def _republish(self) -> None:
         """What was stored goes out again, at most once: it is not kept for anybody."""
@@ -178,6 +180,11 @@ class Leading:
         router, account = self.replica.node.server.router, self.replica.account
         for message in told or ():
             router.publish(account, message.subject, b"", message.headers, message.data)
+
+    def _tell_given_up(self) -> None:
+        given_up, self.stream.given_up = self.stream.given_up, []
+        for batch, reason in given_up:
+            self._advising.of_batch(self.replica, batch, reason)
 
     def reconfigured(self) -> None:
         """A new max_age may take effect before the next message comes."""

@@ -70,6 +70,12 @@ def stream_action(stream: str, action: str) -> Event:
     return _advisory(subject, "stream_action", {"stream": stream, "action": action})
 
 
+def batch_abandoned(stream: str, batch: str, reason: str) -> Event:
+    """`reason` is `timeout`, `large`, `incomplete` or `unsupported`."""
+    fields = {"stream": stream, "batch": batch, "reason": reason}
+    return _advisory(f"STREAM.BATCH_ABANDONED.{stream}", "stream_batch_abandoned", fields)
+
+
 def consumer_action(stream: str, consumer: str, action: str) -> Event:
     """`action` is `create` or `delete`; a changed consumer is not told."""
     subject = f"CONSUMER.{_STREAM_ACTIONS[action]}.{stream}.{consumer}"

@@ -101,6 +101,7 @@ class Stream:
         self.batches = Batches()
         self.schedules = Schedules()
         self.republished: list[Republished] | None = None  # a list while somebody takes them
+        self.given_up: list[tuple[bytes, str]] = []  # batches, for who takes the republished
         self.applied = 0
         self._make = consumers
         self._wants: dict[bytes, bool] = {}
@@ -319,7 +320,9 @@ class Stream:
                 self.republished.append(told)
 
     def abandoned(self, batch_id: bytes, reason: str) -> None:
-        """A batch was given up before its commit."""
+        """A batch was given up before its commit: told where somebody leads."""
+        if self.republished is not None:
+            self.given_up.append((batch_id, reason))
 
     def _tell_removals(self) -> None:
         removed = self.store.take_removals()

@@ -186,6 +186,25 @@ def test_a_gap_ends_the_batch() -> None:
     assert len(driver.stream.batches) == 0
 
 
+def test_where_somebody_leads_abandoned_batches_are_told() -> None:
+    driver = batching()
+    member(driver, "follower", 1)
+    member(driver, "follower", 3)
+    driver.stream.republished = []
+    for batch, seq, pairs in (("a", 3, {}), ("b", 2, {"Nats_Required_Api_Level": "99"})):
+        member(driver, batch, 1)
+        member(driver, batch, seq, **pairs)
+    member(driver, "c", 1)
+    driver.now += 10 * SECOND
+    driver.expire()
+    member(driver, "d", 2)
+    assert driver.stream.given_up == [
+        (b"a", "incomplete"),
+        (b"b", "unsupported"),
+        (b"c", "timeout"),
+    ]
+
+
 def test_a_level_we_have_is_taken_and_not_stored() -> None:
     driver = batching()
     assert member(driver, "b", 1, "1", Nats_Required_Api_Level="2") == Stored(1, batch="b", count=1)
