@@ -18,7 +18,7 @@ from broker.cluster import monitoring
 from broker.cluster.api import ApiService
 from broker.cluster.leader_api import LeaderApi
 from broker.cluster.mesh import Mesh
-from broker.cluster.mirroring import Mirrors
+from broker.cluster.mirroring import Followers
 from broker.cluster.node import JetStreamNode, Spawn
 from broker.cluster.planning import PlanService
 from broker.cluster.stream_api import StreamApi
@@ -93,7 +93,7 @@ def open_jetstream(
     api = ApiService(node, LeaderApi(node), StreamApi(node))
     api.start(account)
     PlanService(node).start(account)
-    Mirrors(node).start()
+    Followers(node).start()
     logger.info("Starting JetStream")
     logger.info('  Store Directory: "%s"', directory)
     logger.info("  Every ack waits for fsync on a majority of replicas")

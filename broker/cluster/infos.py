@@ -21,6 +21,7 @@ from broker.jetstream.info import (
     StreamState,
 )
 from broker.jetstream.names import get_hash
+from broker.jetstream.stream_config import StreamSource
 from broker.jetstream.versioning import (
     shown_consumer,
     shown_stream,
@@ -42,6 +43,8 @@ def stream_info(
     subjects_filter: str = "",
 ) -> StreamInfo:
     stream = replica.stream
+    origins = origin_infos(node, replica)
+    mirror = stream.config.mirror
     config = shown_stream(stream.config) if shown else stored_stream(stream.config)
     return StreamInfo(
         config=config,
@@ -51,7 +54,8 @@ def stream_info(
         ),
         domain=node.options.domain,
         cluster=cluster_info(node, replica),
-        mirror=mirror_info(node, replica),
+        mirror=origins[mirror] if mirror is not None else None,
+        sources=tuple(origins[source] for source in stream.config.sources),
         ts=node.now_ns(),
     )
 
@@ -117,14 +121,22 @@ def cluster_info(node: JetStreamNode, replica: Replica) -> ClusterInfo:
     )
 
 
-def mirror_info(node: JetStreamNode, replica: Replica) -> SourceInfo | None:
-    mirror = replica.stream.config.mirror
-    if mirror is None:
-        return None
-    running = node.mirrors.get(replica.group)
-    if running is None:
-        return SourceInfo(name=mirror.name, external=mirror.external)
-    return running.info()
+def origin_infos(node: JetStreamNode, replica: Replica) -> dict[StreamSource, SourceInfo]:
+    """By what the configuration says of them, also of those nobody follows yet."""
+    config = replica.stream.config
+    origins = [*config.sources, *([config.mirror] if config.mirror is not None else [])]
+    running = {f.source: f for f in node.followers.get(replica.group, {}).values()}
+    return {
+        source: running[source].info()
+        if source in running
+        else SourceInfo(
+            name=source.name,
+            external=source.external,
+            filter_subject=source.filter_subject,
+            subject_transforms=source.subject_transforms,
+        )
+        for source in origins
+    }
 
 
 def consumer_info(

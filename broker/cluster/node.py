@@ -42,7 +42,7 @@ from raft.store import LogStore
 from raft.transport import Peer, Transport
 
 if TYPE_CHECKING:
-    from broker.cluster.mirroring import Mirror
+    from broker.cluster.following import Follower
     from broker.config.options import JetStreamOptions
     from broker.server.server import Server
 
@@ -72,6 +72,7 @@ class JetStreamNode:
     expected_nodes: Callable[[], int]
     spawn: Spawn
     on_replica_leads: list[Callable[[Replica, bool], None]] = field(default_factory=list)
+    on_reconfigured: list[Callable[[Replica], None]] = field(default_factory=list)  # of led ones
     replicas: dict[int, Replica] = field(default_factory=dict)
     outboxes: dict[int, Outbox] = field(default_factory=dict)
     block_cache: BlockCache = field(default_factory=BlockCache)  # decoded blocks of all streams
@@ -89,7 +90,7 @@ class JetStreamNode:
     tenancy: Tenancy = field(init=False)
     leaders: Leaders = field(init=False)
     members: list[NodeId] = field(default_factory=list)
-    mirrors: dict[int, Mirror] = field(default_factory=dict)
+    followers: dict[int, dict[str, Follower]] = field(default_factory=dict)  # of led streams
     _names: dict[NodeId, str] = field(default_factory=dict)
     _captures: dict[int, list[Subscription]] = field(default_factory=dict)
     _watchers: dict[tuple[str, bytes], dict[Leading, None]] = field(default_factory=dict)

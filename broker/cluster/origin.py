@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from broker.jetstream.times import rfc3339
 from broker.wire import headers as wire_headers
 
 CONNECT_WITHIN_S = 5.0
@@ -32,6 +34,11 @@ class OriginLost(Exception):
 
 class OriginRefused(Exception):
     """The origin answered with an API error."""
+
+    def __init__(self, reason: str, *, code: int = 500, err_code: int = 10029) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.err_code = err_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,8 @@ class OriginMessage:
 
 class _Refusal(msgspec.Struct):
     description: str = "refused"
+    code: int = 500
+    err_code: int = 10029
 
 
 class _Answer(msgspec.Struct):
@@ -106,6 +115,7 @@ class Origin:
     writer: asyncio.StreamWriter
     api: str
     inbox: str = field(default_factory=lambda: f"_INBOX.{secrets.token_hex(11)}")
+    heard_s: float = 0.0  # when it last sent anything about the consumer
     _expected: int = 1  # consumer sequence of the next message
     _early: deque[_Message] = field(default_factory=deque)  # came before the consumer's creation
 
@@ -168,16 +178,25 @@ class Origin:
     def close(self) -> None:
         self.writer.close()
 
-    async def consume(self, stream: str, *, start: int, filter_subject: str) -> None:
-        """Create the consumer; its messages come from `next`. Raises OriginRefused."""
+    async def consume(
+        self, stream: str, *, start: int, start_time_ns: int = 0, filters: tuple[str, ...] = ()
+    ) -> None:
+        """Create the consumer; its messages come from `next`. Raises OriginRefused. A time to
+        start from goes before a sequence. It is hidden there, and may read what consumers of
+        clients may not: `direct`."""
         config: dict[str, Any] = {
             "deliver_subject": f"{self.inbox}.d", "deliver_policy": "by_start_sequence",
             "opt_start_seq": start, "ack_policy": "none", "max_deliver": 1, "flow_control": True,
             "idle_heartbeat": int(HEARTBEAT_S * 1e9), "inactive_threshold": 10_000_000_000,
-            "mem_storage": True, "num_replicas": 1, "replay_policy": "instant",
+            "mem_storage": True, "num_replicas": 1, "replay_policy": "instant", "direct": True,
         }  # fmt: skip
-        if filter_subject:
-            config["filter_subject"] = filter_subject
+        if start_time_ns:
+            del config["opt_start_seq"]
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": rfc3339(start_time_ns)}
+        if len(filters) == 1:
+            config["filter_subject"] = filters[0]
+        elif filters:
+            config["filter_subjects"] = filters
         body = msgspec.json.encode({"stream_name": stream, "config": config})
         self.writer.write(
             f"SUB {self.inbox}.d 1\r\nSUB {self.inbox}.r 2\r\n"
@@ -198,7 +217,8 @@ class Origin:
         except ValueError as error:
             raise OriginLost(f"the origin answered {data[:100]!r}") from error
         if answer.error is not None:
-            raise OriginRefused(answer.error.description)
+            told = answer.error
+            raise OriginRefused(told.description, code=told.code, err_code=told.err_code)
 
     async def next(self) -> OriginMessage:
         """The next message. Answers heartbeats and flow control on the way."""
@@ -208,6 +228,7 @@ class Origin:
             else:
                 async with asyncio.timeout(3 * HEARTBEAT_S):
                     head, headers, data = await self._message()
+            self.heard_s = time.monotonic()
             try:
                 if head.stored:
                     return self._stored(head, headers, data)

@@ -46,7 +46,9 @@ _CONSUMER_KINDS = frozenset(
     }
 )  # fmt: skip
 
-_STORING_KINDS = frozenset({Kind.MIRROR_BATCH, Kind.EXPIRE, Kind.FIRE})  # besides publishes
+_STORING_KINDS = frozenset(  # besides publishes
+    {Kind.MIRROR_BATCH, Kind.SOURCE_BATCH, Kind.EXPIRE, Kind.FIRE}
+)
 
 
 class Replica:
@@ -177,6 +179,8 @@ class Replica:
                 changed_consumers.append(_consumer_name(entry.data))
             if kind == Kind.UPDATE_CONFIG and self.leading is not None:
                 self.leading.reconfigured()
+                for callback in self.node.on_reconfigured:
+                    callback(self)
             self._waiting.applied(entry.term, entry.index, result)
         self._waiting.passed(entries[-1].index)
         self.dirty = True

@@ -240,4 +240,6 @@ def _states(head: Head, images: list[bytes]) -> Iterator[LoadState]:
         yield LoadState(0, head.last_seq, message_ids=ids)
     for image in images:
         yield LoadState(0, head.last_seq, consumers=[image])
-    yield LoadState(0, head.last_seq, head.last_msg_id, last_time=head.last_time)
+    yield LoadState(
+        0, head.last_seq, head.last_msg_id, last_time=head.last_time, sources=head.sources
+    )

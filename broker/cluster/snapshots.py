@@ -163,6 +163,7 @@ class Sending:
             last_msg_id=stream.last_msg_id,
             message_ids=stream.dedup.entries(),
             last_time=stream.store.last_time,
+            sources=stream.sources,
         )
         images = [
             consumer.encode()

@@ -49,6 +49,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     last_msg_id: bytes = b""
     message_ids: list[tuple[bytes, int, int]] = []  # still in the duplicate window
     last_time: int = 0  # of the newest message there ever was
+    sources: dict[str, int] = {}  # how far each was read
 
 
 _head = msgspec.msgpack.Decoder(Head)

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     EXPIRE = 6
     FIRE = 7
     LOAD_STATE = 8
+    SOURCE_BATCH = 9
     CREATE_CONSUMER = 16
     UPDATE_CONSUMER = 17
     DELETE_CONSUMER = 18
@@ -95,6 +96,7 @@ class LoadState(Command, frozen=True, array_like=True):
     message_ids: list[tuple[bytes, int, int]] = []  # (id, sequence, time) of the duplicate window
     consumers: list[bytes] = []  # their images
     last_time: int = 0  # of the newest message there ever was
+    sources: dict[str, int] = {}  # how far each source was read
 
 
 class CreateConsumer(Command, frozen=True, array_like=True):
@@ -179,7 +181,7 @@ def encode(command: AnyCommand) -> bytes:
 
 
 def decode(entry: bytes) -> AnyCommand:
-    """The command of an entry that is neither PUBLISH nor MIRROR_BATCH."""
+    """The command of an entry that is none of PUBLISH, MIRROR_BATCH and SOURCE_BATCH."""
     return _DECODERS[entry[0]].decode(memoryview(entry)[1:])
 
 

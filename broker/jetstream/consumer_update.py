@@ -147,8 +147,9 @@ def check_consumer_update(
 
 
 def is_internal(config: ConsumerConfig) -> bool:
-    """Consumers of mirrors and sources do not count and do not show."""
-    return config.direct or config.sourcing
+    """Consumers of mirrors and sources do not count and do not show, unless they were made to
+    last (sourcing_consumer)."""
+    return config.direct
 
 
 def _check_form(config: ConsumerConfig, api: ApiRequest) -> None:
@@ -189,7 +190,7 @@ def _check_workqueue(
     name: str, config: ConsumerConfig, stream: StreamConfig, consumers: Mapping[str, ConsumerConfig]
 ) -> None:
     """Each message of a work queue belongs to exactly one consumer."""
-    if stream.retention is not Retention.WORKQUEUE or is_internal(config):
+    if stream.retention is not Retention.WORKQUEUE or is_internal(config) or config.sourcing:
         return
     if config.ack_policy not in (AckPolicy.EXPLICIT, AckPolicy.FLOW_CONTROL):
         raise JetStreamError(ErrCode.CONSUMER_WQ_REQUIRES_EXPLICIT_ACK)

@@ -20,6 +20,7 @@ def load_state(stream: Stream, command: LoadState, *, index: int) -> None:
     stream.store.skip_to(command.last_seq + 1)
     stream.store.last_time = max(stream.store.last_time, command.last_time)
     stream.last_msg_id = command.last_msg_id or stream.last_msg_id
+    stream.sources.update(command.sources)
     for message_id, seq, time_ns in command.message_ids:
         if not stream.dedup.find(message_id):
             stream.dedup.add(message_id, seq=seq, time_ns=time_ns)

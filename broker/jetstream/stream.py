@@ -46,6 +46,7 @@ from broker.jetstream.publish import OutOfOrder, PublishResult, publish_block
 from broker.jetstream.republishing import Republished, Republisher
 from broker.jetstream.schedules import Pending, Schedules
 from broker.jetstream.sessions import SessionImage, Sessions
+from broker.jetstream.sourcing import take_sourced
 from broker.jetstream.transforms import mapping_of
 from broker.jetstream.ttl import note_deadlines
 from broker.store import persistence
@@ -75,6 +76,7 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     consumers: list[bytes]
     schedules: list[Pending] = []
     batches: list[OpenBatch] = []  # in a snapshot; a checkpoint has a record for each
+    sources: dict[str, int] = {}
 
 
 _record: Final = msgspec.msgpack.Decoder(StreamRecord)
@@ -98,6 +100,7 @@ class Stream:
         self.dedup = DedupWindow()
         self.sessions = Sessions()
         self.last_msg_id = b""  # of the last message stored, empty when it had none
+        self.sources: dict[str, int] = {}  # how far each was read, also those of the past
         self.batches = Batches()
         self.schedules = Schedules()
         self.republished: list[Republished] | None = None  # a list while somebody takes them
@@ -188,6 +191,8 @@ class Stream:
         elif kind == Kind.MIRROR_BATCH:
             block = Block(memoryview(data)[PUBLISH_PREFIX_SIZE:], verify=False)
             result = self._mirror(block)
+        elif kind == Kind.SOURCE_BATCH:
+            result = take_sourced(self, data)
         else:
             result = self._command(index, commands.decode(data))
         if self.consumers:
@@ -471,6 +476,7 @@ class Stream:
             consumers=[self.consumers[name].encode() for name in sorted(self.consumers)],
             schedules=self.schedules.image(self.store.has) if self.schedules else [],
             batches=list(batches),
+            sources=self.sources,
         )
 
     def _take_over(self, record: StreamRecord) -> None:
@@ -480,6 +486,7 @@ class Stream:
         self.sessions = Sessions.of(record.sessions)
         self.last_msg_id = record.last_msg_id
         self.schedules = Schedules.of(record.schedules)
+        self.sources = dict(record.sources)
         self._compile()
         self.consumers = {}
         for blob in record.consumers:

@@ -108,9 +108,8 @@ def unsupported(config: StreamConfig) -> str | None:
     """
     asked = (
         ("allow_batched", config.allow_batched),
-        ("sources", config.sources),
-        ("mirror.subject_transforms", config.mirror and config.mirror.subject_transforms),
         ("mirror.consumer", config.mirror and config.mirror.consumer),
+        ("sources.consumer", any(source.consumer for source in config.sources)),
     )
     return next((name for name, present in asked if present), None)
 

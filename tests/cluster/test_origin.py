@@ -123,7 +123,7 @@ async def consuming(script: Script, **wanted: Any) -> AsyncIterator[Origin]:
         await script(peer)
 
     async with scripted(whole) as address, connected(address) as origin:
-        await origin.consume("S", **{"start": 1, "filter_subject": "", **wanted})
+        await origin.consume("S", **{"start": 1, **wanted})
         yield origin
 
 
@@ -259,7 +259,7 @@ def test_the_consumer_that_is_asked_for(wanted: str) -> None:
         async with scripted(script) as address:
             hub = OriginAddress(address.urls, api="$JS.hub.API")
             async with connected(hub) as origin:
-                await origin.consume("S", start=17, filter_subject=wanted)
+                await origin.consume("S", start=17, filters=(wanted,) if wanted else ())
         [(subject, body)] = asked
         assert subject == b"$JS.hub.API.CONSUMER.CREATE.S"
         assert body["stream_name"] == "S"
@@ -292,7 +292,7 @@ def test_refusals_and_nonsense(answer: bytes, kind: type[Exception], reason: str
     async def test() -> None:
         async with scripted(script) as address, connected(address) as origin:
             with pytest.raises(kind, match=reason):
-                await origin.consume("S", start=1, filter_subject="")
+                await origin.consume("S", start=1)
 
     run(test())
 
@@ -306,7 +306,7 @@ def test_nobody_answers_the_api() -> None:
     async def test() -> None:
         async with scripted(script) as address, connected(address) as origin:
             with pytest.raises(OriginRefused, match="503"):
-                await origin.consume("S", start=1, filter_subject="")
+                await origin.consume("S", start=1)
 
     run(test())
 
@@ -326,7 +326,7 @@ def test_messages_may_come_before_the_answer() -> None:
 
     async def test() -> None:
         async with scripted(script) as address, connected(address) as origin:
-            await origin.consume("S", start=1, filter_subject="")
+            await origin.consume("S", start=1)
             assert origin.buffered()
             found = [(await origin.next()).seq for _ in range(2)]
             assert not origin.buffered()  # a heartbeat is next

@@ -167,7 +167,7 @@ def test_every_byte_sequence_and_nanosecond(server: Server) -> None:
             for subject, data, headers in sent:
                 await feed.publish(subject, data, headers)
             await feed.until("EXACT", len(sent))
-            await origin.consume("EXACT", start=1, filter_subject="")
+            await origin.consume("EXACT", start=1)
             found = await take(origin, len(sent))
             for seq, message in enumerate(found, 1):
                 subject, data, headers = sent[seq - 1]
@@ -190,14 +190,14 @@ def test_gaps_filters_and_a_start_in_the_middle(server: Server) -> None:
             for seq in (5, 6, 12):
                 await feed.request(f"{feed.api}.STREAM.MSG.DELETE.GAPS", {"seq": seq})
             async with opened(server.address) as origin:
-                await origin.consume("GAPS", start=4, filter_subject="")
+                await origin.consume("GAPS", start=4)
                 seqs = [message.seq for message in await take(origin, 14)]
                 assert seqs == [4, *range(7, 12), *range(13, 21)]
             async with opened(server.address) as origin:
-                await origin.consume("GAPS", start=4, filter_subject="GAPS.even")
+                await origin.consume("GAPS", start=4, filters=("GAPS.even",))
                 assert [message.seq for message in await take(origin, 3)] == [4, 8, 10]
             async with opened(server.address) as origin:
-                await origin.consume("GAPS", start=21, filter_subject="")
+                await origin.consume("GAPS", start=21)
                 await feed.publish("GAPS.odd", b"new")
                 assert [message.seq for message in await take(origin, 1)] == [21]
 
@@ -214,7 +214,7 @@ def test_flow_control_lets_everything_through(server: Server, loop: str) -> None
             for i in range(count):
                 await feed.publish(f"FLOW-{loop}.x", b"%d" % i + b"p" * 1000)
             await feed.until(f"FLOW-{loop}", count)
-            await origin.consume(f"FLOW-{loop}", start=1, filter_subject="")
+            await origin.consume(f"FLOW-{loop}", start=1)
             found = await take(origin, count)
             assert [message.seq for message in found] == list(range(1, count + 1))
             assert not origin.buffered()
@@ -233,7 +233,7 @@ def test_messages_never_race_the_answer(server: Server) -> None:
             await feed.until("RACE", 50)
             for _ in range(60):
                 async with opened(server.address) as origin:
-                    await origin.consume("RACE", start=1, filter_subject="")
+                    await origin.consume("RACE", start=1)
                     assert [m.seq for m in await take(origin, 50)] == list(range(1, 51))
 
     run(test())
@@ -243,10 +243,10 @@ def test_refusals(server: Server) -> None:
     async def test() -> None:
         async with opened(server.address) as origin:
             with pytest.raises(OriginRefused, match="stream not found"):
-                await origin.consume("NONE", start=1, filter_subject="")
+                await origin.consume("NONE", start=1)
         async with opened(replace(server.address, api="$JS.none.API")) as origin:
             with pytest.raises(OriginRefused, match="503"):
-                await origin.consume("NONE", start=1, filter_subject="")
+                await origin.consume("NONE", start=1)
         with pytest.raises(OriginLost, match="Authorization Violation"):
             await Origin.connect(replace(server.address, user="u@x", password="wrong"))
 
@@ -266,7 +266,7 @@ def test_tls_and_a_server_that_stops(tmp_path: Path, loop: str) -> None:
             for _ in range(8):
                 await feed.publish("TLS.x", b"p" * 900_000)
             await feed.until("TLS", 8)
-            await origin.consume("TLS", start=1, filter_subject="")
+            await origin.consume("TLS", start=1)
             assert [len(message.data) for message in await take(origin, 8)] == [900_000] * 8
             secure.stop()
             with pytest.raises(OriginLost):

@@ -287,7 +287,10 @@ def test_limits_of_single_streams(limits: AccountLimits, rest: str, err_code: in
     ("rest", "field"),
     [
         ('"allow_batched":true', "allow_batched"),
-        ('"sources":[{"name":"B"}]', "sources"),
+        (
+            '"sources":[{"name":"B","consumer":{"name":"C","deliver_subject":"d"}}]',
+            "sources.consumer",
+        ),
     ],
 )
 def test_what_does_not_exist_yet_is_named_and_refused(rest: str, field: str) -> None:
