@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import json
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from tests.e2e.support import connect, eventually, run
 from tests.interop.support import Body, api, check
 
 MESSAGES = 400
-TOOLS = (shutil.which("nats"), "/opt/jr/bin/nats")
+TOOL = os.environ.get("NATS_CLI") or shutil.which("nats")
 
 
 @pytest.fixture(scope="module")
@@ -195,14 +196,13 @@ def test_an_abandoned_restore_is_forgotten(cluster: LocalCluster) -> None:
 
 
 def test_the_tool_saves_and_restores(cluster: LocalCluster, tmp_path: Path) -> None:
-    tool = next((path for path in TOOLS if path and Path(path).exists()), None)
-    if tool is None:
+    if TOOL is None:
         pytest.skip("the nats command-line tool is not installed")
 
     async def call(*words: str) -> str:
         server = ["-s", cluster.nodes[1].url]
         done = await asyncio.to_thread(
-            subprocess.run, [tool, *server, "stream", *words], capture_output=True, text=True,
+            subprocess.run, [TOOL, *server, "stream", *words], capture_output=True, text=True,
             timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
