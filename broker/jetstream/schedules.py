@@ -73,6 +73,14 @@ class Schedules:
                 due = schedule.following(message.time_ns, now_ns=message.time_ns, zone=zone)
                 self._put(Pending(message.subject, seq, due))
 
+    def note_block(self, block: Block, *, above: int) -> None:
+        """Of rows that come with their sequences and times, as a restored stream gets them."""
+        if not self._by_subject and not (block.headers_len and block.any_nats_header()):
+            return
+        for row in range(block.first_at_or_after(above + 1), block.rows):
+            message = Message.of(block.subject(row), block.headers(row), b"", block.time(row))
+            self.stored(message, block.seq(row))
+
     def fired(self, pending: Pending, *, due_ns: int, next_ns: int) -> None:
         self._put(Pending(pending.subject, pending.seq, next_ns, due_ns))
 

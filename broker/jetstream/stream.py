@@ -224,6 +224,8 @@ class Stream:
         stored = self.store.append_sequenced(block)
         if self.config.allow_msg_ttl:
             note_deadlines(block, self.store.deadlines, above=known)
+        if self.config.allow_msg_schedules:
+            self.schedules.note_block(block, above=known)
         retention.enforce_limits(self, block.subject_summary())
         return stored
 

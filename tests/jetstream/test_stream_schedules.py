@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stream_driver import SECOND, Driver
 
-from broker.jetstream.commands import Fire
+from broker.jetstream.commands import Fire, mirror_prefix
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.schedule_pattern import BadPattern, parse_schedule
 from broker.store.files import MemoryDb
@@ -221,6 +221,23 @@ def test_a_firing_for_a_schedule_that_was_replaced_has_no_effect() -> None:
     proposed = driver.stream.due_commands(driver.now)
     schedule(driver, "@every 5s")
     assert [driver.run(command) for command in proposed if isinstance(command, Fire)] == [0]
+
+
+def test_schedules_come_along_with_restored_messages() -> None:
+    driver = scheduling()
+    schedule(driver, "@at 2026-01-05T10:00:07Z", subject="s.once")
+    schedule(driver, "@every 5s")
+    schedule(driver, "@every 9s", subject="s.replaced")
+    driver.publish("s.replaced", "plain")
+    restored = scheduling()
+    for raw in driver.stream.store.blocks(1, driver.stream.store.last_seq):
+        restored.entry(mirror_prefix(time_ns=restored.now) + raw)
+    assert restored.seqs() == driver.seqs()
+    assert run_due(restored, until="2026-01-05T10:00:10") == [
+        at("2026-01-05T10:00:05"),
+        at("2026-01-05T10:00:07"),
+        at("2026-01-05T10:00:10"),
+    ]
 
 
 def test_schedules_survive_a_checkpoint() -> None:
