@@ -44,9 +44,10 @@ from broker.jetstream.loading import load_state
 from broker.jetstream.message import Message
 from broker.jetstream.publish import OutOfOrder, PublishResult, publish_block
 from broker.jetstream.republishing import Republished, Republisher
-from broker.jetstream.schedules import Pending, Schedules
-from broker.jetstream.sessions import SessionImage, Sessions
+from broker.jetstream.schedules import Schedules
+from broker.jetstream.sessions import Sessions
 from broker.jetstream.sourcing import take_sourced
+from broker.jetstream.stream_record import RECORD_VERSION, StreamRecord, decode_record
 from broker.jetstream.transforms import mapping_of
 from broker.jetstream.ttl import note_deadlines
 from broker.store import persistence
@@ -57,29 +58,8 @@ from broker.store.files import RECORD, BlockFiles, StateBatch, key
 from broker.store.messages import MessageStore
 from broker.store.segments import BlockCache
 
-RECORD_VERSION: Final = 1
 _WANTS_KEPT_MAX: Final = 65536
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
-    """Everything but the messages. New fields go to the end, with a default."""
-
-    version: int
-    applied: int
-    created_ns: int
-    config: StreamConfig
-    store: persistence.StoreImage
-    sessions: list[SessionImage]
-    dedup: DedupImage
-    last_msg_id: bytes
-    consumers: list[bytes]
-    schedules: list[Pending] = []
-    batches: list[OpenBatch] = []  # in a snapshot; a checkpoint has a record for each
-    sources: dict[str, int] = {}
-
-
-_record: Final = msgspec.msgpack.Decoder(StreamRecord)
 
 
 class Stream:
@@ -129,7 +109,7 @@ class Stream:
         raw = files.get(RECORD, 0)
         if raw is None:
             return cls(config, created_ns=created_ns, store=store, consumers=consumers)
-        record = _record.decode(raw)
+        record = decode_record(raw)
         stream = cls(record.config, created_ns=created_ns, store=store, consumers=consumers)
         persistence.load(store, record.store)
         stream.dedup = DedupWindow.load(record.dedup, files)
@@ -449,7 +429,7 @@ class Stream:
 
     def restore(self, chunks: Sequence[bytes]) -> None:
         """Become the state of another replica; the next checkpoint removes what was ours."""
-        record = _record.decode(chunks[0])
+        record = decode_record(chunks[0])
         self.store.remember_trails(record.config.max_msgs_per_subject)
         persistence.restore(self.store, record.store, chunks[1:])
         files = self.store.segments.files

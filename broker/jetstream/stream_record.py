@@ -1,0 +1,44 @@
+"""The record of a stream: everything but its messages, as it is on disk and in a snapshot.
+
+Owns: the fields and their order.
+May not touch: how they are filled (stream.py), records of other kinds.
+Spec: DESIGN section 5."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from broker.jetstream.batches import OpenBatch
+from broker.jetstream.config import StreamConfig
+from broker.jetstream.dedup import DedupImage
+from broker.jetstream.schedules import Pending
+from broker.jetstream.sessions import SessionImage
+from broker.store import persistence
+
+RECORD_VERSION: Final = 1
+
+
+class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
+    """Everything but the messages. New fields go to the end, with a default."""
+
+    version: int
+    applied: int
+    created_ns: int
+    config: StreamConfig
+    store: persistence.StoreImage
+    sessions: list[SessionImage]
+    dedup: DedupImage
+    last_msg_id: bytes
+    consumers: list[bytes]
+    schedules: list[Pending] = []
+    batches: list[OpenBatch] = []  # in a snapshot; a checkpoint has a record for each
+    sources: dict[str, int] = {}
+
+
+_record: Final = msgspec.msgpack.Decoder(StreamRecord)
+
+
+def decode_record(raw: bytes) -> StreamRecord:
+    return _record.decode(raw)
