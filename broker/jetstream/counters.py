@@ -43,6 +43,7 @@ class Value(msgspec.Struct, frozen=True):
 
 _value: Final = msgspec.json.Decoder(Value)
 _sources: Final = msgspec.json.Decoder(Sources)
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def wrong_increment(stream: Stream, message: Message) -> JetStreamError | None:
@@ -74,25 +75,64 @@ def add_up(stream: Stream, message: Message, staged: dict[bytes, int]) -> JetStr
     increment = increment_of(message)
     if increment is None:
         return JetStreamError(ErrCode.MESSAGE_INCR_MISSING)
-    found = stream.store.rows(stream.store.last_of_subject(message.subject))
-    total = staged.get(message.subject)
-    if found is not None:
-        try:
-            value = _number(_value.decode(found[0].data(found[1])).val)
-            known = wire_headers.get(found[0].headers(found[1]), SOURCES)
-            if known:
-                _sources.decode(known)
-        except msgspec.MsgspecError:
-            return JetStreamError(ErrCode.MESSAGE_COUNTER_BROKEN)
-        if known:
-            message.set_header(SOURCES, known)
-        total = value if total is None else total
-    total = (total or 0) + increment
+    last = _last(stream, message.subject)
+    if last is None:
+        return JetStreamError(ErrCode.MESSAGE_COUNTER_BROKEN)
+    value, sources = last
+    total = staged.get(message.subject, value) + increment
+    refused = _give_value(message, total, sources)
+    if refused is None:
+        staged[message.subject] = total
+    return refused
+
+
+def add_sourced(stream: Stream, message: Message) -> JetStreamError | None:
+    """A counter of another stream: what it has grown by since we saw it last counts here."""
+    last = _last(stream, message.subject)
+    theirs = _read(message.data)
+    if last is None or theirs is None or increment_of(message) is None:
+        return JetStreamError(ErrCode.MESSAGE_COUNTER_BROKEN)
+    total, sources = last
+    said = message.named.get(b"Nats-Stream-Source", b"").decode(errors="replace").split(" ")
+    subject = said[4] if len(said) > 4 else message.subject.decode(errors="replace")
+    seen = sources.setdefault(said[0], {})
+    try:
+        before = _number(seen.get(subject, "0"))
+    except msgspec.ValidationError:
+        return JetStreamError(ErrCode.MESSAGE_COUNTER_BROKEN)
+    seen[subject] = str(theirs)
+    message.set_header(INCREMENT, b"%d" % (theirs - before))
+    return _give_value(message, total + theirs - before, sources)
+
+
+def _give_value(message: Message, total: int, sources: Sources) -> JetStreamError | None:
     if total.bit_length() > _BITS_MAX:
         return JetStreamError(ErrCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
-    staged[message.subject] = total
     message.data = b'{"val":"%d"}' % total
+    if sources:
+        message.set_header(SOURCES, _encode(sources))
     return None
+
+
+def _last(stream: Stream, subject: bytes) -> tuple[int, Sources] | None:
+    """Value and sources of a subject; None when its last message has no value to go on from."""
+    found = stream.store.rows(stream.store.last_of_subject(subject))
+    if found is None:
+        return 0, {}
+    value = _read(found[0].data(found[1]))
+    known = wire_headers.get(found[0].headers(found[1]), SOURCES)
+    try:
+        sources = _sources.decode(known) if known else {}
+    except msgspec.MsgspecError:
+        return None
+    return None if value is None else (value, sources)
+
+
+def _read(data: bytes) -> int | None:
+    try:
+        return _number(_value.decode(data).val)
+    except msgspec.MsgspecError:
+        return None
 
 
 def value_of(data: bytes) -> str:
@@ -101,6 +141,6 @@ def value_of(data: bytes) -> str:
 
 
 def _number(text: str) -> int:
-    if len(text) > _DIGITS_MAX + 256:
+    if len(text) > _DIGITS_MAX + 200:
         raise msgspec.ValidationError("longer than any value stored here")
     return int(text) if _NUMBER.fullmatch(text.encode()) else 0

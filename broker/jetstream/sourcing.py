@@ -15,6 +15,7 @@ from struct import Struct as Packing
 from typing import TYPE_CHECKING, Final
 
 from broker.jetstream.commands import Kind
+from broker.jetstream.counters import add_sourced
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.message import Message
 from broker.jetstream.names import get_hash
@@ -126,6 +127,8 @@ def _take(stream: Stream, block: Block, row: int, time_ns: int) -> JetStreamErro
         return None
     if not config.allow_msg_ttl:
         message.named.pop(b"Nats-TTL", None)  # stays in the headers, means nothing here
+    if config.allow_msg_counter and add_sourced(stream, message) is not None:
+        return None
     if stream.wants(subject):
         refused = full(stream, message)
         if refused is not None:

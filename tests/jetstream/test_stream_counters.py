@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stream_driver import Driver
+from stream_driver import Driver, headers
 
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import Duplicate, Stored
+from broker.jetstream.sourcing import source_prefix
+from broker.store.block import BlockBuilder
+from broker.wire import headers as wire_headers
 
 
 def counting(**config: Any) -> Driver:
@@ -90,6 +93,32 @@ def test_a_last_message_that_is_no_value_breaks_the_counter() -> None:
     refused = driver.publish("s.a", "", Nats_Incr="1")
     assert isinstance(refused, JetStreamError)
     assert refused.err_code == 10172
+
+
+def test_sourced_counters_add_what_they_have_grown_by() -> None:
+    driver = counting()
+    driver.publish("s.a", "", Nats_Incr="100")
+
+    def take(origin: str, seq: int, value: str, after: int) -> None:
+        made = BlockBuilder(seq)
+        pairs = {"Nats-Incr": "1", "Nats-Stream-Source": f"{origin} {seq} > > o.a"}
+        made.append(b"s.a", headers(pairs), b'{"val":"%b"}' % value.encode(), seq=seq)
+        prefix = source_prefix(key=origin, after=after, time_ns=driver.now)
+        driver.entry(prefix + made.build(seal=False))
+
+    take("A", 5, "7", 0)
+    take("B", 1, "1", 0)
+    take("A", 9, "10", 5)  # three came between, of which we saw none
+    message = driver.stream.store.get(4)
+    assert message is not None
+    assert message.data == b'{"val":"111"}'
+    assert wire_headers.get(message.headers, b"Nats-Incr") == b"3"
+    known = wire_headers.get(message.headers, b"Nats-Counter-Sources")
+    assert known == b'{"A":{"o.a":"10"},"B":{"o.a":"1"}}'
+    assert driver.publish("s.a", "", Nats_Incr="1") == Stored(5, val="112")
+    after = driver.stream.store.get(5)
+    assert after is not None
+    assert wire_headers.get(after.headers, b"Nats-Counter-Sources") == known
 
 
 def test_the_largest_values_are_refused_not_fatal() -> None:
