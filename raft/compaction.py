@@ -7,15 +7,19 @@ longer for followers: one that is a little behind is cheaper to serve from the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 from raft.exchange import SnapshotExchange
 from raft.group import Group
 from raft.records import StoreBusy
 from raft.store import LogStore
 from raft.transport import Transport
-from raft.types import Index, Role, SnapshotMeta, Term
+from raft.types import GroupId, Index, Role, SnapshotMeta, Term
+
+_SLEEPERS_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,19 @@ class Compactor:
         self._transport = transport
         self._exchange = exchange
         self._failed = failed
+        self._walked = 0  # how far the walk over sleeping groups has come
+
+    def choose(
+        self, groups: Mapping[GroupId, Group], awake: Mapping[GroupId, Group]
+    ) -> list[Group]:
+        """Those awake, and in turn a few of those that sleep: their state may have become
+        durable since."""
+        if len(awake) == len(groups):
+            return list(awake.values())
+        start = self._walked if self._walked < len(groups) else 0
+        self._walked = start + _SLEEPERS_AT_ONCE
+        sleepers = islice(groups.values(), start, self._walked)
+        return [*awake.values(), *(group for group in sleepers if group.id not in awake)]
 
     def run(self, groups: Iterable[Group]) -> None:
         """Cut every log that may be cut, in one write that nobody waits for. Raises

@@ -31,6 +31,9 @@ class StoreTuning:
     buffers_max: int = 4  # memtables per column family before writes are refused
     wal_bytes_max: int = 1024 * MB  # then the column that holds the oldest part is flushed
     background_jobs: int = 2
+    # Below this (or a tenth of the disk, if that is less) nothing is written: a database that has
+    # once met a full disk must be opened anew, one that stops before goes on when space returns.
+    free_bytes_min: int = 128 * MB
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -18,6 +18,14 @@ from raft.ready import Status
 from raft.types import GroupId, Index, NodeId, RaftError, Role, SnapshotMeta, Term
 
 
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    waiting_bytes_max: int = 64 << 20  # proposed and not applied, per group: then GroupBusy
+    tail_bytes_max: int = 8 << 20  # log entries kept in memory per group for followers
+    snapshot_streams_max: int = 4  # going out at once; further ones wait
+    entry_bytes_max: int = 64 << 20  # a larger one is refused: EntryTooLarge
+
+
 class StateMachine(Protocol):
     """What a group replicates. All calls come from the loop, one at a time."""
 

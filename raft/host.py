@@ -15,13 +15,12 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from raft.barriers import Barriers
 from raft.codec import CodecError, decode_frame
 from raft.compaction import CompactionPolicy, Compactor
+from raft.complaints import Complaints
 from raft.core import RaftCore
 from raft.exchange import SnapshotExchange
 from raft.group import (
@@ -30,6 +29,7 @@ from raft.group import (
     GroupBusy,
     GroupStatus,
     GroupStopped,
+    HostLimits,
     StateMachine,
     UnknownGroup,
 )
@@ -61,16 +61,6 @@ __all__ = [
 
 _log = logging.getLogger("raft.host")
 _SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, what waits in the sockets comes first
-_COMPACTION_SLICE: Final = 256  # sleeping groups looked at in one turn of the compactor
-_COMPLAINTS_MAX: Final = 256  # refusals remembered so that each is logged once
-
-
-@dataclass(frozen=True, slots=True)
-class HostLimits:
-    waiting_bytes_max: int = 64 << 20  # proposed and not applied, per group: then GroupBusy
-    tail_bytes_max: int = 8 << 20  # log entries kept in memory per group for followers
-    snapshot_streams_max: int = 4  # going out at once; further ones wait
-    entry_bytes_max: int = 64 << 20  # a larger one is refused: EntryTooLarge
 
 
 class Host:
@@ -123,8 +113,7 @@ class Host:
             mark=self._rounds.mark,
             soon=_soon,
         )
-        self._compacted = 0  # how far the compactor's walk over sleeping groups has come
-        self._complaints: set[tuple[NodeId, GroupId]] = set()
+        self._complaints = Complaints()
         self._refused_messages = self._stray_messages = self._refused_entries = 0
         self._ticked_at = 0.0
         self._punctual_from = 0  # the tick since which none was late
@@ -217,7 +206,7 @@ class Host:
         held = self._working(group)
         if len(data) > self._limits.entry_bytes_max:
             self._refused_entries += 1
-            self._complain(
+            self._complaints.once(
                 self.node, group, f"an entry of {len(data)} bytes is refused, it is too large"
             )
             raise EntryTooLarge(len(data), self._limits.entry_bytes_max)
@@ -381,7 +370,7 @@ class Host:
             self._tick()
 
     def _tick(self) -> None:
-        if self.failure is not None:
+        if self.failure is not None or self._disk_full():
             return
         self._ticks += 1
         self._vigil.tick()
@@ -393,20 +382,19 @@ class Host:
         if self._ticks % self._compactor.policy.every_ticks == 0:
             self._exchange.sweep()
             try:
-                self._compactor.run(self._to_compact())
+                self._compactor.run(self._compactor.choose(self._groups, self._vigil.awake))
             except StoreFailed as error:
                 self.store_failed(error)
 
-    def _to_compact(self) -> list[Group]:
-        """Those awake, and in turn a few of those that sleep: their state may have become
-        durable since."""
-        awake = self._vigil.awake
-        if len(awake) == len(self._groups):
-            return list(awake.values())
-        start = self._compacted if self._compacted < len(self._groups) else 0
-        self._compacted = start + _COMPACTION_SLICE
-        slept = islice(self._groups.values(), start, self._compacted)
-        return [*awake.values(), *(group for group in slept if group.id not in awake)]
+    def _disk_full(self) -> bool:
+        """Without room we fall silent, so that others lead, and go on when there is room."""
+        before = self._store.full
+        if self._store.check_space() == before:
+            if before:
+                _log.warning("there is room on the disk again, this node goes on")
+            else:
+                _log.critical("the disk is full: this node acknowledges nothing until it has room")
+        return self._store.full
 
     def _tick_group(self, group: Group) -> None:
         try:
@@ -428,13 +416,13 @@ class Host:
             group = self._groups.get(group_id)
             if group is None:
                 self._stray_messages += 1
-                self._complain(sender, group_id, "a message for a group that is not here")
+                self._complaints.once(sender, group_id, "a message for a group that is not here")
                 continue
             if group.stopped is not None or not self._running:
                 continue
             if not group.admits(sender, message.term):
                 self._refused_messages += 1
-                self._complain(sender, group_id, "a message of a node that is no member")
+                self._complaints.once(sender, group_id, "a message of a node that is no member")
                 continue
             if message.kind is MessageKind.SNAPSHOT:
                 continue  # it is believed only after its chunks (raft.exchange)
@@ -444,15 +432,6 @@ class Host:
                 self.group_failed(group, error)
             else:
                 self._touch(group)
-
-    def _complain(self, sender: NodeId, group: GroupId, what: str) -> None:
-        """One line per node and group: the rest is counted."""
-        if (sender, group) in self._complaints:
-            return
-        if len(self._complaints) >= _COMPLAINTS_MAX:
-            self._complaints.clear()
-        self._complaints.add((sender, group))
-        _log.info("%s (from node %d, group %d)", what, sender, group)
 
     # supervision (called by rounds and installer)
 
@@ -502,6 +481,8 @@ class Host:
         held = self._held(group)
         if held.stopped is not None or not self._running:
             raise GroupStopped(group, held.stopped or "the node does not run")
+        if self._store.full:
+            raise GroupStopped(group, "the disk is full")
         return held
 
     def _held(self, group: GroupId) -> Group:

@@ -51,6 +51,10 @@ class StoreBusy(StoreError):
     """Definite: nothing was written, because the database would have had to stall. Try again."""
 
 
+class StoreFull(StoreBusy):
+    """Definite: nothing was written, because the disk is about to be full."""
+
+
 class StoreFailed(StoreError):
     """The disk refused a write or a flush. Nothing is acknowledged from here on."""
 

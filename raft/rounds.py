@@ -24,12 +24,13 @@ from raft.group import Group
 from raft.messages import Entry, Message, MessageKind
 from raft.metrics import Histogram
 from raft.ready import Ready
-from raft.records import StoreBusy, StoreFailed
+from raft.records import StoreBusy, StoreFailed, StoreFull
 from raft.store import Batch, LogStore
 from raft.transport import RAFT_BULK, RAFT_CONTROL, Transport
 from raft.types import GroupId, Index, NodeId, Role, SnapshotMeta, Term
 
 _REFUSED_RETRY_SECONDS: Final = 0.002
+_FULL_RETRY_SECONDS: Final = 0.05
 _BATCH_BYTES_GOAL: Final = 8 << 20  # a batch is closed once it holds this much
 
 
@@ -272,8 +273,10 @@ class Rounds:
         if gathering.batch:
             try:
                 self._store.write(gathering.batch)
-            except StoreBusy:
-                self._retry = self._loop.call_later(_REFUSED_RETRY_SECONDS, self._try_again)
+            except StoreBusy as busy:
+                full = isinstance(busy, StoreFull)
+                delay = _FULL_RETRY_SECONDS if full else _REFUSED_RETRY_SECONDS
+                self._retry = self._loop.call_later(delay, self._try_again)
                 return
             except StoreFailed as error:
                 self._supervisor.store_failed(error)

@@ -13,6 +13,7 @@ end may have been promised, so the directory is refused rather than shortened.""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from raft.records import (
     StoreBusy,
     StoreError,
     StoreFailed,
+    StoreFull,
     WrongDirectory,
     entry_value,
     group_value,
@@ -46,6 +48,7 @@ __all__ = [
     "StoreBusy",
     "StoreError",
     "StoreFailed",
+    "StoreFull",
     "StoreStatistics",
     "StoreTuning",
     "WrongDirectory",
@@ -97,10 +100,12 @@ class Batch:
 class LogStore:
     """Built by `open`. Everything but `flush` and `flush_state` belongs to one thread."""
 
-    def __init__(self, db: Rdict, identity: Identity) -> None:
+    def __init__(self, db: Rdict, identity: Identity, *, free_bytes_min: int = 0) -> None:
         self.db = db
         self.identity = identity
         self.failure: BaseException | None = None
+        self.full = False  # by the last check_space: nothing is written, all can be read
+        self._free_bytes_min = free_bytes_min
         self._columns: dict[str, Rdict] = {n: db.get_column_family(n) for n in ("raft", "state")}
         self._log_handle: ColumnFamily | None = db.get_column_family_handle("raft")
         self._logs: dict[GroupId, GroupLog] = {}
@@ -123,7 +128,7 @@ class LogStore:
         db, identity = open_database(
             Path(path), node_name=node_name, cluster_name=cluster_name, tuning=tuning
         )
-        return cls(db, identity)
+        return cls(db, identity, free_bytes_min=tuning.free_bytes_min)
 
     def close(self) -> None:
         """Flushes the log; nothing may use the store or its columns afterwards."""
@@ -236,11 +241,22 @@ class LogStore:
         self._write(raw, self._patient)
         return self.reader(group)
 
+    def check_space(self) -> bool:
+        """Whether the disk has room; to be asked often enough that what is written between two
+        calls fits into the reserve."""
+        disk = os.statvfs(self.db.path())
+        least = min(self._free_bytes_min, disk.f_blocks * disk.f_frsize // 10)
+        self.full = disk.f_bavail * disk.f_frsize < least
+        return not self.full
+
     def write(self, batch: Batch, *, may_wait: bool = False) -> None:
         """Write without flushing. Raises StoreBusy (nothing written, the batch stays good; not
-        with may_wait, which is for rare and small writes) or StoreFailed (final)."""
+        with may_wait, which is for rare and small writes), its kind StoreFull (not for what
+        only frees space) or StoreFailed (final)."""
         if self.failure is not None:
             raise StoreFailed("the log store has failed before") from self.failure
+        if self.full and not may_wait and (batch.entries or batch.hard_states or batch.snapshots):
+            raise StoreFull("the disk is full")
         raw, records = self._build(batch)
         self._write(raw, self._patient if may_wait else self._write_options)
         self._note(batch, records)
@@ -281,8 +297,15 @@ class LogStore:
             written_bytes=self._written_bytes,
             flushes=self._flushes,
             refusals=self._refusals,
-            healthy=self.failure is None,
-            failure=None if self.failure is None else str(self.failure),
+            healthy=self.failure is None and not self.full,
+            failure=self._trouble(),
+        )
+
+    def _trouble(self) -> str | None:
+        if self.failure is not None:
+            return str(self.failure)
+        return (
+            "the disk is full: nothing is acknowledged until space returns" if self.full else None
         )
 
     def _build(self, batch: Batch) -> tuple[WriteBatch, dict[GroupId, GroupRecord]]:

@@ -6,8 +6,8 @@ May not touch: the consensus rules; a group that sleeps too long is late, never 
 Spec: DESIGN section 6. A leader sends an idle group to sleep when everyone who is there has
 everything (core.may_sleep). From then on no member counts time. What wakes it: a proposal or any
 message; for followers, that the leader's node is lost; for leaders, that a member's node is lost
-or comes back. A node is lost when our links to it break, or when nothing was heard of it for an
-election timeout; beats make sure that something is. Many groups are woken in slices, so that the
+or comes back. A node is lost when our links to it break, or when nothing was heard of it for two
+election timeouts; beats make sure that something is. Many groups are woken in slices, so that the
 loop keeps turning."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Vigil:
         if self._ticks % self._config.heartbeat_ticks == 0:
             for node in connected:
                 self._transport.send(node, RAFT_CONTROL, _BEAT, control=True)
-        horizon = self._ticks - self._config.election_ticks
+        horizon = self._ticks - 2 * self._config.election_ticks  # a broken link shows sooner
         there = {node for node in connected if self._heard.setdefault(node, self._ticks) >= horizon}
         for node in self.there ^ there:
             self._changed(node, lost=node in self.there)
