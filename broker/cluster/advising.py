@@ -81,7 +81,12 @@ class Advising:
             if fact.kind == "resumed":
                 self.of_pause(replica, consumer)
             elif wanted.get(fact.kind, True):
-                event = advisories.of_message(fact, stream=replica.name, consumer=consumer.name)
+                event = advisories.of_delivery(
+                    fact,
+                    account=replica.account.name,
+                    stream=replica.name,
+                    consumer=consumer.name,
+                )
                 wanted[fact.kind] = self.send(replica.account, event)
 
     def of_pause(self, replica: Replica, consumer: Consumer) -> None:

@@ -62,7 +62,7 @@ LEADER_KINDS = frozenset(
         ApiKind.CONSUMER_CREATE,
         ApiKind.CONSUMER_NAMES, ApiKind.CONSUMER_LIST, ApiKind.CONSUMER_INFO,
         ApiKind.CONSUMER_DELETE, ApiKind.CONSUMER_PAUSE, ApiKind.CONSUMER_RESET,
-        ApiKind.CONSUMER_LEADER_STEPDOWN,
+        ApiKind.CONSUMER_LEADER_STEPDOWN, ApiKind.CONSUMER_UNPIN,
     }
 )  # fmt: skip
 
@@ -333,7 +333,7 @@ _request = msgspec.msgpack.Decoder(tuple[str, bytes, bytes, bytes])
 _NOT_YET = frozenset(
     {
         ApiKind.STREAM_PEER_REMOVE,
-        ApiKind.STREAM_PEER_EVACUATE, ApiKind.STREAM_CANCEL_MOVE, ApiKind.CONSUMER_UNPIN,
+        ApiKind.STREAM_PEER_EVACUATE, ApiKind.STREAM_CANCEL_MOVE,
     }
 )  # fmt: skip
 # Asking twice does no harm: reads, and changes that name their outcome.

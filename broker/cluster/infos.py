@@ -15,6 +15,7 @@ from broker.jetstream.info import (
     ClusterInfo,
     ConsumerInfo,
     PeerInfo,
+    PriorityGroupState,
     SequenceInfo,
     SourceInfo,
     StreamInfo,
@@ -172,4 +173,10 @@ def consumer_info(
         paused=numbers.paused_until_ns > 0,
         pause_remaining=max(numbers.paused_until_ns - now, 0),
         ts=now,
+        priority_groups=tuple(
+            PriorityGroupState(
+                group=group, pinned_client_id=numbers.pinned_id, pinned_ts=numbers.pinned_ns
+            )
+            for group in consumer.config.priority_groups[:1]  # only the first is kept track of
+        ),
     )

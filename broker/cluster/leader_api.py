@@ -55,6 +55,7 @@ from broker.jetstream.requests import (
     SnapshotRequest,
     StepdownRequest,
     StreamInfoRequest,
+    UnpinRequest,
     decode_request,
 )
 from broker.jetstream.responses import (
@@ -135,6 +136,12 @@ class LeaderApi:
             case ResetRequest():
                 return await self._reset(replica, request, body)
         consumer = self._consumer(replica, request)
+        if isinstance(body, UnpinRequest):
+            if body.group not in consumer.config.priority_groups:
+                raise JetStreamError.of(10160)
+            assert replica.leading is not None
+            replica.leading.unpin(consumer.name)
+            return encode_response(kind)
         if kind is ApiKind.CONSUMER_INFO:
             return encode_response(kind, consumer_info(self.node, replica, consumer, shown=True))
         assert kind is ApiKind.CONSUMER_DELETE, f"{kind} has no handler"

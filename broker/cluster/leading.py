@@ -111,6 +111,12 @@ class Leading:
                 self._watch(engine)
             self._wake(engine)
 
+    def unpin(self, name: str) -> None:
+        engine = self.engines.get(name)
+        if engine is not None:
+            engine.unpin()
+            self._wake(engine)
+
     def _forget(self, name: str, engine: Delivery) -> None:
         del self.engines[name]
         self._listening.pop(engine, None)

@@ -38,7 +38,7 @@ class Sender:
             consumer.name.encode(),
         )
         target = self._router.bulk(self._account, effect.to)
-        if target is not None and not effect.headers_only:
+        if target is not None and not effect.headers_only and not effect.pin_id:
             sink = cast("ClientSink", target.sink)
             data = encode_deliveries(
                 effect.rows, effect.indices, target.sid, prefix, effect.delivered,
@@ -93,5 +93,7 @@ def _messages(effect: Deliver, prefix: bytes) -> list[Message]:
         if effect.headers_only:
             headers = wire_headers.add(headers, [(b"Nats-Msg-Size", b"%d" % len(payload))])
             payload = b""
+        if effect.pin_id:
+            headers = wire_headers.add(headers, [(b"Nats-Pin-Id", effect.pin_id.encode())])
         found.append((rows.subject(i), reply, headers, payload))
     return found

@@ -126,4 +126,5 @@ class AckCollector:
     def forget(self) -> None:
         """The consumer started over. Who asked for a confirmation still gets it."""
         self._arrived, self._acked, self._exhausted = [], [], []
+        self.last_acked_ns = 0
         self._arrived_up_to = self._up_to = (0, 0)

@@ -29,6 +29,7 @@ _OF_MESSAGES: Final = {
     "terminated": (f"{ADVISORY_PREFIX}CONSUMER.MSG_TERMINATED.", f"{ADVISORY_TYPE}terminated"),
     "ack": (f"{METRIC_PREFIX}CONSUMER.ACK.", f"{METRIC_TYPE}consumer_ack"),
 }
+_ABOUT_PINS: Final = {"pinned": "pinned_id", "unpinned": "reason"}
 _STREAM_ACTIONS: Final = {"create": "CREATED", "modify": "UPDATED", "delete": "DELETED"}
 
 
@@ -49,8 +50,13 @@ def encode_event(event: Event, *, event_id: str, now_ns: int, domain: str) -> by
     return encode(body)
 
 
-def of_message(fact: Advisory, *, stream: str, consumer: str) -> Event:
-    """What happened to one message of a consumer."""
+def of_delivery(fact: Advisory, *, account: str, stream: str, consumer: str) -> Event:
+    """What happened to one message of a consumer, or to the pin of its clients."""
+    if fact.kind in ("pinned", "unpinned"):
+        pin: dict[str, object] = {"account": account, "stream": stream, "consumer": consumer}
+        pin |= {"group": fact.group, _ABOUT_PINS[fact.kind]: fact.reason}
+        subject = f"CONSUMER.{fact.kind.upper()}.{stream}.{consumer}"
+        return _advisory(subject, f"consumer_group_{fact.kind}", pin)
     place, kind = _OF_MESSAGES[fact.kind]
     fields: dict[str, object] = {"stream": stream, "consumer": consumer}
     if fact.kind != "max_deliver":

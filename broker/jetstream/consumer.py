@@ -45,6 +45,8 @@ class ConsumerNumbers:
     num_pending: int
     push_bound: bool
     paused_until_ns: int  # 0 when not paused
+    pinned_id: str = ""  # of the client that is served alone, if one is
+    pinned_ns: int = 0
 
 
 class ConsumerWatcher(Protocol):
@@ -291,6 +293,7 @@ class Consumer:
         if isinstance(target, JetStreamError):
             return target
         self._begin(Start(target))
+        self.last_delivered_ns = self.last_acked_ns = 0
         self.epoch = index
         if self.watcher is not None:
             self.watcher.was_reset()

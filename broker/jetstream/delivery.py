@@ -29,13 +29,14 @@ from broker.jetstream.ack import (
 )
 from broker.jetstream.ack_collector import AckCollector, Sampler
 from broker.jetstream.commands import DeleteConsumer
-from broker.jetstream.config import AckPolicy, ConsumerConfig
+from broker.jetstream.config import AckPolicy, ConsumerConfig, PriorityPolicy
 from broker.jetstream.consumer import Consumer, ConsumerNumbers
 from broker.jetstream.consumer_commands import ConsumerAcks, ConsumerProgress
 from broker.jetstream.cursor import Cursor
 from broker.jetstream.dispatch import Dispatch, PumpLimits
 from broker.jetstream.effects import Advisory, Confirm, Effect, Propose, Status
 from broker.jetstream.inactivity import RETRY_NS, Inactivity
+from broker.jetstream.pinning import PIN_MISMATCH, Pin
 from broker.jetstream.pull import (
     CONSUMER_IS_PUSH,
     EXCEEDED_MAX_WAITING,
@@ -82,7 +83,7 @@ class Delivery:
             self._push = self._push_receiver()
         else:
             self._pull = PullReceivers(
-                consumer.config, self._cursor, self._effects, self._has_interest
+                consumer.config, self._cursor, self._effects, has_interest, pin=self._new_pin()
             )
         self._idle = self._inactivity(now)
         consumer.watcher = self
@@ -106,6 +107,9 @@ class Delivery:
         request = parse_pull(body, reply, now, self.consumer.config)
         if isinstance(request, bytes):
             self._effects.append(Status(reply, request))
+            return
+        if self._pull.pin is not None and self._pull.pin.refuses(request, now):
+            self._effects.append(Status(reply, PIN_MISMATCH))
             return
         if request.no_wait and not self._worth_waiting(self._pull, request, now):
             return
@@ -222,6 +226,7 @@ class Delivery:
         self._acks.settle(now)
         if self._pull is not None:
             self._pull.sweep(now)
+        pin = self._pull.pin if self._pull is not None else None
         live, consumer = self._cursor.live, self.consumer
         return ConsumerNumbers(
             consumer_seq=live.consumer_seq,
@@ -236,7 +241,14 @@ class Delivery:
             num_pending=self._cursor.count(now, exact=True),
             push_bound=self._push is not None and self._push.bound,
             paused_until_ns=consumer.paused_until_ns(now),
+            pinned_id=pin.id if pin is not None else "",
+            pinned_ns=pin.since_ns if pin is not None else 0,
         )
+
+    def unpin(self) -> None:
+        """By command of a client; the next request served is pinned."""
+        if self._pull is not None and self._pull.pin is not None:
+            self._pull.pin.unpin("admin")
 
     # What the log did to the consumer (ConsumerWatcher)
 
@@ -246,6 +258,10 @@ class Delivery:
         self._cursor.reconfigure(config)
         self._idle = self._inactivity(now)
         self._acks.sampler = self._sampler()
+        if self._pull is not None and old.priority_policy is not config.priority_policy:
+            self._pull.pin = self._new_pin()
+        if self._pull is not None and self._pull.pin is not None:
+            self._pull.pin.timeout_ns = config.priority_timeout
         if self._push is None:
             return
         moved = (old.deliver_subject, old.deliver_group) != (
@@ -260,6 +276,7 @@ class Delivery:
             self._cursor.redelivery.again(sorted(self._cursor.live.pending))
 
     def was_reset(self) -> None:
+        self._last_delivered_ns = 0
         self._cursor.rebuild(self._pumped_at)
         self._acks.forget()
 
@@ -420,6 +437,17 @@ class Delivery:
             self._effects,
             flow_prefix=f"$JS.FC.{consumer.stream.config.name}.{consumer.name}.",
             rate_burst_bytes=self._limits.rate_burst_bytes,
+        )
+
+    def _new_pin(self) -> Pin | None:
+        consumer, config = self.consumer, self.consumer.config
+        if config.priority_policy is not PriorityPolicy.PINNED_CLIENT:
+            return None
+        return Pin(
+            f"{consumer.stream.config.name} {consumer.name} {consumer.incarnation}",
+            group=config.priority_groups[0],
+            timeout_ns=config.priority_timeout,
+            effects=self._effects,
         )
 
     def _sampler(self) -> Sampler | None:

@@ -73,7 +73,9 @@ class Dispatch:
             rows, index = located
             if receivers.fit(receiver, rows, [index], now):
                 cursor.redelivery.pop()
-                self._effects.append(cursor.send_again(receiver.reply, rows, index, now))
+                effect = cursor.send_again(receiver.reply, rows, index, now)
+                effect.pin_id = receiver.pin_id
+                self._effects.append(effect)
                 receivers.served(receiver, 1, now)
                 sent += 1
         self.more_work = True
@@ -132,9 +134,10 @@ class Dispatch:
             to, ahead = receiver.reply, at - noted
             effects.append(
                 Deliver(
-                    to, rows, part, consumer_seq + ahead, None, pending - ahead, cursor.headers_only
+                    to, rows, part, consumer_seq + ahead, None, pending - ahead,
+                    cursor.headers_only, receiver.pin_id,
                 )
-            )
+            )  # fmt: skip
             receivers.served(receiver, count, now)
             at += count
             if receiver.conditional:  # the next verdict on it depends on the numbers

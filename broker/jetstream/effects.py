@@ -30,6 +30,7 @@ class Deliver:
     delivered: list[int] | None
     pending: int
     headers_only: bool
+    pin_id: str = ""  # the client's, told with every message
 
 
 @dataclass(slots=True)
@@ -59,8 +60,8 @@ class Propose:
 class Advisory:
     """A fact somebody may listen for.
 
-    `kind` is `max_deliver`, `nak`, `terminated`, `ack` (a sampled one), or `resumed`: a pause has
-    run out, and it is about no message.
+    `kind` is `max_deliver`, `nak`, `terminated` or `ack` (a sampled one). Others are about no
+    message: `resumed`, a pause has run out; `pinned` with the id, and `unpinned` with the reason.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class Advisory:
     deliveries: int = 0
     reason: str = ""
     elapsed_ns: int = 0  # `ack`: since the delivery
+    group: str = ""  # whose pin it is
 
 
 Effect = Deliver | Status | Confirm | Propose | Advisory

@@ -61,8 +61,8 @@ class PullRequest:
     """
 
     __slots__ = (
-        "batch", "closed", "delivered", "expires_at", "heartbeat_at", "heartbeat_ns", "max_bytes",
-        "min_ack_pending", "min_pending", "no_wait", "priority", "reply",
+        "batch", "closed", "delivered", "expires_at", "grouped", "heartbeat_at", "heartbeat_ns",
+        "max_bytes", "min_ack_pending", "min_pending", "no_wait", "pin_id", "priority", "reply",
     )  # fmt: skip
 
     def __init__(self, reply: bytes, *, batch: int = 1) -> None:
@@ -77,6 +77,8 @@ class PullRequest:
         self.priority = 0
         self.min_pending = 0
         self.min_ack_pending = 0
+        self.grouped = False  # names a priority group
+        self.pin_id = ""  # named by it, or given to it
         self.closed = False
 
     @property
@@ -156,6 +158,8 @@ def _request(asked: _Body, reply: bytes, now: int) -> PullRequest:
     request.priority = asked.priority
     request.min_pending = asked.min_pending
     request.min_ack_pending = asked.min_ack_pending
+    request.grouped = bool(asked.group)
+    request.pin_id = asked.id
     if asked.expires > 0:
         request.expires_at = now + asked.expires
     if asked.idle_heartbeat > 0:

@@ -12,6 +12,7 @@ from broker.jetstream.config import ConsumerConfig
 from broker.jetstream.cursor import Cursor
 from broker.jetstream.effects import Effect, Status
 from broker.jetstream.flow_control import FlowControl, RateLimit
+from broker.jetstream.pinning import Pin
 from broker.jetstream.pull import (
     SIZE_EXCEEDS_MAX_BYTES,
     Interest,
@@ -56,9 +57,16 @@ class PullReceivers:
     """The waiting requests of a pull consumer."""
 
     def __init__(
-        self, config: ConsumerConfig, cursor: Cursor, effects: list[Effect], has_interest: Interest
+        self,
+        config: ConsumerConfig,
+        cursor: Cursor,
+        effects: list[Effect],
+        has_interest: Interest,
+        *,
+        pin: Pin | None = None,
     ) -> None:
         self.waiting = WaitingQueue(config.max_waiting)
+        self.pin = pin
         self._cursor = cursor
         self._effects = effects
         self._has_interest = has_interest
@@ -74,10 +82,20 @@ class PullReceivers:
 
     def next(self, now: int) -> PullRequest | None:
         self._now = now
+        if self.pin is not None and (self._cursor.redelivery.queued or self._cursor.count(now)):
+            self.pin.end_stale(self.waiting)
         return self.waiting.head(self._listened, self._eligible)
 
     def fit(
         self, receiver: PullRequest, rows: Rows, indices: list[int], now: int, *, ahead: int = 0
+    ) -> int:
+        count = self._fit(receiver, rows, indices, now, ahead)
+        if count and self.pin is not None:
+            self.pin.served(receiver, now)
+        return count
+
+    def _fit(
+        self, receiver: PullRequest, rows: Rows, indices: list[int], now: int, ahead: int
     ) -> int:
         if not receiver.max_bytes:
             return len(indices)
@@ -100,6 +118,8 @@ class PullReceivers:
             self._effects.append(ended)
 
     def due(self, now: int) -> None:
+        if self.pin is not None:
+            self.pin.due(now)
         self._listening.clear()
         self._effects += self.waiting.due(now, self._heartbeat)
 
@@ -109,7 +129,10 @@ class PullReceivers:
         self.waiting.prune(self._has_interest)
 
     def next_deadline(self, pumped_at: int) -> int | None:
-        return self.waiting.next_deadline()
+        at = self.waiting.next_deadline()
+        if self.pin is None or not self.pin.id:
+            return at
+        return self.pin.expires_at if at is None else min(at, self.pin.expires_at)
 
     def _listened(self, reply: bytes) -> bool:
         """Asked once per pump and reply: a batch looks at its request many times."""
@@ -121,7 +144,9 @@ class PullReceivers:
         return True
 
     def _eligible(self, request: PullRequest) -> bool:
-        """Overflow: only when enough is pending, or enough of it unacked."""
+        """Pinned: only the one. Overflow: only when enough is pending, or enough of it unacked."""
+        if self.pin is not None and not self.pin.admits(request):
+            return False
         if not request.min_pending and not request.min_ack_pending:
             return True
         return 0 < request.min_pending <= self._cursor.count(

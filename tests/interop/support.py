@@ -20,6 +20,7 @@ Body = dict[str, Any]
 _LIST = {"type": "array"}
 _NUMBER = {"type": "integer", "minimum": 0}
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "api.v1.consumer_unpin_response": {"error": {"type": "object", "required": ["code"]}},
     "advisory.v1.nak": {"consumer_seq": _NUMBER},
     "advisory.v1.terminated": {"consumer_seq": _NUMBER},
     "advisory.v1.stream_leader_elected": {"replicas": _LIST, "account": {"type": "string"}},

@@ -260,6 +260,7 @@ def text_of(effect: Effect) -> str:
             return (
                 f"deliver {to} [{seqs}] cseq={effect.consumer_seq}"
                 f" pending={effect.pending}{counts}{only}"
+                + (f" pin={effect.pin_id}" if effect.pin_id else "")
             )
         case Status():
             lines = effect.header.decode().removeprefix("NATS/1.0 ").strip().split("\r\n")

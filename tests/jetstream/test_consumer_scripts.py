@@ -78,6 +78,8 @@ def run_line(bench: Bench, line: str) -> list[str]:
             if isinstance(result, JetStreamError):
                 return [f"{result.err_code:d} {result.description}"]
             return [f"position {result}"]
+        case "unpin":
+            bench.delivery.unpin()
         case "answer":
             bench.delivery.flow_control_reply(rest.encode())
         case "close":
