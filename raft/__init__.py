@@ -7,12 +7,15 @@ Spec: DIVERGENCE.md says where it leaves the paper."""
 from raft.core import CoreConfig, RaftCore, Ready, Status
 from raft.log import LogReader, MemoryReader, RaftLog
 from raft.messages import Entry, EntryKind, Message, MessageKind
+from raft.ready import ReadState
 from raft.types import (
     NO_NODE,
+    ChangeRefused,
     GroupId,
     HardState,
     Index,
     InvariantViolation,
+    Members,
     NodeId,
     NotLeader,
     RaftError,
@@ -24,6 +27,7 @@ from raft.types import (
 
 __all__ = [
     "NO_NODE",
+    "ChangeRefused",
     "CoreConfig",
     "Entry",
     "EntryKind",
@@ -32,6 +36,7 @@ __all__ = [
     "Index",
     "InvariantViolation",
     "LogReader",
+    "Members",
     "MemoryReader",
     "Message",
     "MessageKind",
@@ -40,6 +45,7 @@ __all__ = [
     "RaftCore",
     "RaftError",
     "RaftLog",
+    "ReadState",
     "Ready",
     "Role",
     "SnapshotMeta",
