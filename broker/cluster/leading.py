@@ -131,7 +131,7 @@ class Leading:
 
     def errand(self, errand: Errand) -> None:
         """A pull, an ack or a flow control answer. What cannot be read is dropped."""
-        _, subject, reply, _, payload = errand
+        _, subject, reply, headers, payload = errand
         now = self.replica.node.now_ns()
         if subject.startswith(ACK_PREFIX):
             parsed = parse_ack_subject(subject)
@@ -148,7 +148,7 @@ class Leading:
             engine = self.engines.get(tokens[-2].decode(errors="replace"))
             if engine is None:
                 return
-            engine.flow_control_reply(subject)
+            engine.flow_control_reply(subject, headers)
         else:
             request = parse_api_subject(subject, domain=self.replica.node.options.domain.encode())
             engine = self.engines.get(request.consumer) if request is not None else None

@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from broker.wire import headers as wire_headers
+
 AckSubject = tuple[bytes, bytes, int, int, int, int, int]
 
 _V1_TOKENS: Final = 9
@@ -126,3 +128,14 @@ def parse_go_duration(text: str) -> int | None:
     if not body or total > _DELAY_MAX_NS:
         return None
     return -int(total) if text[0] == "-" else int(total)
+
+
+def flow_control_ack(headers: bytes) -> tuple[int, int] | None:
+    """(stream sequence, consumer sequence) that a flow control answer acks up to, if it says."""
+    stream_seq = wire_headers.get(headers, b"Nats-Last-Stream") if headers else None
+    consumer_seq = wire_headers.get(headers, b"Nats-Last-Consumer") if headers else None
+    if stream_seq is None or consumer_seq is None:
+        return None
+    if not (stream_seq.isdigit() and consumer_seq.isdigit()) or len(stream_seq) > 19:
+        return None
+    return int(stream_seq), int(consumer_seq[:19])

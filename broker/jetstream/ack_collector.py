@@ -47,7 +47,7 @@ class AckCollector:
     def __init__(self, consumer: Consumer, cursor: Cursor) -> None:
         self._consumer = consumer
         self._cursor = cursor
-        self._all = consumer.config.ack_policy is AckPolicy.ALL
+        self._all = consumer.config.ack_policy in (AckPolicy.ALL, AckPolicy.FLOW_CONTROL)
         self._arrived: list[int] = []
         self._arrived_up_to = (0, 0)  # ack all: (stream seq, consumer seq)
         self._acked: list[int] = []

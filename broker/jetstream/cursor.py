@@ -20,6 +20,7 @@ from broker.jetstream.progress_record import ProgressRecord
 from broker.jetstream.redelivery import Redelivery
 from broker.store.block import Rows
 
+NEVER_NS = 1 << 61
 RowGroups = list[tuple[Rows, list[int]]]
 
 
@@ -32,7 +33,7 @@ class Cursor:
         self._store = consumer.stream.store
         self.tracked = config.ack_policy is not AckPolicy.NONE
         self.live = AckState()
-        self.redelivery = Redelivery(ack_wait_ns=config.ack_wait, backoff=config.backoff)
+        self.redelivery = Redelivery(ack_wait_ns=_ack_wait_ns(config), backoff=config.backoff)
         self.progress = ProgressRecord(lazy=not self.tracked)
         self.backlog = Backlog(self._store, config.filters)
         self.next_seq = 1
@@ -55,7 +56,7 @@ class Cursor:
             self.redelivery.sent_again(seq, now, deliveries=self.live.deliveries(seq))
 
     def reconfigure(self, config: ConsumerConfig) -> None:
-        self.redelivery.reconfigure(ack_wait_ns=config.ack_wait, backoff=config.backoff)
+        self.redelivery.reconfigure(ack_wait_ns=_ack_wait_ns(config), backoff=config.backoff)
         self.headers_only = config.headers_only
         self.backlog = Backlog(self._store, config.filters)
 
@@ -194,3 +195,9 @@ class Cursor:
         """After the last of the initial messages, go on behind what there was at creation."""
         if not self._initial:
             self.next_seq = max(self.next_seq, self._consumer.resume_after + 1)
+
+
+def _ack_wait_ns(config: ConsumerConfig) -> int:
+    """Acks by flow control are late for ever, and never missed: what is lost on the way is
+    delivered again when the subscriber is back."""
+    return NEVER_NS if config.ack_policy is AckPolicy.FLOW_CONTROL else config.ack_wait

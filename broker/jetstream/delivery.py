@@ -23,6 +23,7 @@ from broker.jetstream.ack import (
     AckKind,
     AckSubject,
     classify,
+    flow_control_ack,
     nak_delay_ns,
     next_request,
     term_reason,
@@ -147,10 +148,16 @@ class Delivery:
             consumer_seqs = [pair[1] for pair in sent]
         self._acks.take_many(stream_seqs, consumer_seqs)
 
-    def flow_control_reply(self, subject: bytes) -> None:
-        """A client answered a flow control request."""
-        if self._push is not None and self._push.flow is not None:
-            self._push.flow.answered(subject)
+    def flow_control_reply(self, subject: bytes, headers: bytes = b"") -> None:
+        """A client answered a flow control request; perhaps with how far it has come."""
+        if self._push is None or self._push.flow is None:
+            return
+        self._push.flow.answered(subject)
+        if self.consumer.config.ack_policy is AckPolicy.FLOW_CONTROL:
+            reached = flow_control_ack(headers)
+            if reached is not None and reached[0] <= self._cursor.live.stream_seq:
+                self._acks_came = True
+                self._acks.take(*reached, b"")
 
     def set_interest(self, *, bound: bool, now: int) -> None:
         """Push: is there a subscriber on the exact deliver subject (and group)? To be told again
@@ -158,6 +165,8 @@ class Delivery:
         if self._push is not None and bound != self._push.bound:
             self._push.bind(bound=bound, now=now)
             self._idle.bound(bound=bound, now=now)
+            if bound and self.consumer.config.ack_policy is AckPolicy.FLOW_CONTROL:
+                self._cursor.redelivery.again(sorted(self._cursor.live.pending))
 
     def close(self, line: str) -> list[Effect]:
         """The engine ends: `line` is CONSUMER_DELETED, LEADERSHIP_CHANGE or SERVER_SHUTDOWN."""

@@ -36,9 +36,10 @@ class FlowControl:
     def sent(self, size: int) -> None:
         self.bytes_out += size
 
-    def ask(self) -> bytes:
-        """The reply subject of a request to send now, or empty."""
-        if self.awaiting or self.bytes_out <= self.window // 2:
+    def ask(self, *, wanted: bool = False) -> bytes:
+        """The reply subject of a request to send now, or empty. `wanted`: the answer is needed,
+        whatever the bytes say."""
+        if self.awaiting or not (wanted or self.bytes_out > self.window // 2):
             return b""
         self._serial += 1
         self._asked_bytes = self.bytes_out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from broker.jetstream.config import ConsumerConfig
+from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.cursor import Cursor
 from broker.jetstream.effects import Effect, Status
 from broker.jetstream.flow_control import FlowControl, RateLimit
@@ -184,6 +184,10 @@ class PushReceiver:
         self._effects = effects
         self._heartbeat_ns = config.idle_heartbeat
         self._heartbeat_at = 0
+        # Acks that ride on flow control answers: asked for when half of what may be pending is,
+        # and when nothing else goes out. 0: this consumer's acks come in another way.
+        by_flow = config.ack_policy is AckPolicy.FLOW_CONTROL
+        self._ask_from = max(config.max_ack_pending // 2, 1) if by_flow else 0
 
     def bind(self, *, bound: bool, now: int) -> None:
         self.bound = bound
@@ -226,6 +230,12 @@ class PushReceiver:
 
     def due(self, now: int) -> None:
         """A heartbeat when nothing went out for the interval."""
+        if self.bound and self._ask_from and self.flow is not None:
+            pending = len(self._cursor.live.pending)
+            idle = pending > 0 and self._heartbeat_at <= now
+            reply = self.flow.ask(wanted=True) if idle or pending >= self._ask_from else b""
+            if reply:
+                self._effects.append(Status(self._receiver.reply, FLOW_CONTROL_REQUEST, reply))
         if self.bound and self._heartbeat_ns and self._heartbeat_at <= now:
             self._effects.append(Status(self._receiver.reply, self._heartbeat()))
             self._heartbeat_at = now + self._heartbeat_ns

@@ -16,6 +16,7 @@ from consumer_bench import MS, START, Bench, S
 from broker.jetstream.errors import JetStreamError
 
 SCRIPTS = sorted((Path(__file__).parent / "consumer_scripts").glob("*.txt"))
+ANSWERED = ("Stream", "Consumer")
 UNITS = {"ms": MS, "s": S, "m": 60 * S, "ns": 1}
 
 
@@ -81,7 +82,10 @@ def run_line(bench: Bench, line: str) -> list[str]:
         case "unpin":
             bench.delivery.unpin()
         case "answer":
-            bench.delivery.flow_control_reply(rest.encode())
+            subject, *reached = rest.split(" ")  # with how far it came: stream/consumer sequence
+            lines = [f"Nats-Last-{n}: {v}\r\n" for n, v in zip(ANSWERED, reached, strict=False)]
+            headers = f"NATS/1.0\r\n{''.join(lines)}\r\n".encode() if lines else b""
+            bench.delivery.flow_control_reply(subject.encode(), headers)
         case "close":
             return [f"status {e.to.decode()} {e.header!r}" for e in bench.delivery.close(rest)]
         case "settled":
