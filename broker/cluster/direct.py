@@ -23,7 +23,10 @@ from broker.wire import headers as wire_headers
 
 Answer = tuple[bytes, bytes]  # headers, payload
 MULTI_LAST_MAX = 1024
-BATCH_BYTES_DEFAULT = 64 << 20
+# One answer is made in one turn of the loop: a longer batch ends early, and its end says how much
+# is left, so a client that wants more asks again.
+BATCH_ROWS_MAX = 2048
+BATCH_BYTES_MAX = 8 << 20
 
 
 def find_message(store: MessageStore, request: MsgGetRequest) -> StoredMessage | None:
@@ -75,14 +78,16 @@ def _batch(store: MessageStore, name: str, request: MsgGetRequest) -> list[Answe
     start = max(request.seq, 1)
     if request.start_time is not None:
         start = store.first_at_time(request.start_time)
-    budget = request.max_bytes or BATCH_BYTES_DEFAULT
+    budget = min(request.max_bytes or BATCH_BYTES_MAX, BATCH_BYTES_MAX)
+    rows_max = min(request.batch, BATCH_ROWS_MAX)
     answers: list[Answer] = []
     previous = 0
     seq = store.next_matching(filters, start) if start else 0
-    while seq and len(answers) < request.batch and budget > 0:
+    pending = store.count_matching(filters, seq) if seq else 0
+    while seq and len(answers) < rows_max and budget > 0:
         message = store.get(seq)
         assert message is not None, "a matching sequence is stored"
-        pending = store.count_matching(filters, seq + 1)
+        pending -= 1
         extra = [(b"Nats-Num-Pending", b"%d" % pending), (b"Nats-Last-Sequence", b"%d" % previous)]
         answers.append((_headers(name, message, extra), message.data))
         budget -= len(message.subject) + len(message.headers) + len(message.data)
@@ -90,8 +95,7 @@ def _batch(store: MessageStore, name: str, request: MsgGetRequest) -> list[Answe
         seq = store.next_matching(filters, seq + 1)
     if not answers:
         return [(MESSAGE_NOT_FOUND.header, b"")]
-    left = store.count_matching(filters, previous + 1)
-    return [*answers, (_end_of_batch(left, previous), b"")]
+    return [*answers, (_end_of_batch(pending, previous), b"")]
 
 
 def _multi_last(store: MessageStore, name: str, request: MsgGetRequest) -> list[Answer]:
@@ -100,15 +104,16 @@ def _multi_last(store: MessageStore, name: str, request: MsgGetRequest) -> list[
         first_after = store.first_at_time(request.up_to_time)
         up_to = first_after - 1 if first_after else store.last_seq
     subjects: dict[bytes, None] = {}
-    for pattern in request.multi_last:
-        subjects.update(dict.fromkeys(store.subjects_matching(pattern.encode())))
-    if len(subjects) > MULTI_LAST_MAX:
-        return [(TOO_MANY_RESULTS.header, b"")]
+    for pattern in dict.fromkeys(request.multi_last):
+        for subject in store.subjects_matching(pattern.encode()):
+            subjects[subject] = None
+            if len(subjects) > MULTI_LAST_MAX:
+                return [(TOO_MANY_RESULTS.header, b"")]
     last = sorted(store.last_matching((subject,), up_to) for subject in subjects)
     wanted = [seq for seq in last if seq and seq >= request.seq]
     if not wanted:
         return [(NO_RESULTS.header, b"")]
-    budget = request.max_bytes or BATCH_BYTES_DEFAULT
+    budget = min(request.max_bytes or BATCH_BYTES_MAX, BATCH_BYTES_MAX)
     answers: list[Answer] = []
     previous = 0
     for position, seq in enumerate(wanted[: request.batch or None]):

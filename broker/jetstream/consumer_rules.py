@@ -260,12 +260,15 @@ def _check_filters(config: ConsumerConfig) -> None:
     if "" in config.filter_subjects:
         raise JetStreamError(ErrCode.CONSUMER_EMPTY_FILTER)
     filters = config.filters
-    for position, pattern in enumerate(filters):
+    # Only a pattern with wildcards can hold another one: a long list of literals stays cheap.
+    wild = [pattern for pattern in filters if has_wildcard(pattern)]
+    for pattern in filters:
         if not valid_subject(pattern, wildcards=True):
             raise invalid_config("invalid subject")
-        others = filters[:position] + filters[position + 1 :]
-        if any(is_subset(pattern, other) for other in others):
+        if any(is_subset(pattern, other) for other in wild if other is not pattern):
             raise JetStreamError(ErrCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS)
+    if len(set(filters)) < len(filters):
+        raise JetStreamError(ErrCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS)
 
 
 def _check_start(config: ConsumerConfig) -> None:

@@ -20,6 +20,7 @@ from broker.jetstream.strict_json import decode
 from broker.jetstream.times import go_duration
 
 PRIORITIES: Final = 10
+HEARTBEAT_NS_MIN: Final = 10_000_000  # a request may ask for less, and gets this
 MAX_WAITING_DEFAULT: Final = 512
 
 NO_MESSAGES: Final = "404 No Messages"
@@ -163,8 +164,8 @@ def _request(asked: _Body, reply: bytes, now: int) -> PullRequest:
     if asked.expires > 0:
         request.expires_at = now + asked.expires
     if asked.idle_heartbeat > 0:
-        request.heartbeat_ns = asked.idle_heartbeat
-        request.heartbeat_at = now + asked.idle_heartbeat
+        request.heartbeat_ns = max(asked.idle_heartbeat, HEARTBEAT_NS_MIN)
+        request.heartbeat_at = now + request.heartbeat_ns
     return request
 
 

@@ -35,7 +35,7 @@ from broker.jetstream.stream_sources import check_origins
 from broker.jetstream.times import NS_PER_MS, NS_PER_S, go_duration
 from broker.jetstream.transforms import mapping_problem
 from broker.jetstream.versioning import stored_stream
-from broker.subjects import collides, is_subset, valid_subject
+from broker.subjects import collides, has_wildcard, is_subset, valid_subject
 
 REPLICAS_MAX: Final = 5
 DUPLICATE_WINDOW_DEFAULT_NS: Final = 120 * NS_PER_S
@@ -252,6 +252,7 @@ def _check_persist_mode(config: StreamConfig) -> None:
 
 def _check_subjects(config: StreamConfig) -> None:
     seen: set[str] = set()
+    wild = {subject for subject in config.subjects if has_wildcard(subject.encode())}
     for position, subject in enumerate(config.subjects):
         pattern = subject.encode()
         if not valid_subject(pattern, wildcards=True):
@@ -266,7 +267,9 @@ def _check_subjects(config: StreamConfig) -> None:
         if not config.no_ack:
             _check_reserved(pattern)
         for other in config.subjects[position + 1 :]:
-            if collides(other.encode(), pattern):
+            # Two literals collide when they are equal: a long list of them stays cheap.
+            possible = other == subject or subject in wild or other in wild
+            if possible and collides(other.encode(), pattern):
                 raise invalid_config(f'subject "{subject}" overlaps with "{other}"')
         seen.add(subject)
 

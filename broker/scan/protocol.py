@@ -35,7 +35,7 @@ CHUNK_BYTES: Final = 256 * 1024  # what goes out between two turns of the loop
 CHUNK_BYTES_MIN: Final = 4 * 1024
 BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024  # a longer frame is a lie or a broken peer
 LINE_BYTES_MAX: Final = 1024 * 1024
-SUBJECTS_MAX: Final = 256
+SUBJECTS_MAX: Final = 16  # every row of a block is held against each of them
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 

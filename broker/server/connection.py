@@ -219,15 +219,18 @@ class Connection(Endpoint):
         if services is None:
             self._violation(ProtocolViolation("Unknown Protocol Operation"))
             return
+        if self.scans:  # its answer would stand inside the bytes of the other one
+            self._violation(ProtocolViolation("one scan at a time"))
+            return
         now_ns = time.monotonic_ns()
         permissions = self.permissions
         if permissions is not None and not permissions.may_publish(SCAN_SUBJECT, now_ns=now_ns):
             self._refuse_publish(SCAN_SUBJECT)
             return
+        self.scans += 1
         self.server.spawn(self._run_scan(services, request), name=f"scan cid={self.cid}")
 
     async def _run_scan(self, services: JetStreamRuntime, request: bytes) -> None:
-        self.scans += 1
         try:
             await services.scan(self, request)
         finally:
