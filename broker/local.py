@@ -109,9 +109,16 @@ class Node:
         except (OSError, ValueError, http.client.HTTPException):
             return False
 
+    def _answers_itself(self) -> bool:
+        """Not another server that holds our port: ours then exits, which the caller notices."""
+        try:
+            return self.http("/varz").get("server_name") == self.name
+        except (OSError, ValueError):
+            return False
+
     def wait_healthy(self, *, timeout_s: float = READY_WITHIN_S) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self.healthy():
+        while not self.healthy() or not self._answers_itself():
             if self.process is not None and self.process.poll() is not None:
                 raise NodeFailed(f"{self.name} exited: {self.log_tail()}")
             if time.monotonic() > deadline:

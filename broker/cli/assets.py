@@ -192,7 +192,9 @@ def _print_stream(info: Any) -> None:
     if cluster is not None:
         click.echo(f"  leader     {cluster.leader}")
         for peer in cluster.replicas or []:
-            condition = "current" if peer.current else f"{peer.lag or 0} behind"
+            condition = "current" if peer.current else f"{peer.lag or 0} log entries behind"
+            if peer.offline:
+                condition = "offline"
             click.echo(f"  follower   {peer.name} ({condition})")
 
 

@@ -47,4 +47,6 @@ def bench_peers(*, rounds: int, only: tuple[str, ...]) -> None:
     from broker.bench.peers import SCENARIOS, compare
 
     names = [name for name in SCENARIOS if not only or any(part in name for part in only)]
+    if not names:
+        raise click.UsageError("no such scenario; there are:\n  " + "\n  ".join(SCENARIOS))
     compare(rounds=rounds, names=names, say=click.echo)

@@ -18,8 +18,12 @@ def chaos() -> None:
 
 @chaos.command("run")
 @click.argument("scenario")
-@click.option("--rate", default=1000, show_default=True, help="Publishes per second.")
-@click.option("--rounds", default=1, show_default=True, help="How often the fault is injected.")
+@click.option(
+    "--rate", default=1000, show_default=True, type=click.IntRange(1), help="Publishes per second."
+)
+@click.option(
+    "--rounds", default=1, show_default=True, type=click.IntRange(1), help="Faults injected."
+)
 @click.option("--seconds", default=3.0, show_default=True, help="How long the fault lasts.")
 @click.option("--nats-server", is_flag=True, help="Run it against nats-server instead.")
 @click.option("--journal", type=click.Path(path_type=Path), help="Write every promise to a file.")

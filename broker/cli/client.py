@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -40,10 +41,22 @@ def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
     try:
         return asyncio.run(run())
     except nats.js.errors.APIError as refused:
-        raise click.ClickException(f"{refused.description} ({refused.err_code})") from refused
+        reason = (
+            f"{refused.description} ({refused.err_code})" if refused.description else "not found"
+        )
+        raise click.ClickException(reason) from refused
+    except ValueError as wrong:
+        raise click.ClickException(str(wrong)) from wrong
+    except nats.errors.TimeoutError as problem:
+        raise click.ClickException(f"no answer in time (server {_shown(server)})") from problem
     except (nats.errors.Error, OSError) as problem:
         reason = str(problem) or type(problem).__name__
-        raise click.ClickException(f"{reason} (server {server})") from problem
+        raise click.ClickException(f"{reason} (server {_shown(server)})") from problem
+
+
+def _shown(server: str) -> str:
+    """Without passwords."""
+    return re.sub(r"//[^@/,]*@", "//***@", server)
 
 
 def _credentials() -> dict[str, Any]:

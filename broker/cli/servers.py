@@ -33,9 +33,14 @@ def serve(flags: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.option("--nodes", default=3, show_default=True, help="How many nodes.")
+@click.option(
+    "--nodes", default=3, show_default=True, type=click.IntRange(1, 9), help="How many nodes."
+)
 @click.option("--dir", "directory", default="run", show_default=True, help="Where they keep data.")
-@click.option("--port", default=4222, show_default=True, help="Client port of the first node.")
+@click.option(
+    "--port", default=4222, show_default=True, type=click.IntRange(1, 61000),
+    help="Client port of the first node.",
+)  # fmt: skip
 @click.option("--detach", is_flag=True, help="Leave them running and return.")
 @click.option("--fresh", is_flag=True, help="Forget the data of an earlier run first.")
 def up(*, nodes: int, directory: str, port: int, detach: bool, fresh: bool) -> None:
@@ -45,8 +50,8 @@ def up(*, nodes: int, directory: str, port: int, detach: bool, fresh: bool) -> N
     running = _running(place)
     if fresh and running:
         raise click.ClickException("nodes are running; `jetraft down` stops them first")
-    if fresh and place.exists():
-        shutil.rmtree(place)
+    if fresh:
+        _forget(place)
     ports = [p for i in range(nodes) for p in (port + i, port + 4000 + i, port + 2000 + i)]
     cluster = LocalCluster(place, size=nodes, name="local", ports=ports)
     cluster.prepare()
@@ -109,6 +114,23 @@ def down(
             os.kill(pid, signal.SIGKILL)
     if not running:
         click.echo("nothing was running")
+
+
+def _forget(place: Path) -> None:
+    """Remove the nodes of an earlier run, and nothing else."""
+    if not place.exists():
+        return
+    ours = [path for path in place.iterdir() if (path / "server.conf").exists()]
+    strange = [
+        path.name for path in place.iterdir() if path not in ours and path.name != STATE_FILE
+    ]
+    if strange:
+        raise click.ClickException(
+            f"{place} holds other things ({', '.join(strange[:3])}): not touched"
+        )
+    for path in ours:
+        shutil.rmtree(path)
+    (place / STATE_FILE).unlink(missing_ok=True)
 
 
 def _running(place: Path) -> dict[str, int]:

@@ -94,6 +94,11 @@ def stream_state(replica: Replica, *, deleted_details: bool, subjects_filter: st
 def cluster_info(node: JetStreamNode, replica: Replica) -> ClusterInfo:
     if len(node.members) < 2:
         return ClusterInfo(leader=node.server.name)
+    if replica.leading is None:  # a follower knows who leads, not how far the others are
+        leader = node.leader(replica.group)
+        return ClusterInfo(
+            name=node.mesh.cluster, leader=node.member_name(leader) if leader is not None else ""
+        )
     status = node.host.status(replica.group).core
     matches = {peer.node: peer for peer in status.peers}
     peers = []
