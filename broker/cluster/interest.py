@@ -301,6 +301,16 @@ class Interest:
         self._retell_timer = None
         self.flush()
 
+    def exact_here(self, account: Account, subject: bytes) -> bool:
+        """Whether a client of this node subscribes to just this subject, not to a pattern."""
+        return any(sub.subject == subject for sub in account.subs.match(subject).plain)
+
+    def exact_at_peer(self, account: Account, subject: bytes, *, queue: bytes = b"") -> bool:
+        """The same for the clients of other nodes. A match shows one subscription per peer, and
+        that may be the pattern."""
+        key = (account.name, subject, queue)
+        return any(key in sink.subscriptions for sink in self.sinks.values())
+
     # -- theirs ---------------------------------------------------------------------------------
 
     def received_interest(self, peer: NodeId, frame: bytes) -> None:

@@ -233,7 +233,10 @@ class Leading:
 
     def _is_bound(self, subject: bytes, group: bytes) -> bool:
         """Only subscriptions to exactly this subject, and in exactly this group, count."""
-        match = self.replica.account.subs.match(subject)
+        account = self.replica.account
+        if self.replica.node.mesh.interest.exact_at_peer(account, subject, queue=group):
+            return True
+        match = account.subs.match(subject)
         if not group:
             return any(sub.subject == subject for sub in match.plain)
         return any(

@@ -128,8 +128,11 @@ class Sending:
         general, which it may have had before, takes no snapshot."""
         deadline = asyncio.get_running_loop().time() + INTEREST_WITHIN_S
         deliver_to = self.request.deliver_subject.encode()
-        matches = self.replica.account.subs.match
-        while all(sub.subject != deliver_to for sub in matches(deliver_to).plain):
+        account = self.replica.account
+        interest = self.node.mesh.interest
+        while not interest.exact_here(account, deliver_to) and not interest.exact_at_peer(
+            account, deliver_to
+        ):
             if asyncio.get_running_loop().time() > deadline:
                 raise NobodyTakesIt(NO_INTEREST)
             await asyncio.sleep(0.05)
