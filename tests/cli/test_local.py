@@ -21,15 +21,16 @@ STAND_IN = """
 import re, socket, sys
 text = open(sys.argv[-1]).read()
 port = int(re.search(r'http: "127.0.0.1:(\\d+)"', text)[1])
+name = re.search(r'server_name: (\\S+)', text)[1]
 server = socket.create_server(("127.0.0.1", port))
 print("listening", flush=True)
 {extra}
 while True:
     with server.accept()[0] as client:
         client.recv(4096)
-        client.sendall(b"{answer}")
+        client.sendall(b"{answer}".replace(b"NAME", name.encode()))
 """
-HEALTHY = r"HTTP/1.0 200 OK\r\n\r\n{\"status\":\"ok\"}"
+HEALTHY = r"HTTP/1.0 200 OK\r\n\r\n{\"status\":\"ok\",\"server_name\":\"NAME\"}"
 
 
 def stand_in(answer: str = HEALTHY, extra: str = "") -> list[str]:
@@ -224,3 +225,14 @@ def test_a_single_node_has_no_cluster(tmp_path: Path) -> None:
     cluster.prepare()
     assert cluster.urls == ["nats://127.0.0.1:1"]
     assert "cluster" not in (cluster.nodes[0].directory / "server.conf").read_text()
+
+
+def test_another_server_on_the_port_is_not_ours(tmp_path: Path) -> None:
+    """Ours exits because the port is taken; what answers there must not count."""
+    other = LocalCluster(tmp_path / "other", size=1, name="other", command=stand_in())
+    with other:
+        node = other.nodes[0]
+        ports = [node.client_port, node.http_port, node.route_port]
+        ours = LocalCluster(tmp_path / "ours", size=1, name="ours", command=stand_in(), ports=ports)
+        with pytest.raises(NodeFailed, match="ours-1 exited"):
+            ours.start()
