@@ -229,15 +229,35 @@ def test_object_store(cli: Cli, tmp_path: Path) -> None:
     cli("object", "rm", "OB", "-f")
 
 
-@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("how", ["sync", "async", "batch"])
 def test_bench_publishes(cli: Cli, how: str) -> None:
-    cli("stream", "add", "benchstream", "--subjects", "js.bench", "--defaults")
-    arguments = ("js.bench", "--msgs", "200", "--size", "64", "--no-progress")
-    assert "msgs/sec" in cli("bench", "js", "pub", how, *arguments)
-    assert cli.json("stream", "info", "benchstream")["state"]["messages"] == 200
-    assert "msgs/sec" in cli("bench", "js", "fetch", "--msgs", "200", "--no-progress")
-    assert "msgs/sec" in cli("bench", "js", "ordered", "--msgs", "200", "--no-progress")
+    publish = ("bench", "js", "pub", how, "js.bench", "--create")
+    assert "msgs/sec" in cli(*publish, "--msgs", "400", "--no-progress")
+    assert cli.json("stream", "info", "benchstream")["state"]["messages"] == 400
+    for kind in ("fetch", "consume", "ordered"):  # the first two share a durable consumer
+        assert "msgs/sec" in cli("bench", "js", kind, "--msgs", "200", "--no-progress")
     cli("stream", "rm", "benchstream", "-f")
+
+
+def test_a_stream_is_backed_up_and_restored(cli: Cli, orders: str, tmp_path: Path) -> None:
+    cli("consumer", "add", orders, "C", "--pull", "--defaults")
+    cli("consumer", "next", orders, "C", "--count", "4")
+    copy = str(tmp_path / "copy")
+    cli("stream", "backup", orders, copy, "--no-progress", "--consumers")
+    cli("stream", "rm", orders, "-f")
+    cli("stream", "restore", copy, "--no-progress")
+    state = cli.json("stream", "info", orders)["state"]
+    assert (state["messages"], state["last_seq"]) == (10, 10)
+    assert cli("consumer", "next", orders, "C", "--raw").strip() == "hi 5"
+
+
+def test_mirrors_and_sources(cli: Cli, orders: str) -> None:
+    cli("stream", "add", "MIRROR", "--mirror", orders, "--defaults")
+    cli("stream", "add", "AGGREGATE", "--source", orders, "--defaults")
+    for name in ("MIRROR", "AGGREGATE"):
+        got = cli("sub", "--stream", name, "--all", "--count", "10", "--raw")
+        assert "hi 10" in got
+        cli("stream", "rm", name, "-f")
 
 
 def test_account_and_server_are_shown(cli: Cli, orders: str) -> None:
