@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from raft.confchange import encode_members, first_step, last_step
 from raft.follower import Follower
-from raft.leading import SLEEP, Leading
+from raft.leading import COMMIT_NOTICE, SLEEP, Leading
 from raft.log import RaftLog
 from raft.messages import Entry, EntryKind, Message, MessageKind
 from raft.ready import CoreConfig, ReadState, Ready, Status
@@ -97,11 +97,25 @@ class RaftCore(Follower):
 
     def step(self, message: Message) -> None:
         """A message of a peer. Late, repeated and reordered ones are harmless."""
-        if self.asleep and not (message.context == SLEEP and message.kind == MessageKind.HEARTBEAT):
+        if self.asleep and not self._is_echo(message):
             self.wake(because_of=message.sender)
         if message.term != self.term and not self._settle_term(message):
             return
         self._on_message[message.kind](self, message)
+
+    def _is_echo(self, message: Message) -> bool:
+        """Whether a message is a late answer to what was said before the group went to sleep,
+        or sends it there: such must not wake it, or slow links would keep it awake for ever."""
+        kind = message.kind
+        if kind == MessageKind.HEARTBEAT:
+            return message.context == SLEEP
+        if message.term > self.term:
+            return False
+        if kind in (MessageKind.VOTE_REPLY, MessageKind.PRE_VOTE_REPLY):
+            return True
+        if kind == MessageKind.HEARTBEAT_REPLY:
+            return not message.reject and message.context not in (COMMIT_NOTICE, SLEEP)
+        return kind == MessageKind.APPEND_REPLY and not message.reject
 
     def propose(self, data: bytes) -> Index:
         """Append to the leader's log. The entry is committed when Ready.committed shows this
@@ -319,6 +333,14 @@ class RaftCore(Follower):
             and not self._members.joint
             and leading.may_sleep(self.commit, reachable)
         )
+
+    def keeps_quorum(self, reachable: Container[NodeId]) -> bool:
+        """Whether this leader still has a majority if only these nodes are there."""
+        leading = self._leading
+        if leading is None:
+            return False
+        there = {id(peer) for node, peer in leading.peers.items() if node in reachable}
+        return leading.majority_in(lambda peer: id(peer) in there)
 
     def sleep(self) -> None:
         """Send the group to sleep: no ticks, no heartbeats, until a message, a proposal or a

@@ -163,13 +163,15 @@ class Member:
             return True
         return self.leader is not None and self.leader != but and not self._suspicious
 
-    def leader_lost(self) -> None:
-        """The leader's node seems to be gone (its connection broke): wait less than a whole
-        timeout. Pre-vote and the others' word still protect a leader that lives."""
+    def leader_lost(self, *, first: bool = True) -> None:
+        """The leader's node seems to be gone (its connection broke): others may have our vote,
+        and we, if we are to be the first, wait for a part of the timeout only. Pre-vote and
+        the others' word still protect a leader that lives."""
         if self._leading is None and self.leader is not None:
             ticks = self._config.election_ticks
             self._suspicious = not self._config.lease_reads
-            self._timeout = min(self._timeout, self._elapsed + self._draw(1, ticks))
+            if first:
+                self._timeout = min(self._timeout, self._elapsed + self._draw(1, ticks))
 
     def _reset_timer(self) -> None:
         self._elapsed = 0

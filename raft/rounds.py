@@ -31,6 +31,7 @@ from raft.types import GroupId, Index, NodeId, Role, SnapshotMeta, Term
 
 _REFUSED_RETRY_SECONDS: Final = 0.002
 _FULL_RETRY_SECONDS: Final = 0.05
+_GROUPS_PER_ROUND: Final = 512
 _BATCH_BYTES_GOAL: Final = 8 << 20  # a batch is closed once it holds this much
 
 
@@ -165,7 +166,7 @@ class Rounds:
         if self._loop is None:
             return
         self.rounds += 1
-        dirty, self._dirty = self._dirty, {}
+        dirty = self._take_dirty()
         outgoing = Outgoing(self._transport)
         kept: list[_Owed] = []
         readies: list[tuple[Group, Ready]] = []
@@ -188,6 +189,17 @@ class Rounds:
         self._advance()
         for group, ready in readies:
             self._act(group, ready)
+
+    def _take_dirty(self) -> dict[GroupId, Group]:
+        """Those that were marked first. When there are very many the others wait for the next
+        turn, so that ticks and sockets have theirs in between."""
+        dirty, self._dirty = self._dirty, {}
+        if len(dirty) > _GROUPS_PER_ROUND:
+            for group in list(dirty)[_GROUPS_PER_ROUND:]:
+                self._dirty[group] = dirty.pop(group)
+            if self._loop is not None:
+                self._schedule(self._loop)
+        return dirty
 
     def _take(self, group: Group) -> Ready | None:
         if group.stopped is not None:

@@ -5,10 +5,10 @@ heartbeat per group.
 May not touch: the consensus rules; a group that sleeps too long is late, never wrong.
 Spec: DESIGN section 6. A leader sends an idle group to sleep when everyone who is there has
 everything (core.may_sleep). From then on no member counts time. What wakes it: a proposal or any
-message; for followers, that the leader's node is lost; for leaders, that a member's node is lost
-or comes back. A node is lost when our links to it break, or when nothing was heard of it for two
-election timeouts; beats make sure that something is. Many groups are woken in slices, so that the
-loop keeps turning."""
+message; for followers, that the leader's node is lost; for leaders, that no majority of the nodes
+is left, or that a member's node comes back. A node is lost when our links to it break, or when
+nothing was heard of it for two election timeouts; beats make sure that something is. Many groups
+are woken in slices, so that the loop keeps turning."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from raft.types import GroupId, NodeId, Role
 
 # A group with fewer proposals than three a second is cheaper asleep: heartbeats cost more.
 _SLEEP_AFTER_TICKS: Final = 6  # without a new entry
+_SLEEP_AFTER_UNUSED_TICKS: Final = 3
 _TRY_EVERY_TICKS: Final = 3
 _SLICE: Final = 200  # groups woken in one turn of the loop
 _BEAT: Final = b""
@@ -85,14 +86,24 @@ class Vigil:
             ours = core.role is Role.LEADER and node in core.members.everyone()
             if group.stopped is not None or not (ours or (lost and core.leader == node)):
                 continue
+            if ours and lost and core.asleep and core.keeps_quorum(self.there):
+                continue  # it misses nothing that it has to be told
             woken += 1
             core.wake()
-            if lost and not ours:
-                core.leader_lost()
+            # A node that is only silent may be slow: then the usual time is waited for it.
+            if lost and not ours and not self._transport.connected(node):
+                core.leader_lost(first=self._goes_first(group))
             self.rouse(group)
             self._mark(group)
         if self._to_wake:
             self._soon(self._wake_some)
+
+    def _goes_first(self, group: Group) -> bool:
+        """One of those who are left should campaign before the others, or votes are split: not
+        the same one for every group."""
+        core = group.core
+        left = sorted(n for n in core.members.voters if n in self.there or n == core.node)
+        return bool(left) and left[group.id % len(left)] == core.node
 
     # groups
 
@@ -117,7 +128,8 @@ class Vigil:
             return
         ticks = group.idle_ticks
         # After an election nobody has proposed anything yet: many groups may just be founded.
-        if not core.unused_term and (ticks < _SLEEP_AFTER_TICKS or ticks % _TRY_EVERY_TICKS):
+        after = _SLEEP_AFTER_UNUSED_TICKS if core.unused_term else _SLEEP_AFTER_TICKS
+        if ticks < after or ticks % _TRY_EVERY_TICKS:
             return
         if core.may_sleep(self.there):
             core.sleep()
