@@ -244,6 +244,8 @@ class ApiService:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 check_required_level(_required_level(call.headers))
+                if kind in _DECIDED_BY_META:
+                    await self.node.meta_current()
                 if kind in LEADER_KINDS:
                     failed, body = await self._ask_leader(call)
                 else:
@@ -322,6 +324,10 @@ class ApiService:
             return _DONE + await self.leader_api.answer(replica, request, headers, payload)
         except JetStreamError as refused:
             return _REFUSED + encode_error(request.kind, refused)
+
+
+# What exists decides their answer: a delete that another node has answered must be known here.
+_DECIDED_BY_META = frozenset({ApiKind.STREAM_CREATE, ApiKind.STREAM_RESTORE})
 
 
 def _required_level(headers: bytes) -> bytes | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,3 +133,14 @@ def write_durably(path: Path, content: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def next_session(path: Path) -> int:
+    """A number above that of every earlier run of this node, on disk before it is used.
+
+    The clock makes it rise even when the directory was replaced, the file when the clock went
+    back."""
+    earlier = int(path.read_text()) if path.exists() else 0
+    session = max(earlier + 1, time.time_ns() // 1_000_000)
+    write_durably(path, str(session).encode())
+    return session

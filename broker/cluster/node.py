@@ -21,7 +21,7 @@ import msgspec
 from broker.cluster.advising import Advising
 from broker.cluster.alone import Alone
 from broker.cluster.errands import CHANNEL_ACKS, CHANNEL_ERRANDS, AckErrand, Errand, Errands
-from broker.cluster.formation import Candidate, Formation, Founding, write_durably
+from broker.cluster.formation import Candidate, Formation, Founding, next_session
 from broker.cluster.leaders import NO_LEADER_WITHIN_S, Leaders
 from broker.cluster.leading import Leading
 from broker.cluster.mesh import Mesh
@@ -162,6 +162,7 @@ class JetStreamNode:
         self.tenancy.start()
         mesh.rpc.register("meta", self._serve_meta)
         mesh.rpc.register("candidate", self._serve_candidate)
+        mesh.rpc.register("meta index", self._serve_meta_index)
         mesh.on_peer(self._peer_changed)
         mesh.interest.on_change.append(self._interest_changed)
         self.spawn(self.host.run(), "raft host")
@@ -427,6 +428,18 @@ class JetStreamNode:
             return result
         raise JetStreamError(*result)
 
+    async def meta_current(self) -> None:
+        """Until this node knows every stream that the meta leader knows now."""
+        leader = await self.wait_leader(META_GROUP)
+        if leader == self.node:
+            return
+        answer = await self.mesh.rpc.call(leader, "meta index", b"", timeout_s=2.0)
+        index = int.from_bytes(answer, "little")
+        await eventually(lambda: self.meta.applied >= index, timeout_s=2.0, every_s=0.005)
+
+    async def _serve_meta_index(self, _peer: NodeId, _body: bytes) -> bytes:
+        return self.meta.applied.to_bytes(8, "little")
+
     async def _serve_meta(self, _peer: NodeId, body: bytes) -> bytes:
         command = _meta_command.decode(body)
         try:
@@ -474,17 +487,6 @@ class JetStreamNode:
             await asyncio.to_thread(self.store.flush_state)
             for flushed, index in marks:
                 flushed(index)
-
-
-def next_session(path: Path) -> int:
-    """A number above that of every earlier run of this node, on disk before it is used.
-
-    The clock makes it rise even when the directory was replaced, the file when the clock went
-    back."""
-    earlier = int(path.read_text()) if path.exists() else 0
-    session = max(earlier + 1, time.time_ns() // 1_000_000)
-    write_durably(path, str(session).encode())
-    return session
 
 
 def _head(group: int, session: int, number: int) -> bytes:
