@@ -305,17 +305,20 @@ class RaftCore(Follower):
 
     def _take_hard_state(self, *, with_entries: bool) -> HardState | None:
         """Term, vote and lives whenever they changed; the commit index only rides along, since a
-        write of its own would cost a flush and only save work after a restart."""
+        write of its own would cost a flush and only save work after a restart. It never says
+        more than is on disk already: if the entries beside it are torn off in a crash, it must
+        not stand for those they were to replace."""
+        commit = min(self.commit, self.log.persisted)
         changed = (
             self.term != self._hard_term
             or self.vote != self._hard_vote
             or self.lives != self._hard_lives
         )
-        if not changed and not (with_entries and self.commit != self._hard_commit):
+        if not changed and not (with_entries and commit != self._hard_commit):
             return None
-        self._hard_term, self._hard_vote, self._hard_commit = self.term, self.vote, self.commit
+        self._hard_term, self._hard_vote, self._hard_commit = self.term, self.vote, commit
         self._hard_lives = self.lives
-        return HardState(self.term, self.vote, self.commit, self.lives)
+        return HardState(self.term, self.vote, commit, self.lives)
 
     # -- sleep
 

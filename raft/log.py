@@ -268,6 +268,7 @@ class MemoryReader:
     def __init__(self, meta: SnapshotMeta | None = None) -> None:
         self._meta = meta or SnapshotMeta(Index(0), Term(0))
         self._entries: list[Entry] = []
+        self._configured: list[tuple[Index, Members]] = []  # by the CONFIG entries
 
     def first_index(self) -> Index:
         return Index(self._meta.index + 1)
@@ -300,15 +301,17 @@ class MemoryReader:
     def configurations(self) -> list[tuple[Index, Members]]:
         meta = self._meta
         found = [] if meta.members is None else [(meta.index, meta.members)]
-        for entry in self._entries:
-            if entry.kind is EntryKind.CONFIG:
-                found.append((entry.index, members_of(entry.data)))
-        return found
+        return found + self._configured
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Cut at the first index, then append, as a store does with Ready.entries."""
         del self._entries[entries[0].index - self._meta.index - 1 :]
+        while self._configured and self._configured[-1][0] >= entries[0].index:
+            self._configured.pop()
         self._entries.extend(entries)
+        for entry in entries:
+            if entry.kind is EntryKind.CONFIG:
+                self._configured.append((entry.index, members_of(entry.data)))
 
     def compact(self, upto: Index) -> None:
         """Forget entries up to and including upto."""
@@ -320,8 +323,10 @@ class MemoryReader:
             if at <= upto:
                 members = known
         del self._entries[: upto - self._meta.index]
+        self._configured = [known for known in self._configured if known[0] > upto]
         self._meta = SnapshotMeta(upto, term, members)
 
     def install(self, meta: SnapshotMeta) -> None:
         self._entries = []
+        self._configured = []
         self._meta = meta

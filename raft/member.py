@@ -146,8 +146,9 @@ class Member:
             return True
         if kind in FROM_LEADER:
             # A deposed leader, or we are ahead after a campaign that the others never saw:
-            # without an answer it would go on as leader and we could never rejoin.
-            self._answer(message, MessageKind.HEARTBEAT_REPLY, context=message.context)
+            # without an answer it would go on as leader and we could never rejoin. The answer
+            # is of our term, whose leader it may have become: it answers none of its rounds.
+            self._answer(message, MessageKind.HEARTBEAT_REPLY)
         elif kind == MessageKind.PRE_VOTE:
             self._answer(message, MessageKind.PRE_VOTE_REPLY, reject=True)
         return False

@@ -208,3 +208,19 @@ def test_quiet_core_has_nothing_ready() -> None:
     group.elect(A)
     group.tick(1)
     assert not any(group[NodeId(n)].has_ready() for n in (1, 2, 3))
+
+
+def test_stored_commit_never_stands_for_an_entry_that_is_not_on_disk() -> None:
+    """Torn in a crash, the write leaves the commit index and the entry it was to replace."""
+    core = core_of(terms=(1, 2, 2), term=2)
+    core.step(message(K.APPEND, B, A, 3, index=1, log_term=1, entries=[entry(2, 3)], commit=2))
+    ready = core.ready()
+    assert core.commit == 2
+    assert ready.entries[0].term == 3
+    assert ready.hard_state is not None
+    assert ready.hard_state.commit == 1
+    core.persisted(ready.number, term=ready.term)
+    core.step(message(K.APPEND, B, A, 3, index=2, log_term=3, entries=[entry(3, 3)], commit=2))
+    later = core.ready().hard_state
+    assert later is not None
+    assert later.commit == 2

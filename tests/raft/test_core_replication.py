@@ -215,3 +215,24 @@ def test_tail_in_memory_is_bounded_and_old_entries_come_from_the_store() -> None
     group.heal()
     group.tick(4, A)
     assert terms_of(group[C]) == [1] * 41
+
+
+def test_answer_to_an_earlier_term_confirms_no_read() -> None:
+    """A leader elected again counts its rounds anew: an answer to a heartbeat of its earlier
+    term, which carries the present one, says nothing about any of them."""
+    follower = core_of(node=B, term=4)
+    follower.step(message(K.HEARTBEAT, A, B, 3, context=33))
+    (late,) = drain(follower).messages
+    assert (late.kind, late.term) == (K.HEARTBEAT_REPLY, 4)
+    leader = core_of(term=3)
+    ready = elect(leader, B)
+    leader.persisted(ready.number, term=ready.term)
+    leader.step(message(K.APPEND_REPLY, B, A, 4, index=1))
+    assert leader.term == 4
+    assert leader.commit == 1
+    leader.read_index(1)
+    sent = [m.context for m in drain(leader).messages if m.kind == K.HEARTBEAT and m.to == B]
+    leader.step(late)
+    assert not drain(leader).reads
+    leader.step(message(K.HEARTBEAT_REPLY, B, A, 4, context=sent[-1]))
+    assert [read.context for read in drain(leader).reads] == [1]
