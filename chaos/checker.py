@@ -5,12 +5,15 @@ May not touch: servers, files; it compares two lists.
 Rules: an acked publish is stored at the sequence its ack named; none is stored twice; nothing is
 stored that was not sent; an indefinite publish may be stored or not; sequences rise, also from
 what was acked before another publish was sent to that one; every replica tells the same history.
-A run in which nothing was acked has shown nothing."""
+Where nothing is ever removed, no sequence may be missing; consumers that read along were given
+every message, an ordered one exactly what is stored. A run in which nothing was acked has shown
+nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from chaos.history import History, Outcome
 
@@ -47,8 +50,21 @@ class Verdict:
         return text
 
 
-def check(history: History, stored: Mapping[str, Stored]) -> Verdict:
-    """Judge a run. `stored` holds what each reading (by node) found, at least one."""
+class Work(Protocol):
+    """What a durable consumer with confirmed acks wrote down."""
+
+    @property
+    def received(self) -> Mapping[int, str]: ...  # by sequence
+    @property
+    def after_confirmation(self) -> Sequence[int]: ...
+    @property
+    def changed_ids(self) -> Sequence[int]: ...
+
+
+def check(history: History, stored: Mapping[str, Stored], *, gapless: bool = False) -> Verdict:
+    """Judge a run. `stored` holds what each reading (by node) found, at least one.
+
+    `gapless`: nothing was removed, so that every sequence from 1 to the last must be there."""
     readings = list(stored.items())
     first_name, first = readings[0]
     verdict = Verdict(
@@ -62,10 +78,12 @@ def check(history: History, stored: Mapping[str, Stored]) -> Verdict:
     if history.publishes and not verdict.acked:
         found["nothing acked"] = [f"{len(history.publishes):,} publishes"]
     _check_stored(history, first, found)
+    if gapless:
+        _check_gaps(first, found)
     _check_promises(history, first, found)
     _check_order(history, found)
     for name, reading in readings[1:]:
-        if list(reading) != list(first):
+        if not _same(reading, first):
             found.setdefault("replicas differ", []).append(f"{first_name} and {name}")
     return verdict
 
@@ -84,6 +102,48 @@ def _check_stored(history: History, stored: Stored, found: Anomalies) -> None:
     for ident in by_ident:
         if ident not in sent:
             found.setdefault("never sent", []).append(ident)
+
+
+def check_readers(verdict: Verdict, stored: Stored, *, ordered: Stored, worker: Work) -> None:
+    """What consumers were given against what is stored; anomalies join the verdict."""
+    found = verdict.anomalies
+    if not _same(ordered, stored):
+        found["ordered reader differs"] = [_first_difference(ordered, stored)]
+    for seq, ident in stored:
+        given = worker.received.get(seq)
+        if given is None:
+            found.setdefault("never delivered", []).append(str(seq))
+        elif given != ident:
+            found.setdefault("delivered another message", []).append(f"{seq}: {given}, {ident}")
+    there = {seq for seq, _ in stored}
+    for seq in worker.received:
+        if seq not in there:
+            found.setdefault("delivered but not stored", []).append(str(seq))
+    for name, cases in (
+        ("delivered after its ack was confirmed", worker.after_confirmation),
+        ("delivered with two contents", worker.changed_ids),
+    ):
+        if cases:
+            found[name] = [str(seq) for seq in cases]
+
+
+def _same(one: Stored, other: Stored) -> bool:
+    return list(one) == list(other)
+
+
+def _first_difference(read: Stored, stored: Stored) -> str:
+    for mine, theirs in zip(read, stored, strict=False):
+        if mine != theirs:
+            return f"read {mine[1]}@{mine[0]} where {theirs[1]}@{theirs[0]} is stored"
+    return f"read {len(read):,} of {len(stored):,}"
+
+
+def _check_gaps(stored: Stored, found: Anomalies) -> None:
+    expected = 1
+    for seq, _ in stored:
+        if seq > expected:
+            found.setdefault("sequences missing", []).append(f"{expected}..{seq - 1}")
+        expected = seq + 1
 
 
 def _check_promises(history: History, stored: Stored, found: Anomalies) -> None:

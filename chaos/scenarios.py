@@ -61,7 +61,7 @@ class Run:
                 with contextlib.suppress(
                     nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError
                 ):
-                    async with asyncio.timeout(5), _client(node) as client:
+                    async with asyncio.timeout(5), client_of(node) as client:
                         info = await client.jetstream().stream_info(STREAM)
                         if info.cluster and info.cluster.leader:
                             return str(info.cluster.leader)
@@ -74,7 +74,7 @@ class Run:
 
 
 @contextlib.asynccontextmanager
-async def _client(node: Node) -> AsyncIterator[Any]:
+async def client_of(node: Node) -> AsyncIterator[Any]:
     client = await connect([node.url])
     try:
         yield client
@@ -156,6 +156,8 @@ class Settings:
     rounds: int = 1
     fault_seconds: float = 3.0
     between_seconds: float = 2.0
+    nodes: int = 3  # of kill-rounds; the other scenarios need three
+    seed: int | None = None  # of kill-rounds; drawn and told when there is none
     command: tuple[str, ...] | None = None  # another server, e.g. nats-server
     report: Path | None = None
 
@@ -192,7 +194,7 @@ def _give_disks(run: Run, place: Path, cleanup: contextlib.ExitStack) -> None:
 
 async def _course(settings: Settings, fault: Fault, run: Run) -> Verdict:
     cluster = run.cluster
-    async with _client(cluster.nodes[0]) as client:
+    async with client_of(cluster.nodes[0]) as client:
         await client.jetstream().add_stream(
             StreamConfig(name=STREAM, subjects=[SUBJECT], num_replicas=3, duplicate_window=120)
         )
@@ -225,11 +227,11 @@ async def _course(settings: Settings, fault: Fault, run: Run) -> Verdict:
         await task
     if settings.report is not None:
         run.history.write(settings.report)
-    return check(run.history, await _read_back(run))
+    return check(run.history, await read_back(run))
 
 
-async def _read_back(run: Run) -> dict[str, Stored]:
-    async with _client(run.cluster.nodes[0]) as client:
+async def read_back(run: Run) -> dict[str, Stored]:
+    async with client_of(run.cluster.nodes[0]) as client:
         info = await client.jetstream().stream_info(STREAM)
     last = info.state.last_seq
     readings: dict[str, Stored] = {}

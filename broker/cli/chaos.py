@@ -24,28 +24,44 @@ def chaos() -> None:
 @click.option(
     "--rounds", default=1, show_default=True, type=click.IntRange(1), help="Faults injected."
 )
-@click.option("--seconds", default=3.0, show_default=True, help="How long the fault lasts.")
+@click.option(
+    "--seconds", default=3.0, show_default=True, type=click.FloatRange(0.0),
+    help="How long the fault lasts.",
+)  # fmt: skip
+@click.option(
+    "--nodes", default=3, show_default=True, type=click.IntRange(1, 9),
+    help="kill-rounds: how many nodes; 1 is a single server.",
+)  # fmt: skip
+@click.option("--seed", type=int, help="kill-rounds: who dies when. Drawn when left out.")
 @click.option("--nats-server", is_flag=True, help="Run it against nats-server instead.")
 @click.option("--journal", type=click.Path(path_type=Path), help="Write every promise to a file.")
 def chaos_run(
-    *, scenario: str, rate: int, rounds: int, seconds: float, nats_server: bool,
-    journal: Path | None,
+    *, scenario: str, rate: int, rounds: int, seconds: float, nodes: int, seed: int | None,
+    nats_server: bool, journal: Path | None,
 ) -> None:  # fmt: skip
-    """Run SCENARIO: leader-kill, follower-kill, pause, all-kill or power-cut."""
+    """Run SCENARIO: leader-kill, follower-kill, pause, all-kill, power-cut or kill-rounds."""
     from broker.bench.peers import nats_server_command
     from chaos import disks
+    from chaos.checker import Verdict
+    from chaos.kill_rounds import Report, run_kill_rounds
     from chaos.scenarios import SCENARIOS, Settings, run_scenario
 
-    if scenario not in SCENARIOS:
-        known = "\n".join(f"  {name:14} {text}" for name, (_, text) in SCENARIOS.items())
+    described = {name: text for name, (_, text) in SCENARIOS.items()}
+    described["kill-rounds"] = "kill -9 one, two or all nodes at random moments, --rounds times"
+    if scenario not in described:
+        known = "\n".join(f"  {name:14} {text}" for name, text in described.items())
         raise click.UsageError(f'no scenario "{scenario}"; there are\n{known}')
     if scenario == "power-cut" and (reason := disks.missing()):
         raise click.ClickException(f"power-cut {reason}")
     settings = Settings(
         scenario, rate=rate, rounds=rounds, fault_seconds=seconds, report=journal,
-        command=tuple(nats_server_command()) if nats_server else None,
+        nodes=nodes, seed=seed, command=tuple(nats_server_command()) if nats_server else None,
     )  # fmt: skip
-    verdict = asyncio.run(run_scenario(settings, click.echo))
+    verdict: Report | Verdict
+    if scenario == "kill-rounds":
+        verdict = asyncio.run(run_kill_rounds(settings, click.echo))
+    else:
+        verdict = asyncio.run(run_scenario(settings, click.echo))
     for line in verdict.lines():
         click.echo(line)
     if not verdict.ok:
