@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_host import Cluster, G, Ledger, Node, run, until
+from host_cluster import Cluster, G, Ledger, Node, run, until
 
 from raft.codec import encode_frames
 from raft.group import EntryTooLarge, GroupStopped
