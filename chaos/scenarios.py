@@ -18,7 +18,7 @@ from typing import Any
 
 import nats.errors
 import nats.js.errors
-from nats.js.api import StreamConfig
+from nats.js.api import StorageType, StreamConfig
 
 from broker.client import scan
 from broker.local import LocalCluster, Node
@@ -158,6 +158,7 @@ class Settings:
     between_seconds: float = 2.0
     nodes: int = 3  # of kill-rounds; the other scenarios need three
     seed: int | None = None  # of kill-rounds; drawn and told when there is none
+    storage: str = "file"  # of the stream
     command: tuple[str, ...] | None = None  # another server, e.g. nats-server
     report: Path | None = None
 
@@ -196,7 +197,13 @@ async def _course(settings: Settings, fault: Fault, run: Run) -> Verdict:
     cluster = run.cluster
     async with client_of(cluster.nodes[0]) as client:
         await client.jetstream().add_stream(
-            StreamConfig(name=STREAM, subjects=[SUBJECT], num_replicas=3, duplicate_window=120)
+            StreamConfig(
+                name=STREAM,
+                subjects=[SUBJECT],
+                num_replicas=3,
+                duplicate_window=120,
+                storage=StorageType(settings.storage),
+            )
         )
     leader = await run.leader()
     kills_all = settings.scenario in {"all-kill", "power-cut"}

@@ -8,7 +8,7 @@ longer for followers: one that is a little behind is cheaper to serve from the l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -26,6 +26,7 @@ _SLEEPERS_AT_ONCE: Final = 256
 class CompactionPolicy:
     keep_entries: int = 1000
     keep_bytes: int = 64 << 20  # fewer entries are kept if these are more than this
+    keep_bytes_in_memory: int = 8 << 20  # the same for logs that are in memory only
     lag_bytes_max: int = 512 << 20  # a follower further behind than this gets a snapshot
     step_entries: int = 256  # a cut smaller than both steps is put off
     step_bytes: int = 8 << 20
@@ -117,8 +118,11 @@ class Compactor:
         if core.role is Role.LEADER:
             peers = core.status().peers
             needed += [peer.match for peer in peers if self._transport.connected(peer.node)]
+        policy = self.policy
+        if not group.persistent:
+            policy = replace(policy, keep_bytes=policy.keep_bytes_in_memory)
         return cut_point(
-            self.policy,
+            policy,
             first=log.first_index(),
             last=log.last_index(),
             durable=min(group.machine.durable_index(), core.applied_index),

@@ -15,7 +15,7 @@ from raft.core import RaftCore
 from raft.group_log import GroupLog
 from raft.messages import Entry
 from raft.ready import Status
-from raft.types import GroupId, Index, NodeId, RaftError, Role, SnapshotMeta, Term
+from raft.types import GroupId, HardState, Index, NodeId, RaftError, Role, SnapshotMeta, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,7 @@ class Group:
         "log",
         "machine",
         "persistent",
+        "promised",
         "sampled",
         "stopped",
         "told",
@@ -140,6 +141,7 @@ class Group:
         self.log = log
         self.machine = machine
         self.persistent = persistent
+        self.promised: HardState | None = None  # last written, of a group with its log in memory
         self.stopped: str | None = None
         self.installing = False
         self.arrived: Arrived | None = None  # a whole snapshot that the core was told of

@@ -27,7 +27,7 @@ from raft.ready import Ready
 from raft.records import StoreBusy, StoreFailed, StoreFull
 from raft.store import Batch, LogStore
 from raft.transport import RAFT_BULK, RAFT_CONTROL, Transport
-from raft.types import GroupId, Index, NodeId, Role, SnapshotMeta, Term
+from raft.types import GroupId, HardState, Index, NodeId, Role, SnapshotMeta, Term
 
 _REFUSED_RETRY_SECONDS: Final = 0.002
 _FULL_RETRY_SECONDS: Final = 0.05
@@ -219,10 +219,10 @@ class Rounds:
         batch = self._gatherings[-1].batch
         if ready.entries and group.persistent:
             self._store.put_entries(batch, group.id, ready.entries)
-        if ready.hard_state is not None:
-            hard_state = ready.hard_state
-            if not group.persistent:  # its promises are kept, its log is not
-                hard_state = replace(hard_state, commit=Index(0))
+        hard_state = ready.hard_state
+        if hard_state is not None and not group.persistent:
+            hard_state = _promises(group, hard_state)
+        if hard_state is not None:
             self._store.put_hard_state(batch, group.id, hard_state)
         elif not (ready.entries and group.persistent) and not group.unflushed:
             return False
@@ -337,3 +337,12 @@ class Rounds:
             outgoing.add(group, owed.messages)
             self.mark(group)
         outgoing.send()
+
+
+def _promises(group: Group, hard_state: HardState) -> HardState | None:
+    """Of a log in memory the promises alone are kept; None when they are the same as before."""
+    promises = replace(hard_state, commit=Index(0))
+    if promises == group.promised:
+        return None
+    group.promised = promises
+    return promises

@@ -33,11 +33,15 @@ def chaos() -> None:
     help="kill-rounds: how many nodes; 1 is a single server.",
 )  # fmt: skip
 @click.option("--seed", type=int, help="kill-rounds: who dies when. Drawn when left out.")
+@click.option(
+    "--storage", default="file", show_default=True, type=click.Choice(["file", "memory"]),
+    help="Of the stream; in memory, not all nodes may be killed at once. Not for kill-rounds.",
+)  # fmt: skip
 @click.option("--nats-server", is_flag=True, help="Run it against nats-server instead.")
 @click.option("--journal", type=click.Path(path_type=Path), help="Write every promise to a file.")
 def chaos_run(
     *, scenario: str, rate: int, rounds: int, seconds: float, nodes: int, seed: int | None,
-    nats_server: bool, journal: Path | None,
+    storage: str, nats_server: bool, journal: Path | None,
 ) -> None:  # fmt: skip
     """Run SCENARIO: leader-kill, follower-kill, pause, all-kill, power-cut or kill-rounds."""
     from broker.bench.peers import nats_server_command
@@ -55,7 +59,8 @@ def chaos_run(
         raise click.ClickException(f"power-cut {reason}")
     settings = Settings(
         scenario, rate=rate, rounds=rounds, fault_seconds=seconds, report=journal,
-        nodes=nodes, seed=seed, command=tuple(nats_server_command()) if nats_server else None,
+        nodes=nodes, seed=seed, storage=storage,
+        command=tuple(nats_server_command()) if nats_server else None,
     )  # fmt: skip
     verdict: Report | Verdict
     if scenario == "kill-rounds":

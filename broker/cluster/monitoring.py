@@ -123,6 +123,9 @@ def healthz(node: JetStreamNode, query: Query) -> tuple[int, Document]:
         return 200, {"status": "ok"}
     if node.server.lame_duck:
         return 503, _unavailable("lame duck mode")
+    if recovering := node.host.statistics().recovering:
+        # Another node that restarts now would take the last copy with it.
+        return 503, _unavailable(f"{recovering} streams without their log are catching up")
     return 200, {"status": "ok"}
 
 

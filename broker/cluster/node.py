@@ -267,7 +267,7 @@ class JetStreamNode:
             self.outboxes[group] = Outbox(
                 stream=assignment.name.encode(),
                 group=group,
-                session=self.session,
+                session=self.session << 16,  # room for those of one run, see Outbox
                 account=self.server.account(assignment.account),
                 router=self.server.router,
                 transmit=self._transmit,

@@ -65,6 +65,7 @@ class Batch:
     spans: list[tuple[int, int, bool]]
     rows: int
     sent_to: NodeId | None = None
+    doubts: int = 0  # how often it was sent before the stream was known to know our session
 
 
 @dataclass(slots=True)
@@ -88,6 +89,7 @@ class Outbox:
     _replies: ReplyColumn = field(default_factory=ReplyColumn)
     _spans: list[tuple[int, int, bool]] = field(default_factory=list)
     _next_number: int = 1
+    _known: bool = False  # the stream has answered a batch of this session
     _scheduled: bool = False
     _last_origin: Origin | None = None  # whose rows the last span holds
     _paused: dict[Origin, None] = field(default_factory=dict)
@@ -167,7 +169,7 @@ class Outbox:
                 self._seal()
             batch = self._waiting.popleft()
             self.in_flight.append(batch)
-            batch.sent_to = self.transmit(self, batch)
+            self._send(batch)
         if self._resend_timer is None:
             self._arm()
 
@@ -201,6 +203,7 @@ class Outbox:
             return
         if not answer.first_seq and len(answer.exceptions) < batch.rows:
             return  # names no sequence: nothing was stored, so nothing may be acked
+        self._known = True
         self.in_flight.remove(batch)
         self.held_bytes -= len(batch.block)
         if not self.silent:
@@ -217,9 +220,28 @@ class Outbox:
             self._give_up()
             return
         if not self.in_flight or self.in_flight[0].number > answer.expected:
-            return  # late: what it asks for is answered meanwhile
+            self._asked_again(answer)
+            return
         if answer.number == self.in_flight[-1].number:
             self.resend()
+
+    def _asked_again(self, answer: Published) -> None:
+        """It asks for what is answered already: the refusal is late, or the stream was kept in
+        memory only and has forgotten us. It is late only if it refuses a sending from before we
+        were known; each sending is refused once at most."""
+        batch = next((b for b in self.in_flight if b.number == answer.number), None)
+        if batch is None or answer.expected != 1:
+            return
+        if batch.doubts:
+            batch.doubts -= 1
+            return
+        self.session += 1  # answers to the numbers of before mean nothing any more
+        self._known = False
+        self._next_number = 1
+        for unanswered in (*self.in_flight, *self._waiting):
+            unanswered.number, unanswered.doubts = self._next_number, 0
+            self._next_number += 1
+        self.resend()
 
     def _give_up(self) -> None:
         """Another process runs under this node's name, and it is the later one."""
@@ -304,8 +326,12 @@ class Outbox:
     def resend(self) -> None:
         """Send every unanswered batch again, in order: the leader changed or a link broke."""
         for batch in list(self.in_flight):
-            batch.sent_to = self.transmit(self, batch)
+            self._send(batch)
         self._arm()
+
+    def _send(self, batch: Batch) -> None:
+        batch.doubts += not self._known
+        batch.sent_to = self.transmit(self, batch)
 
     def _arm(self) -> None:
         if self._resend_timer is not None:

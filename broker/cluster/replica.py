@@ -21,6 +21,7 @@ from broker.cluster.outbox import STALE_SESSION, Published
 from broker.cluster.waiting import Waiting
 from broker.jetstream import commands
 from broker.jetstream.commands import AnyCommand, Kind, UpdateConfig
+from broker.jetstream.config import Storage
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import Duplicate, Held, OutOfOrder, PublishResult
@@ -28,7 +29,7 @@ from broker.jetstream.pull import CONSUMER_DELETED
 from broker.jetstream.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.sessions import RowAnswer
 from broker.jetstream.stream import Stream
-from broker.store.files import wipe
+from broker.store.files import MemoryDb, StateKeeper, wipe
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
 
 if TYPE_CHECKING:
@@ -54,10 +55,18 @@ _STORING_KINDS = frozenset(  # besides publishes
 class Replica:
     """Implements raft.StateMachine."""
 
-    def __init__(self, node: JetStreamNode, assignment: Assignment, stream: Stream) -> None:
+    def __init__(
+        self,
+        node: JetStreamNode,
+        assignment: Assignment,
+        stream: Stream,
+        state: StateKeeper,
+    ) -> None:
         self.node = node
         self.assignment = assignment
         self.stream = stream
+        self._state = state
+        self._in_memory = assignment.config.storage is Storage.MEMORY  # never changes
         self.group = GroupId(assignment.group)
         self.account = node.server.account(assignment.account)
         self.leading: Leading | None = None
@@ -71,18 +80,25 @@ class Replica:
 
     @classmethod
     def open(cls, node: JetStreamNode, assignment: Assignment) -> Replica:
-        """Load what an earlier run left of the stream, or begin it; then join the group."""
+        """Load what an earlier run left of the stream, or begin it; then join the group. A stream
+        in memory begins anew with every run and fetches from its peers what they still have."""
+        in_memory = assignment.config.storage is Storage.MEMORY
+        state: StateKeeper = MemoryDb() if in_memory else node.state_db
         stream = Stream.open(
             assignment.config,
             created_ns=assignment.created_ns,
-            files=node.state_db.files(assignment.group),
+            files=state.files(assignment.group),
             consumers=Consumer,
             cache=node.block_cache,
         )
-        replica = cls(node, assignment, stream)
+        replica = cls(node, assignment, stream, state)
         peers = [NodeId(peer) for peer in assignment.peers]
         node.host.add_group(
-            replica.group, voters=peers, machine=replica, applied=Index(stream.applied)
+            replica.group,
+            voters=peers,
+            machine=replica,
+            applied=Index(stream.applied),
+            persistent=not in_memory,
         )
         if peers[0] == node.node and not stream.applied:
             replica.stand_for_election()
@@ -210,10 +226,7 @@ class Replica:
 
     def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
         """Another replica's state in place of ours; the host flushes it before it goes on."""
-        files = self.node.state_db.files(self.group)
-        batch = self.node.state_db.begin()
-        wipe(files, batch)
-        self.node.state_db.write(batch)
+        self._wipe()
         self._waiting.cancel()  # the snapshot may hold what they wait for, or not
         self.stream.restore(chunks)
         self.checkpoint()
@@ -221,16 +234,16 @@ class Replica:
         logger.info("stream %s: took over a snapshot at index %s", self.name, meta.index)
 
     def durable_index(self) -> Index:
-        return self._flushed
+        """In memory there is nothing to wait for: state and log are lost together."""
+        return Index(self.stream.applied) if self._in_memory else self._flushed
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     def checkpoint(self) -> Index:
         """Write the applied state (not durable before a flush); the index it stands for."""
-        batch = self.node.state_db.begin()
-        written = self.stream.checkpoint(batch)
-        self.node.state_db.write(batch)
-        self.node.state_written(written)
+        written = self._state.change(self.stream.checkpoint)
+        if not self._in_memory:
+            self.node.state_written(written)
         self.dirty = False
         return Index(self.stream.applied)
 
@@ -307,9 +320,11 @@ class Replica:
             self._tell_leading(leads=False)
         self.close()
         self.node.host.remove_group(self.group, wipe=True)
-        batch = self.node.state_db.begin()
-        wipe(self.node.state_db.files(self.group), batch)
-        self.node.state_db.write(batch)
+        self._wipe()
+
+    def _wipe(self) -> None:
+        files = self._state.files(self.group)
+        self._state.change(lambda batch: wipe(files, batch))
 
 
 def _consumer_name(entry: bytes) -> str:

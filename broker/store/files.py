@@ -7,10 +7,12 @@ Spec: DESIGN section 5. A batch is atomic: after a crash all of it is there or n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from struct import Struct as Packing
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
+
+Result = TypeVar("Result")
 
 _KEY: Final = Packing(">QcQ")  # group, kind, sequence: big-endian, so keys sort by sequence
 
@@ -56,6 +58,16 @@ class BlockFiles(BlockReader, Protocol):
         ...
 
 
+class StateKeeper(Protocol):
+    """Where the state of groups is kept: StateDb on disk, MemoryDb as long as we run."""
+
+    def files(self, group: int, /) -> BlockFiles: ...
+
+    def change(self, fill: Callable[[StateBatch], Result], /) -> Result:
+        """Write what `fill` puts into a batch; returns what it returns."""
+        ...
+
+
 def wipe(files: BlockFiles, batch: StateBatch) -> None:
     """Queue the removal of everything the group has written."""
     for kind in KINDS:
@@ -82,6 +94,12 @@ class MemoryDb:
 
     def begin(self) -> MemoryBatch:
         return MemoryBatch()
+
+    def change(self, fill: Callable[[StateBatch], Result]) -> Result:
+        batch = self.begin()
+        result = fill(batch)
+        self.write(batch)
+        return result
 
     def write(self, batch: MemoryBatch) -> None:
         for raw_key, value in batch.changes:

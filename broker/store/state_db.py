@@ -8,13 +8,13 @@ thread. `write` and reads hold the interpreter lock, so batches stay small."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rocksdict import Rdict, Snapshot, WriteBatch, WriteOptions
 
-from broker.store.files import BlockReader, key, seq_of
+from broker.store.files import BlockReader, Result, StateBatch, key, seq_of
 
 
 class RocksBatch:
@@ -46,6 +46,12 @@ class StateDb:
 
     def begin(self) -> RocksBatch:
         return RocksBatch(self._handle)
+
+    def change(self, fill: Callable[[StateBatch], Result]) -> Result:
+        batch = self.begin()
+        result = fill(batch)
+        self.write(batch)
+        return result
 
     def write(self, batch: RocksBatch) -> None:
         self._db.write(batch.raw, self._without_wal)

@@ -9,9 +9,14 @@ import pytest
 from chaos.scenarios import Settings, run_scenario
 
 
-@pytest.mark.parametrize("scenario", ["follower-kill", "all-kill"])
-def test_promises_hold_under(scenario: str) -> None:
-    settings = Settings(scenario, rate=200, fault_seconds=1.0, between_seconds=1.0)
+@pytest.mark.parametrize(
+    ("scenario", "storage", "rounds"),
+    [("follower-kill", "file", 1), ("all-kill", "file", 1), ("leader-kill", "memory", 3)],
+)
+def test_promises_hold_under(scenario: str, storage: str, rounds: int) -> None:
+    settings = Settings(
+        scenario, rate=200, rounds=rounds, fault_seconds=1.0, between_seconds=1.0, storage=storage
+    )
     said: list[str] = []
     verdict = asyncio.run(run_scenario(settings, said.append))
     report = "\n".join([*said, *verdict.lines()])

@@ -205,9 +205,13 @@ def test_a_group_without_a_log_on_disk(tmp_path: Path) -> None:
                 applied=Index(0),
                 persistent=False,
             )
+        await c.put("first", 0, memory)
+        await c.settled(memory)
+        writes = [node.store.statistics().writes for node in c.nodes]
         for i in range(10):
             await c.put(f"k{i}", i, memory)
         await c.settled(memory)
+        assert writes == [node.store.statistics().writes for node in c.nodes], "nobody waits"
         assert c.nodes[0].store.reader(memory).last_index() == 0, "promises are stored, no entry"
 
     run(tmp_path, body)
