@@ -268,7 +268,7 @@ class MemoryReader:
     def __init__(self, meta: SnapshotMeta | None = None) -> None:
         self._meta = meta or SnapshotMeta(Index(0), Term(0))
         self._entries: list[Entry] = []
-        self._configured: list[tuple[Index, Members]] = []  # by the CONFIG entries
+        self._configs: list[Entry] = []  # those of kind CONFIG
 
     def first_index(self) -> Index:
         return Index(self._meta.index + 1)
@@ -301,17 +301,15 @@ class MemoryReader:
     def configurations(self) -> list[tuple[Index, Members]]:
         meta = self._meta
         found = [] if meta.members is None else [(meta.index, meta.members)]
-        return found + self._configured
+        return found + [(entry.index, members_of(entry.data)) for entry in self._configs]
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Cut at the first index, then append, as a store does with Ready.entries."""
         del self._entries[entries[0].index - self._meta.index - 1 :]
-        while self._configured and self._configured[-1][0] >= entries[0].index:
-            self._configured.pop()
+        while self._configs and self._configs[-1].index >= entries[0].index:
+            self._configs.pop()
         self._entries.extend(entries)
-        for entry in entries:
-            if entry.kind is EntryKind.CONFIG:
-                self._configured.append((entry.index, members_of(entry.data)))
+        self._configs.extend(entry for entry in entries if entry.kind is EntryKind.CONFIG)
 
     def compact(self, upto: Index) -> None:
         """Forget entries up to and including upto."""
@@ -323,10 +321,10 @@ class MemoryReader:
             if at <= upto:
                 members = known
         del self._entries[: upto - self._meta.index]
-        self._configured = [known for known in self._configured if known[0] > upto]
+        self._configs = [entry for entry in self._configs if entry.index > upto]
         self._meta = SnapshotMeta(upto, term, members)
 
     def install(self, meta: SnapshotMeta) -> None:
         self._entries = []
-        self._configured = []
+        self._configs = []
         self._meta = meta
