@@ -53,6 +53,7 @@ class AckCollector:
         self._acked: list[int] = []
         self._up_to = (0, 0)
         self._exhausted: list[int] = []
+        self._floor_apart = False  # from the replicated one, since a removal
         self._confirms: list[bytes] = []
         self.last_acked_ns = consumer.last_acked_ns
         self.sampler: Sampler | None = None
@@ -96,7 +97,8 @@ class AckCollector:
             self._arrived_up_to = (0, 0)
             if stream_seq > live.floor_stream_seq:
                 redelivery.forget(live.ack_up_to(stream_seq, consumer_seq=consumer_seq))
-                self._up_to = (stream_seq, consumer_seq)
+                # As the floor has become: several acks may go into one entry.
+                self._up_to = (live.floor_stream_seq, live.floor_consumer_seq)
             self.last_acked_ns = now
 
     def give_up(self, seqs: list[int]) -> None:
@@ -105,11 +107,20 @@ class AckCollector:
         self._cursor.redelivery.forget(seqs)
         self._exhausted += seqs
 
+    def align_floor(self) -> None:
+        """Messages were removed, here behind deliveries and acks that the replicas see only after
+        it. The live floor takes what the replicated one has gained, and is told if it is ahead."""
+        live, replicated = self._cursor.live, self._consumer.state
+        live.raise_floor(*replicated.floor)
+        self._floor_apart = self._cursor.tracked and live.floor != replicated.floor
+
     def take_all(self, now: int) -> tuple[ConsumerAcks, list[bytes]] | None:
         """What to propose and whom to confirm after it. An ack that changed nothing has its
         confirmation ordered by an entry all the same: what it repeats may not be committed yet."""
         self.settle(now)
-        if not (self._acked or self._up_to[0] or self._exhausted or self._confirms):
+        if not (
+            self._acked or self._up_to[0] or self._exhausted or self._floor_apart or self._confirms
+        ):
             return None
         acks = ConsumerAcks(
             self._consumer.name,
@@ -117,10 +128,12 @@ class AckCollector:
             to_runs(self._acked),
             self._up_to if self._up_to[0] else (),
             to_runs(self._exhausted),
+            self._cursor.live.floor if self._floor_apart else (),
         )
         confirms = self._confirms
         self._acked, self._exhausted, self._confirms = [], [], []
         self._up_to = (0, 0)
+        self._floor_apart = False
         return acks, confirms
 
     def forget(self) -> None:
@@ -128,3 +141,4 @@ class AckCollector:
         self._arrived, self._acked, self._exhausted = [], [], []
         self.last_acked_ns = 0
         self._arrived_up_to = self._up_to = (0, 0)
+        self._floor_apart = False

@@ -127,6 +127,16 @@ class AckState:
         tracked = [s for s in (*self.pending, *self.exhausted) if first <= s <= last]
         return self.remove(tracked)
 
+    @property
+    def floor(self) -> tuple[int, int]:
+        """Consumer sequence and stream sequence."""
+        return self.floor_consumer_seq, self.floor_stream_seq
+
+    def raise_floor(self, consumer_seq: int, stream_seq: int) -> None:
+        """At least to here; nothing at or below is pending."""
+        self.floor_consumer_seq = max(self.floor_consumer_seq, consumer_seq)
+        self.floor_stream_seq = max(self.floor_stream_seq, stream_seq)
+
     def pass_over(self, stream_seq: int) -> None:
         """Nothing at or below is left to deliver: the position moves without a delivery."""
         self.stream_seq = max(self.stream_seq, stream_seq)
@@ -200,8 +210,7 @@ class AckState:
         while order[0] not in pending:
             order.popleft()
         lowest = order[0]
-        self.floor_stream_seq = max(self.floor_stream_seq, lowest - 1)
-        self.floor_consumer_seq = max(self.floor_consumer_seq, pending[lowest] - 1)
+        self.raise_floor(pending[lowest] - 1, lowest - 1)
 
     def _floor_to_delivered(self) -> None:
         self.floor_consumer_seq = self.consumer_seq

@@ -157,6 +157,8 @@ class Consumer:
             settled += self.state.ack_up_to(acks.up_to[0], consumer_seq=acks.up_to[1])
         if acks.exhausted:
             self.state.exhaust(from_runs(acks.exhausted))
+        if acks.floor:
+            self.state.raise_floor(acks.floor[0], acks.floor[1])
         if acks.acked or acks.up_to:
             self.last_acked_ns = now_ns
         if settled:

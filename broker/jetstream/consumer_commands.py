@@ -35,6 +35,9 @@ class ConsumerAcks(msgspec.Struct, array_like=True, frozen=True, omit_defaults=T
     acked: Sequence[int] = ()  # runs of stream sequences: flat pairs (first, count)
     up_to: Sequence[int] = ()  # ack all: (stream seq, consumer seq), or empty
     exhausted: Sequence[int] = ()  # delivered max_deliver times and given up; runs as above
+    # (consumer seq, stream seq) of the leader's ack floor, after a removal: replicas saw it before
+    # the deliveries and acks that the leader had made first, and might end elsewhere.
+    floor: Sequence[int] = ()
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True):

@@ -292,13 +292,16 @@ class Delivery:
     def messages_removed(self, seqs: Sequence[int]) -> None:
         self._acks.settle(self._pumped_at)
         self._terminated(self._cursor.removed(seqs))
+        self._acks.align_floor()
 
     def range_removed(self, first: int, last: int) -> None:
         self._acks.settle(self._pumped_at)
         self._terminated(self._cursor.removed_range(first, last))
+        self._acks.align_floor()
 
     def passed_over(self, last: int) -> None:
         self._cursor.pass_over(last)
+        self._acks.align_floor()
 
     # Delivering
 
