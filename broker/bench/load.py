@@ -12,12 +12,14 @@ import re
 import select
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_MESSAGES = 256
 CLOCK_TICKS_PER_S = 100  # USER_HZ on Linux
 RECEIVE_BYTES = 1 << 18
+PUB_ACK = b'"seq":'
 ACK_REPLY = re.compile(rb" (\$JS\.ACK\.\S+) \d+\r\n")
 
 
@@ -29,6 +31,28 @@ class Load:
     @property
     def per_second(self) -> float:
         return self.messages / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Prepared publishes with distinct replies, all of one length."""
+
+    body: memoryview
+    lines: int
+
+    @classmethod
+    def of(cls, subjects: Sequence[bytes], payload: bytes = b"") -> Requests:
+        made = [
+            b"PUB %b _INBOX.load.acks.%06d %d\r\n%b\r\n" % (subject, i, len(payload), payload)
+            for i, subject in enumerate(subjects)
+        ]
+        if any(len(line) != len(made[0]) for line in made):
+            raise ValueError("the subjects differ in length")
+        return cls(memoryview(b"".join(made)), len(made))
+
+    def some(self, start: int, count: int) -> memoryview:
+        size = len(self.body) // self.lines
+        return self.body[start * size : (start + count) * size]
 
 
 class LoadClient:
@@ -70,27 +94,30 @@ class LoadClient:
 
     def publish_acked(self, subject: str, *, size: int, count: int, window: int) -> Load:
         """Publish with a reply each and wait for every ack, at most `window` outstanding."""
+        subjects = [subject.encode()] * min(CHUNK_MESSAGES, window)
+        return self.exchange(
+            Requests.of(subjects, b"x" * size), PUB_ACK, count=count, window=window
+        )
+
+    def exchange(self, requests: Requests, answer: bytes, *, count: int, window: int) -> Load:
+        """Send requests in turn, at most `window` unanswered; `answer` is a text each answer
+        holds once."""
         self.send(b"SUB _INBOX.load.acks.* 1\r\n")
-        payload = b"x" * size
-        lines = [
-            b"PUB %b _INBOX.load.acks.%06d %d\r\n%b\r\n" % (subject.encode(), i, size, payload)
-            for i in range(min(CHUNK_MESSAGES, window))
-        ]
-        chunk, line_bytes = b"".join(lines), len(lines[0])  # all lines are of one length
-        counter = _Counter(b'"seq":')
+        counter = _Counter(answer)
         self.socket.setblocking(False)  # noqa: FBT003 - the standard library's signature
         sent = acked = 0
         pending = memoryview(b"")
         started = time.perf_counter()
         while acked < count:
-            some = min(len(lines), count - sent)
+            at = sent % requests.lines
+            some = min(CHUNK_MESSAGES, window, count - sent, requests.lines - at)
             if not pending and some and sent - acked + some <= window:
-                pending = memoryview(chunk)[: some * line_bytes]
+                pending = requests.some(at, some)
                 sent += some
             want_write = [self.socket] if pending else []
             readable, writable, _ = select.select([self.socket], want_write, [], 30.0)
             if not readable and not writable:
-                raise TimeoutError(f"{acked} of {count} acks, then nothing for 30 s")
+                raise TimeoutError(f"{acked} of {count} answers, then nothing for 30 s")
             if writable:
                 pending = pending[self.socket.send(pending) :]
             if readable:
@@ -99,6 +126,22 @@ class LoadClient:
         self.socket.settimeout(self._timeout_s)
         self.send(b"UNSUB 1\r\n")
         return Load(acked, elapsed)
+
+    def one_by_one(self, requests: Requests, answer: bytes, *, count: int) -> list[float]:
+        """Each request waits for the answer to the one before; the seconds each took, sorted."""
+        self.send(b"SUB _INBOX.load.acks.* 1\r\n")
+        self.flush()
+        counter = _Counter(answer)
+        seconds: list[float] = []
+        for i in range(count):
+            line = requests.some(i % requests.lines, 1)
+            started = time.perf_counter()
+            self.socket.sendall(line)
+            while not counter.feed(self._receive()):
+                pass
+            seconds.append(time.perf_counter() - started)
+        self.send(b"UNSUB 1\r\n")
+        return sorted(seconds)
 
     def publish(self, subject: str, *, size: int, count: int) -> None:
         """Publish without replies, as fast as the server reads."""
@@ -197,3 +240,12 @@ def cpu_seconds(pid: int) -> float:
     """User and system time a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in RAM now."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    if found is None:
+        raise ProcessLookupError(f"process {pid} has no memory: it has ended")
+    return int(found.group(1)) * 1024

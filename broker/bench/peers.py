@@ -1,151 +1,135 @@
 """Ours beside nats-server: the same client, the same settings, in turns, in one run.
 
-Owns: the scenarios and the table of a comparison.
+Owns: the table of scenarios with their bars, and the table of a comparison.
 May not touch: either server's configuration beyond what the table states: nats-server with its
-defaults (it syncs every two minutes), ours with its default (fsync before every ack).
-Figures: messages per second of wall time, and CPU seconds of all server processes per million."""
+defaults (it syncs every two minutes) unless a row says otherwise, ours with its default (fsync
+before every ack)."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.bench.load import Load, LoadClient, cpu_seconds
+from broker.bench.scenarios import (
+    CPU,
+    RATE,
+    Run,
+    core_one_to_one,
+    publish_acked,
+    publish_one_by_one,
+    pull_acked,
+    push_unacked,
+)
+from broker.bench.stored import (
+    growing_stream,
+    idle_consumers,
+    index_memory,
+    last_values,
+    many_messages,
+    many_subjects,
+)
 from broker.local import LocalCluster, our_command
 
-Scenario = Callable[[LocalCluster], Load]
+OURS, PEER = "jetraft", "nats-server"
+ALWAYS_SYNCED = "sync_interval: always"
 
 
-@dataclass(slots=True)
-class Sample:
-    per_second: list[float] = field(default_factory=list)
-    cpu_per_million: list[float] = field(default_factory=list)
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What was promised: so many times as good as the peer, or a limit of its own."""
+
+    times: float = 0.0
+    below: float = 0.0
+
+    def __str__(self) -> str:
+        return f">= {self.times:g}x" if self.times else f"< {self.below:g}"
+
+    def met(self, ours: float, ratio: float | None) -> bool:
+        return ratio is not None and ratio >= self.times if self.times else ours < self.below
 
 
-def create_stream(client: LoadClient, name: str, *, replicas: int, storage: str = "file") -> None:
-    config = {
-        "name": name,
-        "subjects": [f"{name}.>"],
-        "storage": storage,
-        "num_replicas": replicas,
-    }
-    answer = client.request(f"$JS.API.STREAM.CREATE.{name}", json.dumps(config).encode())
-    if "error" in answer:
-        raise RuntimeError(f"create {name}: {answer['error']}")
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    run: Run
+    bars: Mapping[str, Bar] = field(default_factory=dict)  # by figure
+    nodes: int = 1
+    peer: bool = True  # False: only we have such a figure, or a limit that needs no peer
+    peer_run: Run | None = None  # when the peer needs fewer messages for the same figure
+    peer_jetstream: str = ""  # its settings, where they are not its defaults
+    rounds_max: int = 100
 
 
-def publish_acked(
-    *, replicas: int, size: int = 128, count: int = 300_000, window: int = 16_384,
-    storage: str = "file",
-) -> Scenario:  # fmt: skip
-    """JetStream publishes from one connection, every ack awaited."""
-
-    def run(cluster: LocalCluster) -> Load:
-        client = LoadClient(cluster.nodes[0].client_port)
-        try:
-            create_stream(client, "BENCH", replicas=replicas, storage=storage)
-            load = client.publish_acked("BENCH.a", size=size, count=count, window=window)
-            client.request("$JS.API.STREAM.DELETE.BENCH")
-            return load
-        finally:
-            client.close()
-
-    return run
-
-
-def filled(client: LoadClient, *, replicas: int, size: int, count: int) -> None:
-    create_stream(client, "BENCH", replicas=replicas)
-    client.publish_acked("BENCH.a", size=size, count=count, window=16_384)
-
-
-def create_consumer(client: LoadClient, **config: object) -> None:
-    body = {"stream_name": "BENCH", "config": {"durable_name": "C", **config}}
-    subject = "$JS.API.CONSUMER.DURABLE.CREATE.BENCH.C"
-    answer = client.request(subject, json.dumps(body).encode())
-    if "error" in answer:
-        raise RuntimeError(f"create consumer: {answer['error']}")
-
-
-def push_unacked(*, replicas: int = 1, size: int = 128, count: int = 300_032) -> Scenario:
-    """A stored stream delivered to one push consumer that does not ack."""
-
-    def prepare(cluster: LocalCluster) -> Load:
-        client = LoadClient(cluster.nodes[0].client_port)
-        receiver = LoadClient(cluster.nodes[0].client_port)
-        try:
-            filled(client, replicas=replicas, size=size, count=count)
-            receiver.subscribe("deliver.here")
-            started = time.perf_counter()
-            create_consumer(client, deliver_subject="deliver.here", ack_policy="none")
-            load = receiver.receive("BENCH.a", count=count)
-            return Load(load.messages, time.perf_counter() - started)
-        finally:
-            client.close()
-            receiver.close()
-
-    return prepare
-
-
-def pull_acked(*, replicas: int = 1, size: int = 128, count: int = 100_096) -> Scenario:
-    """A stored stream fetched in batches of 500, every message acked."""
-
-    def run(cluster: LocalCluster) -> Load:
-        client = LoadClient(cluster.nodes[0].client_port)
-        try:
-            filled(client, replicas=replicas, size=size, count=count)
-            create_consumer(client, ack_policy="explicit", max_ack_pending=20_000)
-            return client.pull_acked("BENCH", "C", count=count - count % 500, batch=500)
-        finally:
-            client.close()
-
-    return run
-
-
-def core_one_to_one(*, size: int = 128, count: int = 1_000_000) -> Scenario:
-    """Core NATS: one publisher, one subscriber, no acks."""
-
-    def run(cluster: LocalCluster) -> Load:
-        port = cluster.nodes[0].client_port
-        subscriber = LoadClient(port)
-        try:
-            subscriber.subscribe("core.bench")
-            sending = multiprocessing.get_context("fork").Process(
-                target=_publish, args=(port, size, count)
-            )
-            sending.start()
-            load = subscriber.receive("core.bench", count=count - count % 256)
-            sending.join()
-            return load
-        finally:
-            subscriber.close()
-
-    return run
-
-
-def _publish(port: int, size: int, count: int) -> None:
-    """In a process of its own, so that the subscriber does not wait for its interpreter."""
-    publisher = LoadClient(port)
-    publisher.publish("core.bench", size=size, count=count)
-    publisher.flush()  # a socket closed with unread bytes may take unsent ones with it
-    publisher.close()
-
-
-SCENARIOS: dict[str, tuple[int, Scenario]] = {
-    "R1 file 128 B, window 16,384": (1, publish_acked(replicas=1)),
-    "R3 file 128 B, window 16,384": (3, publish_acked(replicas=3, count=150_000)),
-    "core 1:1 128 B": (1, core_one_to_one()),
-    "push, ack none, 128 B": (1, push_unacked()),
-    "pull 500, acked, 128 B": (1, pull_acked()),
+SCENARIOS: dict[str, Scenario] = {
+    "R1 file 128 B, window 16,384": Scenario(
+        publish_acked(), {RATE: Bar(times=1.5), CPU: Bar(times=2)}
+    ),
+    "R1 file 1 KB, window 16,384": Scenario(
+        publish_acked(size=1024, count=200_000), {RATE: Bar(times=1)}
+    ),
+    "R1 memory 128 B, window 16,384": Scenario(
+        publish_acked(storage="memory"), {RATE: Bar(times=1)}
+    ),
+    "R1 file 128 B, peer syncs always": Scenario(
+        publish_acked(),
+        {RATE: Bar(times=30)},
+        peer_run=publish_acked(count=10_000),
+        peer_jetstream=ALWAYS_SYNCED,
+    ),
+    "R1 one by one, peer syncs always": Scenario(
+        publish_one_by_one(),
+        {"median ms": Bar(times=1), "p99 ms": Bar(times=1)},
+        peer_jetstream=ALWAYS_SYNCED,
+    ),
+    "R3 file 128 B, window 16,384": Scenario(
+        publish_acked(replicas=3, count=150_000), {RATE: Bar(times=2)}, nodes=3
+    ),
+    "core 1:1 128 B": Scenario(core_one_to_one(), {RATE: Bar(times=0.8)}),
+    "push, ack none, 128 B": Scenario(push_unacked(), {RATE: Bar(times=1)}),
+    "pull 500, acked, 128 B": Scenario(pull_acked(), {RATE: Bar(times=1)}),
+    "last of 100,000 subjects": Scenario(
+        last_values(),
+        {
+            "gets/s, 256 under way": Bar(times=1),
+            "gets/s, one by one": Bar(times=1),
+            "consumer's first message ms, worst": Bar(below=10),
+        },
+        rounds_max=3,
+    ),
+    "index of 1,000,000 subjects": Scenario(
+        index_memory(), {"bytes/subject, index": Bar(below=200)}, nodes=0, peer=False, rounds_max=1
+    ),
+    "1,000,000 subjects": Scenario(many_subjects(), rounds_max=1),
+    "10,000,000 messages": Scenario(
+        many_messages(),
+        {
+            "memory grown MB": Bar(below=200),
+            "restart s": Bar(below=5),
+            "restart after kill -9 s": Bar(below=5),
+        },
+        rounds_max=1,
+    ),
+    "growing stream": Scenario(
+        growing_stream(),
+        {"publish growth factor": Bar(below=1.25), "pull growth factor": Bar(below=1.25)},
+        peer=False,
+        rounds_max=1,
+    ),
+    "idle consumers": Scenario(
+        idle_consumers(),
+        {"publish growth factor": Bar(below=1.25), "pull growth factor": Bar(below=1.25)},
+        peer=False,
+        rounds_max=1,
+    ),
 }
+
+Sample = dict[str, list[float]]  # by figure, one value per round
 
 
 def nats_server_command() -> list[str]:
@@ -162,39 +146,67 @@ def version(command: Sequence[str]) -> str:
     return answer.stdout.strip()
 
 
-def measure(cluster: LocalCluster, scenario: Scenario, sample: Sample) -> None:
-    before = sum(cpu_seconds(node.pid) for node in cluster.nodes)
-    load = scenario(cluster)
-    used = sum(cpu_seconds(node.pid) for node in cluster.nodes) - before
-    sample.per_second.append(load.per_second)
-    sample.cpu_per_million.append(used / load.messages * 1e6)
+def measure(scenario: Scenario, server: str, command: Sequence[str], sample: Sample) -> None:
+    """One round on a fresh server."""
+    ours = server == OURS
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        settings = "" if ours else scenario.peer_jetstream
+        place = Path(directory)
+        with LocalCluster(
+            place, size=scenario.nodes, command=command, jetstream=settings
+        ) as cluster:
+            run = scenario.run if ours or scenario.peer_run is None else scenario.peer_run
+            for figure, value in run(cluster).items():
+                sample.setdefault(figure, []).append(value)
+
+
+def more_is_better(figure: str) -> bool:
+    return "/s" in figure.split(",", maxsplit=1)[0]
 
 
 def compare(
     *, rounds: int, names: Sequence[str] | None = None, say: Callable[[str], None] = print
 ) -> dict[str, dict[str, Sample]]:
-    """Run every scenario `rounds` times on each server, in turns, and print a table."""
-    theirs = nats_server_command()
-    commands = {"jetraft": our_command(), "nats-server": theirs}
-    say(f"peer: {version(theirs)}; its default settings (no fsync before ack); ours fsyncs")
-    say(f"{'scenario':32} {'server':12} {'msgs/s median (min-max)':34} {'CPU s/million':14} ratio")
+    """Run every scenario `rounds` times on each server, in turns, and print a table. A ratio
+    above 1 means that ours is better."""
+    commands = {OURS: our_command(), PEER: nats_server_command()}
+    say(f"peer: {version(commands[PEER])}; its default settings (no fsync before ack); ours fsyncs")
+    say(f"load of the machine: {' '.join(f'{x:.1f}' for x in os.getloadavg())}")
+    say("| scenario | figure | jetraft | nats-server | ratio | bar |")
+    say("| --- | --- | --- | --- | --- | --- |")
     results: dict[str, dict[str, Sample]] = {}
     for name in names or SCENARIOS:
-        size, scenario = SCENARIOS[name]
-        samples = {server: Sample() for server in commands}
-        for turn in range(rounds):
-            order = list(commands) if turn % 2 == 0 else list(reversed(commands))
-            for server in order:
-                with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-                    place = Path(directory)
-                    with LocalCluster(place, size=size, command=commands[server]) as cluster:
-                        measure(cluster, scenario, samples[server])
+        scenario = SCENARIOS[name]
+        servers = list(commands) if scenario.peer else [OURS]
+        samples: dict[str, Sample] = {server: {} for server in servers}
+        for turn in range(min(rounds, scenario.rounds_max)):
+            for server in servers if turn % 2 == 0 else reversed(servers):
+                measure(scenario, server, commands[server], samples[server])
         results[name] = samples
-        peer = statistics.median(samples["nats-server"].per_second)
-        for server, sample in samples.items():
-            speed = statistics.median(sample.per_second)
-            spread = f"({min(sample.per_second):,.0f}-{max(sample.per_second):,.0f})"
-            cpu = statistics.median(sample.cpu_per_million)
-            shown = f"{speed:,.0f} {spread}"
-            say(f"{name:32} {server:12} {shown:34} {cpu:<14.2f} {speed / peer:.2f}x")
+        for figure, values in samples[OURS].items():
+            say(row(name, figure, values, samples.get(PEER, {}).get(figure), scenario.bars))
     return results
+
+
+def row(
+    name: str, figure: str, ours: list[float], theirs: list[float] | None, bars: Mapping[str, Bar]
+) -> str:
+    median = statistics.median(ours)
+    ratio = None
+    if theirs:
+        peer = statistics.median(theirs)
+        ratio = median / peer if more_is_better(figure) else peer / max(median, 1e-9)
+    bar = bars.get(figure)
+    verdict = f"{bar} {'met' if bar.met(median, ratio) else 'MISSED'}" if bar else ""
+    shown = f"{ratio:.2f}x" if ratio is not None else ""
+    peers = _spread(theirs) if theirs else ""
+    return f"| {name} | {figure} | {_spread(ours)} | {peers} | {shown} | {verdict} |"
+
+
+def _spread(values: list[float]) -> str:
+    median = statistics.median(values)
+    digits = 0 if abs(median) >= 1000 else 2
+    text = f"{median:,.{digits}f}"
+    if len(values) > 1:
+        text += f" ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
+    return text

@@ -26,7 +26,7 @@ def bench() -> None:
 def bench_pub(*, size: int, count: int, window: int, replicas: int, server: str) -> None:
     """Publish to a new stream BENCH, every ack awaited; the stream is deleted afterwards."""
     from broker.bench.load import LoadClient
-    from broker.bench.peers import create_stream
+    from broker.bench.scenarios import create_stream
 
     first = urlparse(server.split(",", maxsplit=1)[0])
     client = LoadClient(first.port or 4222, host=first.hostname or "127.0.0.1")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.bench.load import LoadClient
-from broker.bench.peers import create_stream
+from broker.bench.scenarios import create_stream
 from broker.local import LocalCluster
 
 CHUNK = 2000

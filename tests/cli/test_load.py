@@ -16,8 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.bench.load import Load, LoadClient, _Counter, cpu_seconds
-from broker.bench.peers import create_stream
+from broker.bench.load import (
+    PUB_ACK,
+    Load,
+    LoadClient,
+    Requests,
+    _Counter,
+    cpu_seconds,
+    resident_bytes,
+)
+from broker.bench.peers import Bar, row
+from broker.bench.scenarios import create_stream
 
 
 @st.composite
@@ -148,3 +157,50 @@ def test_core_messages_are_counted(port: int) -> None:
     finally:
         subscriber.close()
         publisher.close()
+
+
+def test_prepared_requests_are_of_one_length_and_cut_at_lines() -> None:
+    requests = Requests.of([b"a.1", b"a.2", b"a.3"], b"hi")
+    assert bytes(requests.some(1, 1)) == b"PUB a.2 _INBOX.load.acks.000001 2\r\nhi\r\n"
+    assert bytes(requests.some(0, 3)) == bytes(requests.body)
+    with pytest.raises(ValueError, match="length"):
+        Requests.of([b"a", b"bb"])
+
+
+def test_one_by_one_every_subject_in_turn_is_answered(port: int) -> None:
+    client = LoadClient(port)
+    try:
+        create_stream(client, "BENCH", replicas=1, storage="memory")
+        requests = Requests.of([b"BENCH.%d" % i for i in range(5)], b"x")
+        seconds = client.one_by_one(requests, PUB_ACK, count=7)
+        assert len(seconds) == 7
+        assert seconds == sorted(seconds)
+        state = client.request("$JS.API.STREAM.INFO.BENCH")["state"]
+        assert isinstance(state, dict)
+        assert (state["messages"], state["num_subjects"]) == (7, 5)
+        client.request("$JS.API.STREAM.DELETE.BENCH")
+    finally:
+        client.close()
+
+
+def test_resident_memory_of_a_process_grows() -> None:
+    before = resident_bytes(os.getpid())
+    held = b"x" * (64 << 20)
+    assert resident_bytes(os.getpid()) >= before + len(held) // 2
+
+
+@pytest.mark.parametrize(
+    ("figure", "ours", "theirs", "bar", "shown"),
+    [
+        ("msgs/s", [30.0], [10.0], Bar(times=2), "| 3.00x | >= 2x met |"),
+        ("msgs/s", [10.0], [30.0], Bar(times=1), "| 0.33x | >= 1x MISSED |"),
+        ("median ms", [2.0], [1.0], Bar(times=1), "| 0.50x | >= 1x MISSED |"),
+        ("CPU s/million", [1.0, 2.0, 3.0], [4.0], None, "| 2.00 (1.00-3.00) | 4.00 | 2.00x |  |"),
+        ("restart s", [6.0], None, Bar(below=5), "|  | < 5 MISSED |"),
+        ("bytes/subject, index", [150.0], None, Bar(below=200), "|  | < 200 met |"),
+    ],
+)
+def test_a_row_says_whether_its_bar_was_met(
+    figure: str, ours: list[float], theirs: list[float] | None, bar: Bar | None, shown: str
+) -> None:
+    assert row("s", figure, ours, theirs, {figure: bar} if bar else {}).endswith(shown)
