@@ -31,6 +31,9 @@ class StoreTuning:
     buffers_max: int = 4  # memtables per column family before writes are refused
     wal_bytes_max: int = 1024 * MB  # then the column that holds the oldest part is flushed
     background_jobs: int = 2
+    # None: no promise before its flush. Otherwise groups that were added as `relaxed` promise what
+    # is written, and a flush follows within this time: what a power cut takes was promised.
+    flush_interval_s: float | None = None
     # Below this (or a tenth of the disk, if that is less) nothing is written: a database that has
     # once met a full disk must be opened anew, one that stops before goes on when space returns.
     free_bytes_min: int = 128 * MB
@@ -65,7 +68,10 @@ def _database_options(tuning: StoreTuning) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(create_if_missing=True)
     options.create_missing_column_families(create_missing_cfs=True)
-    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    if tuning.flush_interval_s is None:
+        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    else:  # pages not flushed reach the disk in any order: take all up to the first gap
+        options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
     options.set_max_total_wal_size(tuning.wal_bytes_max)
     options.set_bytes_per_sync(MB)  # background files reach the disk evenly, not in bursts
     options.set_max_background_jobs(tuning.background_jobs)

@@ -25,7 +25,7 @@ from raft.rounds import Rounds
 from raft.snapshot import FrameKind, Incoming, SnapshotReceiver, SnapshotSender, read_frame
 from raft.store import Batch, LogStore
 from raft.transport import SNAPSHOTS, Transport
-from raft.types import GroupId, Index, InvariantViolation, NodeId, Role, SnapshotMeta
+from raft.types import GroupId, Index, InvariantViolation, NodeId, Role, SnapshotMeta, Term
 
 _BUSY_RETRY_SECONDS: Final = 0.005
 _ANSWERS: Final = frozenset({FrameKind.TAKEN, FrameKind.DONE, FrameKind.REFUSED})
@@ -224,9 +224,12 @@ class SnapshotExchange:
                 arrived.refuse()
         self._rounds.mark(group)
 
-    def complete_after_crash(self, log: GroupLog, applied: Index) -> None:
-        """The state was replaced, the log not yet: take the log forward. Blocking, and rare."""
+    def complete_after_crash(self, log: GroupLog, applied: Index, term: Term | None) -> None:
+        """The state was replaced, the log not yet, or the log has lost its end (`term` is given
+        for groups where that may be): take the log forward. Blocking, and rare."""
         meta = log.record.installing
+        if term is not None and applied > log.last_index():
+            meta = SnapshotMeta(applied, term, log.members_at(log.last_index()))
         if meta.index and applied == meta.index and log.term(meta.index) != meta.term:
             batch = self._store.begin()
             self._store.put_snapshot(batch, log.group, meta)

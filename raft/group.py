@@ -120,6 +120,7 @@ class Group:
         "machine",
         "persistent",
         "promised",
+        "relaxed",
         "sampled",
         "stopped",
         "told",
@@ -141,7 +142,8 @@ class Group:
         self.log = log
         self.machine = machine
         self.persistent = persistent
-        self.promised: HardState | None = None  # last written, of a group with its log in memory
+        self.relaxed = False  # its entries need not be flushed before they are promised
+        self.promised: HardState | None = None  # last written, if relaxed or not persistent
         self.stopped: str | None = None
         self.installing = False
         self.arrived: Arrived | None = None  # a whole snapshot that the core was told of

@@ -137,18 +137,21 @@ class Host:
         learners: Sequence[NodeId] = (),
         persistent: bool = True,
         log_lost: bool = False,
+        relaxed: bool = False,
+        applied_term: Term | None = None,
     ) -> None:
         """Take part in a group. `applied` is where the machine's durable state stands. `voters`
         and `learners` are those the group began with; its log knows how they changed. Raises
         DamagedLog when the log is damaged, or does not reach to where the machine stands. Then
         an empty machine may come back with `log_lost`: the rest of the log is given up, and the
         member gives no vote until it has caught up. So does a member whose log was in memory
-        only (`persistent` is False) when it has been here before."""
+        only (`persistent` is False) when it has been here before. `relaxed`: see StoreTuning's
+        flush_interval_s; given `applied_term`, a log that lost its end goes on behind `applied`."""
         if group in self._groups:
             raise ValueError(f"group {group} is here already")
         log = self._open_log(group, persistent=persistent, log_lost=log_lost)
         if persistent:
-            self._exchange.complete_after_crash(log, applied)
+            self._exchange.complete_after_crash(log, applied, applied_term)
         if not log.first_index() - 1 <= applied <= log.last_index():
             reason = f"the machine has applied {applied}, the log ends at {log.last_index()}"
             raise DamagedLog(group, log.first_index(), reason)
@@ -165,6 +168,7 @@ class Host:
         self._groups[group] = held = Group(
             group, core=core, log=log, machine=machine, persistent=persistent
         )
+        held.relaxed = relaxed and self._store.flush_interval_s is not None
         self._touch(held)
 
     def _open_log(self, group: GroupId, *, persistent: bool, log_lost: bool) -> GroupLog:

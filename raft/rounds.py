@@ -65,6 +65,7 @@ class _Gathering:
 
     batch: Batch
     owed: list[_Owed] = field(default_factory=list)
+    urgent: bool = False  # some promise of it may not leave before the flush
 
 
 class Outgoing:
@@ -117,6 +118,7 @@ class Rounds:
         self._in_flight: list[_Owed] = []  # wait for the flush under way
         self._flush: asyncio.Future[None] | None = None
         self._retry: asyncio.TimerHandle | None = None  # the database refused the write for now
+        self._due: asyncio.TimerHandle | None = None  # the flush of what was promised without one
 
     def open(self, loop: asyncio.AbstractEventLoop, thread: Executor) -> None:
         self._loop, self._thread = loop, thread
@@ -126,8 +128,9 @@ class Rounds:
     async def close(self) -> None:
         """No further rounds; returns when no flush is in flight."""
         self._loop = None
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._retry, self._due):
+            if timer is not None:
+                timer.cancel()
         if self._flush is not None:
             await asyncio.wait([self._flush])
 
@@ -220,13 +223,17 @@ class Rounds:
         if ready.entries and group.persistent:
             self._store.put_entries(batch, group.id, ready.entries)
         hard_state = ready.hard_state
-        if hard_state is not None and not group.persistent:
-            hard_state = _promises(group, hard_state)
+        urgent = not group.relaxed
+        if hard_state is not None and (group.relaxed or not group.persistent):
+            promises = _promises(group, hard_state)
+            urgent = promises is not None  # terms and votes are never put off
+            hard_state = hard_state if group.persistent else promises
         if hard_state is not None:
             self._store.put_hard_state(batch, group.id, hard_state)
         elif not (ready.entries and group.persistent) and not group.unflushed:
             return False
         group.unflushed += 1
+        self._gatherings[-1].urgent |= urgent
         return True
 
     def _act(self, group: Group, ready: Ready) -> None:
@@ -301,10 +308,28 @@ class Rounds:
         if not gathering.batch:  # they waited for an earlier flush only, and that is done
             self._settle(gathering.owed)
             return
-        self._in_flight = gathering.owed
+        interval_s = self._store.flush_interval_s
+        if interval_s is None or gathering.urgent:
+            self._begin_flush(self._loop, gathering.owed)
+            return
+        if self._due is None:
+            self._due = self._loop.call_later(interval_s, self._flush_due, self._loop)
+        self._settle(gathering.owed)
+        self._advance()
+
+    def _begin_flush(self, loop: asyncio.AbstractEventLoop, owed: list[_Owed]) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        self._in_flight = owed
         began = time.monotonic()
-        self._flush = self._loop.run_in_executor(self._thread, self._store.flush)
+        self._flush = loop.run_in_executor(self._thread, self._store.flush)
         self._flush.add_done_callback(lambda flush: self._flushed(flush, began))
+
+    def _flush_due(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due = None
+        if self._flush is None:  # one under way covers all that is written
+            self._begin_flush(loop, [])
 
     def _try_again(self) -> None:
         self._retry = None
@@ -340,7 +365,7 @@ class Rounds:
 
 
 def _promises(group: Group, hard_state: HardState) -> HardState | None:
-    """Of a log in memory the promises alone are kept; None when they are the same as before."""
+    """What may never be forgotten, log or no log; None when it is the same as before."""
     promises = replace(hard_state, commit=Index(0))
     if promises == group.promised:
         return None

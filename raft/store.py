@@ -100,9 +100,17 @@ class Batch:
 class LogStore:
     """Built by `open`. Everything but `flush` and `flush_state` belongs to one thread."""
 
-    def __init__(self, db: Rdict, identity: Identity, *, free_bytes_min: int = 0) -> None:
+    def __init__(
+        self,
+        db: Rdict,
+        identity: Identity,
+        *,
+        free_bytes_min: int = 0,
+        flush_interval_s: float | None = None,
+    ) -> None:
         self.db = db
         self.identity = identity
+        self.flush_interval_s = flush_interval_s
         self.failure: BaseException | None = None
         self.full = False  # by the last check_space: nothing is written, all can be read
         self._free_bytes_min = free_bytes_min
@@ -128,7 +136,12 @@ class LogStore:
         db, identity = open_database(
             Path(path), node_name=node_name, cluster_name=cluster_name, tuning=tuning
         )
-        return cls(db, identity, free_bytes_min=tuning.free_bytes_min)
+        return cls(
+            db,
+            identity,
+            free_bytes_min=tuning.free_bytes_min,
+            flush_interval_s=tuning.flush_interval_s,
+        )
 
     def close(self) -> None:
         """Flushes the log; nothing may use the store or its columns afterwards."""

@@ -96,7 +96,8 @@ def open_jetstream(
     Followers(node).start()
     logger.info("Starting JetStream")
     logger.info('  Store Directory: "%s"', directory)
-    logger.info("  Every ack waits for fsync on a majority of replicas")
+    log = logger.info if options.flush_interval_s is None else logger.warning
+    log("  %s", options.sync_sentence)
     return JetStream(node, api)
 
 

@@ -34,7 +34,8 @@ def jsz(node: JetStreamNode, api: ApiService, query: Query) -> Document:
             "max_memory": node.options.max_memory_store or -1,
             "max_storage": node.options.max_file_store or -1,
             "store_dir": node.options.store_dir,
-            "sync_always": True,
+            "sync_interval": node.options.sync_interval_ns,
+            **({"sync_always": True} if node.options.flush_interval_s is None else {}),
             "domain": node.options.domain,
         },
         "memory": sum(
@@ -126,7 +127,13 @@ def healthz(node: JetStreamNode, query: Query) -> tuple[int, Document]:
     if recovering := node.host.statistics().recovering:
         # Another node that restarts now would take the last copy with it.
         return 503, _unavailable(f"{recovering} streams without their log are catching up")
-    return 200, {"status": "ok"}
+    return 200, _ok(node)
+
+
+def _ok(node: JetStreamNode) -> Document:
+    if node.options.flush_interval_s is None:
+        return {"status": "ok"}
+    return {"status": "ok", "warnings": [node.options.sync_sentence]}
 
 
 def metrics(node: JetStreamNode) -> list[Gauge]:

@@ -38,7 +38,7 @@ from broker.store.state_db import StateDb
 from broker.subjects import Subscription
 from raft import GroupId, Index, NodeId, RaftError, Term, node_id
 from raft.host import Host
-from raft.store import LogStore
+from raft.store import LogStore, StoreTuning
 from raft.transport import Peer, Transport
 
 if TYPE_CHECKING:
@@ -112,8 +112,9 @@ class JetStreamNode:
         """Open the store. Raises raft.StoreError with a sentence for the operator."""
         self.directory = directory
         self.store = LogStore.open(
-            directory / "store", node_name=self.mesh.name, cluster_name=self.mesh.cluster
-        )
+            directory / "store", node_name=self.mesh.name, cluster_name=self.mesh.cluster,
+            tuning=StoreTuning(flush_interval_s=self.options.flush_interval_s),
+        )  # fmt: skip
         self.state_db = StateDb(self.store.db)
         self.host = Host(
             node=self.node,

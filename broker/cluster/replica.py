@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from struct import Struct as Packing
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -29,7 +30,7 @@ from broker.jetstream.pull import CONSUMER_DELETED
 from broker.jetstream.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.sessions import RowAnswer
 from broker.jetstream.stream import Stream
-from broker.store.files import MemoryDb, StateKeeper, wipe
+from broker.store.files import POSITION, MemoryDb, StateBatch, StateKeeper, key, wipe
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jetraft.cluster")
 
+_POSITION = Packing("<QQ")  # index, term
 CAMPAIGNS_MAX = 8
 CAMPAIGN_EVERY_S = 0.025
 
@@ -76,6 +78,9 @@ class Replica:
         self._won: Term | None = None  # leader of this term, but its first entry is not applied
         self._waiting = Waiting()
         self._flushed = Index(stream.applied)
+        self._applied_term = Term(0)
+        # Flushes of the log are put off: the state may be on disk before its entries are.
+        self._relaxed = node.options.flush_interval_s is not None and not self._in_memory
         self._last_stamp_ns = 0
 
     @classmethod
@@ -92,6 +97,7 @@ class Replica:
             cache=node.block_cache,
         )
         replica = cls(node, assignment, stream, state)
+        term = replica._noted_term()
         peers = [NodeId(peer) for peer in assignment.peers]
         node.host.add_group(
             replica.group,
@@ -99,6 +105,8 @@ class Replica:
             machine=replica,
             applied=Index(stream.applied),
             persistent=not in_memory,
+            relaxed=replica._relaxed,
+            applied_term=term,
         )
         if peers[0] == node.node and not stream.applied:
             replica.stand_for_election()
@@ -199,6 +207,7 @@ class Replica:
                     callback(self)
             self._waiting.applied(entry.term, entry.index, result)
         self._waiting.passed(entries[-1].index)
+        self._applied_term = entries[-1].term
         self.dirty = True
         if self._won is not None and entries and entries[-1].term == self._won:
             self._begin_leading()
@@ -229,6 +238,7 @@ class Replica:
         self._wipe()
         self._waiting.cancel()  # the snapshot may hold what they wait for, or not
         self.stream.restore(chunks)
+        self._applied_term = meta.term
         self.checkpoint()
         self._flushed = meta.index
         logger.info("stream %s: took over a snapshot at index %s", self.name, meta.index)
@@ -241,11 +251,29 @@ class Replica:
 
     def checkpoint(self) -> Index:
         """Write the applied state (not durable before a flush); the index it stands for."""
-        written = self._state.change(self.stream.checkpoint)
+        written = self._state.change(self._checkpoint)
         if not self._in_memory:
             self.node.state_written(written)
         self.dirty = False
         return Index(self.stream.applied)
+
+    def _checkpoint(self, batch: StateBatch) -> int:
+        written = self.stream.checkpoint(batch)
+        if self._relaxed:
+            position = _POSITION.pack(self.stream.applied, self._applied_term)
+            batch.put(key(self.group, POSITION, 0), position)
+        return written
+
+    def _noted_term(self) -> Term | None:
+        """That of the loaded state, when it was written while flushes of the log were put off."""
+        raw = self._state.files(self.group).get(POSITION, 0)
+        if raw is None:
+            return None
+        index, term = _POSITION.unpack(raw)
+        if index != self.stream.applied:
+            return None
+        self._applied_term = Term(term)
+        return self._applied_term
 
     def flushed(self, index: Index) -> None:
         self._flushed = max(self._flushed, index)

@@ -186,7 +186,10 @@ def _jetstream(file: _File, key: str, item: Item) -> None:
 
 
 def _sync(key: str, item: Item) -> object:
-    return "always" if item.value == "always" else values.duration(key, item)
+    if item.value == "always":
+        return "always"
+    interval_ns = values.duration(key, item)
+    return interval_ns if interval_ns > 0 else "always"  # no time between is always
 
 
 _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {

@@ -133,6 +133,9 @@ class AccountStore(Struct, frozen=True):
     max_bytes_required: bool = False
 
 
+SYNC_INTERVAL_NS = 120_000_000_000
+
+
 class JetStreamOptions(Struct, frozen=True):
     store_dir: str = ""  # data lies under <store_dir>/jetstream; "" = `nats` in the temp directory
     max_memory_store: int | None = None  # None = decided by the machine
@@ -143,6 +146,25 @@ class JetStreamOptions(Struct, frozen=True):
     remotes: dict[str, Remote] = field(default_factory=dict)
     limits: JetStreamLimits = JetStreamLimits()
     accounts: dict[str, AccountStore] = field(default_factory=dict)  # by name; others unlimited
+
+    @property
+    def flush_interval_s(self) -> float | None:
+        """None: fsync before every ack. Otherwise an ack may be this much ahead of its fsync."""
+        return None if isinstance(self.sync, str) else self.sync / 1e9
+
+    @property
+    def sync_interval_ns(self) -> int:
+        """As nats-server reports it, where it is two minutes beside `sync_always`."""
+        return SYNC_INTERVAL_NS if isinstance(self.sync, str) else self.sync
+
+    @property
+    def sync_sentence(self) -> str:
+        if self.flush_interval_s is None:
+            return "Every ack waits for fsync on a majority of replicas"
+        return (
+            f"sync_interval {self.flush_interval_s:g}s: acks do not wait for fsync, a power cut "
+            "may take acknowledged messages of that time"
+        )
 
 
 class ClusterOptions(Struct, frozen=True):

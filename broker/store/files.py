@@ -22,7 +22,8 @@ SUMMARY: Final = b"s"  # first sequence -> rows, times, subjects of the block
 DELETES: Final = b"d"  # first sequence -> which of its rows are gone
 DEDUP: Final = b"m"  # chunk number -> message ids of the duplicate window
 STAGED: Final = b"a"  # number -> the members of an atomic batch that is not committed
-KINDS: Final = (RECORD, BLOCK, SUMMARY, DELETES, DEDUP, STAGED)
+POSITION: Final = b"p"  # sequence 0: index and term of the record, where the log may be shorter
+KINDS: Final = (RECORD, BLOCK, SUMMARY, DELETES, DEDUP, STAGED, POSITION)
 
 
 def key(group: int, kind: bytes, seq: int) -> bytes:

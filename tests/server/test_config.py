@@ -260,3 +260,21 @@ def test_durations(text: str, ns: int) -> None:
 def test_bad_durations(text: str) -> None:
     with pytest.raises(BadValue):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "interval_s"),
+    [
+        ("{}", None),
+        ("{ sync_interval: always }", None),
+        ("{ sync_interval: 0 }", None),
+        ('{ sync_interval: "100ms" }', 0.1),
+        ("{ sync_interval: 5 }", 5.0),
+    ],
+)
+def test_fsync_before_every_ack_is_given_up_only_for_a_duration(
+    tmp_path: Path, text: str, interval_s: float | None
+) -> None:
+    options = from_text(tmp_path, f"jetstream {text}")
+    assert options.jetstream is not None
+    assert options.jetstream.flush_interval_s == interval_s
