@@ -33,7 +33,7 @@ from raft.handshake import (
     new_nonce,
     read_hello,
 )
-from raft.link import LINK_CHANNEL, Link
+from raft.link import LINK_CHANNEL, FrameError, Link
 from raft.mesh import Mesh
 from raft.types import NodeId
 
@@ -89,6 +89,7 @@ class Acceptor:
         nonce = new_nonce()
         self._strangers[link] = _Stranger(nonce, timer)
         link.send(LINK_CHANNEL, greeting(nonce))
+        link.sealed = True
 
     def _frame(self, link: Link, channel: int, view: memoryview) -> None:
         stranger = self._strangers.get(link)
@@ -113,6 +114,7 @@ class Acceptor:
             mesh.check_name(theirs, alive=self._is_alive(NodeId(theirs.node)))
         except Refused as refused:
             if refused.code is not RefusalCode.OURSELVES:
+                mesh.refused[refused.code.value] += 1
                 mesh.log_once(f"we refused the server at {link.peer_host}: {refused.reason}")
             link.send(LINK_CHANNEL, frame(REFUSAL, Refusal(refused.code, refused.reason)))
             link.close()
@@ -158,7 +160,7 @@ class Acceptor:
         elif self.links.get((link.node, link.link_class)) is link:
             del self.links[link.node, link.link_class]
             if error is not None:
-                _log.info(
-                    "%s: link from %s lost: %s", mesh.ourselves.name, mesh.name(link.node), error
-                )
-        mesh.link_lost(link)
+                level = logging.WARNING if isinstance(error, FrameError) else logging.INFO
+                name = mesh.name(link.node)
+                _log.log(level, "%s: link from %s lost: %s", mesh.ourselves.name, name, error)
+        mesh.link_lost(link, error)

@@ -63,6 +63,7 @@ class _Dialled:
         ourselves = self._mesh.ourselves
         if not self._nonce:
             their_nonce = read_greeting(bytes(view))
+            link.sealed = True
             self._nonce = new_nonce()
             hello = ourselves.hello(
                 self._kind,
@@ -84,7 +85,7 @@ class _Dialled:
             self.welcomed.exception()  # seen: a dialer that was stopped asks no more
         if not self.lost.done():
             self.lost.set_result(error)
-        self._mesh.link_lost(link)
+        self._mesh.link_lost(link, error)
 
 
 class Dialer:
@@ -178,6 +179,8 @@ class Dialer:
     def _report(self, error: BaseException) -> None:
         host, port = self.address
         if isinstance(error, Refused):
+            if error.by_us:
+                self._mesh.refused[error.code.value] += 1
             side = "refused the server" if error.by_us else "were refused by the server"
             self._mesh.log_once(f"we {side} at {host}:{port}: {error.reason}")
         else:

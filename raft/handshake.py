@@ -2,9 +2,10 @@
 
 Owns: the greeting, the hello both sides send, the reasons to refuse one, the proof of the password.
 May not touch: sockets, tasks, the loop.
-Spec: the accepting side speaks first (magic, version, nonce); the dialling side answers with its
-hello; the accepting side answers with its own, or with a refusal. A password never travels: each
-side proves it over the other's nonce, and proofs are compared in constant time."""
+Spec: the accepting side speaks first (magic, version, nonce), in a frame that every version can
+read; the dialling side, if it speaks that version, answers with its hello; the accepting side
+answers with its own, or with a refusal. A password never travels: each side proves it over the
+other's nonce, and proofs are compared in constant time. Version 2: frames carry checksums."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import msgspec
 from raft.types import NodeId, RaftError, node_id
 
 MAGIC: Final = b"JRP1"
-VERSION: Final = 1
+VERSION: Final = 2
 NONCE_BYTES: Final = 16
 PEERS_MAX: Final = 256  # addresses taken from one hello
 

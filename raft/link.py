@@ -1,9 +1,14 @@
 """One TCP connection between two nodes, in frames.
 
-Owns: cutting the byte stream into frames, the bounded send queue, one write per loop turn.
+Owns: cutting the byte stream into frames, their checksums, the bounded send queue, one write per
+loop turn.
 May not touch: what frames mean, who may connect (raft.handshake, raft.transport).
-Spec: frame = u32 length (little-endian, of what follows), u8 channel, payload. A length beyond
-the limit ends the connection: the limit is small until the handshake is done."""
+Spec: little-endian. A plain frame, which only the greeting is, so that every version can read it:
+u32 length (of what follows), u8 channel, payload. A sealed frame, which all others are: u32 length
+(of the payload), u32 its complement, u32 CRC-32 of the payload that starts from length and channel,
+u8 channel, payload. A length that cannot be or a wrong checksum ends the connection. The limit of
+the length is small until the handshake is done. A checksum per frame and not per write: a frame is
+handed on as soon as it is here, and frames are few (all messages of a round to a peer are one)."""
 
 from __future__ import annotations
 
@@ -11,21 +16,23 @@ import asyncio
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
+from zlib import crc32
 
 from raft.handshake import LinkClass
 from raft.types import NO_NODE
 
-_HEAD: Final = struct.Struct("<IB")
+_PLAIN: Final = struct.Struct("<IB")
+_SEALED: Final = struct.Struct("<IIIB")
+_U32: Final = 0xFFFFFFFF
+_PIECE_BYTES_FEW: Final = 512  # pieces that are smaller on average are joined: one checksum call
 _BUFFER_BYTES: Final = 256 << 10  # frames that fit are cut out of one shared buffer
+PLAIN_FRAME_MAX: Final = 1 << 10
 HANDSHAKE_FRAME_MAX: Final = 256 << 10
 LINK_CHANNEL: Final = 0  # handshake, pings, news: the link's own frames
 
 
 class FrameError(Exception):
-    """The peer announces a frame that cannot be."""
-
-    def __init__(self, length: int, limit: int) -> None:
-        super().__init__(f"a frame of {length} bytes, at most {limit} are allowed")
+    """The peer sends a frame that cannot be, or that was damaged on its way."""
 
 
 class Link(asyncio.BufferedProtocol):
@@ -46,6 +53,7 @@ class Link(asyncio.BufferedProtocol):
         self.node = NO_NODE  # who is on the other side, once the handshake is done
         self.link_class = LinkClass.BULK
         self.frame_bytes_max = HANDSHAKE_FRAME_MAX
+        self.sealed = False  # frames carry checksums, in both directions
         self.quiet_intervals = 0  # since the last byte arrived; counted by the transport
         self.sent_frames = self.sent_bytes = self.dropped_frames = self.received_bytes = 0
         self._on_frame = on_frame
@@ -56,6 +64,7 @@ class Link(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._small = bytearray(_BUFFER_BYTES)
         self._large: bytearray | None = None  # the one frame under way that is larger
+        self._large_crc = 0  # of what has arrived of it
         self._filled = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -78,13 +87,23 @@ class Link(asyncio.BufferedProtocol):
         """Queue one frame. False, and nothing queued, when closed or beyond the limit; a single
         frame always fits into an empty queue."""
         pieces = (payload,) if isinstance(payload, bytes) else payload
-        size = sum(map(len, pieces)) + _HEAD.size
+        size = sum(map(len, pieces))
         pending = self.pending_bytes()
         if not self.open or (pending and pending + size > self._queue_bytes_max):
             self.dropped_frames += 1
             return False
-        self._out.append(_HEAD.pack(size - 4, channel))
+        if self.sealed:
+            if size < len(pieces) * _PIECE_BYTES_FEW:
+                pieces = (b"".join(pieces),)
+            crc = size ^ channel << 24
+            for piece in pieces:
+                crc = crc32(piece, crc)
+            head = _SEALED.pack(size, size ^ _U32, crc, channel)
+        else:
+            head = _PLAIN.pack(size + 1, channel)
+        self._out.append(head)
         self._out.extend(pieces)
+        size += len(head)
         self._out_bytes += size
         self.sent_frames += 1
         self.sent_bytes += size
@@ -129,36 +148,41 @@ class Link(asyncio.BufferedProtocol):
         return memoryview(self._large or self._small)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        before = self._filled
         self._filled += nbytes
         self.received_bytes += nbytes
         self.quiet_intervals = 0
         try:
             if self._large is None:
-                self._cut_small()
-            elif self._filled == len(self._large):
-                whole, self._large, self._filled = self._large, None, 0
-                self._on_frame(self, whole[4], memoryview(whole)[5:])
+                start = 0 if self.sealed else self._cut_plain()
+                if self.sealed and self.open:
+                    self._cut_small(start)
+            else:
+                self._take_large(self._large, before)
         except Exception as error:  # noqa: BLE001 - nothing a peer sends may leave its connection
             self.abort(error)
 
-    def _cut_small(self) -> None:
+    def _cut_small(self, start: int) -> None:
         """Hand out the whole frames of the shared buffer, keep the rest."""
         buffer, filled = self._small, self._filled
         view = memoryview(buffer)
-        start = 0
-        while filled - start >= _HEAD.size:
-            length, channel = _HEAD.unpack_from(buffer, start)
-            if not 1 <= length <= self.frame_bytes_max:
-                raise FrameError(length, self.frame_bytes_max)
-            stop = start + 4 + length
+        while filled - start >= _SEALED.size:
+            length, complement, crc, channel = _SEALED.unpack_from(buffer, start)
+            if length ^ complement != _U32:
+                raise FrameError("a frame with a wrong length")
+            if length > self.frame_bytes_max:
+                raise _too_long(length, self.frame_bytes_max)
+            body = start + _SEALED.size
+            stop = body + length
             if stop > filled:
-                if 4 + length > _BUFFER_BYTES:
-                    self._large = bytearray(4 + length)
-                    self._large[: filled - start] = view[start:filled]
-                    self._filled = filled - start
+                if stop - start > _BUFFER_BYTES:
+                    self._begin_large(view[start:filled], stop - start)
                     return
                 break
-            self._on_frame(self, channel, view[start + _HEAD.size : stop])
+            payload = view[body:stop]
+            if crc32(payload, length ^ channel << 24) != crc:
+                raise _damaged(length, channel)
+            self._on_frame(self, channel, payload)
             if not self.open:
                 return
             start = stop
@@ -167,6 +191,39 @@ class Link(asyncio.BufferedProtocol):
             buffer[:rest] = buffer[start:filled]
         self._filled = rest
 
+    def _cut_plain(self) -> int:
+        """The greeting, the first frame of all, if it is whole. Where it ends."""
+        if self._filled < _PLAIN.size:
+            return 0
+        length: int
+        length, channel = _PLAIN.unpack_from(self._small)
+        if not 1 <= length <= PLAIN_FRAME_MAX:
+            raise _too_long(length, PLAIN_FRAME_MAX)
+        stop = 4 + length
+        if stop <= self._filled:
+            self._on_frame(self, channel, memoryview(self._small)[_PLAIN.size : stop])
+        return stop
+
+    def _begin_large(self, arrived: memoryview, size: int) -> None:
+        """A frame that the shared buffer does not hold; it is sealed."""
+        self._large = large = bytearray(size)
+        large[: len(arrived)] = arrived
+        self._filled = len(arrived)
+        length, _, _, channel = _SEALED.unpack_from(large)
+        self._large_crc = crc32(arrived[_SEALED.size :], length ^ channel << 24)
+
+    def _take_large(self, large: bytearray, before: int) -> None:
+        """The checksum grows as bytes arrive: no long computation at the end."""
+        view = memoryview(large)
+        self._large_crc = crc32(view[before : self._filled], self._large_crc)
+        if self._filled < len(large):
+            return
+        self._large, self._filled = None, 0
+        length, _, crc, channel = _SEALED.unpack_from(large)
+        if self._large_crc != crc:
+            raise _damaged(length, channel)
+        self._on_frame(self, channel, view[_SEALED.size :])
+
     def eof_received(self) -> bool:
         return False
 
@@ -174,3 +231,11 @@ class Link(asyncio.BufferedProtocol):
         self._out.clear()
         self._out_bytes = 0
         self._on_lost(self, self._error or exc)
+
+
+def _too_long(length: int, limit: int) -> FrameError:
+    return FrameError(f"a frame of {length} bytes, at most {limit} are allowed")
+
+
+def _damaged(length: int, channel: int) -> FrameError:
+    return FrameError(f"a frame of {length} bytes on channel {channel} with a wrong checksum")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,7 +24,7 @@ from raft.handshake import (
     Refused,
     addresses,
 )
-from raft.link import Link
+from raft.link import FrameError, Link
 from raft.types import NodeId
 
 _log = logging.getLogger("raft.transport")
@@ -80,6 +81,7 @@ class Mesh:
         self.peers: dict[NodeId, Peer] = {}
         self.links: dict[NodeId, LinkPair] = {}
         self.lost_counts: list[tuple[int, int, int, int]] = []
+        self.refused: Counter[str] = Counter()  # what peers did wrong, by kind
         self._open: set[Link] = set()  # every connection, either direction, any state
         self._all_lost = asyncio.Event()
         self._on_peer = on_peer
@@ -105,7 +107,9 @@ class Mesh:
         self._open.add(link)
         self._all_lost.clear()
 
-    def link_lost(self, link: Link) -> None:
+    def link_lost(self, link: Link, error: BaseException | None) -> None:
+        if isinstance(error, FrameError):
+            self.refused["frame"] += 1
         self.lost_counts.append(link.counts())
         self._open.discard(link)
         if not self._open:

@@ -40,6 +40,9 @@ class TransportStatistics:
     received_bytes: int
     dropped_frames: int
     pending_bytes: int
+    # Connections we ended, and why: a RefusalCode of the handshake; "frame" for one with a bad
+    # length or checksum; "tls"; "handshake" for none in time or too many at once.
+    refused: dict[str, int]
 
 
 class Transport:
@@ -194,7 +197,14 @@ class Transport:
         frames, sent, received, dropped = _total([self._ended, *(k.counts() for k in standing)])
         pending = sum(link.pending_bytes() for link in standing)
         return TransportStatistics(
-            len(mesh.peers), len(mesh.links), frames, sent, received, dropped, pending
+            peers=len(mesh.peers),
+            connected=len(mesh.links),
+            sent_frames=frames,
+            sent_bytes=sent,
+            received_bytes=received,
+            dropped_frames=dropped,
+            pending_bytes=pending,
+            refused=dict(mesh.refused),
         )
 
     def _deliver(self, link: Link, channel: int, view: memoryview) -> None:

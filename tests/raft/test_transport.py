@@ -8,100 +8,17 @@ import shutil
 import ssl
 import struct
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
+from links import Cluster, cluster_test, loop_kind, until
 
-from raft.transport import Peer, Transport, TransportLimits
-from raft.types import NodeId, node_id
+from raft.transport import TransportLimits
+from raft.types import NodeId
 
-FAST = TransportLimits(ping_seconds=0.05, connect_seconds=1.0, retry_last_seconds=0.1)
-
-
-@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
-def loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs on both event loops the application may choose."""
-    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-    monkeypatch.setattr(sys.modules[__name__], "new_loop", factory)
-
-
-new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await test
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(bounded())
-
-
-async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.002)
-
-
-class Cluster:
-    """Starts transports and keeps what they report."""
-
-    def __init__(self) -> None:
-        self.transports: list[Transport] = []
-        self.events: dict[str, list[tuple[str, bool]]] = {}
-
-    async def start(
-        self, name: str, *routes: int, cluster: str = "c", port: int = 0, **options: Any
-    ) -> Transport:
-        self.events[name] = events = []
-
-        def on_peer(peer: Peer, connected: bool) -> None:
-            events.append((peer.name, connected))
-
-        options.setdefault("limits", FAST)
-        options.setdefault("hello", lambda: {"client": name})
-        transport = Transport(
-            node=node_id(name),
-            name=name,
-            cluster=cluster,
-            listen_host="127.0.0.1",
-            listen_port=port,
-            routes=[("127.0.0.1", route) for route in routes],
-            on_peer=on_peer,
-            **options,
-        )
-        await transport.start()
-        self.transports.append(transport)
-        return transport
-
-    def is_full_mesh(self) -> bool:
-        nodes = {t.node for t in self.transports}
-        return all(t.connected(n) for t in self.transports for n in nodes - {t.node})
-
-
-@asynccontextmanager
-async def nodes() -> AsyncIterator[Cluster]:
-    cluster = Cluster()
-    try:
-        yield cluster
-    finally:
-        for transport in cluster.transports:
-            await transport.stop()
-
-
-def cluster_test(body: Callable[[Cluster], Awaitable[None]]) -> None:
-    async def go() -> None:
-        async with nodes() as cluster:
-            await body(cluster)
-
-    run(go())
+__all__ = ["loop_kind"]  # a fixture: every test here runs on both event loops
 
 
 def test_one_seed_makes_a_full_mesh_quickly() -> None:
