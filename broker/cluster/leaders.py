@@ -20,7 +20,7 @@ NO_LEADER_WITHIN_S = 5.0
 @dataclass(slots=True)
 class Leaders:
     connected: Callable[[NodeId], bool]
-    on_change: Callable[[int], None]  # a group has another leader than before
+    on_change: Callable[[int], None]  # a group has another leader, or it serves from now on
     _known: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)
     _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
 
@@ -40,7 +40,9 @@ class Leaders:
                 raise JetStreamError.of(10008) from error
         return leader
 
-    def note(self, group: int, term: Term, leader: NodeId) -> None:
+    def note(self, group: int, term: Term, leader: NodeId, *, serving: bool = False) -> None:
+        """`serving`: it says so itself. It may have been known as elected before, but what it was
+        sent until now it may have dropped."""
         known = self._known.get(group)
         if known is not None and known[0] > term:
             return
@@ -48,7 +50,7 @@ class Leaders:
         event = self._waiting.pop(group, None)
         if event is not None:
             event.set()  # also when only the link to it is new
-        if known != (term, leader):
+        if serving or known != (term, leader):
             self.on_change(group)
 
     def forget(self, group: int) -> None:

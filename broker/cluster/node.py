@@ -251,7 +251,7 @@ class JetStreamNode:
 
     def _received_leads(self, peer: NodeId, frame: bytes) -> None:
         for group, term in _leads.decode(frame):
-            self.note_leader(group, Term(term), peer)
+            self.leaders.note(group, Term(term), peer, serving=True)
 
     def _resend(self, group: int) -> None:
         outbox = self.outboxes.get(group)

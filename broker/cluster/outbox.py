@@ -29,7 +29,9 @@ from raft import NodeId
 
 logger = logging.getLogger("jetraft.cluster")
 
-IN_FLIGHT_MAX = 4  # batches sent and not answered; more only queue behind the same fsync
+# Batches from the oldest unanswered one on; more only queue behind the same fsync. The stream
+# remembers the results of more than these, so a repeat always finds its own.
+IN_FLIGHT_MAX = 4
 BATCH_BYTES_MAX = 1 << 20  # of a block; a single message that is larger makes its own batch
 BATCH_ROWS_MAX = 8192
 HELD_BYTES_MAX = 64 << 20  # beyond it, the connections that feed us are not read
@@ -162,7 +164,10 @@ class Outbox:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        while len(self.in_flight) < IN_FLIGHT_MAX:
+        while True:
+            upcoming = self._waiting[0].number if self._waiting else self._next_number
+            if self.in_flight and upcoming >= self.in_flight[0].number + IN_FLIGHT_MAX:
+                break
             if not self._waiting:
                 if not self._builder.rows:
                     break
@@ -204,12 +209,21 @@ class Outbox:
         if not answer.first_seq and len(answer.exceptions) < batch.rows:
             return  # names no sequence: nothing was stored, so nothing may be acked
         self._known = True
-        self.in_flight.remove(batch)
-        self.held_bytes -= len(batch.block)
+        overtaken = batch is not self.in_flight[0]
+        self._let_go(batch)
         if not self.silent:
             self._acknowledge(batch, answer)
+        if overtaken:
+            # A leader answers in order. What comes before was dropped by a replica that did not
+            # lead yet, or its answer was lost with a leader that did no more.
+            for earlier in [b for b in self.in_flight if b.number < answer.number]:
+                self._send(earlier)
         self._send_waiting()
         self._resume()
+
+    def _let_go(self, batch: Batch) -> None:
+        self.in_flight.remove(batch)
+        self.held_bytes -= len(batch.block)
 
     def _out_of_order(self, answer: Published) -> None:
         """The leader expects another batch first: send everything again, in order.
@@ -218,6 +232,9 @@ class Outbox:
         leader has seen them all; sending again for each would send all of them many times."""
         if answer.expected == STALE_SESSION:
             self._give_up()
+            return
+        if answer.expected > answer.number:
+            self._forgotten(answer.number)
             return
         if not self.in_flight or self.in_flight[0].number > answer.expected:
             self._asked_again(answer)
@@ -242,6 +259,21 @@ class Outbox:
             unanswered.number, unanswered.doubts = self._next_number, 0
             self._next_number += 1
         self.resend()
+
+    def _forgotten(self, number: int) -> None:
+        """It was applied, and what became of it is known to nobody: asking again is no use."""
+        batch = next((b for b in self.in_flight if b.number == number), None)
+        if batch is None:
+            return  # a repeat of one that is answered
+        logger.error(
+            "stream %s: the result of batch %d is no longer known, %d publishes stay unanswered",
+            self.stream.decode(errors="replace"),
+            number,
+            batch.rows,
+        )
+        self._let_go(batch)
+        self._send_waiting()
+        self._resume()
 
     def _give_up(self) -> None:
         """Another process runs under this node's name, and it is the later one."""
