@@ -65,9 +65,10 @@ class Cluster:
         self.trace(None, "peace", "faults are over")
         self.calm = self.network.calm = True
         self._nemesis.stop()
-        deadline = self.schedule.now_us + self.faults.settle_us
         goal = len(self.checks.ledger) + SETTLE_COMMITS
         running = [node for node in self.nodes.values() if node.up]
+        behind = goal - min(node.state.index for node in running)
+        deadline = self.schedule.now_us + self.faults.settle_us(behind)
         while not self._level(running, goal):
             if self.schedule.now_us > deadline:
                 standing = {node.id: (node.core.role.value, node.state.index) for node in running}

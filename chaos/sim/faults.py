@@ -52,12 +52,12 @@ class Faults:
     spare_minority: bool  # when faults stop, a minority may stay down
     core: CoreConfig
 
-    @property
-    def settle_us(self) -> int:
+    def settle_us(self, behind: int) -> int:
         """Peace must bring a leader, new commits and level replicas within this time: some
-        election timeouts, a snapshot, and the backlog at the slowest pace of this seed."""
+        election timeouts, a snapshot, and what the last one is behind at the slowest pace of this
+        seed, which may be one entry for every round trip."""
         round_trip_us = 2 * (self.delay_us + self.jitter_us) + self.flush_us
-        return 10 * SECOND + 2 * self.backlog_max * round_trip_us
+        return 10 * SECOND + 2 * max(self.backlog_max, behind) * round_trip_us
 
     @staticmethod
     def drawn_from(seed: int, bugs: frozenset[str]) -> Faults:
