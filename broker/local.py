@@ -68,9 +68,9 @@ class Node:
         return self.directory / "server.log"
 
     def write_config(
-        self, *, cluster: str | None, routes: Sequence[int], jetstream: str = ""
+        self, *, cluster: str | None, routes: Sequence[int], jetstream: str = "", more: str = ""
     ) -> None:
-        """`jetstream` is more text for the jetstream block."""
+        """`jetstream` is more text for the jetstream block, `more` for the file."""
         self.directory.mkdir(parents=True, exist_ok=True)
         lines = [
             f"server_name: {self.name}",
@@ -82,7 +82,7 @@ class Node:
             urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
             listen = f'listen: "127.0.0.1:{self.route_port}"'
             lines.append(f"cluster {{ name: {cluster}, {listen}, routes: [{urls}] }}")
-        (self.directory / "server.conf").write_text("\n".join([*lines, ""]))
+        (self.directory / "server.conf").write_text("\n".join([*lines, more, ""]))
 
     def start(self) -> None:
         assert self.process is None, f"{self.name} runs already"
@@ -170,6 +170,7 @@ class LocalCluster:
     command: Sequence[str] = field(default_factory=our_command)
     ports: Sequence[int] | None = None  # client, http, route port per node, in turn
     jetstream: str = ""  # more text for the jetstream block of every node
+    more: str = ""  # more text for the configuration of every node
     nodes: list[Node] = field(default_factory=list)
 
     def __enter__(self) -> LocalCluster:
@@ -193,6 +194,7 @@ class LocalCluster:
                 cluster=self.name if self.size > 1 else None,
                 routes=routes,
                 jetstream=self.jetstream,
+                more=self.more,
             )
 
     def start(self) -> None:

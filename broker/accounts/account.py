@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from broker.config.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, AccountOptions
 from broker.subjects import SubjectTree
 
-GLOBAL_ACCOUNT = "$G"
-SYSTEM_ACCOUNT = "$SYS"
+__all__ = ["GLOBAL_ACCOUNT", "SYSTEM_ACCOUNT", "Account"]
 
 
 class Member(Protocol):
@@ -23,10 +23,11 @@ class Member(Protocol):
 class Account:
     """One tenant. Its tree holds clients, peers, streams and services alike."""
 
-    __slots__ = ("connections", "name", "subs")
+    __slots__ = ("connections", "name", "options", "subs")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, options: AccountOptions | None = None) -> None:
         self.name = name
+        self.options = options or AccountOptions(name)
         self.subs = SubjectTree()
         self.connections: dict[int, Member] = {}
 

@@ -67,6 +67,8 @@ class Authenticator:
         """The identity of a client that sent nothing, if there is one."""
         if not self._auth.required:
             return Identity()
+        if self._auth.open_to_all:
+            return Identity()
         user = self._users.get(self._auth.no_auth_user) if self._auth.no_auth_user else None
         if user is None:
             return None
@@ -78,7 +80,7 @@ class Authenticator:
         if not auth.required:
             return Identity()
         if auth.users:
-            if given.empty and auth.no_auth_user:
+            if given.empty and (auth.no_auth_user or auth.open_to_all):
                 return self.anonymous()
             user = self._users.get(given.user)
             if user is None or not _same(user.password, given.password):

@@ -97,7 +97,13 @@ class ApiService:
     _running: int = 0
     _subscriptions: list[Subscription] = field(default_factory=list)
 
-    def start(self, account: Account) -> None:
+    def start(self) -> None:
+        rpc = self.node.mesh.rpc
+        rpc.register("api", self._serve_leader)
+        rpc.register("direct", self._serve_direct)
+        rpc.register("infos", self.leader_api.serve_infos)
+
+    def serve(self, account: Account) -> None:
         subjects = [API_SUBJECTS, ACK_SUBJECTS, FLOW_SUBJECTS]
         domain = self.node.options.domain.encode()
         if domain:
@@ -106,10 +112,6 @@ class ApiService:
             sub = Subscription(sink=self, account=account, subject=subject)
             account.subs.insert(sub)
             self._subscriptions.append(sub)
-        rpc = self.node.mesh.rpc
-        rpc.register("api", self._serve_leader)
-        rpc.register("direct", self._serve_direct)
-        rpc.register("infos", self.leader_api.serve_infos)
 
     # -- the sink -------------------------------------------------------------------------------
 

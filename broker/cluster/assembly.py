@@ -19,6 +19,7 @@ from broker.cluster.api import ApiService
 from broker.cluster.leader_api import LeaderApi
 from broker.cluster.mesh import Mesh
 from broker.cluster.mirroring import Followers
+from broker.cluster.no_jetstream import NoJetStream
 from broker.cluster.node import JetStreamNode, Spawn
 from broker.cluster.planning import PlanService
 from broker.cluster.stream_api import StreamApi
@@ -89,10 +90,19 @@ def open_jetstream(
         node.open(directory)
     except StoreError as error:
         raise StartFailed(f"Can't start JetStream: {error}") from error
-    account = server.account(GLOBAL_ACCOUNT)
     api = ApiService(node, LeaderApi(node), StreamApi(node))
-    api.start(account)
-    PlanService(node).start(account)
+    api.start()
+    plans = PlanService(node)
+    plans.start()
+    with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
+    for name in [GLOBAL_ACCOUNT, server.options.system_account,
+                 *(one.name for one in server.options.accounts)]:  # fmt: skip
+        account = server.account(name)
+        if name in with_jetstream:
+            api.serve(account)
+            plans.serve(account)
+        else:
+            NoJetStream(server.router, account, options.domain.encode()).start()
     Followers(node).start()
     logger.info("Starting JetStream")
     logger.info('  Store Directory: "%s"', directory)

@@ -33,10 +33,12 @@ class PlanService:
     node: JetStreamNode
     kind: SinkKind = SinkKind.SERVICE
 
-    def start(self, account: Account) -> None:
+    def start(self) -> None:
+        self.node.mesh.rpc.register("plan", self._serve_plan)
+
+    def serve(self, account: Account) -> None:
         subject = PLAN_SUBJECT.encode() + b"*"
         account.subs.insert(Subscription(sink=self, account=account, subject=subject))
-        self.node.mesh.rpc.register("plan", self._serve_plan)
 
     def deliver_run(
         self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None

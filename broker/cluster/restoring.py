@@ -22,7 +22,6 @@ import msgspec
 from msgspec.structs import replace
 
 from broker.cluster.advising import Client
-from broker.cluster.inbox import Inbox
 from broker.cluster.meta import Assignment, AssignStream, ReconfigureStream, RemoveStream
 from broker.cluster.rpc import CallFailed
 from broker.jetstream import advisories
@@ -39,6 +38,7 @@ from broker.jetstream.responses import (
     encode_error,
     encode_response,
 )
+from broker.server.inbox import Inbox
 from broker.store.block import Block, BlockDamaged
 
 if TYPE_CHECKING:

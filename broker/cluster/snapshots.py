@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from broker.cluster.inbox import Inbox
 from broker.cluster.infos import stream_state
 from broker.jetstream import advisories
 from broker.jetstream.api import ApiKind
@@ -25,6 +24,7 @@ from broker.jetstream.names import NUID_RANDOM_BYTES, nuid
 from broker.jetstream.requests import SnapshotRequest
 from broker.jetstream.responses import SnapshotStarted, encode_response
 from broker.jetstream.versioning import stored_stream
+from broker.server.inbox import Inbox
 from broker.store.block import Block, BlockDamaged
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from broker.config import known, values
+from broker.config.apply_accounts import apply_accounts
 from broker.config.apply_auth import apply_authorization
 from broker.config.draft import Draft
 from broker.config.parser import Item, Map
@@ -117,6 +118,10 @@ def _store_dir(file: _File, key: str, item: Item) -> None:
 
 def _authorization(file: _File, key: str, item: Item) -> None:
     apply_authorization(file.report, file.draft.authorization, _map(key, item))
+
+
+def _accounts(file: _File, key: str, item: Item) -> None:
+    apply_accounts(file.report, file.draft, item)
 
 
 def _no_auth_user(file: _File, key: str, item: Item) -> None:
@@ -328,6 +333,9 @@ _TOP: dict[str, Setter] = {
     "no_header_support": _no_header_support,
     "no_auth_user": _no_auth_user,
     "authorization": _authorization,
+    "accounts": _accounts,
+    "system_account": _text("top", "system_account"),
+    "system": _text("top", "system_account"),
     "tls": _tls,
     "allow_non_tls": _boolean("top", "allow_non_tls"),
     "jetstream": _jetstream,

@@ -31,14 +31,14 @@ def apply_authorization(report: Report, settings: dict[str, Any], block: Map) ->
             elif key == "timeout":
                 settings["timeout_ns"] = values.duration(key, item)
             elif key == "users":
-                settings["users"] = _users(report, item)
+                settings["users"] = read_users(report, item)
             elif key in ("default_permissions", *_PERMISSIONS):
                 settings["default_permissions"] = permissions(_map(key, item))
             else:
                 report.refuse(raw, item, known.AUTHORIZATION)
 
 
-def _users(report: Report, item: Item) -> tuple[User, ...]:
+def read_users(report: Report, item: Item) -> tuple[User, ...]:
     if not isinstance(item.value, list):
         raise BadValue("Expected users field to be an array")
     found: list[User] = []

@@ -9,10 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.config.check_accounts import BadAccounts, check_accounts
 from broker.config.options import (
     DEFAULT_HOST,
+    GLOBAL_ACCOUNT,
     MIB,
     SECOND,
+    SYSTEM_ACCOUNT,
+    AccountOptions,
+    AccountStore,
     Authorization,
     ClusterOptions,
     Http,
@@ -23,6 +28,7 @@ from broker.config.options import (
     Options,
     Ping,
     TlsOptions,
+    User,
 )
 
 LAME_DUCK_MIN_NS = 30 * SECOND
@@ -47,6 +53,9 @@ class Draft:
     tls: dict[str, Any] | None = None
     jetstream: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
+    accounts: list[AccountOptions] = field(default_factory=list)
+    account_users: list[User] = field(default_factory=list)
+    account_stores: dict[str, AccountStore] = field(default_factory=dict)
     store_dir: str = ""  # given outside the jetstream block; alone it enables nothing
     warnings: list[str] = field(default_factory=list)
 
@@ -59,7 +68,8 @@ class Draft:
             ping=Ping(**self.ping),
             logging=Logging(**self.logging),
             lame_duck=LameDuck(**self.lame_duck),
-            authorization=Authorization(**self.authorization),
+            authorization=self._authorization(),
+            accounts=tuple(self.accounts),
             http=self._http(host),
             tls=None if self.tls is None else TlsOptions(**self.tls),
             jetstream=self._jetstream(),
@@ -73,11 +83,27 @@ class Draft:
             return None
         return Http(**{**self.http, "host": self.http.get("host") or host})
 
+    @property
+    def _system_account(self) -> str:
+        return self.top.get("system_account") or SYSTEM_ACCOUNT
+
+    def _authorization(self) -> Authorization:
+        settings = dict(self.authorization)
+        settings["users"] = (*settings.get("users", ()), *self.account_users)
+        own = {user.account for user in settings["users"]}
+        if own and own <= {self._system_account}:
+            settings["open_to_all"] = not settings.get("no_auth_user")
+        return Authorization(**settings)
+
     def _jetstream(self) -> JetStreamOptions | None:
         if self.jetstream is None:
             return None
         settings = dict(self.jetstream)
         settings["store_dir"] = settings.get("store_dir") or self.store_dir
+        stores = dict(self.account_stores)
+        if all(account.name == self._system_account for account in self.accounts):
+            stores.setdefault(GLOBAL_ACCOUNT, AccountStore())
+        settings["accounts"] = stores
         return JetStreamOptions(**settings)
 
     def _cluster(self, host: str) -> ClusterOptions:
@@ -100,6 +126,7 @@ class Draft:
         if " " in options.server_name:
             raise BadOptions("server name cannot contain spaces")
         self._check_lame_duck(options.lame_duck)
+        self._check_accounts(options)
         self._check_authorization(options.authorization)
         self._check_tls(options)
         self._check_cluster(options)
@@ -113,6 +140,19 @@ class Draft:
                 f"lame duck grace period ({lame_duck.grace_ns / SECOND:g}s) should be strictly "
                 f"lower than lame duck duration ({lame_duck.duration_ns / SECOND:g}s)"
             )
+
+    def _check_accounts(self, options: Options) -> None:
+        auth = options.authorization
+        if options.accounts and auth.user:
+            raise BadOptions("Can not have a single user/pass and accounts")
+        if options.accounts and auth.token:
+            raise BadOptions("Can not have a token and accounts")
+        if self._system_account in self.account_stores:
+            raise BadOptions("JetStream cannot be enabled on the system account")
+        try:
+            check_accounts(options.accounts, options.system_account)
+        except BadAccounts as problem:
+            raise BadOptions(str(problem)) from problem
 
     def _check_authorization(self, auth: Authorization) -> None:
         if auth.token and auth.user:

@@ -8,11 +8,6 @@ from __future__ import annotations
 
 TOP = frozenset(
     [
-        "accounts",
-        "system_account",
-        "system",
-        "no_system_account",
-        "no_sys_acc",
         "server_metadata",
         "feature_flags",
         "write_timeout",
@@ -56,10 +51,17 @@ TOP = frozenset(
         "websocket",
         "ws",
         "mqtt",
+        "no_system_account",
+        "no_sys_acc",
         "js_api_timeout",
     ]
 )
 AUTHORIZATION = frozenset(["auth_callout", "auth_hook", "proxy_required"])
+ACCOUNT = frozenset(["nkey", "mappings", "maps", "msg_trace", "trace_dest"])
+EXPORT = frozenset(
+    ["latency", "account_token_position", "allow_trace", "advertise", "name", "description"]
+)
+IMPORT = frozenset(["allow_trace"])
 USER = frozenset(
     ["nkey", "allowed_connection_types", "connection_types", "clients", "proxy_required"]
 )

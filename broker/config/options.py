@@ -17,6 +17,8 @@ VERSION = "2.12.0"  # the nats-server release whose contract clients may expect 
 DEFAULT_PORT = 4222
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - the reference binds all interfaces too
 DEFAULT_CLUSTER_PORT = 6222
+GLOBAL_ACCOUNT = "$G"
+SYSTEM_ACCOUNT = "$SYS"
 
 
 class SubjectRules(Struct, frozen=True):
@@ -41,7 +43,7 @@ class User(Struct, frozen=True):
     name: str
     password: str = ""
     permissions: Permissions | None = None
-    account: str = "$G"
+    account: str = GLOBAL_ACCOUNT
 
 
 class Authorization(Struct, frozen=True):
@@ -51,11 +53,44 @@ class Authorization(Struct, frozen=True):
     users: tuple[User, ...] = ()
     default_permissions: Permissions | None = None
     no_auth_user: str = ""
+    # Only the system account has users: everybody else comes in without, to the global account.
+    open_to_all: bool = False
     timeout_ns: int | None = None  # None = 2 s, or the TLS timeout + 1 s
 
     @property
     def required(self) -> bool:
         return bool(self.token or self.user or self.users)
+
+
+class Export(Struct, frozen=True):
+    """A subject of an account that others may import."""
+
+    subject: bytes
+    service: bool = False  # requests come in and answers go out; otherwise messages go out
+    accounts: tuple[str, ...] | None = None  # None = everybody
+    many_answers: bool = False  # response_type stream or chunked
+    threshold_ns: int = 120 * SECOND  # an answer that takes longer is dropped
+
+
+class Import(Struct, frozen=True):
+    """What another account exports, under a subject of our own."""
+
+    account: str
+    subject: bytes  # there
+    local: bytes  # here
+    service: bool = False
+    share: bool = False  # the service learns more about the client than its account
+
+
+class AccountOptions(Struct, frozen=True):
+    """One entry of the accounts block; its users stand in Authorization."""
+
+    name: str
+    max_connections: int = -1
+    max_subscriptions: int = -1  # per connection, as are payloads
+    max_payload: int = -1
+    exports: tuple[Export, ...] = ()
+    imports: tuple[Import, ...] = ()
 
 
 class TlsOptions(Struct, frozen=True):
@@ -145,7 +180,8 @@ class JetStreamOptions(Struct, frozen=True):
     strict: bool = True
     remotes: dict[str, Remote] = field(default_factory=dict)
     limits: JetStreamLimits = JetStreamLimits()
-    accounts: dict[str, AccountStore] = field(default_factory=dict)  # by name; others unlimited
+    # Accounts that have JetStream, by name. Empty = no accounts block: the global one, unlimited.
+    accounts: dict[str, AccountStore] = field(default_factory=dict)
 
     @property
     def flush_interval_s(self) -> float | None:
@@ -197,6 +233,8 @@ class Options(Struct, frozen=True):
     jetstream: JetStreamOptions | None = None
     cluster: ClusterOptions | None = None
     authorization: Authorization = field(default_factory=Authorization)
+    accounts: tuple[AccountOptions, ...] = ()
+    system_account: str = SYSTEM_ACCOUNT
     tls: TlsOptions | None = None
     allow_non_tls: bool = False
     headers: bool = True

@@ -103,7 +103,7 @@ def varz(server: Server, *, cpu: float, requests: dict[str, int]) -> Document:
         "config_load_time": timestamp(server.config_loaded),
         "config_digest": options.config_digest,
         "tags": list(options.server_tags),
-        "system_account": "$SYS",
+        "system_account": options.system_account,
         "slow_consumer_stats": {
             "clients": traffic.slow_consumers,
             "routes": 0,

@@ -23,6 +23,7 @@ class Reason(Enum):
     PROTOCOL_VIOLATION = "Protocol Violation"
     BAD_CLIENT_PROTOCOL = "Bad Client Protocol Version"
     MAX_CONNECTIONS = "Maximum Connections Exceeded"
+    MAX_ACCOUNT_CONNECTIONS = "Maximum Account Connections Exceeded"
     MAX_PAYLOAD = "Maximum Message Payload Exceeded"
     MAX_CONTROL_LINE = "Maximum Control Line Exceeded"
     SERVER_SHUTDOWN = "Server Shutdown"

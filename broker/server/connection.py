@@ -193,7 +193,8 @@ class Connection(Endpoint):
             return f'Permissions Violation for Subscription to "{shown}"{named}'
         if 0 < limits.max_sub_tokens < subject.count(b".") + 1:
             return f'Permissions Violation for Subscription to "{shown}", too many tokens'
-        if 0 < limits.max_subscriptions <= len(self.subs):
+        account_max = self.account.options.max_subscriptions
+        if 0 < limits.max_subscriptions <= len(self.subs) or 0 <= account_max <= len(self.subs):
             return "maximum subscriptions exceeded"
         return None
 
@@ -282,6 +283,11 @@ class Connection(Endpoint):
             self._authorization_violation()
             return
         self._enter(identity)
+        if 0 <= self.account.options.max_connections < len(self.account.connections):
+            text = "maximum account active connections exceeded"
+            logger.error("%s - %s", self.label, text)
+            self.fail(text, Reason.MAX_ACCOUNT_CONNECTIONS)
+            return
         options = self.connect
         headers = options.headers and self.server.options.headers
         if options.no_responders and not headers:
@@ -300,9 +306,16 @@ class Connection(Endpoint):
         self.account.connections.pop(self.cid, None)
         self.account = self.server.account(identity.account)
         self.account.connections[self.cid] = self
+        self._parser.max_payload = self.payload_max
         rules = identity.permissions
         self.permissions = None if rules is None else PermissionSet(rules)
         self.watchful = self._tracing or self.permissions is not None
+
+    @property
+    def payload_max(self) -> int:
+        """What this client may send: the smaller one of its account's and the server's limit."""
+        limits = (self.server.options.limits.max_payload, self.account.options.max_payload)
+        return min((limit for limit in limits if limit >= 0), default=-1)
 
     def reauthenticate(self) -> None:
         """The configuration changed: leave, or keep what is still permitted."""

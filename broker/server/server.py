@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 
-from broker.accounts import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Account
+from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.accounts.authentication import Authenticator
 from broker.config.options import VERSION, Options
 from broker.server import files, listener
 from broker.server.closing import Reason
 from broker.server.connection import Connection
 from broker.server.identity import server_id
+from broker.server.imports import join_accounts
 from broker.server.info import base_info
 from broker.server.lag import LoopLag
 from broker.server.log import logger
@@ -66,9 +67,10 @@ class Server:
         self.name = options.server_name or self.id
         self.accounts: dict[str, Account] = {}
         self._user_info = UserInfo(self)
-        for name in (GLOBAL_ACCOUNT, SYSTEM_ACCOUNT):
+        for name in (GLOBAL_ACCOUNT, options.system_account):
             self.account(name)
         self.router = Router()
+        join_accounts(self)
         self.connections: dict[int, Connection] = {}
         self.history: deque[ConnectionRecord] = deque(maxlen=options.limits.max_closed_clients)
         self.counters = Counters()
@@ -102,7 +104,8 @@ class Server:
     def account(self, name: str) -> Account:
         found = self.accounts.get(name)
         if found is None:
-            found = self.accounts[name] = Account(name)
+            known = next((one for one in self.options.accounts if one.name == name), None)
+            found = self.accounts[name] = Account(name, known)
             self._user_info.serve(found)
         return found
 
@@ -178,10 +181,12 @@ class Server:
         document = dict(self._info)
         document["client_id"] = connection.cid
         document["client_ip"] = connection.host
+        if connection.payload_max >= 0:
+            document["max_payload"] = connection.payload_max
         if connect_info:
             document["connect_info"] = True
             document["remote_account"] = connection.account.name
-            if connection.account.name == SYSTEM_ACCOUNT:
+            if connection.account.name == self.options.system_account:
                 document["acc_is_sys"] = True
         urls = self.connect_urls(ldm=ldm)
         if urls:

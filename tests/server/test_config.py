@@ -171,7 +171,6 @@ def test_the_keys_of_the_skeleton(tmp_path: Path) -> None:
     [
         ("websocket { port: 1 }", r'server.conf:1:1: not supported yet: "websocket"'),
         ("\n  leafnodes { port: 1 }", r'server.conf:2:3: not supported yet: "leafnodes"'),
-        ("accounts { A {} }", r'not supported yet: "accounts"'),
         ("hokus: 1", r'server.conf:1:1: unknown field "hokus"'),
         ("cluster { pool_size: 3 }", r'not supported yet: "pool_size"'),
         ("cluster { pokus: 3 }", r'unknown field "pokus"'),

@@ -1,0 +1,235 @@
+"""The accounts block: tenants with their users, JetStream limits, exports and imports.
+
+Owns: the reading of that block.
+May not touch: whether imports and exports fit together (check_accounts.py), messages.
+Spec: core contract 3.4, 3.5 and 5.2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.config import known, values
+from broker.config.apply_auth import permissions, read_users
+from broker.config.draft import Draft
+from broker.config.options import AccountOptions, AccountStore, Export, Import, User
+from broker.config.parser import Item, Map
+from broker.config.report import Report
+from broker.config.values import BadValue
+from broker.subjects import valid_subject
+
+RESERVED = "$G"
+_LIMITS = {
+    "max_connections": "max_connections",
+    "max_conn": "max_connections",
+    "max_subscriptions": "max_subscriptions",
+    "max_subs": "max_subscriptions",
+    "max_payload": "max_payload",
+    "max_pay": "max_payload",
+}
+_STORE = {
+    "max_memory": "max_memory",
+    "max_mem": "max_memory",
+    "mem": "max_memory",
+    "max_store": "max_storage",
+    "max_file": "max_storage",
+    "max_disk": "max_storage",
+    "store": "max_storage",
+    "disk": "max_storage",
+    "max_streams": "max_streams",
+    "streams": "max_streams",
+    "max_consumers": "max_consumers",
+    "consumers": "max_consumers",
+    "max_ack_pending": "max_ack_pending",
+    "memory_max_stream_bytes": "memory_max_stream_bytes",
+    "mem_max_stream_bytes": "memory_max_stream_bytes",
+    "store_max_stream_bytes": "storage_max_stream_bytes",
+    "disk_max_stream_bytes": "storage_max_stream_bytes",
+}
+_BYTES_REQUIRED = ("max_stream_bytes", "max_bytes", "max_bytes_required")
+
+
+def apply_accounts(report: Report, draft: Draft, item: Item) -> None:
+    if isinstance(item.value, list):  # names only
+        blocks: Map = {values.text("accounts", one): Item({}, one.line, one.column)
+                       for one in item.value}  # fmt: skip
+    elif isinstance(item.value, dict):
+        blocks = item.value
+    else:
+        raise BadValue("Expected accounts field to be a map or an array")
+    for name, block in blocks.items():
+        with report.at(block):
+            if name == RESERVED:
+                raise BadValue(f'"{name}" is a Reserved Account')
+            if not isinstance(block.value, dict):
+                raise BadValue("Expected map entries for accounts")
+            _account(report, draft, name, block.value)
+
+
+def _account(report: Report, draft: Draft, name: str, block: Map) -> None:
+    settings: dict[str, Any] = {}
+    users: tuple[User, ...] = ()
+    default = None
+    for raw, item in block.items():
+        key = raw.lower()
+        with report.at(item):
+            if key == "users":
+                users = read_users(report, item)
+            elif key == "default_permissions":
+                default = permissions(_map(key, item))
+            elif key == "jetstream":
+                store = _jetstream(report, item)
+                if store is not None:
+                    draft.account_stores[name] = store
+            elif key == "limits":
+                settings.update(_limits(_map(key, item)))
+            elif key == "exports":
+                settings["exports"] = tuple(_each(report, key, item, _export))
+            elif key == "imports":
+                settings["imports"] = tuple(_each(report, key, item, _import))
+            else:
+                report.refuse(raw, item, known.ACCOUNT)
+    draft.accounts.append(AccountOptions(name, **settings))
+    for user in users:
+        draft.account_users.append(
+            User(user.name, user.password, user.permissions or default, account=name)
+        )
+
+
+def _limits(block: Map) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for raw, item in block.items():
+        key = raw.lower()
+        if key in _LIMITS:
+            found[_LIMITS[key]] = values.integer(key, item)
+        elif key in ("max_leafnodes", "max_leafs"):
+            values.integer(key, item)  # there are no leaf nodes to count
+        else:
+            raise BadValue(f'Unknown field "{raw}" parsing account limits')
+    return found
+
+
+def _jetstream(report: Report, item: Item) -> AccountStore | None:
+    if isinstance(item.value, bool | str):
+        word = str(item.value).lower()
+        if word not in ("true", "false", "enabled", "enable", "disabled", "disable"):
+            raise BadValue(f"Expected 'enabled' or 'disabled' for string value, got '{word}'")
+        return AccountStore() if word.startswith(("true", "enable")) else None
+    if not isinstance(item.value, dict):
+        kind = type(item.value).__name__
+        raise BadValue(f"Expected map, bool or string to define JetStream, got {kind}")
+    settings: dict[str, Any] = {}
+    for raw, inner in item.value.items():
+        key = raw.lower()
+        with report.at(inner):
+            if key in _STORE:
+                settings[_STORE[key]] = values.size(key, inner)
+            elif key in _BYTES_REQUIRED:
+                settings["max_bytes_required"] = values.boolean(key, inner)
+            elif key == "cluster_traffic":
+                if values.text(key, inner) not in ("system", "owner"):
+                    raise BadValue(f"Expected 'system' or 'owner' for {key}")
+            else:
+                report.refuse(raw, inner, frozenset())
+    return AccountStore(**settings)
+
+
+# -- exports and imports -----------------------------------------------------------------------
+
+
+def _each(report: Report, key: str, item: Item, read: Any) -> list[Any]:
+    if not isinstance(item.value, list):
+        raise BadValue(f"{key.capitalize()} should be an array, got {type(item.value).__name__}")
+    found = []
+    for entry in item.value:
+        with report.at(entry):
+            found.append(read(report, _map(key, entry)))
+    return found
+
+
+def _export(report: Report, block: Map) -> Export:
+    settings: dict[str, Any] = {}
+    for raw, item in block.items():
+        key = raw.lower()
+        with report.at(item):
+            if key in ("stream", "service"):
+                _only_one(settings, key, values.text(key, item))
+                settings["subject"] = _subject(values.text(key, item))
+                settings["service"] = key == "service"
+            elif key == "accounts":
+                settings["accounts"] = tuple(values.texts(key, item))
+            elif key in ("response", "response_type"):
+                settings["many_answers"] = _many_answers(values.text(key, item))
+            elif key in ("threshold", "response_threshold", "response_max_time"):
+                settings["threshold_ns"] = values.duration(key, item)
+            else:
+                report.refuse(raw, item, known.EXPORT)
+    if "subject" not in settings:
+        raise BadValue("an export needs a stream or a service")
+    return Export(**settings)
+
+
+def _many_answers(word: str) -> bool:
+    kinds = {"single": False, "singleton": False, "stream": True, "chunk": True, "chunked": True}
+    if word.lower() not in kinds:
+        raise BadValue(f'Unknown response type: "{word}"')
+    return kinds[word.lower()]
+
+
+def _import(report: Report, block: Map) -> Import:
+    settings: dict[str, Any] = {}
+    words: dict[str, str] = {}
+    for raw, item in block.items():
+        key = raw.lower()
+        with report.at(item):
+            if key in ("stream", "service"):
+                account, subject = _source(report, key, item)
+                _only_one(settings, key, subject)
+                settings |= {"account": account, "subject": _subject(subject)}
+                settings["service"] = key == "service"
+            elif key in ("to", "prefix"):
+                words[key] = values.text(key, item)
+            elif key == "share":
+                settings["share"] = values.boolean(key, item)
+            else:
+                report.refuse(raw, item, known.IMPORT)
+    if "subject" not in settings:
+        raise BadValue("an import needs a stream or a service")
+    if "prefix" in words:
+        if settings["service"]:
+            raise BadValue("Service import can not have a 'prefix' property")
+        if "to" in words:
+            raise BadValue("Stream import can not have a 'prefix' and a 'to' property")
+        words["to"] = f"{words['prefix']}.{settings['subject'].decode()}"
+    local = words.get("to") or settings["subject"].decode()
+    return Import(**settings, local=_subject(local))
+
+
+def _source(report: Report, key: str, item: Item) -> tuple[str, str]:
+    found: dict[str, str] = {}
+    for raw, inner in _map(key, item).items():
+        name = raw.lower()
+        if name in ("account", "subject"):
+            found[name] = values.text(name, inner)
+        else:
+            report.refuse(raw, inner, frozenset())
+    if len(found) < 2:
+        raise BadValue("Expect an account name and a subject")
+    return found["account"], found["subject"]
+
+
+def _only_one(settings: dict[str, Any], key: str, subject: str) -> None:
+    if "subject" in settings:
+        other = "service" if settings["service"] else "stream"
+        raise BadValue(f'Detected {key} "{subject}" but already saw a {other}')
+
+
+def _subject(word: str) -> bytes:
+    if not valid_subject(word.encode(), wildcards=True):
+        raise BadValue(f'subject "{word}" is not a valid subject')
+    return word.encode()
+
+
+def _map(key: str, item: Item) -> Map:
+    if not isinstance(item.value, dict):
+        raise BadValue(f"Expected map to define {key}, got {type(item.value).__name__}")
+    return item.value
