@@ -6,6 +6,8 @@ Spec: JetStream sheet 1.5, 1.6."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from broker.jetstream.info import StoredMessageInfo
 from broker.jetstream.requests import (
     MESSAGE_NOT_FOUND,
@@ -19,6 +21,7 @@ from broker.jetstream.stream import Stream
 from broker.jetstream.times import rfc3339
 from broker.jetstream.versioning import REQUIRED_LEVEL_HEADER
 from broker.store.messages import MessageStore, StoredMessage
+from broker.subjects import has_wildcard
 from broker.wire import headers as wire_headers
 
 Answer = tuple[bytes, bytes]  # headers, payload
@@ -27,6 +30,12 @@ MULTI_LAST_MAX = 1024
 # is left, so a client that wants more asks again.
 BATCH_ROWS_MAX = 2048
 BATCH_BYTES_MAX = 8 << 20
+_LINES = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n"
+
+
+@lru_cache(maxsize=4096)  # messages stored together share their time
+def time_text(ns: int) -> bytes:
+    return rfc3339(ns).encode()
 
 
 def find_message(store: MessageStore, request: MsgGetRequest) -> StoredMessage | None:
@@ -56,8 +65,21 @@ def shown(message: StoredMessage, *, no_hdr: bool) -> StoredMessageInfo:
     )
 
 
+def last_of_subject(stream: Stream, subject: bytes) -> Answer:
+    """What a request for the last message of one subject, and nothing else, gets: most gets of
+    a key-value bucket. The subject has no wildcard."""
+    found = stream.store.last_row(subject)
+    if found is None:
+        return MESSAGE_NOT_FOUND.header, b""
+    rows, i = found
+    lines = _LINES % (stream.config.name.encode(), subject, rows.seq(i), time_text(rows.time(i)))
+    return wire_headers.add_lines(rows.headers(i), lines), rows.data(i)
+
+
 def direct_get(stream: Stream, subject: str, headers: bytes, payload: bytes) -> list[Answer]:
     """Everything to send to the requester, in order."""
+    if subject and not headers and not payload and not has_wildcard(subject.encode()):
+        return [last_of_subject(stream, subject.encode())]
     level = wire_headers.get(headers, REQUIRED_LEVEL_HEADER) if headers else None
     request = parse_direct_get(subject, payload, required_level=level)
     if isinstance(request, Status):
@@ -137,14 +159,9 @@ def _get(store: MessageStore, seq: int) -> StoredMessage | None:
 def _headers(
     stream: str, message: StoredMessage, extra: list[tuple[bytes, bytes]] | None = None
 ) -> bytes:
-    pairs = [
-        (b"Nats-Stream", stream.encode()),
-        (b"Nats-Subject", message.subject),
-        (b"Nats-Sequence", b"%d" % message.seq),
-        (b"Nats-Time-Stamp", rfc3339(message.time_ns).encode()),
-        *(extra or []),
-    ]
-    return wire_headers.add(message.headers, pairs)
+    time = time_text(message.time_ns)
+    lines = _LINES % (stream.encode(), message.subject, message.seq, time)
+    return wire_headers.add(wire_headers.add_lines(message.headers, lines), extra or ())
 
 
 def _end_of_batch(left: int, last: int, *, up_to: int = 0) -> bytes:

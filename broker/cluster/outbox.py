@@ -135,7 +135,8 @@ class Outbox:
 
     def _append_sliced(self, run: PubRun, start: int, stop: int, origin: Origin | None) -> None:
         """As many rows as fit, then the next batch: no batch outgrows its bounds."""
-        per_row = ROW_BYTES + len(run.message(start)[0])  # one subject for all
+        longest = max(len(subject) for subject, _, _ in run.segments(start, stop))
+        per_row = ROW_BYTES + longest
         while start < stop:
             room = BATCH_BYTES_MAX - self._builder.nbytes - PADDING_BYTES
             end = min(stop, start + BATCH_ROWS_MAX - self._builder.rows)

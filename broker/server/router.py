@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from broker.wire import PubRun
 
 ACK_PREFIX = b"$JS.ACK."
+GET_PREFIX = b"$JS.API.DIRECT.GET."
 InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
 
 
@@ -100,21 +101,48 @@ class Router:
 
     def _publish_rows(self, origin: Publisher, run: PubRun, first: int, last: int) -> None:
         match = origin.account.subs.match
+        taker: Subscription | None = None  # of the rows from `begun` on
+        begun = first
         for subject, start, stop in run.segments(first, last):
             if origin.guarded and not origin.may_publish(run, subject, start, stop):
                 continue
-            found = match(subject)
+            found = self._reserved(origin, subject) if subject[:1] == b"$" else match(subject)
+            if taker is not None:
+                if found.single is taker:
+                    continue  # one delivery for all of them
+                self._to_one(origin, taker, run, begun, start)
+                taker = None
             sub = found.single
             if sub is not None and not sub.max_msgs:
-                if (sub.sink is not origin or origin.echo) and sub.sink.deliver_run(
-                    sub, run, start, stop, origin
-                ):
-                    continue
-                covered = start
+                if origin.guarded or sub.sink.kind is SinkKind.SERVICE:
+                    self._to_one(origin, sub, run, start, stop)
+                else:
+                    taker, begun = sub, start
             else:
                 covered = self._fan_out(origin, found, run, start, stop)
-            if covered < stop and origin.no_responders and run.any_reply(covered, stop):
-                self._tell_no_responders(origin, run, covered, stop)
+                if covered < stop:
+                    self._not_taken(origin, run, covered, stop)
+        if taker is not None:
+            self._to_one(origin, taker, run, begun, last)
+
+    def _to_one(
+        self, origin: Publisher, sub: Subscription, run: PubRun, start: int, stop: int
+    ) -> None:
+        silent = sub.sink is origin and not origin.echo
+        if silent or not sub.sink.deliver_run(sub, run, start, stop, origin):
+            self._not_taken(origin, run, start, stop)
+
+    def _not_taken(self, origin: Publisher, run: PubRun, start: int, stop: int) -> None:
+        if origin.no_responders and run.any_reply(start, stop):
+            self._tell_no_responders(origin, run, start, stop)
+
+    def _reserved(self, origin: Publisher, subject: bytes) -> Match:
+        """As match. Gets of single keys differ in every subject; see _ack_service."""
+        subs = origin.account.subs
+        found = None
+        if subject.startswith(GET_PREFIX) and b".." not in subject and not subject.endswith(b"."):
+            found = subs.match_family(GET_PREFIX)
+        return subs.match(subject) if found is None else found
 
     def _ack_service(self, origin: Publisher) -> Subscription | None:
         """Who takes all plain acks of this client, if nobody else listens there. Acks differ in

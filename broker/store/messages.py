@@ -329,6 +329,13 @@ class MessageStore:
         """Sorted. The store must not change while it is read."""
         return self.index.matching(pattern)
 
+    def last_row(self, subject: bytes) -> tuple[Rows, int] | None:
+        """Where the last message of a subject is, None when it has none."""
+        entry = self.index.get(subject)
+        if entry is None:
+            return None
+        return self.rows(entry.last) or self.rows(self._last_of(subject))
+
     def last_of_subject(self, subject: bytes) -> int:
         """Its last stored sequence, 0 when it has none."""
         return self._last_of(subject) if subject in self.index else 0

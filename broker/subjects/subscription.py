@@ -54,7 +54,8 @@ class Sink(Protocol):
     def deliver_run(
         self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
     ) -> bool:
-        """Queue the messages start..stop of the run; all of them have the same subject."""
+        """Queue the messages start..stop of the run. Services get one subject at a time: the
+        answer must hold for all of the messages."""
 
 
 class AckSink(Sink, Protocol):

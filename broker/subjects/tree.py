@@ -150,6 +150,12 @@ class SubjectTree:
             return found
         found = self._old.get(subject)
         if found is None:
+            # Siblings mostly share their result: many subjects need neither a walk nor room.
+            end = subject.rfind(b".") + 1
+            family = self.match_prefix(subject[:end]) if 0 < end < len(subject) else None
+            if family is not None:
+                self.statistics.cache_hits += 1
+                return family
             found = self._find(subject)
         else:
             self.statistics.cache_hits += 1

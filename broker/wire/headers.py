@@ -50,6 +50,11 @@ def add(raw: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     return raw.removesuffix(_EOL) + _lines(pairs) + _EOL
 
 
+def add_lines(raw: bytes, lines: bytes) -> bytes:
+    """As `add`, for whole lines with their ends."""
+    return (raw.removesuffix(_EOL) if raw else VERSION + _EOL) + lines + _EOL
+
+
 def without(raw: bytes, *starts: bytes) -> bytes:
     """`raw` without the lines that start with one of these; empty when none is left.
 
