@@ -203,7 +203,8 @@ class Leading:
             else:
                 del self._listening[engine]
         config = self.stream.config
-        timed = config.allow_msg_ttl or config.allow_atomic or config.allow_msg_schedules
+        batches = config.allow_atomic or config.allow_batched
+        timed = config.allow_msg_ttl or batches or config.allow_msg_schedules
         if self._expiry is None or timed:
             self._arm_expiry()
 

@@ -27,7 +27,8 @@ from broker.cluster.leading import Leading
 from broker.cluster.mesh import Mesh
 from broker.cluster.meta import META_GROUP, Assignment, Meta, MetaCommand, MetaResult
 from broker.cluster.metagroup import MetaGroup, eventually
-from broker.cluster.outbox import Batch, Outbox, Published
+from broker.cluster.outbox import Outbox
+from broker.cluster.publishing import Publishing
 from broker.cluster.replica import Replica
 from broker.cluster.rpc import CallFailed, CallRefused
 from broker.cluster.tenancy import Tenancy
@@ -48,16 +49,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jetraft.cluster")
 
-CHANNEL_PUBLISH = 20
-CHANNEL_PUBLISHED = 21
 CHANNEL_LEADS = 22
 FLUSH_EVERY_S = 10.0
 FLUSH_ABOVE_BYTES = 64 << 20
 HAND_OVER_WITHIN_S = 1.0  # a stopping node waits so long for other leaders
 
-_PUBLISH_HEAD_BYTES = 24  # group, session, number: three little-endian u64
 _encode = msgspec.msgpack.Encoder().encode
-_published = msgspec.msgpack.Decoder(Published)
 _leads = msgspec.msgpack.Decoder(list[tuple[int, int]])
 _candidate = msgspec.json.Decoder(Candidate)
 
@@ -88,6 +85,7 @@ class JetStreamNode:
     errands: Errands = field(init=False)
     advising: Advising = field(init=False)
     tenancy: Tenancy = field(init=False)
+    publishing: Publishing = field(init=False)
     leaders: Leaders = field(init=False)
     members: list[NodeId] = field(default_factory=list)
     followers: dict[int, dict[str, Follower]] = field(default_factory=dict)  # of led streams
@@ -141,6 +139,7 @@ class JetStreamNode:
         )
         self.advising = Advising(self)
         self.tenancy = Tenancy(self)
+        self.publishing = Publishing(self)
         self.on_replica_leads.append(self.advising.of_leadership)
         self.formation = Formation(
             path=directory / "founding.json",
@@ -155,8 +154,7 @@ class JetStreamNode:
 
     def start(self) -> None:
         mesh = self.mesh
-        mesh.register(CHANNEL_PUBLISH, self._received_publish)
-        mesh.register(CHANNEL_PUBLISHED, self._received_published)
+        self.publishing.start()
         mesh.register(CHANNEL_LEADS, self._received_leads)
         mesh.register(CHANNEL_ERRANDS, self.errands.received)
         mesh.register(CHANNEL_ACKS, self.errands.received_acks)
@@ -271,7 +269,7 @@ class JetStreamNode:
                 session=self.session << 16,  # room for those of one run, see Outbox
                 account=self.server.account(assignment.account),
                 router=self.server.router,
-                transmit=self._transmit,
+                transmit=self.publishing.transmit,
                 silent=assignment.config.no_ack,
                 ack_extra=self._ack_extra(),
             )
@@ -294,6 +292,7 @@ class JetStreamNode:
         replica = self.replicas.pop(group, None)
         if replica is not None:
             replica.delete()
+        self.tenancy.usage.forget(group)
         self.leaders.forget(group)
 
     def _capture(self, assignment: Assignment) -> None:
@@ -364,37 +363,7 @@ class JetStreamNode:
         domain = self.options.domain
         return b',"domain":"%b"' % domain.encode() if domain else b""
 
-    # -- publishes ------------------------------------------------------------------------------
-
-    def _transmit(self, outbox: Outbox, batch: Batch) -> NodeId | None:
-        """Send a batch to the stream's leader, if one is known."""
-        leader = self.leader(outbox.group)
-        if leader == self.node:
-            self.replicas[outbox.group].publish(
-                self.node, outbox.session, batch.number, batch.block
-            )
-        elif leader is not None:
-            head = _head(outbox.group, outbox.session, batch.number)
-            self.mesh.send(leader, CHANNEL_PUBLISH, head + batch.block)
-        return leader
-
-    def _received_publish(self, peer: NodeId, frame: bytes) -> None:
-        group, session, number = (int.from_bytes(frame[at : at + 8], "little") for at in (0, 8, 16))
-        replica = self.replicas.get(group)
-        if replica is not None:
-            replica.publish(peer, session, number, frame[_PUBLISH_HEAD_BYTES:])
-
-    def _received_published(self, _peer: NodeId, frame: bytes) -> None:
-        self.published(self.node, _published.decode(frame))
-
-    def published(self, origin: NodeId, answer: Published) -> None:
-        """A leader's answer to a batch: to our own outbox, or to the node it came from."""
-        if origin != self.node:
-            self.mesh.send(origin, CHANNEL_PUBLISHED, _encode(answer))
-            return
-        outbox = self.outboxes.get(answer.group)
-        if outbox is not None:
-            outbox.answered(answer)
+    # -- errands   ------------------------------------------------------------------------------
 
     def _errand(self, errand: Errand) -> None:
         replica = self.replicas.get(errand[0])
@@ -488,10 +457,6 @@ class JetStreamNode:
             await asyncio.to_thread(self.store.flush_state)
             for flushed, index in marks:
                 flushed(index)
-
-
-def _head(group: int, session: int, number: int) -> bytes:
-    return b"".join(part.to_bytes(8, "little") for part in (group, session, number))
 
 
 _meta_command = msgspec.msgpack.Decoder(MetaCommand)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from broker.jetstream.notes import FAST_SUFFIX, FastSpan, fast_spans
 from broker.store.block import BlockBuilder
 from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import PubRun, ReplyColumn, encode_pub_acks
@@ -46,7 +47,7 @@ STALE_SESSION = -1
 
 class Published(msgspec.Struct, array_like=True):
     """The leader's answer to one batch. Rows without an entry in `exceptions` got consecutive
-    sequences from `first_seq` on; the others carry their whole reply."""
+    sequences from `first_seq` on; the others carry their whole reply, or several."""
 
     group: int
     session: int
@@ -66,6 +67,7 @@ class Batch:
     # (first row, row behind the last, has replies); rows of one connection stay together
     spans: list[tuple[int, int, bool]]
     rows: int
+    fast: list[FastSpan] = field(default_factory=list)  # rows of fast batches
     sent_to: NodeId | None = None
     doubts: int = 0  # how often it was sent before the stream was known to know our session
 
@@ -180,12 +182,15 @@ class Outbox:
             self._arm()
 
     def _seal(self) -> None:
+        replies = self._replies
+        marked = replies.ending(FAST_SUFFIX)
         batch = Batch(
             number=self._next_number,
             block=self._builder.build(seal=False),
-            replies=self._replies,
+            replies=replies,
             spans=self._spans,
             rows=self._builder.rows,
+            fast=fast_spans((row, replies.get(row)) for row in marked) if marked else [],
         )
         self._next_number += 1
         self._builder = BlockBuilder()
@@ -287,7 +292,7 @@ class Outbox:
         self.close()
 
     def _acknowledge(self, batch: Batch, answer: Published) -> None:
-        if answer.exceptions:
+        if answer.exceptions or batch.fast:
             self._acknowledge_each(batch, answer)
             return
         for start, stop, has_replies in batch.spans:
@@ -313,16 +318,24 @@ class Outbox:
             )
 
     def _acknowledge_each(self, batch: Batch, answer: Published) -> None:
-        exceptions = dict(answer.exceptions)
+        """What the leader said of single rows. The others are acked by their sequences, but for
+        those of fast batches, which hear nothing more."""
+        said: dict[int, list[bytes]] = {}
+        for row, body in answer.exceptions:
+            said.setdefault(row, []).append(body)
+        fast = {row for span in batch.fast for row in range(span.row, span.row + span.count)}
         seq = answer.first_seq
-        for row in range(batch.rows):
-            body = exceptions.get(row)
-            if body is None:
-                body = self._ack(seq)
+        for row in said if len(fast) == batch.rows else range(batch.rows):
+            bodies = said.get(row)
+            if bodies is None:
+                if row in fast:
+                    continue
+                bodies = [self._ack(seq)]
                 seq += 1
             reply = batch.replies.get(row)
             if reply:
-                self._publish(reply, body)
+                for body in bodies:
+                    self._publish(reply, body)
 
     def _bulk_target(self, replies: ReplyColumn, start: int, stop: int) -> Subscription | None:
         """The one local subscription that all these replies reach, if there is just one."""

@@ -25,7 +25,8 @@ from broker.jetstream.commands import AnyCommand, Kind, UpdateConfig
 from broker.jetstream.config import Storage
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish import Duplicate, Held, OutOfOrder, PublishResult
+from broker.jetstream.notes import NO_MARKS
+from broker.jetstream.publish import Duplicate, Held, OutOfOrder, PublishResult, Said
 from broker.jetstream.pull import CONSUMER_DELETED
 from broker.jetstream.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.sessions import RowAnswer
@@ -97,6 +98,7 @@ class Replica:
             cache=node.block_cache,
         )
         replica = cls(node, assignment, stream, state)
+        node.tenancy.usage.changed(replica)
         term = replica._noted_term()
         peers = [NodeId(peer) for peer in assignment.peers]
         node.host.add_group(
@@ -136,15 +138,23 @@ class Replica:
 
     # -- proposing, on the leader ---------------------------------------------------------------
 
-    def publish(self, origin: NodeId, session: int, number: int, block: bytes) -> None:
-        """Propose a batch. Without leadership it is dropped: its origin sends it again."""
+    def publish(
+        self, origin: NodeId, session: int, number: int, block: bytes, *, marks: bytes = b""
+    ) -> None:
+        """Propose a batch. Without leadership it is dropped: its origin sends it again.
+
+        `marks` says which rows are of fast batches (jetstream/notes.py)."""
         if self.leading is None:
             return
-        prefix = commands.publish_prefix(
-            time_ns=self.stamp(), origin=origin, session=session, batch_no=number
-        )
+        bounds = self.node.tenancy.usage.bounds(self)
+        named = {"origin": origin, "session": session, "batch_no": number}
+        if bounds is None and not marks:
+            data = commands.publish_prefix(time_ns=self.stamp(), **named) + block
+        else:
+            prefix = commands.noted_prefix(time_ns=self.stamp(), bounds=bounds, **named)
+            data = b"".join((prefix, marks or NO_MARKS, block))
         try:
-            self.node.host.propose(self.group, prefix + block)
+            self.node.host.propose(self.group, data)
         except RaftError:
             return
 
@@ -194,7 +204,7 @@ class Replica:
                 continue
             result = self.stream.apply(entry.index, entry.data)
             kind = entry.data[0]
-            if kind == Kind.PUBLISH:
+            if kind in (Kind.PUBLISH, Kind.NOTED_PUBLISH):
                 stored = True
                 self._answer_publish(result)
                 continue
@@ -209,6 +219,7 @@ class Replica:
         self._waiting.passed(entries[-1].index)
         self._applied_term = entries[-1].term
         self.dirty = True
+        self.node.tenancy.usage.changed(self)
         if self._won is not None and entries and entries[-1].term == self._won:
             self._begin_leading()
         elif self.leading is not None:
@@ -239,6 +250,7 @@ class Replica:
         self._waiting.cancel()  # the snapshot may hold what they wait for, or not
         self.stream.restore(chunks)
         self._applied_term = meta.term
+        self.node.tenancy.usage.changed(self)
         self.checkpoint()
         self._flushed = meta.index
         logger.info("stream %s: took over a snapshot at index %s", self.name, meta.index)
@@ -312,23 +324,26 @@ class Replica:
                 [],
                 expected=result.expected or STALE_SESSION,
             )
-            self.node.published(NodeId(result.origin), answer)
+            self.node.publishing.answer(NodeId(result.origin), answer)
             return
         assert isinstance(result, PublishResult)
         exceptions = [(row, self._reply(what)) for row, what in result.exceptions]
         answer = Published(
             self.group, result.session, result.batch_no, result.first_seq, exceptions
         )
-        self.node.published(NodeId(result.origin), answer)
+        self.node.publishing.answer(NodeId(result.origin), answer)
 
     def _reply(self, what: RowAnswer) -> bytes:
         if isinstance(what, Held):
             return b""
+        if isinstance(what, Said):
+            return what.text.encode()
         if isinstance(what, JetStreamError):
             return encode_pub_error(self.name, what)
         ack = PubAck(stream=self.name, seq=what.seq, domain=self.node.options.domain)
         if isinstance(what, Duplicate):
-            return encode_pub_ack(replace(ack, duplicate=True))
+            count = 1 if what.batch else 0
+            return encode_pub_ack(replace(ack, duplicate=True, batch=what.batch, count=count))
         return encode_pub_ack(replace(ack, val=what.val, batch=what.batch, count=what.count))
 
     # -- the end --------------------------------------------------------------------------------

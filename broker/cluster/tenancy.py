@@ -7,12 +7,13 @@ Spec: JetStream sheet 1.9; `limits` of an account and of the server."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from broker.cluster.rpc import CallFailed
+from broker.cluster.usage import Usage
 from broker.jetstream.consumer_update import is_internal
 from broker.jetstream.info import AccountInfo, ApiStats
 from broker.jetstream.limits import AccountLimits, AccountView, ServerLimits, reserved_bytes
@@ -31,8 +32,13 @@ class Tenancy:
     """One per node. Usage is asked of the leaders: each knows its streams best."""
 
     node: JetStreamNode
+    usage: Usage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.usage = Usage(self.node)
 
     def start(self) -> None:
+        self.usage.start()
         self.node.mesh.rpc.register("usage", self._serve_usage)
 
     def limits(self, account: str) -> AccountLimits:

@@ -15,6 +15,7 @@ from broker.jetstream.config import Discard
 from broker.jetstream.counters import add_up, wrong_increment
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.message import Message
+from broker.jetstream.notes import Bounds
 from broker.jetstream.publish_checks import (
     HEADER_BYTES_MAX,
     compare,
@@ -26,6 +27,7 @@ from broker.jetstream.publish_checks import (
 )
 from broker.jetstream.schedules import wrong_schedule
 from broker.jetstream.sessions import Held, RowAnswer, Stored
+from broker.jetstream.single import above_bounds
 from broker.jetstream.storing import store_message
 from broker.jetstream.ttl import parse_ttl
 from broker.jetstream.versioning import REQUIRED_LEVEL_HEADER, level_is_met
@@ -50,9 +52,9 @@ class _Staged:
     nbytes: int = 0
 
 
-def publish_member(stream: Stream, message: Message) -> RowAnswer:
+def publish_member(stream: Stream, message: Message, bounds: Bounds | None = None) -> RowAnswer:
     """Hold it, or commit its batch, or refuse it and give the batch up."""
-    refused = _refused_at_once(stream, message)
+    refused = _refused_at_once(stream, message, bounds)
     if refused is not None:
         return refused
     named, batches = message.named, stream.batches
@@ -80,11 +82,16 @@ def publish_member(stream: Stream, message: Message) -> RowAnswer:
     return _commit(stream, batch, message.time_ns, ended=commit == _END)
 
 
-def _refused_at_once(stream: Stream, message: Message) -> JetStreamError | None:
+def _refused_at_once(
+    stream: Stream, message: Message, bounds: Bounds | None
+) -> JetStreamError | None:
     """These leave an open batch as it is."""
     config = stream.config
     if config.sealed:
         return JetStreamError(ErrCode.STREAM_SEALED)
+    no_room = above_bounds(stream, message, bounds)
+    if no_room is not None:
+        return no_room
     if 0 <= config.max_msg_size < message.size:
         return JetStreamError(ErrCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
     if not config.allow_atomic:

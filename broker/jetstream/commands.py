@@ -16,6 +16,7 @@ import msgspec
 
 from broker.jetstream.config import ConsumerConfig, StreamConfig
 from broker.jetstream.consumer_commands import Acks, Progress
+from broker.jetstream.notes import Bounds, encode_bounds
 
 # kind, time_ns, origin, session, batch_no; the bytes of a Block follow
 PUBLISH_PREFIX: Final = Packing("<B7xqQQQ")
@@ -34,6 +35,7 @@ class Kind(IntEnum):
     FIRE = 7
     LOAD_STATE = 8
     SOURCE_BATCH = 9
+    NOTED_PUBLISH = 10  # bounds and marks lie between the prefix and the block
     CREATE_CONSUMER = 16
     UPDATE_CONSUMER = 17
     DELETE_CONSUMER = 18
@@ -181,13 +183,21 @@ def encode(command: AnyCommand) -> bytes:
 
 
 def decode(entry: bytes) -> AnyCommand:
-    """The command of an entry that is none of PUBLISH, MIRROR_BATCH and SOURCE_BATCH."""
+    """The command of an entry that has no block."""
     return _DECODERS[entry[0]].decode(memoryview(entry)[1:])
 
 
 def publish_prefix(*, time_ns: int, origin: int, session: int, batch_no: int) -> bytes:
     """What the leader puts before a batch's block. `origin` 0: no session, never a repeat."""
     return PUBLISH_PREFIX.pack(Kind.PUBLISH, time_ns, origin, session, batch_no)
+
+
+def noted_prefix(
+    *, time_ns: int, origin: int, session: int, batch_no: int, bounds: Bounds | None
+) -> bytes:
+    """As publish_prefix; the marks and the block follow, as notes.encode_marks makes them."""
+    prefix = PUBLISH_PREFIX.pack(Kind.NOTED_PUBLISH, time_ns, origin, session, batch_no)
+    return prefix + encode_bounds(bounds)
 
 
 def mirror_prefix(*, time_ns: int) -> bytes:

@@ -26,6 +26,7 @@ def expire(stream: Stream, now_ns: int) -> int:
         stream.dedup.expire(now_ns=now_ns, window_ns=stream.config.duplicate_window)
     for batch_id in stream.batches.expire(now_ns) if stream.batches else ():
         stream.abandoned(batch_id, "timeout")
+    stream.fast_batches.expire(now_ns)
     store, deadlines = stream.store, stream.store.deadlines
     due = deadlines.take_due(now_ns) if deadlines else []
     age = stream.config.max_age
@@ -41,7 +42,7 @@ def expire(stream: Stream, now_ns: int) -> int:
 def next_expiry(stream: Stream) -> int | None:
     """When the leader has to propose something again."""
     store = stream.store
-    times: list[int | None] = [stream.batches.next_expiry()]
+    times: list[int | None] = [stream.batches.next_expiry(), stream.fast_batches.next_expiry()]
     if store.messages:
         if store.deadlines:
             times.append(store.deadlines.next_due(store.has))

@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING
 
 from broker.jetstream.batch_commit import publish_member
 from broker.jetstream.config import Discard, Retention
-from broker.jetstream.counters import value_of
-from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.fast_publish import advance, goes_on, marks_by_row, publish_fast
 from broker.jetstream.message import Message
-from broker.jetstream.publish_checks import HEADER_BYTES_MAX, RECORD_BYTES_MAX, full, refusal
-from broker.jetstream.sessions import Duplicate, Held, OutOfOrder, PublishResult, RowAnswer, Stored
-from broker.jetstream.storing import store_block, store_message
-from broker.jetstream.ttl import parse_ttl
+from broker.jetstream.notes import NO_NOTES, Bounds, Notes
+from broker.jetstream.publish_checks import HEADER_BYTES_MAX, RECORD_BYTES_MAX
+from broker.jetstream.sessions import (
+    Duplicate,
+    Held,
+    OutOfOrder,
+    PublishResult,
+    RowAnswer,
+    Said,
+    Stored,
+)
+from broker.jetstream.single import publish_single
+from broker.jetstream.storing import store_block
 from broker.store.block import Block, BlockBuilder
 from broker.store.columns import has_status
 from broker.subjects.mapping import Mapping
@@ -26,26 +34,46 @@ from broker.subjects.mapping import Mapping
 if TYPE_CHECKING:
     from broker.jetstream.stream import Stream
 
-__all__ = ["Duplicate", "Held", "OutOfOrder", "PublishResult", "Stored", "publish_block"]
+__all__ = ["Duplicate", "Held", "OutOfOrder", "PublishResult", "Said", "Stored", "publish_block"]
 
 Exceptions = list[tuple[int, RowAnswer]]
 
 
-def publish_block(stream: Stream, block: Block, time_ns: int) -> tuple[int, int, Exceptions]:
+def publish_block(
+    stream: Stream, block: Block, time_ns: int, notes: Notes = NO_NOTES
+) -> tuple[int, int, Exceptions]:
     """First sequence, number of sequences taken in row order, and the rows that are answered
     in another way."""
     if stream.config.duplicate_window > 0:
         stream.dedup.expire(now_ns=time_ns, window_ns=stream.config.duplicate_window)
     if stream.transform is not None:
         block = _transformed(stream.transform, block, time_ns)
-    if _needs_no_checks(stream, block):
-        return store_block(stream, block, time_ns), block.rows, []
+    if _needs_no_checks(stream, block) and _within(notes.bounds, stream, block):
+        if not notes.spans:
+            return store_block(stream, block, time_ns), block.rows, []
+        if goes_on(stream, notes.spans, block.rows):
+            first = store_block(stream, block, time_ns)
+            return first, block.rows, advance(stream, notes.spans, first, time_ns)
+    return _row_by_row(stream, block, time_ns, notes)
+
+
+def _row_by_row(
+    stream: Stream, block: Block, time_ns: int, notes: Notes
+) -> tuple[int, int, Exceptions]:
     first = stream.store.last_seq + 1
     taken = 0
     exceptions: Exceptions = []
+    bounds, marks = notes.bounds, marks_by_row(notes.spans)
     for row in range(block.rows):
         message = Message.of(block.subject(row), block.headers(row), block.data(row), time_ns)
-        answer = _publish(stream, message)
+        mark = marks.get(row)
+        if mark is not None:
+            exceptions.extend((row, told) for told in publish_fast(stream, message, mark, bounds))
+            continue
+        if message.named.get(b"Nats-Batch-Id"):
+            answer: RowAnswer | None = publish_member(stream, message, bounds)
+        else:
+            answer = publish_single(stream, message, bounds)
         if answer is None:
             seq = stream.store.last_seq
             if seq == first + taken:
@@ -54,6 +82,13 @@ def publish_block(stream: Stream, block: Block, time_ns: int) -> tuple[int, int,
             answer = Stored(seq)  # a batch came between: the reader could not count up to it
         exceptions.append((row, answer))
     return first, taken, exceptions
+
+
+def _within(bounds: Bounds | None, stream: Stream, block: Block) -> bool:
+    if bounds is None:
+        return True
+    store = stream.store
+    return store.bytes + store.sizing.of_block(block) <= min(bounds.account, bounds.server)
 
 
 def _needs_no_checks(stream: Stream, block: Block) -> bool:
@@ -92,23 +127,3 @@ def _transformed(mapping: Mapping, block: Block, time_ns: int) -> Block:
             subject = mapping(name, seed=time_ns + row) or name
             made.append(subject, block.headers(row), block.data(row))
     return Block(made.build(seal=False), verify=False)
-
-
-def _publish(stream: Stream, message: Message) -> RowAnswer | None:
-    """Store one message, or say why not. None: it took the next sequence."""
-    named = message.named
-    if named.get(b"Nats-Batch-Id"):
-        return publish_member(stream, message)
-    refused = refusal(stream, message)
-    if refused is not None:
-        return refused
-    if stream.wants(message.subject):
-        if b"Nats-TTL" in named and parse_ttl(named[b"Nats-TTL"]) is None:
-            return JetStreamError(ErrCode.MESSAGE_TTL_INVALID)
-        refused = full(stream, message) if stream.config.discard is Discard.NEW else None
-        if refused is not None:
-            return refused
-    store_message(stream, message)
-    if stream.config.allow_msg_counter:
-        return Stored(stream.store.last_seq, val=value_of(message.data))
-    return None

@@ -21,9 +21,11 @@ EXCEPTIONS_KEPT = 16384  # bound on what remembered results hold together
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The message id was seen before: nothing stored, the first one's sequence is the answer."""
+    """The message id was seen before: nothing stored, the first one's sequence is the answer.
+    `batch`: the fast batch of which it is all."""
 
     seq: int
+    batch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,21 @@ class Held:
     """The member of a batch that waits for its commit: answered with nothing."""
 
 
-RowAnswer = JetStreamError | Duplicate | Stored | Held
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message to the publisher of a fast batch, as it goes out."""
+
+    text: str
+
+
+RowAnswer = JetStreamError | Duplicate | Stored | Held | Said
 
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
     """Rows that are not in `exceptions` got the sequences from `first_seq` on, in row order;
-    `count` is how many. Exceptions are ascending by row."""
+    `count` is how many. Exceptions are ascending by row. Only a row of a fast batch has several of
+    them; it is not acked by its sequence."""
 
     origin: int
     session: int
@@ -76,7 +86,7 @@ class ResultImage(msgspec.Struct, array_like=True, frozen=True):
     exceptions: list[tuple[int, int, int, str]]
 
 
-_DUPLICATE, _STORED, _COUNTED, _COMMITTED, _HELD = range(5)
+_DUPLICATE, _STORED, _COUNTED, _COMMITTED, _HELD, _SAID = range(6)
 
 
 class SessionImage(msgspec.Struct, array_like=True, frozen=True):
@@ -157,9 +167,11 @@ def _image(result: PublishResult) -> ResultImage:
 def _answer_image(what: RowAnswer) -> tuple[int, int, str]:
     match what:
         case Duplicate():
-            return what.seq, _DUPLICATE, ""
+            return what.seq, _DUPLICATE, what.batch
         case Held():
             return 0, _HELD, ""
+        case Said():
+            return 0, _SAID, what.text
         case Stored(batch=batch) if batch:
             return what.seq, _COMMITTED, f"{what.count} {batch}"
         case Stored():
@@ -171,7 +183,7 @@ def _answer_image(what: RowAnswer) -> tuple[int, int, str]:
 def _answer(seq: int, err_code: int, text: str) -> RowAnswer:
     match err_code:
         case 0:
-            return Duplicate(seq)
+            return Duplicate(seq, batch=text)
         case 1 | 2:
             return Stored(seq, val=text)
         case 3:
@@ -179,6 +191,8 @@ def _answer(seq: int, err_code: int, text: str) -> RowAnswer:
             return Stored(seq, batch=batch, count=int(count))
         case 4:
             return Held()
+        case 5:
+            return Said(text)
     return JetStreamError(ErrCode(err_code), text)
 
 

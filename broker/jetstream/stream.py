@@ -37,11 +37,13 @@ from broker.jetstream.consumer_commands import Acks, Progress
 from broker.jetstream.consumer_update import Meeting, is_internal, meet_consumers
 from broker.jetstream.dedup import DedupImage, DedupWindow
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.fast_batches import FastBatches
 from broker.jetstream.firing import fire, firings
 from broker.jetstream.hooks import ConsumerMaker, StreamConsumer
 from broker.jetstream.info import StreamState
 from broker.jetstream.loading import load_state
 from broker.jetstream.message import Message
+from broker.jetstream.notes import NO_NOTES, decode_notes
 from broker.jetstream.publish import OutOfOrder, PublishResult, publish_block
 from broker.jetstream.republishing import Republished, Republisher
 from broker.jetstream.schedules import Schedules
@@ -82,6 +84,7 @@ class Stream:
         self.last_msg_id = b""  # of the last message stored, empty when it had none
         self.sources: dict[str, int] = {}  # how far each was read, also those of the past
         self.batches = Batches()
+        self.fast_batches = FastBatches()
         self.schedules = Schedules()
         self.republished: list[Republished] | None = None  # a list while somebody takes them
         self.given_up: list[tuple[bytes, str]] = []  # batches, for who takes the republished
@@ -166,7 +169,7 @@ class Stream:
         """Take the entry at `index`. The result is for whoever proposed it."""
         self.applied = index
         kind = data[0]
-        if kind == Kind.PUBLISH:
+        if kind in (Kind.PUBLISH, Kind.NOTED_PUBLISH):
             result: object = self._publish(data)
         elif kind == Kind.MIRROR_BATCH:
             block = Block(memoryview(data)[PUBLISH_PREFIX_SIZE:], verify=False)
@@ -187,13 +190,16 @@ class Stream:
         self.applied = index
 
     def _publish(self, data: bytes) -> PublishResult | OutOfOrder:
-        _, time_ns, origin, session, batch_no = PUBLISH_PREFIX.unpack_from(data)
+        kind, time_ns, origin, session, batch_no = PUBLISH_PREFIX.unpack_from(data)
         if origin:
             answer = self.sessions.admit(origin=origin, session=session, batch_no=batch_no)
             if answer is not None:
                 return answer
-        block = Block(memoryview(data)[PUBLISH_PREFIX_SIZE:], verify=False)
-        first, count, exceptions = publish_block(self, block, max(time_ns, self.store.last_time))
+        rest, notes = memoryview(data)[PUBLISH_PREFIX_SIZE:], NO_NOTES
+        if kind == Kind.NOTED_PUBLISH:
+            notes, rest = decode_notes(rest)
+        block, now_ns = Block(rest, verify=False), max(time_ns, self.store.last_time)
+        first, count, exceptions = publish_block(self, block, now_ns, notes)
         result = PublishResult(origin, session, batch_no, first, count, exceptions)
         if origin:
             self.sessions.remember(result)
@@ -280,6 +286,8 @@ class Stream:
         before, self.config = self.config, config
         self._wants.clear()
         self._compile()
+        if not config.allow_batched:
+            self.fast_batches.clear()
         self.store.remember_trails(config.max_msgs_per_subject)
         retention.enforce_all_limits(self)
         if before.retention is not config.retention:
@@ -459,6 +467,7 @@ class Stream:
             schedules=self.schedules.image(self.store.has) if self.schedules else [],
             batches=list(batches),
             sources=self.sources,
+            fast_batches=self.fast_batches.image(),
         )
 
     def _take_over(self, record: StreamRecord) -> None:
@@ -469,6 +478,7 @@ class Stream:
         self.last_msg_id = record.last_msg_id
         self.schedules = Schedules.of(record.schedules)
         self.sources = dict(record.sources)
+        self.fast_batches = FastBatches.of(record.fast_batches)
         self._compile()
         self.consumers = {}
         for blob in record.consumers:

@@ -13,6 +13,7 @@ import msgspec
 from broker.jetstream.batches import OpenBatch
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.dedup import DedupImage
+from broker.jetstream.fast_batches import FastBatch
 from broker.jetstream.schedules import Pending
 from broker.jetstream.sessions import SessionImage
 from broker.store import persistence
@@ -35,6 +36,7 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     schedules: list[Pending] = []
     batches: list[OpenBatch] = []  # in a snapshot; a checkpoint has a record for each
     sources: dict[str, int] = {}
+    fast_batches: list[FastBatch] = []
 
 
 _record: Final = msgspec.msgpack.Decoder(StreamRecord)

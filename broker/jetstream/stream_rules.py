@@ -107,7 +107,6 @@ def unsupported(config: StreamConfig) -> str | None:
     (`refuse_unsupported`), since storing it would promise what nobody does.
     """
     asked = (
-        ("allow_batched", config.allow_batched),
         ("mirror.consumer", config.mirror and config.mirror.consumer),
         ("sources.consumer", any(source.consumer for source in config.sources)),
     )

@@ -105,6 +105,17 @@ cdef class ReplyColumn:
         self.check(i, i + 1)
         return self.text[self.begin(i):self.ends[i]]
 
+    def ending(self, bytes suffix not None):
+        cdef const char* wanted = PyBytes_AS_STRING(suffix)
+        cdef Py_ssize_t size = len(suffix)
+        cdef Py_ssize_t i
+        cdef list found = []
+        for i in range(self.count):
+            if self.ends[i] - self.begin(i) > size:
+                if memcmp(self.text + self.ends[i] - size, wanted, size) == 0:
+                    found.append(i)
+        return found
+
     def prefix(self, Py_ssize_t start, Py_ssize_t stop):
         self.check(start, stop)
         if start == stop:

@@ -60,6 +60,14 @@ class ReplyColumn:
         self._check(i, i + 1)
         return self._replies[i]
 
+    def ending(self, suffix: bytes) -> list[int]:
+        """The rows, ascending, whose reply ends in `suffix` and has more than it."""
+        return [
+            row
+            for row, reply in enumerate(self._replies)
+            if len(reply) > len(suffix) and reply.endswith(suffix)
+        ]
+
     def prefix(self, start: int, stop: int) -> bytes | None:
         """The text up to and including the last '.', if all replies of the range share it.
 

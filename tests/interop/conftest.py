@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.local import LocalCluster
+from tests.e2e.support import nats_server
 
 
 @pytest.fixture(scope="session")
@@ -18,4 +19,12 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @pytest.fixture(scope="session")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("three"), size=3, name="three") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """The real server, for what both must answer alike."""
+    place = tmp_path_factory.mktemp("reference")
+    with LocalCluster(place, size=1, name="reference", command=nats_server()) as cluster:
         yield cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from broker.jetstream.commands import (
@@ -14,12 +15,14 @@ from broker.jetstream.commands import (
     UpdateConfig,
     encode,
     mirror_prefix,
+    noted_prefix,
     publish_prefix,
 )
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.consumer_commands import Acks, ConsumerAcks, ConsumerProgress, Progress
 from broker.jetstream.errors import JetStreamError
+from broker.jetstream.notes import Bounds, encode_marks, fast_spans
 from broker.jetstream.publish import PublishResult
 from broker.jetstream.stream import Stream
 from broker.store.block import BlockBuilder
@@ -87,6 +90,17 @@ class Driver:
     ) -> Any:
         prefix = publish_prefix(time_ns=self.now, origin=origin, session=session, batch_no=batch_no)
         return self.entry(prefix + block(rows))
+
+    def noted(
+        self, rows: list[Row], *, bounds: Bounds | None = None, replies: Sequence[str] = ()
+    ) -> Any:
+        """A batch with bounds, or with replies that may be marks of fast batches; what each row
+        was answered: (row, answer)."""
+        prefix = noted_prefix(time_ns=self.now, origin=0, session=0, batch_no=0, bounds=bounds)
+        marked = [(row, reply.encode()) for row, reply in enumerate(replies) if reply]
+        result = self.entry(prefix + encode_marks(fast_spans(marked)) + block(rows))
+        assert isinstance(result, PublishResult)
+        return [(row, comparable(what)) for row, what in result.exceptions]
 
     def publish(self, subject: str = "s.a", data: str = "x", **pairs: str) -> Any:
         """The sequence, or what the row was answered instead. Header names: `_` is `-`."""

@@ -286,7 +286,6 @@ def test_limits_of_single_streams(limits: AccountLimits, rest: str, err_code: in
 @pytest.mark.parametrize(
     ("rest", "field"),
     [
-        ('"allow_batched":true', "allow_batched"),
         (
             '"sources":[{"name":"B","consumer":{"name":"C","deliver_subject":"d"}}]',
             "sources.consumer",

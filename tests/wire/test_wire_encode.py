@@ -102,3 +102,11 @@ def test_acks_count_on_over_rows_without_a_reply(codec: Any) -> None:
     )
     tail = codec[1].encode_pub_acks(column, 3, 4, b"7", b"S", 5, b',"domain":"hub"')
     assert tail == b'MSG r.4 7 37\r\n{"stream":"S","seq":5,"domain":"hub"}\r\n'
+
+
+def test_replies_by_their_ending(codec: Any) -> None:
+    column = codec[1].ReplyColumn()
+    for reply in (b"", b"a.$FI", b".$FI", b"a.$FI.b", b"$FI", b"x.1.$FI"):
+        column.append(reply)
+    assert column.ending(b".$FI") == [1, 5]
+    assert codec[1].ReplyColumn().ending(b".$FI") == []

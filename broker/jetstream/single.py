@@ -1,0 +1,66 @@
+"""One message of its own: checked, then stored.
+
+Owns: the order in which checks and storing follow each other.
+May not touch: batches, blocks, what the row is answered in the end.
+Spec: JetStream sheet 3.3."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.jetstream.config import Discard
+from broker.jetstream.counters import value_of
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.message import Message
+from broker.jetstream.notes import Bounds
+from broker.jetstream.publish_checks import full, refusal
+from broker.jetstream.sessions import Duplicate, Stored
+from broker.jetstream.storing import store_message
+from broker.jetstream.ttl import parse_ttl
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream import Stream
+
+
+def publish_single(
+    stream: Stream, message: Message, bounds: Bounds | None
+) -> JetStreamError | Duplicate | Stored | None:
+    """Store it, or say why not. None: it took the next sequence."""
+    refused = refusal(stream, message)
+    if refused is not None:
+        return refused
+    if bounds is not None and stream.store.bytes > bounds.server:
+        return JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
+    if stream.wants(message.subject):
+        broken = above_account(stream, message, bounds) or _unfit(stream, message)
+        if broken is not None:
+            return broken
+    store_message(stream, message)
+    if stream.config.allow_msg_counter:
+        return Stored(stream.store.last_seq, val=value_of(message.data))
+    return None
+
+
+def above_account(stream: Stream, message: Message, bounds: Bounds | None) -> JetStreamError | None:
+    """The account has no room for this message."""
+    if bounds is None:
+        return None
+    store = stream.store
+    size = store.sizing.of(message.subject, message.headers, message.data)
+    if store.bytes + size <= bounds.account:
+        return None
+    return JetStreamError(ErrCode.ACCOUNT_RESOURCES_EXCEEDED)
+
+
+def above_bounds(stream: Stream, message: Message, bounds: Bounds | None) -> JetStreamError | None:
+    """Both bounds, in the order in which members of batches meet them."""
+    if bounds is not None and stream.store.bytes > bounds.server:
+        return JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
+    return above_account(stream, message, bounds)
+
+
+def _unfit(stream: Stream, message: Message) -> JetStreamError | None:
+    named = message.named
+    if b"Nats-TTL" in named and parse_ttl(named[b"Nats-TTL"]) is None:
+        return JetStreamError(ErrCode.MESSAGE_TTL_INVALID)
+    return full(stream, message) if stream.config.discard is Discard.NEW else None
