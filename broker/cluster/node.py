@@ -288,7 +288,7 @@ class JetStreamNode:
             self.server.account(assignment.account).subs.remove(sub)
         outbox = self.outboxes.pop(group, None)
         if outbox is not None:
-            outbox.close()
+            outbox.removed()
         replica = self.replicas.pop(group, None)
         if replica is not None:
             replica.delete()

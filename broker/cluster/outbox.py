@@ -13,18 +13,18 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.cluster.pub_acks import PubAcks
 from broker.jetstream.notes import FAST_SUFFIX, FastSpan, fast_spans
 from broker.store.block import BlockBuilder
 from broker.subjects import Origin, SinkKind, Subscription
-from broker.wire import PubRun, ReplyColumn, encode_pub_acks
+from broker.wire import PubRun, ReplyColumn
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.server.client_sink import ClientSink
     from broker.server.router import Router
 from raft import NodeId
 
@@ -36,7 +36,8 @@ IN_FLIGHT_MAX = 4
 BATCH_BYTES_MAX = 1 << 20  # of a block; a single message that is larger makes its own batch
 BATCH_ROWS_MAX = 8192
 HELD_BYTES_MAX = 64 << 20  # beyond it, the connections that feed us are not read
-RESEND_AFTER_S = 1.0
+RESEND_AFTER_S = 1.0  # and twice as long each time, while nothing is answered
+RESEND_AFTER_MAX_S = 8.0
 ROW_BYTES = 20  # what the columns of a block add to a row's own bytes
 PADDING_BYTES = 48
 LONG_SUBJECT_BYTES = 4096  # no subject is longer, by default
@@ -98,6 +99,11 @@ class Outbox:
     _last_origin: Origin | None = None  # whose rows the last span holds
     _paused: dict[Origin, None] = field(default_factory=dict)
     _resend_timer: asyncio.TimerHandle | None = None
+    _resend_after_s: float = RESEND_AFTER_S
+    _acks: PubAcks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._acks = PubAcks(self.stream, self.account, self.router, extra=self.ack_extra)
 
     # -- collecting -----------------------------------------------------------------------------
 
@@ -217,8 +223,11 @@ class Outbox:
         self._known = True
         overtaken = batch is not self.in_flight[0]
         self._let_go(batch)
+        if self._resend_after_s > RESEND_AFTER_S:  # the timer was set when nobody answered
+            self._resend_after_s = RESEND_AFTER_S
+            self._arm()
         if not self.silent:
-            self._acknowledge(batch, answer)
+            self._acks.acknowledge(batch, answer)
         if overtaken:
             # A leader answers in order. What comes before was dropped by a replica that did not
             # lead yet, or its answer was lost with a leader that did no more.
@@ -291,86 +300,14 @@ class Outbox:
         )
         self.close()
 
-    def _acknowledge(self, batch: Batch, answer: Published) -> None:
-        if answer.exceptions or batch.fast:
-            self._acknowledge_each(batch, answer)
-            return
-        for start, stop, has_replies in batch.spans:
-            if not has_replies:
-                continue
-            target = self._bulk_target(batch.replies, start, stop)
-            if target is None:
-                for row in range(start, stop):
-                    reply = batch.replies.get(row)
-                    if reply:
-                        self._publish(reply, self._ack(answer.first_seq + row))
-                continue
-            acks = encode_pub_acks(
-                batch.replies, start, stop, target.sid, self.stream,
-                answer.first_seq + start, self.ack_extra,
-            )  # fmt: skip
-            sink = cast("ClientSink", target.sink)
-            sink.deliver_encoded(
-                target,
-                acks,
-                messages=stop - start,
-                payload_bytes=self._ack_bytes(answer.first_seq + start, stop - start),
-            )
-
-    def _acknowledge_each(self, batch: Batch, answer: Published) -> None:
-        """What the leader said of single rows. The others are acked by their sequences, but for
-        those of fast batches, which hear nothing more."""
-        said: dict[int, list[bytes]] = {}
-        for row, body in answer.exceptions:
-            said.setdefault(row, []).append(body)
-        fast = {row for span in batch.fast for row in range(span.row, span.row + span.count)}
-        seq = answer.first_seq
-        for row in said if len(fast) == batch.rows else range(batch.rows):
-            bodies = said.get(row)
-            if bodies is None:
-                if row in fast:
-                    continue
-                bodies = [self._ack(seq)]
-                seq += 1
-            reply = batch.replies.get(row)
-            if reply:
-                for body in bodies:
-                    self._publish(reply, body)
-
-    def _bulk_target(self, replies: ReplyColumn, start: int, stop: int) -> Subscription | None:
-        """The one local subscription that all these replies reach, if there is just one."""
-        prefix = replies.prefix(start, stop)
-        match = self.account.subs.match_prefix(prefix) if prefix else None
-        if match is None or match.queues or len(match.plain) != 1:
-            return None
-        target = match.plain[0]
-        if target.max_msgs or target.sink.kind is not SinkKind.CLIENT:
-            return None
-        # A watchful client has each message inspected: no way around deliver() for it.
-        return None if cast("ClientSink", target.sink).watchful else target
-
-    def _ack_bytes(self, first_seq: int, count: int) -> int:
-        """Payload bytes of `count` acks from first_seq on."""
-        fixed = len(self._ack(0)) - 1
-        digits = 0
-        seq, left = first_seq, count
-        while left:
-            width = len(str(seq))
-            same = min(left, 10**width - seq)
-            digits += width * same
-            seq, left = seq + same, left - same
-        return fixed * count + digits
-
-    def _ack(self, seq: int) -> bytes:
-        return b'{"stream":"%b","seq":%d%b}' % (self.stream, seq, self.ack_extra)
-
-    def _publish(self, reply: bytes, body: bytes) -> None:
-        self.router.publish(self.account, reply, b"", b"", body)
-
     # -- leaders come and go --------------------------------------------------------------------
 
     def resend(self) -> None:
         """Send every unanswered batch again, in order: the leader changed or a link broke."""
+        self._resend_after_s = RESEND_AFTER_S
+        self._send_again()
+
+    def _send_again(self) -> None:
         for batch in list(self.in_flight):
             self._send(batch)
         self._arm()
@@ -386,12 +323,13 @@ class Outbox:
         if self.in_flight and not self.closed:
             oldest = self.in_flight[0].number
             loop = asyncio.get_running_loop()
-            self._resend_timer = loop.call_later(RESEND_AFTER_S, self._overdue, oldest)
+            self._resend_timer = loop.call_later(self._resend_after_s, self._overdue, oldest)
 
     def _overdue(self, oldest: int) -> None:
         self._resend_timer = None
         if self.in_flight and self.in_flight[0].number == oldest:
-            self.resend()
+            self._resend_after_s = min(self._resend_after_s * 2, RESEND_AFTER_MAX_S)
+            self._send_again()
         else:
             self._arm()
 
@@ -408,8 +346,18 @@ class Outbox:
             for connection in paused:
                 connection.resume_reading()
 
+    def removed(self) -> None:
+        """The stream is gone, and with it whatever of this it had stored."""
+        if self._builder.rows:
+            self._seal()
+        unanswered = [*self.in_flight, *self._waiting]
+        self.close()
+        if not self.silent:
+            for batch in unanswered:
+                self._acks.no_responders(batch)
+
     def close(self) -> None:
-        """The stream is gone: its publishers learn by their own timeouts."""
+        """No more is sent; publishers that wait learn by their own timeouts."""
         self.closed = True
         if self._resend_timer is not None:
             self._resend_timer.cancel()

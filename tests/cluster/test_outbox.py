@@ -194,3 +194,40 @@ def test_a_leader_in_this_process_may_answer_while_it_is_handed_the_batch() -> N
         await asyncio.sleep(0)
 
     run(test())
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_publishers_of_a_stream_that_is_removed_are_told_that_nobody_is_there(
+    silent: bool,
+) -> None:
+    async def test(loop: ClockedLoop) -> None:
+        bench = Bench(silent=silent)
+        client = bench.client()
+        for i in range(IN_FLIGHT_MAX + 1):  # sent, sealed and waiting
+            bench.publish(client, 1, reply=b"_INBOX.c.%d" % i, subject=b"orders.%d" % i)
+            await turns()
+        bench.publish(client, 1, reply=b"", subject=b"orders.unheard")
+        bench.publish(client, 1, reply=b"_INBOX.c.last", subject=b"orders.last")  # still collected
+        bench.outbox.removed()
+        told = [(message[0], message[2], message[3]) for _, message in client.got]
+        names = [*(b"%d" % i for i in range(IN_FLIGHT_MAX + 1)), b"last"]
+        assert told == (
+            []
+            if silent
+            else [
+                (
+                    b"_INBOX.c." + name,
+                    b"NATS/1.0 503\r\nNats-Subject: orders.%b\r\n\r\n" % name,
+                    b"",
+                )
+                for name in names
+            ]
+        )
+        assert bench.outbox.held_bytes == 0
+        bench.answer(1, 1)  # of a leader that had not heard
+        sent = len(bench.sent)
+        await loop.advance(RESEND_AFTER_S * 3)
+        assert len(bench.sent) == sent
+        assert client.encoded == []
+
+    run_clocked(test)

@@ -6,7 +6,7 @@ import asyncio
 
 from broker.jetstream.notes import FastOp
 from broker.wire import PubRun
-from tests.cluster.test_outbox import Bench, bodies
+from tests.cluster.outbox_bench import Bench, bodies
 
 START, APPEND = b"_INBOX.c.f.9.ok.1.0.$FI", b"_INBOX.c.f.9.ok.2.1.$FI"
 

@@ -8,6 +8,7 @@ import pytest
 
 from broker.cluster.outbox import (
     IN_FLIGHT_MAX,
+    RESEND_AFTER_MAX_S,
     RESEND_AFTER_S,
     Batch,
     Published,
@@ -114,15 +115,14 @@ def test_overdue_batches_are_sent_again_until_answered() -> None:
         await turns()
         assert [batch.sent_to for batch in bench.outbox.in_flight] == [None]
         await loop.advance(RESEND_AFTER_S + 0.01)
-        await loop.advance(RESEND_AFTER_S + 0.01)
+        await loop.advance(2 * RESEND_AFTER_S + 0.01)
         assert bench.numbers == [1, 1, 1]
         bench.answer(1, 1)
         bench.publish(client, 1)
         await turns()
-        # The timer was armed for the first batch: the second gets its whole time.
-        await loop.advance(RESEND_AFTER_S * 1.1)
+        await loop.advance(RESEND_AFTER_S * 0.8)
         assert bench.numbers == [1, 1, 1, 2]
-        await loop.advance(RESEND_AFTER_S * 1.1)
+        await loop.advance(RESEND_AFTER_S * 0.3)
         assert bench.numbers == [1, 1, 1, 2, 2]
         bench.answer(2, 2)
         await loop.advance(RESEND_AFTER_S * 2)
@@ -258,3 +258,42 @@ def test_a_result_nobody_knows_is_not_asked_for_for_ever(caplog: pytest.LogCaptu
     run_clocked(test)
     assert "result of batch 1 is no longer known" in caplog.text
     assert caplog.text.count("no longer known") == 1
+
+
+def test_batches_nobody_answers_are_sent_again_less_and_less_often() -> None:
+    async def test(loop: ClockedLoop) -> None:
+        bench = Bench()
+        client = bench.client()
+        bench.publish(client, 1)
+        await turns()
+        wait_s = RESEND_AFTER_S
+        for sent in range(2, 9):
+            await loop.advance(wait_s * 0.8)
+            assert len(bench.sent) == sent - 1
+            await loop.advance(wait_s * 0.2)
+            assert len(bench.sent) == sent
+            wait_s = min(wait_s * 2, RESEND_AFTER_MAX_S)
+        assert wait_s == RESEND_AFTER_MAX_S
+        bench.outbox.resend()  # another leader: it is asked as eagerly as the first
+        await loop.advance(RESEND_AFTER_S)
+        assert len(bench.sent) == 10
+
+    run_clocked(test)
+
+
+def test_an_answer_makes_the_next_batch_as_urgent_as_the_first() -> None:
+    async def test(loop: ClockedLoop) -> None:
+        bench = Bench()
+        client = bench.client()
+        bench.publish(client, 1)
+        await turns()
+        for _ in range(4):
+            await loop.advance(RESEND_AFTER_MAX_S)
+        bench.answer(1, 1)
+        bench.sent.clear()
+        bench.publish(client, 1)
+        await turns()
+        await loop.advance(RESEND_AFTER_S)
+        assert bench.numbers == [2, 2]
+
+    run_clocked(test)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
@@ -188,3 +189,46 @@ def test_all_nodes_restart_and_keep_everything(cluster: LocalCluster) -> None:
     for node in cluster.nodes:
         node.wait_healthy()
     run(after)
+
+
+def test_every_publish_around_a_delete_is_answered(cluster: LocalCluster) -> None:
+    """Stored before it, or told that nobody is there: none is left to its timeout."""
+
+    async def work() -> None:
+        publisher, other = await connect(cluster.nodes[0]), await connect(cluster.nodes[1])
+        await other.jetstream().add_stream(
+            StreamConfig(name="GONE", subjects=["gone.>"], num_replicas=3)
+        )
+        answers: dict[str, list[str]] = {}
+
+        async def note(message: Any) -> None:
+            what = "503" if message.headers else "stored" if b'"seq"' in message.data else "else"
+            answers.setdefault(message.subject, []).append(what)
+
+        await publisher.subscribe("answers.*", cb=note)
+        sent = 0
+
+        async def publish_until(deleted: asyncio.Task[Any]) -> None:
+            nonlocal sent
+            while not deleted.done():
+                await publisher.publish("gone.x", b"p" * 500, reply=f"answers.{sent}")
+                sent += 1
+                await asyncio.sleep(0)
+
+        async def delete() -> None:
+            await eventually(lambda: _true(len(answers) > 100), "publishes under way")
+            await other.jetstream().delete_stream("GONE")
+
+        await publish_until(asyncio.create_task(delete()))
+        await publisher.flush()
+        await eventually(lambda: _true(len(answers) == sent), "an answer to each publish")
+        assert {len(each) for each in answers.values()} == {1}
+        assert {each[0] for each in answers.values()} <= {"stored", "503"}
+        await publisher.close()
+        await other.close()
+
+    run(work)
+
+
+async def _true(value: bool) -> bool:
+    return value
