@@ -1,8 +1,10 @@
-"""What peers do wrong, said once per peer and group.
+"""What peers and callers do wrong: counted, and said once per peer and group.
 
-Owns: which complaints were made. The caller counts the rest.
+Owns: the counts, and which complaints were made.
 May not touch: groups, links.
-Spec: a refusal gives one clear log line, however often it is repeated."""
+Spec: a refusal gives one clear log line, however often it is repeated. A message for a group that
+is not here is normal while nodes start and groups come and go, so that line is for debugging; the
+count tells if it goes on."""
 
 from __future__ import annotations
 
@@ -17,13 +19,28 @@ _REMEMBERED_MAX: Final = 256  # then all are forgotten, and may be made again
 
 class Complaints:
     def __init__(self) -> None:
+        self.refused_messages = self.stray_messages = self.refused_entries = 0
         self._made: set[tuple[NodeId, GroupId, str]] = set()
 
-    def once(self, sender: NodeId, group: GroupId, what: str) -> None:
+    def stray(self, sender: NodeId, group: GroupId) -> None:
+        self.stray_messages += 1
+        self._once(sender, group, "a message for a group that is not here", logging.DEBUG)
+
+    def no_member(self, sender: NodeId, group: GroupId) -> None:
+        self.refused_messages += 1
+        self._once(sender, group, "a message of a node that is no member", logging.INFO)
+
+    def entry_too_large(self, node: NodeId, group: GroupId, size: int) -> None:
+        self.refused_entries += 1
+        self._once(node, group, f"an entry of {size} bytes is refused, it is too large")
+
+    def _once(
+        self, sender: NodeId, group: GroupId, what: str, level: int = logging.WARNING
+    ) -> None:
         complaint = (sender, group, what)
         if complaint in self._made:
             return
         if len(self._made) >= _REMEMBERED_MAX:
             self._made.clear()
         self._made.add(complaint)
-        _log.info("%s (from node %d, group %d)", what, sender, group)
+        _log.log(level, "%s (from node %d, group %d)", what, sender, group)

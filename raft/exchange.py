@@ -12,23 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final, Protocol
 
-from raft.group import Arrived, Group
+from raft.group import Arrived, Group, HostLimits
 from raft.group_log import GroupLog
 from raft.messages import Message, MessageKind
 from raft.records import StoreBusy, StoreFailed
 from raft.rounds import Rounds
-from raft.snapshot import FrameKind, Incoming, SnapshotReceiver, SnapshotSender, read_frame
+from raft.snapshot import FrameKind, read_frame
+from raft.snapshot_in import Incoming, SnapshotReceiver
+from raft.snapshot_out import SnapshotSender
 from raft.store import Batch, LogStore
 from raft.transport import SNAPSHOTS, Transport
 from raft.types import GroupId, Index, InvariantViolation, NodeId, Role, SnapshotMeta, Term
 
 _BUSY_RETRY_SECONDS: Final = 0.005
-_ANSWERS: Final = frozenset({FrameKind.TAKEN, FrameKind.DONE, FrameKind.REFUSED})
+_ANSWERS: Final = frozenset({FrameKind.TAKEN, FrameKind.HELD, FrameKind.DONE, FrameKind.REFUSED})
 
 
 class Keeper(Protocol):
@@ -52,21 +55,28 @@ class SnapshotExchange:
         transport: Transport,
         rounds: Rounds,
         keeper: Keeper,
-        streams_max: int,
+        limits: HostLimits,
     ) -> None:
         self.sent = self.installed = 0
         self._node = node
         self._store = store
         self._rounds = rounds
         self._keeper = keeper
-        self._sender = SnapshotSender(transport)
+        self._sender = SnapshotSender(transport, bytes_per_second=limits.snapshot_bytes_per_second)
         self._receiver = SnapshotReceiver(transport, directory=store.db.path())
-        self._slots = asyncio.Semaphore(streams_max)
+        # By receiver: one that is away must not hold up what others wait for.
+        self._slots: defaultdict[NodeId, asyncio.Semaphore] = defaultdict(
+            partial(asyncio.Semaphore, limits.snapshot_streams_max)
+        )
         self._streaming: dict[tuple[GroupId, NodeId], Index] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._thread: Executor | None = None
         self._running: set[asyncio.Task[None]] = set()
         transport.register(SNAPSHOTS, self._on_frame, borrowed=True)
+
+    @property
+    def resumed(self) -> int:
+        return self._sender.resumed
 
     def open(self, tasks: asyncio.TaskGroup, thread: Executor) -> None:
         self._tasks, self._thread = tasks, thread
@@ -101,29 +111,33 @@ class SnapshotExchange:
         core = group.core
         term = core.term
 
-        def wanted() -> bool:
+        def leading() -> bool:
             return group.stopped is None and core.term == term and core.role is Role.LEADER
 
         ok = False
         try:
-            async with self._slots:
-                if wanted():
-                    ok = await self._send(group, to, wanted)
+            async with self._slots[to]:
+                if leading():
+                    ok = await self._send(group, to, leading)
         except Exception as error:  # noqa: BLE001 - a machine that cannot show its state
             self._keeper.group_failed(group, error)
         finally:
             self._streaming.pop((group.id, to), None)
-            if wanted():
+            if leading():
                 core.report_snapshot(to, ok)
                 self._rounds.mark(group)
         self.sent += ok
 
-    async def _send(self, group: Group, to: NodeId, wanted: Callable[[], bool]) -> bool:
+    async def _send(self, group: Group, to: NodeId, leading: Callable[[], bool]) -> bool:
         index, chunks = group.machine.snapshot()
         term = group.core.log.term(index)
         if term is None or index > group.core.applied_index:
             raise InvariantViolation(f"a snapshot at {index}, applied {group.core.applied_index}")
         self._streaming[group.id, to] = index
+
+        def wanted() -> bool:  # a stale one, which the log does not continue, is of no use
+            return leading() and group.log.first_index() <= index + 1
+
         return await self._sender.send(
             group=group.id,
             to=to,

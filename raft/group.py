@@ -22,7 +22,8 @@ from raft.types import GroupId, HardState, Index, NodeId, RaftError, Role, Snaps
 class HostLimits:
     waiting_bytes_max: int = 64 << 20  # proposed and not applied, per group: then GroupBusy
     tail_bytes_max: int = 8 << 20  # log entries kept in memory per group for followers
-    snapshot_streams_max: int = 4  # going out at once; further ones wait
+    snapshot_streams_max: int = 4  # going out to one node at once; further ones wait
+    snapshot_bytes_per_second: int = 128 << 20  # of all streams that go out
     entry_bytes_max: int = 64 << 20  # a larger one is refused: EntryTooLarge
 
 

@@ -95,7 +95,7 @@ class Host:
             node=node,
             store=store,
             transport=transport,
-            streams_max=limits.snapshot_streams_max,
+            limits=limits,
             rounds=self._rounds,
             keeper=self,
         )
@@ -114,7 +114,6 @@ class Host:
             soon=_soon,
         )
         self._complaints = Complaints()
-        self._refused_messages = self._stray_messages = self._refused_entries = 0
         self._ticked_at = 0.0
         self._punctual_from = 0  # the tick since which none was late
         self._running = False
@@ -209,10 +208,7 @@ class Host:
         GroupBusy, EntryTooLarge, GroupStopped or UnknownGroup, all definite."""
         held = self._working(group)
         if len(data) > self._limits.entry_bytes_max:
-            self._refused_entries += 1
-            self._complaints.once(
-                self.node, group, f"an entry of {len(data)} bytes is refused, it is too large"
-            )
+            self._complaints.entry_too_large(self.node, group, len(data))
             raise EntryTooLarge(len(data), self._limits.entry_bytes_max)
         waiting = held.waiting_bytes + len(data)
         if held.waiting_bytes and waiting > self._limits.waiting_bytes_max:
@@ -300,6 +296,7 @@ class Host:
             loop_lag_seconds_last=self._lag_last,
             loop_lag_seconds_max=self._lag_max,
             snapshots_sent=self._exchange.sent,
+            snapshots_resumed=self._exchange.resumed,
             snapshots_installed=self._exchange.installed,
             awake=len(self._vigil.awake),
             recovering=sum(group.core.recovering for group in held),
@@ -307,9 +304,9 @@ class Host:
             waiting_batches=waiting_batches,
             waiting_promises=waiting_promises,
             waiting_bytes=sum(group.waiting_bytes for group in held),
-            refused_messages=self._refused_messages,
-            stray_messages=self._stray_messages,
-            refused_entries=self._refused_entries,
+            refused_messages=self._complaints.refused_messages,
+            stray_messages=self._complaints.stray_messages,
+            refused_entries=self._complaints.refused_entries,
             flush_latency=flushes,
             commit_latency=rounds.commit_latency.snapshot(),
         )
@@ -419,14 +416,12 @@ class Host:
                 raise CodecError(f"a message from {message.sender} to {message.to}")
             group = self._groups.get(group_id)
             if group is None:
-                self._stray_messages += 1
-                self._complaints.once(sender, group_id, "a message for a group that is not here")
+                self._complaints.stray(sender, group_id)
                 continue
             if group.stopped is not None or not self._running:
                 continue
             if not group.admits(sender, message.term):
-                self._refused_messages += 1
-                self._complaints.once(sender, group_id, "a message of a node that is no member")
+                self._complaints.no_member(sender, group_id)
                 continue
             if message.kind is MessageKind.SNAPSHOT:
                 continue  # it is believed only after its chunks (raft.exchange)

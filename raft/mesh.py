@@ -80,6 +80,8 @@ class Mesh:
         self.stopping = False  # links that end now are not dialled again
         self.peers: dict[NodeId, Peer] = {}
         self.links: dict[NodeId, LinkPair] = {}
+        self.sessions: dict[NodeId, int] = {}  # of the standing links; every pair has its own
+        self._last_session = 0
         self.lost_counts: list[tuple[int, int, int, int]] = []
         self.refused: Counter[str] = Counter()  # what peers did wrong, by kind
         self._open: set[Link] = set()  # every connection, either direction, any state
@@ -217,6 +219,8 @@ class Mesh:
 
     def peer_up(self, peer: Peer, links: LinkPair) -> None:
         self.links[peer.node] = links
+        self._last_session += 1
+        self.sessions[peer.node] = self._last_session
         peer.connected = True
         _log.info(
             "%s: connected to %s at %s:%d", self.ourselves.name, peer.name, peer.host, peer.port
@@ -226,6 +230,7 @@ class Mesh:
     def peer_down(self, peer: Peer, error: BaseException | None) -> None:
         if self.links.pop(peer.node, None) is None:
             return
+        del self.sessions[peer.node]
         peer.connected = False
         _log.info(
             "%s: connection to %s lost: %s", self.ourselves.name, peer.name, error or "closed"

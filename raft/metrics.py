@@ -72,6 +72,7 @@ class HostStatistics:
     loop_lag_seconds_last: float
     loop_lag_seconds_max: float
     snapshots_sent: int
+    snapshots_resumed: int  # times that a stream went on after a break
     snapshots_installed: int
     awake: int  # groups that get ticks; the others sleep
     recovering: int  # members that lost their log and have not caught up

@@ -174,6 +174,11 @@ class Transport:
     def connected(self, node: NodeId) -> bool:
         return node in self._mesh.links
 
+    def session(self, node: NodeId) -> int:
+        """0: not connected. Another number after every new connection: what was sent on an
+        earlier one may not have arrived."""
+        return self._mesh.sessions.get(node, 0)
+
     def pending_bytes(self, node: NodeId) -> int:
         """Bytes that wait in our bulk link to the node."""
         pair = self._mesh.links.get(node)

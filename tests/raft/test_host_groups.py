@@ -199,7 +199,7 @@ def test_a_damaged_log_is_given_up_and_fetched_again(tmp_path: Path) -> None:
 def test_messages_for_unknown_groups_are_counted_and_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="raft.host")
+    caplog.set_level(logging.DEBUG, logger="raft.host")
 
     async def body(c: Cluster) -> None:
         a, b, _ = c.nodes
@@ -212,7 +212,8 @@ def test_messages_for_unknown_groups_are_counted_and_named_once(
         await c.put("k", 2)
 
     run(tmp_path, body)
-    assert sum("group 77" in record.getMessage() for record in caplog.records) == 1
+    (line,) = [record for record in caplog.records if "group 77" in record.getMessage()]
+    assert line.levelno == logging.DEBUG  # it is normal while groups come and go
 
 
 def test_an_entry_beyond_the_limit_is_refused_and_nothing_else(tmp_path: Path) -> None:

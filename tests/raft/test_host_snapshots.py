@@ -16,6 +16,8 @@ from host_cluster import (
 )
 
 from raft.compaction import CompactionPolicy, cut_point
+from raft.host import HostLimits
+from raft.snapshot_out import PIECE_BYTES, WINDOW_BYTES
 from raft.store import DamagedLog
 from raft.types import Index, SnapshotMeta, Term
 
@@ -140,3 +142,31 @@ def test_a_cut_keeps_what_followers_and_streams_will_read() -> None:
     assert cut(900, 300, 950) == 300
     assert cut(900, 0) is None
     assert cut(900, 100, average=10) == 800  # too far behind: it will get a snapshot
+
+
+def test_a_cut_link_does_not_make_the_snapshot_start_again(tmp_path: Path) -> None:
+    slow = HostLimits(tail_bytes_max=1, snapshot_bytes_per_second=16 << 20)
+
+    async def body(c: Cluster) -> None:
+        leader = await c.leader()
+        absent = next(n for n in c.nodes if n is not leader)
+        await c.settled()
+        await absent.kill()
+        for i in range(12):
+            await c.put(f"k{i}", "x" * 700_000)
+        for node in c.alive:
+            node.ledger.save()
+        await until(lambda: all(n.store.reader(G).first_index() > 5 for n in c.alive))
+        await absent.start(limits=slow)
+        receiver = absent.host._exchange._receiver
+        await until(lambda: any(s.chunks.nbytes > 4e6 for s in receiver._streams.values()))
+        for link in leader.transport._mesh.links[absent.node]:
+            link.abort()
+        await until(lambda: bool(absent.ledger.restored))
+        await until(lambda: leader.host.statistics().snapshots_sent == 1)
+        assert leader.host.statistics().snapshots_resumed == 1
+        assert leader.host._exchange._sender.sent_bytes < 8.4e6 + WINDOW_BYTES + PIECE_BYTES + 1e5
+        await c.put("after", 1)
+        await c.settled()
+
+    run(tmp_path, body, compaction=EAGER, limits=slow)
