@@ -119,7 +119,9 @@ class Compactor:
             peers = core.status().peers
             needed += [peer.match for peer in peers if self._transport.connected(peer.node)]
         policy = self.policy
-        if not group.persistent:
+        if group.erase_upto >= log.first_index():
+            policy = replace(policy, keep_entries=0, step_entries=1)
+        elif not group.persistent:
             policy = replace(policy, keep_bytes=policy.keep_bytes_in_memory)
         return cut_point(
             policy,

@@ -113,6 +113,7 @@ class Group:
         "arrived",
         "barriers",
         "core",
+        "erase_upto",
         "id",
         "idle_at",
         "idle_ticks",
@@ -148,6 +149,9 @@ class Group:
         self.stopped: str | None = None
         self.installing = False
         self.arrived: Arrived | None = None  # a whole snapshot that the core was told of
+        # Entries up to here hold what must be forgotten: cut as soon as the state is durable.
+        # The one field that others set.
+        self.erase_upto = Index(0)
         self.waiting_bytes = 0  # proposed by us and not yet applied
         self.unflushed = 0  # Readies whose promises wait for a flush
         self.idle_at = Index(0)  # the log's end when it last grew, as the ticker saw it

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rocksdict import ColumnFamily, Rdict, WriteBatch
+from rocksdict import BottommostLevelCompaction, ColumnFamily, CompactOptions, Rdict, WriteBatch
 from rocksdict import WriteOptions as RocksWriteOptions
 
 from raft.database import Identity, StoreTuning, open_database
@@ -55,6 +55,8 @@ __all__ = [
 ]
 
 _LAST_INDEX: Final = 2**64 - 1
+_BLOB_AGE: Final = "blob_garbage_collection_age_cutoff"
+_BLOB_AGE_USUAL: Final = "0.25"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class LogStore:
         self._write_options = RocksWriteOptions()
         self._write_options.no_slowdown = True
         self._patient = RocksWriteOptions()
+        self._rewriting = self._closing = False
         self._writes = self._written_bytes = self._flushes = self._refusals = 0
 
     @classmethod
@@ -147,6 +150,10 @@ class LogStore:
         """Flushes the log; nothing may use the store or its columns afterwards."""
         if self.failure is None:
             self.db.flush_wal(sync=True)
+        self._closing = True
+        if self._rewriting:  # it gives up; the database cannot be closed then, but may be left
+            self.db.cancel_all_background(wait=False)
+            return
         self._logs.clear()
         self._log_handle = None
         for column in self._columns.values():
@@ -303,6 +310,27 @@ class LogStore:
         except Exception as error:
             self.failure = error
             raise StoreFailed(f"flushing the state failed: {error}") from error
+
+    def expunge(self) -> None:
+        """Blocking, for as long as rewriting the database takes: no file holds what was deleted
+        or overwritten before the call. What a reader's snapshot still shows stays until the
+        next time."""
+        self._rewriting = True
+        try:
+            for column in (self.db, *self._columns.values()):  # then no write-ahead log is needed
+                column.flush(wait=True)
+            rewrite = CompactOptions()
+            rewrite.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
+            for column in self._columns.values():
+                column.set_options({_BLOB_AGE: "1.0"})  # values of any age are moved
+                column.compact_range(None, None, rewrite)
+                column.set_options({_BLOB_AGE: _BLOB_AGE_USUAL})
+        except Exception as error:
+            if not self._closing:
+                self.failure = error
+                raise StoreFailed(f"rewriting the database failed: {error}") from error
+        finally:
+            self._rewriting = False
 
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(

@@ -21,6 +21,7 @@ import msgspec
 from broker.cluster.advising import Advising
 from broker.cluster.alone import Alone
 from broker.cluster.errands import CHANNEL_ACKS, CHANNEL_ERRANDS, AckErrand, Errand, Errands
+from broker.cluster.flushing import Flushing
 from broker.cluster.formation import Candidate, Formation, Founding, next_session
 from broker.cluster.leaders import NO_LEADER_WITHIN_S, Leaders
 from broker.cluster.leading import Leading
@@ -37,7 +38,7 @@ from broker.jetstream.errors import JetStreamError
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
 from broker.subjects import Subscription
-from raft import GroupId, Index, NodeId, RaftError, Term, node_id
+from raft import GroupId, NodeId, RaftError, Term, node_id
 from raft.host import Host
 from raft.store import LogStore, StoreTuning
 from raft.transport import Peer, Transport
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jetraft.cluster")
 
 CHANNEL_LEADS = 22
-FLUSH_EVERY_S = 10.0
-FLUSH_ABOVE_BYTES = 64 << 20
 HAND_OVER_WITHIN_S = 1.0  # a stopping node waits so long for other leaders
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -80,6 +79,7 @@ class JetStreamNode:
     store: LogStore = field(init=False)
     state_db: StateDb = field(init=False)
     host: Host = field(init=False)
+    flushing: Flushing = field(init=False)
     meta_group: MetaGroup = field(init=False)
     formation: Formation = field(init=False)
     errands: Errands = field(init=False)
@@ -93,8 +93,6 @@ class JetStreamNode:
     _captures: dict[int, list[Subscription]] = field(default_factory=dict)
     _watchers: dict[tuple[str, bytes], dict[Leading, None]] = field(default_factory=dict)
     _epoch_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
-    _unflushed_bytes: int = 0
-    _flush_wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def node(self) -> NodeId:
@@ -119,6 +117,7 @@ class JetStreamNode:
             store=self.store,
             transport=self.mesh.transport or cast(Transport, Alone()),
         )
+        self.flushing = Flushing(self)
         self.meta_group = MetaGroup(
             state_db=self.state_db,
             host=self.host,
@@ -126,7 +125,7 @@ class JetStreamNode:
             on_reconfigured=self._reconfigured,
             on_removed=self._removed,
             on_leader=lambda leader: self._leader_heard(META_GROUP, leader),
-            on_written=self._flush_wanted.set,
+            on_written=self.flushing.wanted.set,
         )
         self.leaders = Leaders(self.mesh.connected, self._resend)
         self.errands = Errands(
@@ -165,7 +164,8 @@ class JetStreamNode:
         mesh.on_peer(self._peer_changed)
         mesh.interest.on_change.append(self._interest_changed)
         self.spawn(self.host.run(), "raft host")
-        self.spawn(self._flush_state(), "state flush")
+        self.spawn(self.flushing.run(), "state flush")
+        self.spawn(self.flushing.run_erasures(), "erasing")
         self.spawn(self._wait_for_founders(), "founding")
         self.meta_group.load()
         self.formation.start()
@@ -432,31 +432,6 @@ class JetStreamNode:
             return known is not None and known.config == result.config
 
         await eventually(here, timeout_s=2.0)
-
-    # -- durability of the applied state --------------------------------------------------------
-
-    def state_written(self, size: int) -> None:
-        self._unflushed_bytes += size
-        if self._unflushed_bytes > FLUSH_ABOVE_BYTES:
-            self._flush_wanted.set()
-
-    async def _flush_state(self) -> None:
-        """Now and then make the applied state durable, so that the log can be cut behind it."""
-        while True:
-            try:
-                async with asyncio.timeout(FLUSH_EVERY_S):
-                    await self._flush_wanted.wait()
-            except TimeoutError:
-                pass  # the interval has passed: flush what there is
-            self._flush_wanted.clear()
-            self._unflushed_bytes = 0
-            marks: list[tuple[Callable[[Index], None], Index]] = [
-                (r.flushed, r.checkpoint()) for r in self.replicas.values() if r.dirty
-            ]
-            marks.append((self.meta_group.flushed, self.meta_group.written()))
-            await asyncio.to_thread(self.store.flush_state)
-            for flushed, index in marks:
-                flushed(index)
 
 
 _meta_command = msgspec.msgpack.Decoder(MetaCommand)

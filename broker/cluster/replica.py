@@ -21,7 +21,7 @@ from broker.cluster.meta import Assignment
 from broker.cluster.outbox import STALE_SESSION, Published
 from broker.cluster.waiting import Waiting
 from broker.jetstream import commands
-from broker.jetstream.commands import AnyCommand, Kind, UpdateConfig
+from broker.jetstream.commands import AnyCommand, DeleteMessage, Kind, UpdateConfig
 from broker.jetstream.config import Storage
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
@@ -211,10 +211,10 @@ class Replica:
             stored = stored or kind in _STORING_KINDS
             if kind in _CONSUMER_KINDS:
                 changed_consumers.append(_consumer_name(entry.data))
-            if kind == Kind.UPDATE_CONFIG and self.leading is not None:
-                self.leading.reconfigured()
-                for callback in self.node.on_reconfigured:
-                    callback(self)
+            if kind == Kind.UPDATE_CONFIG:
+                self._reconfigured()
+            elif kind == Kind.DELETE_MESSAGE:
+                self._deleted(commands.decode(entry.data))
             self._waiting.applied(entry.term, entry.index, result)
         self._waiting.passed(entries[-1].index)
         self._applied_term = entries[-1].term
@@ -226,6 +226,17 @@ class Replica:
             self.leading.applied(stored=stored, consumers=changed_consumers)
         if self.stream.needs_checkpoint():
             self.checkpoint()
+
+    def _reconfigured(self) -> None:
+        if self.leading is not None:
+            self.leading.reconfigured()
+            for callback in self.node.on_reconfigured:
+                callback(self)
+
+    def _deleted(self, command: AnyCommand) -> None:
+        erased = isinstance(command, DeleteMessage) and not command.no_erase
+        if erased and not self._in_memory:
+            self.node.flushing.erased(self)
 
     def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None:
         self.term = term
@@ -265,7 +276,7 @@ class Replica:
         """Write the applied state (not durable before a flush); the index it stands for."""
         written = self._state.change(self._checkpoint)
         if not self._in_memory:
-            self.node.state_written(written)
+            self.node.flushing.written(written)
         self.dirty = False
         return Index(self.stream.applied)
 

@@ -195,7 +195,7 @@ class MessageStore:
 
     def erase(self, seq: int) -> bool:
         """Remove, and overwrite headers and data. Older copies in the database and in the log
-        go with the next compaction."""
+        are the caller's to get rid of (broker.cluster.flushing)."""
         found = self.rows(seq)
         if found is None:
             return False
