@@ -22,9 +22,10 @@ from broker.cluster.origin import (
     OriginLost,
     OriginMessage,
     OriginRefused,
+    WrongConsumer,
 )
 from broker.cluster.waiting import LostLeadership
-from broker.jetstream.errors import ErrorBody
+from broker.jetstream.errors import ErrCode, ErrorBody, JetStreamError
 from broker.jetstream.info import SourceInfo
 from broker.jetstream.sourcing import SourceMapping
 from broker.jetstream.stream_config import StreamSource
@@ -66,6 +67,7 @@ class Follower:
     error: ErrorBody | None = None
     lag: int = 0
     _heard_s: float = 0.0
+    _known: int = 0  # the position when reading began
     _origin: Origin | None = None
     _in_flight: deque[asyncio.Future[object]] = field(default_factory=deque)
 
@@ -83,6 +85,11 @@ class Follower:
 
     def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
         """`last` is the origin's sequence of the last row."""
+        raise NotImplementedError
+
+    @property
+    def wrong_consumer(self) -> ErrCode:
+        """What a consumer that cannot be read through is called."""
         raise NotImplementedError
 
     def check(self, result: object) -> None:
@@ -114,6 +121,8 @@ class Follower:
                 return
             except OriginRefused as refused:
                 problem = ErrorBody(refused.code, refused.err_code, str(refused))
+            except WrongConsumer:
+                problem = JetStreamError(self.wrong_consumer).body()
             except (OriginLost, NoSuchRemote, NotTaken, OSError, RaftError) as lost:
                 problem = ErrorBody(500, 10029, str(lost))
             except TimeoutError:
@@ -134,15 +143,14 @@ class Follower:
         source = self.source
         origin = self._origin = await Origin.connect(self._address())
         try:
-            start, since_ns = self.position() + 1, 0
-            if start == 1:
-                start, since_ns = source.opt_start_seq or 1, source.opt_start_time or 0
-            await origin.consume(
-                source.name,
-                start=start,
-                start_time_ns=0 if source.opt_start_seq else since_ns,
-                filters=self.mapping.filters,
-            )
+            self._known = self.position()
+            if source.consumer is not None:
+                durable = source.consumer
+                await origin.resume(
+                    source.name, durable.name, durable.deliver_subject, settle=self._settle_all
+                )
+            else:
+                await self._consume(origin)
             self.error = None
             while True:
                 await self._take_batch(origin)
@@ -152,21 +160,46 @@ class Follower:
             origin.close()
             await self._settle()
 
+    async def _consume(self, origin: Origin) -> None:
+        """Through a consumer of our own, that begins behind what we know."""
+        source = self.source
+        start, since_ns = self._known + 1, 0
+        if start == 1:
+            start, since_ns = source.opt_start_seq or 1, source.opt_start_time or 0
+        await origin.consume(
+            source.name,
+            start=start,
+            start_time_ns=0 if source.opt_start_seq else since_ns,
+            filters=self.mapping.filters,
+        )
+
     async def _take_batch(self, origin: Origin) -> None:
         """Read what is there, at least one message, and propose it as one entry."""
         builder = BlockBuilder()
         message = await origin.next()
-        self.append(builder, message)
+        self._take(builder, message)
         while (
             origin.buffered() and builder.rows < BATCH_ROWS_MAX and builder.nbytes < BATCH_BYTES_MAX
         ):
             message = await origin.next()
-            self.append(builder, message)
+            self._take(builder, message)
         self.lag = message.pending
+        if not builder.rows:
+            return
         self._in_flight.append(self.propose(builder.build(seal=False), last=message.seq))
         # With nothing at hand to read, what became of the proposed is the next thing to know.
         most = IN_FLIGHT_MAX if origin.buffered() else 1
         while len(self._in_flight) >= most:
+            self.check(await self._in_flight.popleft())
+
+    def _take(self, builder: BlockBuilder, message: OriginMessage) -> None:
+        """A durable consumer may go back behind what we have."""
+        if message.seq > self._known:
+            self.append(builder, message)
+
+    async def _settle_all(self) -> None:
+        """Until all that was read is stored. Raises NotTaken."""
+        while self._in_flight:
             self.check(await self._in_flight.popleft())
 
     async def _settle(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from broker.cluster.following import DROPPED_HEADERS, Follower, NotTaken, without_headers
 from broker.cluster.origin import OriginMessage
 from broker.jetstream import commands
+from broker.jetstream.errors import ErrCode
 from broker.jetstream.sourcing import (
     SOURCE_HEADER,
     Sourced,
@@ -36,6 +37,10 @@ class Mirror(Follower):
 
     __slots__ = ()
 
+    @property
+    def wrong_consumer(self) -> ErrCode:
+        return ErrCode.MIRROR_CONSUMER_REQUIRES_ACK_FC
+
     def position(self) -> int:
         return self.replica.stream.store.last_seq
 
@@ -53,6 +58,10 @@ class Sourcing(Follower):
     """Messages get sequences of ours; the position is kept beside them."""
 
     __slots__ = ("_proposed",)
+
+    @property
+    def wrong_consumer(self) -> ErrCode:
+        return ErrCode.SOURCE_CONSUMER_REQUIRES_ACK_FC
 
     def position(self) -> int:
         position = self.replica.stream.sources.get(source_key(self.source), 0)

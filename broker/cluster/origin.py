@@ -13,6 +13,7 @@ import secrets
 import ssl
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -41,6 +42,10 @@ class OriginRefused(Exception):
         self.err_code = err_code
 
 
+class WrongConsumer(Exception):
+    """The durable consumer does not acknowledge by flow control."""
+
+
 @dataclass(frozen=True, slots=True)
 class OriginAddress:
     urls: tuple[str, ...]
@@ -67,8 +72,14 @@ class _Refusal(msgspec.Struct):
     err_code: int = 10029
 
 
+class _Config(msgspec.Struct):
+    ack_policy: str = ""
+    idle_heartbeat: int = 0
+
+
 class _Answer(msgspec.Struct):
     error: _Refusal | None = None
+    config: _Config | None = None
 
 
 @dataclass(slots=True)
@@ -106,6 +117,15 @@ class _Head:
 _Message = tuple[_Head, bytes, bytes]  # with headers and payload
 
 
+def _numbers(head: _Head) -> tuple[int, int, int, int]:
+    """Stream and consumer sequence, time, and how many are pending: a reply ends in them. A newer
+    form has two tokens more in front of them, and may have others behind."""
+    tokens = head.reply.split(b".")
+    first = 5 if len(tokens) < 11 else 7
+    seq, consumer_seq, time_ns, pending = (int(token) for token in tokens[first : first + 4])
+    return seq, consumer_seq, time_ns, pending
+
+
 @dataclass(slots=True)
 class Origin:
     """Connected and subscribed. `next` gives messages in order, or raises OriginLost: whatever
@@ -116,7 +136,10 @@ class Origin:
     api: str
     inbox: str = field(default_factory=lambda: f"_INBOX.{secrets.token_hex(11)}")
     heard_s: float = 0.0  # when it last sent anything about the consumer
+    patience_s: float = 3 * HEARTBEAT_S
     _expected: int = 1  # consumer sequence of the next message
+    _last_seq: int = 0  # the origin's sequence of the last message
+    _settle: Callable[[], Awaitable[None]] | None = None  # before flow control is answered
     _early: deque[_Message] = field(default_factory=deque)  # came before the consumer's creation
 
     @classmethod
@@ -198,9 +221,38 @@ class Origin:
         elif filters:
             config["filter_subjects"] = filters
         body = msgspec.json.encode({"stream_name": stream, "config": config})
+        await self._begin(f"{self.inbox}.d", f"{self.api}.CONSUMER.CREATE.{stream}", body)
+
+    async def resume(
+        self,
+        stream: str,
+        consumer: str,
+        deliver_subject: str,
+        *,
+        settle: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Read through a durable consumer made beforehand, from its ack floor on. It takes answers
+        to flow control as acks, so `settle` returns when all that was read is stored. Raises
+        OriginRefused."""
+        request = f"{self.api}.CONSUMER.RESET.{stream}.{consumer}"
+        config = await self._begin(deliver_subject, request, b"")
+        if config is None or config.ack_policy != "flow_control":
+            raise WrongConsumer
+        self._settle = settle
+        self.patience_s = max(3 * config.idle_heartbeat / 1e9, self.patience_s)
+        # What was on its way before the reset is numbered otherwise.
+        while self._early and not self._is_first(self._early[0]):
+            self._early.popleft()
+
+    def _is_first(self, message: _Message) -> bool:
+        head = message[0]
+        return head.stored and _numbers(head)[1] == 1
+
+    async def _begin(self, deliver_subject: str, request: str, body: bytes) -> _Config | None:
+        """Subscribe, ask, and wait for the answer."""
         self.writer.write(
-            f"SUB {self.inbox}.d 1\r\nSUB {self.inbox}.r 2\r\n"
-            f"PUB {self.api}.CONSUMER.CREATE.{stream} {self.inbox}.r {len(body)}\r\n".encode()
+            f"SUB {deliver_subject} 1\r\nSUB {self.inbox}.r 2\r\n"
+            f"PUB {request} {self.inbox}.r {len(body)}\r\n".encode()
             + body
             + b"\r\n"
         )
@@ -219,6 +271,7 @@ class Origin:
         if answer.error is not None:
             told = answer.error
             raise OriginRefused(told.description, code=told.code, err_code=told.err_code)
+        return answer.config
 
     async def next(self) -> OriginMessage:
         """The next message. Answers heartbeats and flow control on the way."""
@@ -226,13 +279,13 @@ class Origin:
             if self._early:
                 head, headers, data = self._early.popleft()
             else:
-                async with asyncio.timeout(3 * HEARTBEAT_S):
+                async with asyncio.timeout(self.patience_s):
                     head, headers, data = await self._message()
             self.heard_s = time.monotonic()
             try:
                 if head.stored:
                     return self._stored(head, headers, data)
-                self._control(headers, head.reply)
+                await self._control(headers, head.reply)
             except ValueError as error:
                 raise OriginLost(f"a number that is none near {head.reply!r}") from error
 
@@ -251,26 +304,34 @@ class Origin:
         return head is not None and head.stored and len(buffer) >= end + head.size + 4
 
     def _stored(self, head: _Head, headers: bytes, data: bytes) -> OriginMessage:
-        """The reply ends in sequences, time and pending; a newer form has two tokens more in
-        front of them, and may have others behind."""
-        tokens = head.reply.split(b".")
-        first = 5 if len(tokens) < 11 else 7
-        seq, consumer_seq, time_ns, pending = (int(token) for token in tokens[first : first + 4])
+        seq, consumer_seq, time_ns, pending = _numbers(head)
         if consumer_seq != self._expected:
             raise OriginLost(f"expected delivery {self._expected}, got {consumer_seq}")
         self._expected += 1
+        self._last_seq = seq
         return OriginMessage(head.subject, headers, data, seq, time_ns, pending)
 
-    def _control(self, headers: bytes, reply: bytes) -> None:
+    async def _control(self, headers: bytes, reply: bytes) -> None:
         if reply:  # a flow control request
-            self.writer.write(b"PUB %b 0\r\n\r\n" % reply)
+            await self._answer_flow(reply)
             return
         stalled = wire_headers.get(headers, b"Nats-Consumer-Stalled")
         if stalled:
-            self.writer.write(b"PUB %b 0\r\n\r\n" % stalled)
+            await self._answer_flow(stalled)
         last = wire_headers.get(headers, b"Nats-Last-Consumer")
         if last is not None and int(last) != self._expected - 1:
             raise OriginLost(f"delivered up to {int(last)}, received {self._expected - 1}")
+
+    async def _answer_flow(self, reply: bytes) -> None:
+        """A durable consumer is told how far we are, and may forget up to there."""
+        if self._settle is None or not self._last_seq:
+            self.writer.write(b"PUB %b 0\r\n\r\n" % reply)
+            return
+        await self._settle()
+        names = (b"Nats-Last-Consumer", b"Nats-Last-Stream")
+        reached = (b"%d" % (self._expected - 1), b"%d" % self._last_seq)
+        told = wire_headers.build(b"", list(zip(names, reached, strict=True)))
+        self.writer.write(b"HPUB %b %d %d\r\n%b\r\n" % (reply, len(told), len(told), told))
 
     async def _message(self) -> _Message:
         """The next MSG or HMSG."""

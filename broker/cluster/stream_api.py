@@ -34,7 +34,7 @@ from broker.jetstream.responses import (
     page,
 )
 from broker.jetstream.stream_config import StreamConfig, StreamConfigRequest
-from broker.jetstream.stream_rules import check_no_overlap, check_stream_create, refuse_unsupported
+from broker.jetstream.stream_rules import check_no_overlap, check_stream_create
 from broker.jetstream.stream_update import check_stream_update
 from broker.jetstream.versioning import same_stream
 from broker.subjects import collides
@@ -63,7 +63,6 @@ class StreamApi:
     ) -> bytes:
         view = self.node.tenancy.view(account.name)
         config = check_stream_create(body, named=request.stream, view=view)
-        refuse_unsupported(config)
         known = self.node.meta.get(account.name, config.name)
         if known is not None and not same_stream(known.config, config):
             raise JetStreamError.of(10058)
@@ -100,7 +99,6 @@ class StreamApi:
         fields |= {"name": asked.name or request.stream, "sealed": False}
         view = self.node.tenancy.view(account.name)
         config = check_stream_create(StreamConfigRequest(**fields), named=request.stream, view=view)
-        refuse_unsupported(config)
         if config.name in view.streams:
             raise JetStreamError.of(10130)
         check_account_limits(config, view)
@@ -119,7 +117,6 @@ class StreamApi:
             consumers={},
             view=self.node.tenancy.view(account.name),
         )
-        refuse_unsupported(config)
         if known is not None and config.num_replicas != known.config.num_replicas:
             raise JetStreamError.of(10052, err="num_replicas can not be changed yet")
         assignment = await self.node.change_meta(ReconfigureStream(account.name, config))

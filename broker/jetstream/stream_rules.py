@@ -100,25 +100,6 @@ def check_no_overlap(config: StreamConfig, others: Iterable[StreamConfig]) -> No
             raise JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
 
 
-def unsupported(config: StreamConfig) -> str | None:
-    """The first field whose behaviour this broker does not have yet, or None.
-
-    Such a field parses and validates like any other; a stream that asks for it must be refused
-    (`refuse_unsupported`), since storing it would promise what nobody does.
-    """
-    asked = (
-        ("mirror.consumer", config.mirror and config.mirror.consumer),
-        ("sources.consumer", any(source.consumer for source in config.sources)),
-    )
-    return next((name for name, present in asked if present), None)
-
-
-def refuse_unsupported(config: StreamConfig) -> None:
-    name = unsupported(config)
-    if name is not None:
-        raise invalid_config(f"{name} is not supported yet")
-
-
 def invalid_config(reason: str) -> JetStreamError:
     return JetStreamError.of(ErrCode.STREAM_INVALID_CONFIG, err=reason)
 

@@ -19,8 +19,6 @@ from broker.jetstream.stream_rules import (
     check_no_overlap,
     check_stream_config,
     check_stream_create,
-    refuse_unsupported,
-    unsupported,
 )
 from broker.jetstream.strict_json import decode
 from broker.jetstream.versioning import same_stream
@@ -281,39 +279,6 @@ def test_limits_of_single_streams(limits: AccountLimits, rest: str, err_code: in
     with pytest.raises(JetStreamError) as refused:
         create(rest, AccountView(limits=limits))
     assert refused.value.err_code == err_code
-
-
-@pytest.mark.parametrize(
-    ("rest", "field"),
-    [
-        (
-            '"sources":[{"name":"B","consumer":{"name":"C","deliver_subject":"d"}}]',
-            "sources.consumer",
-        ),
-    ],
-)
-def test_what_does_not_exist_yet_is_named_and_refused(rest: str, field: str) -> None:
-    config = create(rest)
-    assert unsupported(config) == field
-    with pytest.raises(JetStreamError) as refused:
-        refuse_unsupported(config)
-    assert (refused.value.err_code, refused.value.description) == (
-        10052,
-        f"{field} is not supported yet",
-    )
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [
-        '"allow_msg_ttl":true,"allow_direct":true,"allow_rollup_hdrs":true,"compression":"s2"',
-        '"mirror":{"name":"B","filter_subject":"x"}',
-        '"placement":{"cluster":"c","tags":["t"]},"no_ack":true,"first_seq":7',
-        '"deny_delete":true,"deny_purge":true,"consumer_limits":{"max_ack_pending":5}',
-    ],
-)
-def test_what_exists_is_not_refused(rest: str) -> None:
-    refuse_unsupported(create(rest))
 
 
 def test_retention_words() -> None:
