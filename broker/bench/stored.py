@@ -178,8 +178,7 @@ def _grow_index(answer: object, subjects: int, per_subject: int) -> None:
     for _ in range(per_subject):
         for i in range(subjects):
             seq += 1
-            home = seq - seq % 8192
-            index.added(b"BENCH.key.%06d" % i, count=1, first=seq, last=seq, home=home)
+            index.added(b"BENCH.key.%06d" % i, count=1, first=seq, last=seq)
     answer.send(resident_bytes(os.getpid()) - before)
 
 

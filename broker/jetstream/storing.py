@@ -48,13 +48,13 @@ def store_message(stream: Stream, message: Message) -> None:
 def store_block(stream: Stream, block: Block, time_ns: int) -> int:
     """Every row, none of which needs a look of its own. Returns the first sequence."""
     store = stream.store
-    summary = block.subject_summary()
     last: dict[bytes, int] | None = None
     if stream.republishes:
-        last = {subject: store.last_of_subject(subject) for subject in summary}
+        last = {subject: store.last_of_subject(subject) for subject in block.subject_summary()}
     first = store.append_block(block, time_ns=time_ns)
     stream.last_msg_id = b""
-    enforce_limits(stream, summary)
+    limited = stream.config.max_msgs_per_subject > 0
+    enforce_limits(stream, block.subject_summary() if limited else ())
     if last is not None:
         for row in range(block.rows):
             subject, seq = block.subject(row), first + row

@@ -10,7 +10,6 @@ sequence costs one row; dropping from the front costs the rows dropped, or one s
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from broker.store.block import Block, BlockBuilder, Rows
 from broker.store.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
 from broker.store.files import BlockFiles, MemoryDb
-from broker.store.index import SubjectEntry, SubjectFilter, SubjectIndex
+from broker.store.index import SubjectFilter, SubjectIndex
 from broker.store.removal import Removal
 from broker.store.segments import BlockCache, Segments
 
@@ -94,9 +93,9 @@ class MessageStore:
             view.grown([(subject, 0, 1)], builder.rows - 1)
         size = self.sizing.of(subject, headers, data)
         self._grew(count=1, size=size, last_seq=seq, max_time=time_ns, last_time=time_ns)
-        entry = self.index.added(subject, count=1, first=seq, last=seq, home=segment.first_seq)
+        entry = self.index.added(subject, count=1, first=seq, last=seq)
         if self.trail_max:
-            self.extend_trail(entry, 1, (seq, size))
+            entry.trail_grew(1, (seq, size))
         self.segments.seal_if_full()
         return seq
 
@@ -116,11 +115,15 @@ class MessageStore:
             self._grew(
                 count=block.rows, size=size, last_seq=last, max_time=time_ns, last_time=time_ns
             )
-            added, home = self.index.added, segment.first_seq
-            for subject, (count, low, high) in block.subject_summary().items():
-                added(subject, count=count, first=first + low, last=first + high, home=home)
+            self.index.add_rows(block, first_seq=first)
             if self.trail_max:
-                self._extend_trails(block, first)
+                sizing = self.sizing
+                self.index.trail_rows(
+                    block,
+                    first_seq=first,
+                    per_message=sizing.per_message,
+                    per_header=sizing.per_header,
+                )
             self.segments.seal_if_full()
         return first
 
@@ -150,14 +153,7 @@ class MessageStore:
             max_time=block.max_time,
             last_time=block.time(block.rows - 1),
         )
-        for subject, (count, low, high) in block.subject_summary().items():
-            self.index.added(
-                subject,
-                count=count,
-                first=block.seq(low),
-                last=block.seq(high),
-                home=segment.first_seq,
-            )
+        self.index.add_rows(block)
         self.segments.seal_if_full()
         return block.rows
 
@@ -238,29 +234,6 @@ class MessageStore:
     def remember_trails(self, count_max: int) -> None:
         """Expect `drop_oldest_of` for subjects with up to so many messages; 0: do not."""
         self.trail_max = count_max if 0 < count_max <= TRAIL_MAX else 0
-
-    def extend_trail(self, entry: SubjectEntry, count: int, added: tuple[int, ...]) -> None:
-        """`count` messages of the entry are new; `added` is what its trail gets for them."""
-        if entry.count == count:
-            entry.trail = array("q")
-        if entry.trail is not None:
-            if len(added) == 2 * count:
-                entry.trail.extend(added)
-            else:
-                entry.trail = None
-
-    def _extend_trails(self, block: Block, first: int) -> None:
-        of_row, get = self.sizing.of_row, self.index.get
-        for subject, start, stop in block.subject_runs():
-            entry = get(subject)
-            if entry is None:
-                continue
-            if entry.trail is None:
-                if entry.first != first + start:
-                    continue  # not known, and not the first time we see it
-                entry.trail = array("q")
-            for row in range(start, stop):
-                entry.trail.extend((first + row, of_row(block, row)))
 
     def drop_oldest(self, count: int) -> None:
         """Remove the `count` oldest messages: max_msgs."""

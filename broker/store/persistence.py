@@ -24,7 +24,6 @@ from broker.store.scan import live_stretches
 from broker.store.segments import (
     SEAL_BYTES,
     SEAL_ROWS,
-    SUBJECTS_HELD_MAX,
     Segment,
     Summary,
     View,
@@ -128,8 +127,8 @@ def written(store: MessageStore) -> None:
             segments.unwritten_bytes -= segment.nbytes
             segments.cache.put(segments.files.group, segment.first_seq, segment.view)
             segment.view = None
-            if segment.subjects is not None and len(segment.subjects) > SUBJECTS_HELD_MAX:
-                segment.subjects = None
+            if segment.subjects is not None:
+                segment.name(segment.subjects)
 
 
 def load(store: MessageStore, state: StoreImage) -> None:
@@ -149,8 +148,7 @@ def load(store: MessageStore, state: StoreImage) -> None:
             max_time=summary.max_time,
             written=True,
         )
-        if len(summary.subjects) <= SUBJECTS_HELD_MAX:
-            segment.subjects = summary.subjects
+        segment.name(summary.subjects)
         if first_seq in deletes:
             _apply_deletes(segment, deletes[first_seq])
         segments.add(segment)
@@ -293,10 +291,10 @@ def _index(store: MessageStore, segment: Segment, summary: Summary | None) -> No
     if summary is not None and segment.live == segment.rows:
         sizes = iter(summary.last_sizes) if store.trail_max else iter(())
         for subject, (count, low, high) in summary.subjects.items():
-            entry = added(subject, count=count, first=home + low, last=home + high, home=home)
+            entry = added(subject, count=count, first=home + low, last=home + high)
             size = next(sizes, 0)
             if size:
-                store.extend_trail(entry, count, (home + high, size))
+                entry.trail_grew(count, (home + high, size))
         return
     segments = store.segments
     rows = segments.view(segment).rows
@@ -304,9 +302,9 @@ def _index(store: MessageStore, segment: Segment, summary: Summary | None) -> No
     for begin, stop in live_stretches(segments, segment, _EVERYTHING, start=0, stop=end):
         for i in range(begin, stop):
             seq = rows.seq(i)
-            entry = added(rows.subject(i), count=1, first=seq, last=seq, home=home)
+            entry = added(rows.subject(i), count=1, first=seq, last=seq)
             if store.trail_max:
-                store.extend_trail(entry, 1, (seq, store.sizing.of_row(rows, i)))
+                entry.trail_grew(1, (seq, store.sizing.of_row(rows, i)))
 
 
 def _reopen_tail(store: MessageStore) -> None:
@@ -325,7 +323,7 @@ def _reopen_tail(store: MessageStore) -> None:
     segments.builder = BlockBuilder(segment.first_seq)
     segments.builder.append_block(block)
     segment.view = View(segments.builder)
-    segment.subjects = None
+    segment.subjects = segment.hashes = None
     segments.tail = segment
 
 

@@ -128,9 +128,11 @@ class Removal:
         """The `count` oldest messages of the subject go."""
         trail = self.store.index.trail_of(entry)
         if trail is not None:
+            rest = len(trail) > 2 * count
             self._oldest_by_trail(subject, trail, count)
-            if trail:
-                entry.first = trail[0]
+            if rest:
+                entry.trail_shrank(count)
+                entry.first = trail[2 * count]
         else:
             left: SubjectEntry | None = entry
             while left is not None and count > 0:
@@ -160,16 +162,12 @@ class Removal:
             store.index.removed(subject, last - first + 1)
             self._mark_range(segment, first, last)
             self._count_out(segment, count=last - first + 1, size=size)
-        del trail[:stop]
 
     def _trail(self, subject: bytes, entry: SubjectEntry) -> array[int]:
         """Where all messages of the subject are, and their sizes, by reading their blocks."""
         trail = array("q")
         segments, sizing = self.store.segments, self.store.sizing
-        for home in entry.homes:
-            segment = segments.starting_at(home)
-            if segment is None:
-                continue
+        for segment in self._may_hold(subject, entry):
             view = segments.view(segment)
             for begin, end in view.stretches_of(subject):
                 for start, stop in self._live(segment, view, begin, end):
@@ -195,16 +193,16 @@ class Removal:
     def search_down(self, subject: bytes, entry: SubjectEntry) -> int:
         """Its last stored sequence; `entry.last` is an upper bound."""
         segments = self.store.segments
-        while entry.homes:
-            segment = segments.starting_at(entry.homes[-1])
-            if segment is not None:
-                view = segments.view(segment)
-                end_row = row_at(segment, view.rows, entry.last + 1)
-                for begin, end in reversed(view.stretches_of(subject)):
-                    live = list(self._live(segment, view, begin, min(end, end_row)))
-                    if live:
-                        return view.rows.seq(live[-1][1] - 1)
-            entry.homes.pop()
+        for position in range(segments.at(entry.last), -1, -1):
+            segment = segments.all[position]
+            if not segments.holds(segment, subject):
+                continue
+            view = segments.view(segment)
+            end_row = row_at(segment, view.rows, entry.last + 1)
+            for begin, end in reversed(view.stretches_of(subject)):
+                live = list(self._live(segment, view, begin, min(end, end_row)))
+                if live:
+                    return view.rows.seq(live[-1][1] - 1)
         raise AssertionError(f"subject {subject!r} counts {entry.count} messages, none is stored")
 
     def _oldest_stretches(
@@ -212,14 +210,8 @@ class Removal:
     ) -> tuple[Segment, list[Stretch]]:
         """Rows of the subject in the first segment that has some, at most `limit` of them."""
         segments = self.store.segments
-        homes = entry.homes
         low = max(entry.first, segments.floor)
-        at = max(bisect_right(homes, low) - 1, 0)
-        while at < len(homes):
-            segment = segments.starting_at(homes[at])
-            at += 1
-            if segment is None:
-                continue
+        for segment in self._may_hold(subject, entry):
             view = segments.view(segment)
             first_row = row_at(segment, view.rows, low)
             stretches = view.stretches_of(subject)
@@ -234,10 +226,17 @@ class Removal:
                 if not limit:
                     break
             if found:
-                if at > 1:
-                    del homes[: at - 1]
                 return segment, found
         raise AssertionError(f"subject {subject!r} counts {entry.count} messages, none is stored")
+
+    def _may_hold(self, subject: bytes, entry: SubjectEntry) -> Iterator[Segment]:
+        """Where its messages can be, ascending."""
+        segments = self.store.segments
+        for segment in segments.from_seq(max(entry.first, segments.floor)):
+            if segment.first_seq > entry.last:
+                return
+            if segments.holds(segment, subject):
+                yield segment
 
     def _live(self, segment: Segment, view: View, begin: int, end: int) -> Iterator[Stretch]:
         begin = max(begin, row_at(segment, view.rows, self.store.segments.floor))

@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 from broker.store.block import Block, BlockBuilder, BlockDamaged, Rows
 from broker.store.columns import Columns
 from broker.store.files import BLOCK, SUMMARY, BlockFiles
-from broker.store.index import SubjectFilter
+from broker.store.index import SubjectFilter, among_hashes, subject_hashes
 
 SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192
@@ -60,9 +60,16 @@ class Segment:
     max_time: int = 0
     deleted: BitMap64 | None = None
     subjects: Subjects | None = None  # None: too many to hold, or still growing
+    hashes: bytes | None = None  # of its subjects, where these are too many to hold
     view: View | None = None  # held until it is written; always for the growing one
     written: bool = False
     deletes_written: bool = True
+
+    def name(self, subjects: Subjects) -> None:
+        """These are the subjects of its block, which is written by now."""
+        few = len(subjects) <= SUBJECTS_HELD_MAX
+        self.subjects = subjects if few else None
+        self.hashes = None if few else subject_hashes(subjects)
 
     @property
     def contiguous(self) -> bool:
@@ -207,12 +214,6 @@ class Segments:
         for position in range(max(self.at(seq), 0), len(self.all)):
             yield self.all[position]
 
-    def starting_at(self, first_seq: int) -> Segment | None:
-        position = self.at(first_seq)
-        if position >= 0 and self._starts[position] == first_seq:
-            return self.all[position]
-        return None
-
     def growing(self, next_seq: int) -> Segment:
         """The segment that takes the row `next_seq`."""
         if self.tail is None:
@@ -240,6 +241,7 @@ class Segments:
         segment.written = False
         segment.view = View(Block(raw, verify=False))
         segment.subjects = segment.view.rows.subject_summary()
+        segment.hashes = None
         self.unwritten_bytes += segment.nbytes
 
     def view(self, segment: Segment) -> View:
@@ -270,11 +272,15 @@ class Segments:
         """False only when no row of the segment can match."""
         if not wanted.patterns or segment is self.tail:
             return True
-        subjects = self.subjects(segment)
-        literals = wanted.literals
-        if literals:
-            return any(subject in subjects for subject in literals)
-        return wanted.any_of(subjects)
+        if wanted.literals:
+            return any(self.holds(segment, subject) for subject in wanted.literals)
+        return wanted.any_of(self.subjects(segment))
+
+    def holds(self, segment: Segment, subject: bytes) -> bool:
+        """False only when no row of the segment has the subject."""
+        if segment.subjects is not None:
+            return subject in segment.subjects
+        return segment.hashes is None or among_hashes(segment.hashes, subject)
 
     def replace_rows(self, segment: Segment, raw: bytes) -> None:
         """The block was rewritten, with the same rows (secure erase)."""
@@ -299,7 +305,7 @@ class Segments:
         self.unwritten_bytes += block.nbytes
         self.cache.discard(self.files.group, segment.first_seq)
         segment.view = View(block)
-        segment.subjects = block.subject_summary()
+        segment.subjects, segment.hashes = block.subject_summary(), None
         segment.rows = block.rows
         segment.last_seq = block.last_seq
         segment.nbytes = block.nbytes

@@ -363,7 +363,6 @@ def test_store_agrees_with_a_dict(
     monkeypatch.setattr(segments, "SEAL_ROWS", 6)
     monkeypatch.setattr(persistence, "SEAL_ROWS", 6)
     monkeypatch.setattr(segments, "SUBJECTS_HELD_MAX", 2)
-    monkeypatch.setattr(persistence, "SUBJECTS_HELD_MAX", 2)
     run_state_machine_as_test(
         model,
         settings=settings(

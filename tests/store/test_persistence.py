@@ -201,15 +201,3 @@ def test_the_cache_is_bounded_by_bytes() -> None:
         cache.put(1, number, view)
     kept = [number for number in range(10) if cache.get(1, number) is not None]
     assert kept == [7, 8, 9]
-
-
-def test_appending_to_many_subjects_keeps_their_segment_lists_short() -> None:
-    store = MessageStore()
-    store.remember_trails(1)
-    for k in range(2000):
-        store.append(b"kv.%d" % (k % 2), b"", b"x", time_ns=k)
-        store.drop_oldest_of(b"kv.%d" % (k % 2), 1)
-    entry = store.index.get(b"kv.0")
-    assert entry is not None
-    assert len(entry.homes) < 40
-    assert len(store.segments.all) <= 2
