@@ -3,7 +3,8 @@
 Owns: what one loop turn has collected for each leader.
 May not touch: their meaning; the leader reads subjects and payloads itself.
 They need no answer of their own: a lost ack leads to a redelivery, a lost pull request to the
-client's own expiry. So they are sent once, to the leader known at that moment.
+client's own expiry. So they are sent once, to the leader known at that moment, or held for a while
+until there is one.
 Spec: JetStream sheet 5.8, 5.9; DESIGN section 7."""
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from broker.cluster.holding import Held
+from broker.cluster.pulls import Pulls
 from raft import NodeId
 
 CHANNEL_ERRANDS = 23
 TURN_MAX = 4096  # errands for one leader before a frame is sent in the middle of a turn
 TURN_BYTES_MAX = 1 << 20  # and bytes for all leaders: an ack's payload may be as large as any
+
+HELD_OVERHEAD_BYTES = 300  # of what waits for a leader, beside its own bytes
+HELD_ACK_BYTES = 100
 
 CHANNEL_ACKS = 24
 AckErrand = tuple[int, bytes, list[int], list[int]]  # group, consumer, stream and consumer seqs
@@ -38,24 +44,28 @@ class Errands:
     take_acks: Callable[[AckErrand], None]
     before_send: Callable[[], None]
     dropped: int = 0
+    pulls: Pulls = field(default_factory=Pulls)
+    _held: Held[Errand] = field(default_factory=Held)
+    _held_acks: Held[AckErrand] = field(default_factory=Held)
     _collected: dict[NodeId, list[Errand]] = field(default_factory=dict)
     _acks: dict[NodeId, list[AckErrand]] = field(default_factory=dict)
     _collected_bytes: int = 0
     _scheduled: bool = False
 
     def add(self, errand: Errand) -> bool:
-        """False when no leader is known: the errand is dropped."""
+        """False when no leader is known and there is no room to hold it: it is dropped."""
         leader = self.leader(errand[0])
         if leader is None:
-            self.dropped += 1
-            return False
+            return self.hold(errand)
         if leader == self.node:
             self.take(errand)
             return True
         collected = self._collected.setdefault(leader, [])
         collected.append(errand)
-        _, subject, reply, headers, payload = errand
-        self._collected_bytes += len(subject) + len(reply) + len(headers) + len(payload)
+        group, _, reply, _, payload = errand
+        if reply and payload.startswith(b"{"):  # no ack's payload does
+            self.pulls.sent(leader, group, reply, payload)
+        self._collected_bytes += _size(errand)
         if len(collected) >= TURN_MAX or self._collected_bytes >= TURN_BYTES_MAX:
             self.flush()
         elif not self._scheduled:
@@ -64,10 +74,10 @@ class Errands:
         return True
 
     def add_acks(self, acks: AckErrand) -> None:
-        """Plain acks of one consumer; without a leader they are dropped and delivered again."""
+        """Plain acks of one consumer; what has to be dropped is delivered again."""
         leader = self.leader(acks[0])
         if leader is None:
-            self.dropped += len(acks[2])
+            self.hold_acks(acks)
         elif leader == self.node:
             self.take_acks(acks)
         else:
@@ -75,6 +85,33 @@ class Errands:
             if not self._scheduled:
                 self._scheduled = True
                 asyncio.get_running_loop().call_soon(self._turn)
+
+    # -- while nobody serves the group ----------------------------------------------------------
+
+    def hold(self, errand: Errand) -> bool:
+        """Until `release`. False when there is no room."""
+        held = self._held.keep(errand[0], errand, HELD_OVERHEAD_BYTES + _size(errand))
+        self.dropped += not held
+        return held
+
+    def hold_acks(self, acks: AckErrand) -> None:
+        size = HELD_OVERHEAD_BYTES + HELD_ACK_BYTES * len(acks[2])
+        if not self._held_acks.keep(acks[0], acks, size):
+            self.dropped += len(acks[2])
+
+    def release(self, group: int) -> None:
+        """The group has a leader now."""
+        for acks in self._held_acks.take(group):
+            self.add_acks(acks)
+        for errand in self._held.take(group):
+            self.add(errand)
+
+    def forget(self, group: int) -> None:
+        """The stream is gone."""
+        self._held_acks.take(group)
+        self._held.take(group)
+
+    # -- sending --------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         self._scheduled = False
@@ -101,3 +138,8 @@ class Errands:
     def received(self, _peer: NodeId, frame: bytes) -> None:
         for errand in _decode(frame):
             self.take(errand)
+
+
+def _size(errand: Errand) -> int:
+    _, subject, reply, headers, payload = errand
+    return len(subject) + len(reply) + len(headers) + len(payload)

@@ -35,6 +35,7 @@ from broker.cluster.rpc import CallFailed, CallRefused
 from broker.cluster.tenancy import Tenancy
 from broker.cluster.waiting import LostLeadership
 from broker.jetstream.errors import JetStreamError
+from broker.jetstream.pull import LEADERSHIP_CHANGE, status
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
 from broker.subjects import Subscription
@@ -215,6 +216,7 @@ class JetStreamNode:
     def _peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
         if not connected:
             self.formation.peer_lost(peer.name)
+            self._pulls_lost(peer.node)
             return
         if self.formed.is_set():
             self.spawn(self._ask_candidate(peer.node), "founding check")
@@ -240,7 +242,7 @@ class JetStreamNode:
 
     def leads(self, group: int, term: Term) -> None:
         """This node has become the leader of a group and is ready to serve it."""
-        self.note_leader(group, term, self.node)
+        self.leaders.note(group, term, self.node, serving=True)
         self.mesh.broadcast(CHANNEL_LEADS, _encode([(group, term)]))
 
     def _leader_heard(self, group: int, leader: NodeId | None) -> None:
@@ -252,9 +254,11 @@ class JetStreamNode:
             self.leaders.note(group, Term(term), peer, serving=True)
 
     def _resend(self, group: int) -> None:
+        """The group has another leader, or one that serves from now on."""
         outbox = self.outboxes.get(group)
         if outbox is not None:
             outbox.resend()
+        self.errands.release(group)
 
     # -- assignments ----------------------------------------------------------------------------
 
@@ -294,6 +298,7 @@ class JetStreamNode:
             replica.delete()
         self.tenancy.usage.forget(group)
         self.leaders.forget(group)
+        self.errands.forget(group)
 
     def _capture(self, assignment: Assignment) -> None:
         """Subscribe the outbox to the stream's subjects, in place of what it had before."""
@@ -367,13 +372,29 @@ class JetStreamNode:
 
     def _errand(self, errand: Errand) -> None:
         replica = self.replicas.get(errand[0])
-        if replica is not None and replica.leading is not None:
+        if replica is None:
+            return
+        if replica.leading is not None:
             replica.leading.errand(errand)
+        elif replica.elected:
+            self.errands.hold(errand)
 
     def _take_acks(self, acks: AckErrand) -> None:
         replica = self.replicas.get(acks[0])
-        if replica is not None and replica.leading is not None:
+        if replica is None:
+            return
+        if replica.leading is not None:
             replica.leading.acks(acks)
+        elif replica.elected:
+            self.errands.hold_acks(acks)
+
+    def _pulls_lost(self, node: NodeId) -> None:
+        """Whoever waited at a leader there is told, as the leader itself would have done."""
+        for group, reply in self.errands.pulls.lost(node):
+            outbox = self.outboxes.get(group)
+            if outbox is not None:
+                header = status(LEADERSHIP_CHANGE)
+                self.server.router.publish(outbox.account, reply, b"", header, b"")
 
     # -- changes of the meta group --------------------------------------------------------------
 

@@ -127,6 +127,11 @@ class Replica:
     def name(self) -> str:
         return self.assignment.name
 
+    @property
+    def elected(self) -> bool:
+        """Leader, but not serving before everything of earlier terms is applied."""
+        return self._won is not None
+
     def could_serve(self, consumer: str) -> bool:
         """False only when we lead and know that there is no such consumer."""
         return self.leading is None or consumer in self.stream.consumers
