@@ -73,6 +73,11 @@ class Workload:
         headers = {"Nats-Msg-Id": record.ident}
         deadline = time.monotonic() + self.retry_for_s
         while True:
+            # A client that repeats may as well wait for its connection: attempts buffered
+            # meanwhile would all be sent at once, as duplicates of each other.
+            if not connection.is_connected and time.monotonic() < deadline:
+                await asyncio.sleep(RETRY_EVERY_S)
+                continue
             try:
                 ack = await stream.publish(
                     self.subject, record.ident.encode(), timeout=self.timeout_s, headers=headers

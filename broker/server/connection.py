@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.accounts import Account
@@ -19,6 +20,7 @@ from broker.server.connect import BadConnect, ConnectOptions, parse_connect
 from broker.server.endpoint import OK, Endpoint
 from broker.server.log import TRACE, logger
 from broker.server.reserved import refusals
+from broker.server.router import TURN_S
 from broker.subjects import Subscription, valid_subject
 from broker.wire import ClientParser, Op, ProtocolViolation, PubRun
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from broker.server.server import Server
 
 PONG = b"PONG\r\n"
+LOOK_MASK = 63  # every 64th operation looks at the clock
 SYSTEM_QUEUE = b"_sys_"
 SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # who may not plan a bulk read may not do one
 
@@ -45,7 +48,10 @@ class Connection(Endpoint):
         self._parser = ClientParser(
             max_control_line=limits.max_control_line, max_payload=limits.max_payload
         )
-        self._held: list[Any] | None = None  # operations that wait for a slow authentication
+        # Operations that wait: for a slow authentication, or for the next turn.
+        self._held: list[Any] | None = None
+        self._unfinished: tuple[PubRun, int] | None = None  # a run, and the row it goes on from
+        self._afterwards: Callable[[], None] | None = None  # once nothing waits any more
         anonymous = server.authenticator.anonymous()
         if anonymous is not None:
             self._enter(anonymous)
@@ -74,10 +80,17 @@ class Connection(Endpoint):
             violation, events = found, found.events
         self._carry_out(events)
         if violation is not None and not self.closed:
-            if not self.authorized:
-                self._authorization_violation()
-            else:
-                self._violation(violation)
+            wrong = violation
+            self._when_done(lambda: self._wrong_input(wrong))
+
+    def _wrong_input(self, violation: ProtocolViolation) -> None:
+        if not self.authorized:
+            self._authorization_violation()
+        else:
+            self._violation(violation)
+
+    def _ended(self) -> None:
+        self._when_done(lambda: self.close(Reason.CLIENT_CLOSED))
 
     def _violation(self, violation: ProtocolViolation) -> None:
         text = violation.text
@@ -92,8 +105,12 @@ class Connection(Endpoint):
         if self._held is not None:
             self._held.extend(events)
             return
+        deadline = time.perf_counter() + TURN_S
         for position, event in enumerate(events):
             op = event[0]
+            if position & LOOK_MASK == LOOK_MASK and time.perf_counter() > deadline:
+                self._end_turn(events[position:])
+                return
             if self._tracing:
                 self._trace_in(event)
             if not self.authorized and op is not Op.CONNECT:
@@ -107,6 +124,38 @@ class Connection(Endpoint):
             if self._held is not None:
                 self._held.extend(events[position + 1 :])
                 return
+
+    # -- turns ------------------------------------------------------------------------------
+
+    def _end_turn(self, held: list[Any]) -> None:
+        """Others first. What waits is carried out in order before anything else is read."""
+        self._held = held
+        self.pause_reading()
+        self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        held, self._held = self._held or [], None
+        self.resume_reading()
+        if self.closed:
+            return
+        if self._unfinished is not None:
+            self._publish_rest(*self._unfinished)
+        self._carry_out(held)
+        self._when_done(None)
+
+    def _publish_rest(self, run: PubRun, first: int) -> None:
+        row = self.server.router.publish_run(self, run, first)
+        self._unfinished = None
+        if row < len(run):
+            self._unfinished = (run, row)
+            self._end_turn([])
+
+    def _when_done(self, act: Callable[[], None] | None) -> None:
+        """Do it as soon as nothing waits: now, or at the end of a later turn."""
+        self._afterwards = self._afterwards or act
+        if self._held is None and self._afterwards is not None and not self.closed:
+            act, self._afterwards = self._afterwards, None
+            act()
 
     def _operation(self, op: Op, event: tuple[Any, ...]) -> None:
         match op:
@@ -140,7 +189,7 @@ class Connection(Endpoint):
                 self.error(text)
             rest = [run.message(row) for row in range(len(run)) if row not in refused]
             run = PubRun.of(rest)
-        self.server.router.publish_run(self, run)
+        self._publish_rest(run, 0)
 
     def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
         """The checks of one segment for a client that is restricted, pedantic or verbose."""
@@ -277,6 +326,7 @@ class Connection(Endpoint):
             self._admit(identity)
             if not self.closed:
                 self._carry_out(held)
+                self._when_done(None)
 
     def _admit(self, identity: Identity | None) -> None:
         if identity is None:

@@ -107,7 +107,7 @@ class Endpoint(ClientSink):
         if chunk:
             self._receive(chunk)
         if self._tls is not None and self._tls.ended:
-            self.close(Reason.CLIENT_CLOSED)
+            self._ended()
 
     def _decide_by_first_byte(self, chunk: bytes) -> None:
         self._first_byte_decides = False
@@ -257,6 +257,10 @@ class Endpoint(ClientSink):
         return self.first_pong_sent or age > OPEN_BEFORE_PING_SECONDS
 
     def _info(self) -> bytes:
+        raise NotImplementedError
+
+    def _ended(self) -> None:
+        """The peer sends no more."""
         raise NotImplementedError
 
     def _receive(self, chunk: bytes) -> None:

@@ -1,6 +1,6 @@
-"""What is remembered of a connection after it has gone.
+"""What is told of a connection, and remembered after it has gone.
 
-Owns: the closed-connection record that /connz?state=closed shows.
+Owns: the record that /connz shows, with a bound on what it says of subscriptions.
 May not touch: the connection's life.
 Spec: core contract 7.2."""
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from broker.server.connection import Connection
+
+KEPT_MAX = 100  # subscriptions remembered of a closed connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class ConnectionRecord:
     user: str
     account: str
     tls: tuple[str, str] | None
-    subscriptions: tuple[SubscriptionRecord, ...]
+    subscription_count: int
+    subscriptions: tuple[SubscriptionRecord, ...]  # of a closed one, the first KEPT_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +78,20 @@ def record(connection: Connection, *, now: float, loop_now: float) -> Connection
         user=connection.identity.user,
         account=connection.account.name,
         tls=connection.tls_description(),
-        subscriptions=tuple(
-            SubscriptionRecord(
-                subject=sub.subject.decode(errors="replace"),
-                queue=sub.queue.decode(errors="replace"),
-                sid=sub.sid.decode(errors="replace"),
-                msgs=sub.delivered,
-                max_msgs=sub.max_msgs,
-                cid=connection.cid,
-            )
-            for sub in connection.subs.values()
-        ),
+        subscription_count=len(connection.subs),
+        subscriptions=() if reason is None else subscriptions_of(connection, KEPT_MAX),
+    )
+
+
+def subscriptions_of(connection: Connection, limit: int) -> tuple[SubscriptionRecord, ...]:
+    return tuple(
+        SubscriptionRecord(
+            subject=sub.subject.decode(errors="replace"),
+            queue=sub.queue.decode(errors="replace"),
+            sid=sub.sid.decode(errors="replace"),
+            msgs=sub.delivered,
+            max_msgs=sub.max_msgs,
+            cid=connection.cid,
+        )
+        for sub in islice(connection.subs.values(), limit)
     )

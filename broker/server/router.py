@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import randrange
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from broker.accounts import Account
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 ACK_PREFIX = b"$JS.ACK."
 GET_PREFIX = b"$JS.API.DIRECT.GET."
+TURN_S = 0.005  # after it a client's publishes wait until others had their turn
+LOOK_EVERY = 256  # deliveries between two looks at the clock
+PIECE_MAX = 4096  # rows times takers delivered in one piece
 InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
 
 
@@ -83,47 +87,83 @@ class Router:
 
     # -- publishing -------------------------------------------------------------------------
 
-    def publish_run(self, origin: Publisher, run: PubRun) -> None:
-        """Every message of the run to everybody who wants it, in order."""
+    def publish_run(self, origin: Publisher, run: PubRun, first: int = 0) -> int:
+        """Every message from row `first` on to everybody who wants it, in order.
+
+        Returns the row it came to. Less than the whole run means that the turn of this client is
+        over: the caller comes back for the rest, and sends nothing of the client's before."""
+        deadline = perf_counter() + TURN_S
         spans = run.ack_spans()
         service = self._ack_service(origin) if spans else None
         if service is None:
-            self._publish_rows(origin, run, 0, len(run))
-            return
-        row = 0
+            return self._publish_rows(origin, run, first, len(run), deadline)
+        row = first
         for start, stop, acks in spans:
+            if stop <= row:
+                continue  # in an earlier turn
             if start > row:
-                self._publish_rows(origin, run, row, start)
+                row = self._publish_rows(origin, run, row, start, deadline)
+                if row < start:
+                    return row
             cast(AckSink, service.sink).deliver_acks(service, acks)
             row = stop
         if row < len(run):
-            self._publish_rows(origin, run, row, len(run))
+            row = self._publish_rows(origin, run, row, len(run), deadline)
+        return row
 
-    def _publish_rows(self, origin: Publisher, run: PubRun, first: int, last: int) -> None:
+    def _publish_rows(
+        self, origin: Publisher, run: PubRun, first: int, last: int, deadline: float
+    ) -> int:
         match = origin.account.subs.match
         taker: Subscription | None = None  # of the rows from `begun` on
         begun = first
+        reached = last
+        work = 0
         for subject, start, stop in run.segments(first, last):
-            if origin.guarded and not origin.may_publish(run, subject, start, stop):
-                continue
+            if work > LOOK_EVERY:
+                if perf_counter() > deadline:
+                    reached = start
+                    break
+                work = 0
             found = self._reserved(origin, subject) if subject[:1] == b"$" else match(subject)
+            work += found.weight + 1
             if taker is not None:
                 if found.single is taker:
                     continue  # one delivery for all of them
                 self._to_one(origin, taker, run, begun, start)
                 taker = None
             sub = found.single
-            if sub is not None and not sub.max_msgs:
-                if origin.guarded or sub.sink.kind is SinkKind.SERVICE:
-                    self._to_one(origin, sub, run, start, stop)
-                else:
-                    taker, begun = sub, start
-            else:
-                covered = self._fan_out(origin, found, run, start, stop)
-                if covered < stop:
-                    self._not_taken(origin, run, covered, stop)
+            if found.quick and sub is not None and not sub.max_msgs and not origin.guarded:
+                taker, begun = sub, start
+                continue
+            reached = self._in_pieces(origin, run, found, start, stop=stop, deadline=deadline)
+            if reached < stop:
+                return reached
+            reached = last
         if taker is not None:
-            self._to_one(origin, taker, run, begun, last)
+            self._to_one(origin, taker, run, begun, reached)
+        return reached
+
+    def _in_pieces(
+        self, origin: Publisher, run: PubRun, found: Match, start: int, *, stop: int,
+        deadline: float,
+    ) -> int:  # fmt: skip
+        """One segment. Many rows for many takers can end the turn between two pieces."""
+        sub = found.single
+        share = max(1, PIECE_MAX // (found.weight or 1))
+        for row in range(start, stop, share):
+            if row > start and perf_counter() > deadline:
+                return row
+            end = min(row + share, stop)
+            if origin.guarded and not origin.may_publish(run, run.message(row)[0], row, end):
+                continue
+            if sub is not None and not sub.max_msgs:
+                self._to_one(origin, sub, run, row, end)
+                continue
+            covered = self._fan_out(origin, found, run, row, end)
+            if covered < end:
+                self._not_taken(origin, run, covered, end)
+        return stop
 
     def _to_one(
         self, origin: Publisher, sub: Subscription, run: PubRun, start: int, stop: int
@@ -173,8 +213,10 @@ class Router:
             if sink is not silent and sink.deliver(sub, subject, reply, headers, payload):
                 delivered += 1
         for pool in found.queues:
-            first = randrange(len(pool))
-            for sub in pool[first:] + pool[:first]:
+            turn = randrange(len(pool))
+            for _ in range(len(pool)):
+                sub = pool[turn]
+                turn = (turn + 1) % len(pool)
                 sink = sub.sink
                 if sink is not silent and sink.deliver(sub, subject, reply, headers, payload):
                     delivered += 1
@@ -198,11 +240,9 @@ class Router:
                     if sub.sink.kind is SinkKind.CLIENT:
                         delivered += _deliver_limited(sub, run, start, stop, origin) - start
                 continue
-            for pool in found.queues:
+            for pool in found.local_queues():
                 if pool[0].queue == queue:
-                    members = [sub for sub in pool if sub.sink.kind is SinkKind.CLIENT]
-                    if members:
-                        delivered += _deal(members, run, start, stop, origin, silent=None) - start
+                    delivered += _deal(pool, run, start, stop, origin, silent=None) - start
         return delivered
 
     def _fan_out(self, origin: Publisher, found: Match, run: PubRun, start: int, stop: int) -> int:

@@ -13,18 +13,35 @@ from broker.subjects.grammar import has_wildcard
 from broker.subjects.subscription import SinkKind, Subscription
 
 CACHE_SUBJECTS_MAX = 8192  # per generation; two generations are kept, the older is dropped
+CACHE_WEIGHT_MAX = 1 << 19  # and so many entries in their lists: wide matches are not kept for long
+SERVICE_WEIGHT = 16
 
 
 class Match:
     """What one subject matches. Shared and cached: read it, never change it."""
 
-    __slots__ = ("plain", "queues", "single")
+    __slots__ = ("_local", "plain", "queues", "quick", "single", "weight")
 
     def __init__(self, plain: list[Subscription], queues: list[list[Subscription]]) -> None:
         self.plain = plain
         # Each list is one pool; a member that stands for several (weight) is repeated.
         self.queues = queues
         self.single = plain[0] if len(plain) == 1 and not queues else None
+        # Takes many messages as cheaply as one: neighbours with the same taker go together.
+        self.quick = self.single is not None and self.single.sink.kind is not SinkKind.SERVICE
+        # What a message costs here, in deliveries. Services do more with it than pass it on.
+        self.weight = sum(map(len, queues))
+        for sub in plain:
+            self.weight += SERVICE_WEIGHT if sub.sink.kind is SinkKind.SERVICE else 1
+        self._local: list[list[Subscription]] | None = None
+
+    def local_queues(self) -> list[list[Subscription]]:
+        """The pools without the members on other nodes. Found once: a pool may be long."""
+        if self._local is None:
+            clients = SinkKind.CLIENT
+            pools = ([sub for sub in pool if sub.sink.kind is clients] for pool in self.queues)
+            self._local = [pool for pool in pools if pool]
+        return self._local
 
     def __bool__(self) -> bool:
         return bool(self.plain or self.queues)
@@ -92,8 +109,10 @@ class SubjectTree:
         self._count = 0
         self._cache_max = cache_max
         self._young: dict[bytes, Match] = {}
+        self._young_weight = 0
         self._old: dict[bytes, Match] = {}
         self._prefixes: dict[bytes, Match | None] = {}
+        self._prefix_weight = 0
         self._families: dict[bytes, Match | None] = {}  # asked for a few fixed prefixes only
         self.statistics = TreeStatistics()
 
@@ -159,9 +178,11 @@ class SubjectTree:
             found = self._find(subject)
         else:
             self.statistics.cache_hits += 1
-        if len(self._young) >= self._cache_max:
+        if len(self._young) >= self._cache_max or self._young_weight > CACHE_WEIGHT_MAX:
             self._old, self._young = self._young, {}
+            self._young_weight = 0
         self._young[subject] = found
+        self._young_weight += found.weight
         return found
 
     def match_prefix(self, prefix: bytes) -> Match | None:
@@ -171,9 +192,11 @@ class SubjectTree:
         except KeyError:
             pass
         found = self._find_prefix(prefix)
-        if len(self._prefixes) >= self._cache_max:
+        if len(self._prefixes) >= self._cache_max or self._prefix_weight > CACHE_WEIGHT_MAX:
             self._prefixes.clear()
+            self._prefix_weight = 0
         self._prefixes[prefix] = found
+        self._prefix_weight += found.weight if found is not None else 0
         return found
 
     def match_family(self, prefix: bytes) -> Match | None:
@@ -202,8 +225,10 @@ class SubjectTree:
         self._families.clear()
         if has_wildcard(subject):
             self._young.clear()
+            self._young_weight = 0
             self._old.clear()
             self._prefixes.clear()
+            self._prefix_weight = 0
             return
         # A literal subject changes its own result and the families it belongs to, no other.
         self._young.pop(subject, None)
@@ -297,8 +322,9 @@ def _pooled(hits: list[_Node]) -> Match:
             plain.append(sub)
         for queue, members in node.queues.items():
             pool = pools.setdefault(queue, [])
-            for sub in members:
-                pool.extend([sub] * sub.weight if sub.weight > 1 else [sub])
+            pool.extend(members)
+            for sub in [sub for sub in members if sub.weight > 1]:
+                pool.extend([sub] * (sub.weight - 1))
     if not plain and not pools:
         return NO_MATCH
     return Match(plain, list(pools.values()))
