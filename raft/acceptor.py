@@ -3,14 +3,18 @@
 Owns: accepted links, before and after their handshake.
 May not touch: our own outgoing links (raft.mesh), what frames mean.
 Spec: a connection must finish its handshake in time and within a small frame; whatever else it
-does ends that connection and nothing more. A refusal names its reason on both sides."""
+does ends that connection and nothing more. A refusal names its reason on both sides. TLS begins
+under our eyes and not in the listener, which would not tell us of handshakes that fail."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
@@ -47,6 +51,18 @@ class _Stranger:
     timer: asyncio.TimerHandle
 
 
+class _Unsecured(asyncio.Protocol):
+    """A connection before TLS: its socket is taken over before a byte of it is read."""
+
+    def __init__(self, secure: Callable[[socket.socket], None]) -> None:
+        self._secure = secure
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        connection: socket.socket = transport.get_extra_info("socket").dup()
+        cast(asyncio.Transport, transport).abort()
+        self._secure(connection)
+
+
 class Acceptor:
     """`deliver(link, channel, view)` gets the frames of links whose handshake is done;
     `announce()` is called when a node appears that we did not know."""
@@ -57,15 +73,29 @@ class Acceptor:
         *,
         deliver: Callable[[Link, int, memoryview], None],
         announce: Callable[[], None],
+        tls: ssl.SSLContext | None,
     ) -> None:
         self.links: dict[tuple[NodeId, LinkClass], Link] = {}
         self._mesh = mesh
         self._deliver = deliver
         self._announce = announce
+        self._tls = tls
+        self._unsecured: set[socket.socket] = set()  # their TLS handshake is under way
         self._strangers: dict[Link, _Stranger] = {}
 
-    def accept(self) -> Link:
+    def accept(self) -> asyncio.BaseProtocol:
         """The protocol of one new connection."""
+        return self._link() if self._tls is None else _Unsecured(self._secure)
+
+    def abort(self) -> None:
+        """End every accepted connection at once: they carry nothing of ours."""
+        for link in [*self._strangers, *self.links.values()]:
+            link.abort()
+        for connection in self._unsecured:
+            connection.close()
+        self._unsecured.clear()
+
+    def _link(self) -> Link:
         return Link(
             on_frame=self._frame,
             on_lost=self._lost,
@@ -73,23 +103,51 @@ class Acceptor:
             queue_bytes_max=self._mesh.limits.control_queue_bytes_max,
         )
 
-    def abort(self) -> None:
-        """End every accepted connection at once: they carry nothing of ours."""
-        for link in [*self._strangers, *self.links.values()]:
-            link.abort()
+    def _is_crowded(self) -> bool:
+        if len(self._strangers) + len(self._unsecured) < self._mesh.limits.strangers_max:
+            return False
+        self._mesh.refused["handshake"] += 1
+        return True
+
+    def _secure(self, connection: socket.socket) -> None:
+        tasks = self._mesh.tasks
+        if tasks is None or self._is_crowded():
+            connection.close()
+            return
+        self._unsecured.add(connection)
+        tasks.create_task(self._begin_tls(connection), name="TLS of an accepted connection")
+
+    async def _begin_tls(self, connection: socket.socket) -> None:
+        whom = "a connection"
+        try:
+            whom = f"a connection from {connection.getpeername()[0]}"
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._link,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._mesh.limits.connect_seconds,
+            )
+        except OSError as error:
+            self._mesh.tls_failed(whom, error)
+            connection.close()
+        finally:
+            self._unsecured.discard(connection)
 
     def _made(self, link: Link) -> None:
         self._mesh.link_made(link)
-        limits = self._mesh.limits
-        if len(self._strangers) >= limits.strangers_max:
+        if self._is_crowded():
             link.abort(ConnectionError("too many connections without a handshake"))
             return
-        late = TimeoutError("no handshake in time")
-        timer = asyncio.get_running_loop().call_later(limits.connect_seconds, link.abort, late)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._mesh.limits.connect_seconds, self._late, link)
         nonce = new_nonce()
         self._strangers[link] = _Stranger(nonce, timer)
         link.send(LINK_CHANNEL, greeting(nonce))
         link.sealed = True
+
+    def _late(self, link: Link) -> None:
+        self._mesh.refused["handshake"] += 1
+        link.abort(TimeoutError("no handshake in time"))
 
     def _frame(self, link: Link, channel: int, view: memoryview) -> None:
         stranger = self._strangers.get(link)
@@ -107,6 +165,7 @@ class Acceptor:
     def _handshake(self, link: Link, stranger: _Stranger, channel: int, view: memoryview) -> None:
         mesh = self._mesh
         if channel != LINK_CHANNEL:
+            mesh.refused[RefusalCode.MALFORMED.value] += 1
             raise Refused(RefusalCode.MALFORMED, "a frame before the handshake", by_us=True)
         try:
             theirs = read_hello(bytes(view), HELLO)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from typing import TYPE_CHECKING
 
 from raft.handshake import (
@@ -183,5 +184,7 @@ class Dialer:
                 self._mesh.refused[error.code.value] += 1
             side = "refused the server" if error.by_us else "were refused by the server"
             self._mesh.log_once(f"we {side} at {host}:{port}: {error.reason}")
+        elif isinstance(error, ssl.SSLError):
+            self._mesh.tls_failed(f"the server at {host}:{port}", error)
         else:
             _log.debug("%s:%d cannot be reached: %s", host, port, error or "no answer in time")

@@ -148,6 +148,11 @@ class Mesh:
             self._reasons.add(sentence)
             _log.warning("%s: %s", self.ourselves.name, sentence)
 
+    def tls_failed(self, whom: str, error: OSError) -> None:
+        """A connection that did not come to be."""
+        self.refused["tls"] += 1
+        self.log_once(f"no TLS with {whom}: {_reason(error)}")
+
     # what hellos teach
 
     def check_name(self, theirs: Hello, *, alive: bool) -> None:
@@ -266,3 +271,13 @@ class Mesh:
             self._on_peer(peer, connected)
         except Exception:  # noqa: BLE001 - logged; the links do not depend on it
             _log.exception("%s: on_peer failed for %s", self.ourselves.name, peer.name)
+
+
+def _reason(error: OSError) -> str:
+    """What went wrong, without the place in the library's source."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        words = error.reason.lower().replace("_", " ")
+        return f"it refuses us: {words}" if " alert " in f" {words} " else words
+    return str(error) or "the connection is lost"

@@ -72,7 +72,6 @@ class Transport:
         self.limits = limits
         self._listen = (listen_host, listen_port)
         self._advertise = advertise
-        self._server_tls = tls[0] if tls else None
         self._ourselves = Ourselves(
             node, name, cluster, Credentials(*credentials) if credentials else None, hello
         )
@@ -83,7 +82,12 @@ class Transport:
             tls=tls[1] if tls else None,
             on_peer=on_peer,
         )
-        self._acceptor = Acceptor(self._mesh, deliver=self._deliver, announce=self.update_hello)
+        self._acceptor = Acceptor(
+            self._mesh,
+            deliver=self._deliver,
+            announce=self.update_hello,
+            tls=tls[0] if tls else None,
+        )
         self._channels: dict[int, tuple[Callable[[NodeId, Any], None], bool]] = {}
         self._server: asyncio.Server | None = None
         self._runner: asyncio.Task[None] | None = None
@@ -99,7 +103,7 @@ class Transport:
         host, port = self._listen
         self._mesh.stopping = False
         self._server = await asyncio.get_running_loop().create_server(
-            self._acceptor.accept, host or None, port, ssl=self._server_tls
+            self._acceptor.accept, host or None, port
         )
         own = ("" if host in _WILDCARDS else host, self._bound_port())
         self._ourselves.host, self._ourselves.port = self._advertise or own

@@ -13,6 +13,7 @@ import pytest
 from host_cluster import Cluster, G, Ledger, Node, run, until
 
 from raft.codec import encode_frames
+from raft.complaints import STRAYS_NORMAL
 from raft.group import EntryTooLarge, GroupStopped
 from raft.host import HostLimits
 from raft.messages import Message, MessageKind
@@ -209,23 +210,33 @@ def test_messages_for_unknown_groups_are_counted_and_named_once(
         for _ in range(5):
             a.transport.send(b.node, RAFT_CONTROL, frame, control=True)
         await until(lambda: b.host.statistics().stray_messages == 5)
+        (line,) = [r for r in caplog.records if "group 77" in r.getMessage()]
+        assert line.levelno == logging.DEBUG  # it is normal while groups come and go
+        for _ in range(STRAYS_NORMAL):
+            a.transport.send(b.node, RAFT_CONTROL, frame, control=True)
+        await until(lambda: b.host.statistics().stray_messages == 5 + STRAYS_NORMAL)
         await c.put("k", 2)
 
     run(tmp_path, body)
-    (line,) = [record for record in caplog.records if "group 77" in record.getMessage()]
-    assert line.levelno == logging.DEBUG  # it is normal while groups come and go
+    _, line = [r for r in caplog.records if "group 77" in r.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert "keep coming" in line.getMessage()
 
 
-def test_an_entry_beyond_the_limit_is_refused_and_nothing_else(tmp_path: Path) -> None:
+def test_an_entry_beyond_the_limit_is_refused_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def body(c: Cluster) -> None:
         (node,) = c.nodes
         await c.put("k", 1)
-        with pytest.raises(EntryTooLarge):
-            node.host.propose(G, b"x" * 1001)
+        for _ in range(2):
+            with pytest.raises(EntryTooLarge):
+                node.host.propose(G, b"x" * 1001)
         await c.put("k", 2)
-        assert node.host.statistics().refused_entries == 1
+        assert node.host.statistics().refused_entries == 2
 
     run(tmp_path, body, names=["solo"], limits=HostLimits(entry_bytes_max=1000))
+    assert caplog.text.count("an entry of 1001 bytes is refused, it is too large") == 1
 
 
 def test_a_full_disk_silences_the_node_until_space_returns(

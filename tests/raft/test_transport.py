@@ -96,6 +96,7 @@ def test_wrong_credentials_are_refused_with_one_line_on_both_sides(
         assert "secret" not in caplog.text
         assert not x.peers()
         assert set(a.peers()) == {b.node}
+        assert a.statistics().refused["credentials"] >= 1
 
     with caplog.at_level(logging.WARNING):
         cluster_test(body)
@@ -120,6 +121,8 @@ def test_a_node_of_another_cluster_is_refused(caplog: pytest.LogCaptureFixture) 
         await until(lambda: len(a._acceptor._strangers) == 0)
         assert not a.peers()
         assert not b.peers()
+        await until(lambda: a.statistics().refused.get("cluster", 0) >= 2)  # it tries again
+        assert caplog.text.count('is of cluster "other"') == 2  # and is named once on each side
 
     with caplog.at_level(logging.WARNING):
         cluster_test(body)

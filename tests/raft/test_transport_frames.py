@@ -7,6 +7,7 @@ import logging
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -126,25 +127,40 @@ def test_many_small_pieces_and_every_cut_of_the_bytes_give_the_same_frames() -> 
     cluster_test(body)
 
 
-def test_a_hello_of_another_version_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "kind", "sentence"),
+    [
+        ({"version": 1}, "version", f"peer protocol version 1, expected {VERSION}"),
+        (
+            {"cluster": "other"},
+            "cluster",
+            'server "x" is of cluster "other", server "a" of cluster "c"',
+        ),
+        ({"node": 4711}, "malformed", "its name, id or port is wrong"),
+        ({"port": 70_000}, "malformed", "its name, id or port is wrong"),
+        ({"name": 5}, "malformed", "its hello is malformed: Expected `str`, got `int`"),
+    ],
+)
+def test_a_wrong_hello_is_refused(
+    caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], kind: str, sentence: str
+) -> None:
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         nonce = (await reader.readexactly(4 + 1 + 22))[-16:]
         stranger = Ourselves(node_id("x"), "x", "c", None, dict, port=1)
         hello = stranger.hello(LinkClass.BULK, peers=[], their_nonce=nonce, accepting=False)
-        writer.write(sealed(0, frame(HELLO, msgspec.structs.replace(hello, version=1))))
-        assert f"peer protocol version 1, expected {VERSION}".encode() in await reader.read()
+        writer.write(sealed(0, frame(HELLO, msgspec.structs.replace(hello, **wrong))))
+        answer = await reader.read()
+        assert msgspec.json.decode(answer[HEAD + 1 :])["reason"].startswith(sentence)
         writer.close()
-        assert a.statistics().refused == {"version": 1}
+        assert a.statistics().refused == {kind: 1}
         assert not a.peers()
 
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)
     (line,) = [r.getMessage() for r in caplog.records]
-    assert line == (
-        f"a: we refused the server at 127.0.0.1: peer protocol version 1, expected {VERSION}"
-    )
+    assert line.startswith(f"a: we refused the server at 127.0.0.1: {sentence}")
 
 
 def test_a_server_of_an_older_version_is_refused_with_a_sentence(
