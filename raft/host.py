@@ -3,9 +3,9 @@
 Owns: the groups, their ticks and messages, what stops a group or the node, snapshot streams,
 cutting logs.
 May not touch: the consensus rules (raft.core), what machines do with entries.
-Spec: DESIGN sections 4-6. A failing disk stops every promise of this node; a failing machine or a
-broken invariant stops its group only. A stalled loop is measured and does not cause elections:
-ticks that were missed count as one. Idle groups sleep and cost nothing (raft.vigil)."""
+Spec: DESIGN sections 4-6. A failing disk stops every promise of this node until the store could be
+opened anew (raft.recovery); a failing machine or a broken invariant stops its group only. Ticks
+come from raft.ticker. Idle groups sleep and cost nothing (raft.vigil)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 from raft.barriers import Barriers
-from raft.codec import CodecError, decode_frame
 from raft.compaction import CompactionPolicy, Compactor
 from raft.complaints import Complaints
 from raft.core import RaftCore
@@ -34,13 +32,15 @@ from raft.group import (
     UnknownGroup,
 )
 from raft.group_log import GroupLog, MemoryLog
+from raft.inbound import Inbound
 from raft.log import RaftLog
-from raft.messages import MessageKind
 from raft.metrics import HostMetrics, HostStatistics
 from raft.ready import CoreConfig
 from raft.records import DamagedLog, StoreFailed
+from raft.recovery import Recovery
 from raft.rounds import Rounds
 from raft.store import LogStore
+from raft.ticker import Ticker
 from raft.transport import RAFT_BULK, RAFT_CONTROL, Transport
 from raft.types import GroupId, Index, NodeId, Role, SnapshotMeta, Term
 from raft.vigil import Vigil
@@ -60,7 +60,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("raft.host")
-_SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, what waits in the sockets comes first
 
 
 class Host:
@@ -78,19 +77,26 @@ class Host:
         limits: HostLimits = HostLimits(),  # noqa: B008 - frozen
         draw: Callable[[int, int], int] | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
+        on_recovered: Callable[[], None] | None = None,
     ) -> None:
-        """`on_failure` hears once, when the disk has failed and the node promises nothing more."""
+        """`on_failure` hears when the disk has failed and the node promises nothing more. With
+        `on_recovered` the host tries to get out of this: it is called when the store was opened
+        anew. All groups but those with a log in memory are gone then, and the columns and
+        handles of the store are new: add the groups as at the start, with machines that are
+        loaded from the durable state. Without it a failure is final until the restart."""
         self.node = node
         self.failure: BaseException | None = None
         self._store = store
         self._transport = transport
         self._config = config or CoreConfig()
-        self._tick_seconds = tick_ms / 1000
+        self._ticker = Ticker(tick_ms=tick_ms)
         self._limits = limits
         self._draw = draw or random.randrange
         self._on_failure = on_failure
+        self._on_recovered = on_recovered
         self._groups: dict[GroupId, Group] = {}
         self._rounds = Rounds(store=store, transport=transport, supervisor=self)
+        self._recovery = Recovery(store=store, rounds=self._rounds, groups=self._groups)
         self._exchange = SnapshotExchange(
             node=node,
             store=store,
@@ -114,15 +120,21 @@ class Host:
             soon=_soon,
         )
         self._complaints = Complaints()
-        self._ticked_at = 0.0
-        self._punctual_from = 0  # the tick since which none was late
+        self._inbound = Inbound(
+            node=node,
+            groups=self._groups,
+            vigil=self._vigil,
+            complaints=self._complaints,
+            touch=self._touch,
+            failed=self.group_failed,
+        )
         self._running = False
+        self._tasks: asyncio.TaskGroup | None = None
+        self._recovering: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._ended = asyncio.Event()
-        self._ticks = self._late_ticks = 0
-        self._lag_last = self._lag_max = 0.0
-        transport.register(RAFT_CONTROL, self._on_frame, borrowed=True)
-        transport.register(RAFT_BULK, self._on_frame, borrowed=True)
+        transport.register(RAFT_CONTROL, self._inbound.received, borrowed=True)
+        transport.register(RAFT_BULK, self._inbound.received, borrowed=True)
 
     # groups
 
@@ -240,10 +252,7 @@ class Host:
             held.barriers = Barriers()
         future: asyncio.Future[Index] = loop.create_future()
         context = held.barriers.open(future)
-        on_time = (
-            loop.time() - self._ticked_at <= 2 * self._tick_seconds
-            and self._ticks - self._punctual_from > self._config.election_ticks
-        )
+        on_time = self._ticker.punctual(for_ticks=self._config.election_ticks)
         try:
             held.core.read_index(context, lease=lease and on_time)
             self._touch(held)
@@ -274,6 +283,10 @@ class Host:
     def status(self, group: GroupId) -> GroupStatus:
         return self._held(group).status()
 
+    def trouble(self) -> str | None:
+        """Why this node can promise nothing, if so. It ends when the disk works again."""
+        return self._store.trouble() if self.failure is None else str(self.failure)
+
     def statistics(self) -> HostStatistics:
         rounds, store = self._rounds, self._store.statistics()
         held = self._groups.values()
@@ -283,8 +296,8 @@ class Host:
             groups=len(held),
             leading=sum(group.core.role is Role.LEADER for group in held),
             stopped={group.id: group.stopped for group in held if group.stopped is not None},
-            healthy=self.failure is None and store.healthy,
-            failure=str(self.failure) if self.failure is not None else store.failure,
+            healthy=self.trouble() is None,
+            failure=self.trouble(),
             rounds=rounds.rounds,
             flushes=flushes.count,
             flush_seconds_total=flushes.seconds_total,
@@ -292,9 +305,10 @@ class Host:
             written_bytes=store.written_bytes,
             applied_entries=rounds.applied_entries,
             refused_writes=store.refusals,
-            late_ticks=self._late_ticks,
-            loop_lag_seconds_last=self._lag_last,
-            loop_lag_seconds_max=self._lag_max,
+            late_ticks=self._ticker.late,
+            loop_lag_seconds_last=self._ticker.lag_last,
+            loop_lag_seconds_max=self._ticker.lag_max,
+            recoveries=self._recovery.count,
             snapshots_sent=self._exchange.sent,
             snapshots_resumed=self._exchange.resumed,
             snapshots_installed=self._exchange.installed,
@@ -328,15 +342,19 @@ class Host:
         thread = ThreadPoolExecutor(1, thread_name_prefix="raft-storage")
         # Flushing a whole state takes long: the flush of the log must not stand behind it.
         snapshot_thread = ThreadPoolExecutor(1, thread_name_prefix="raft-snapshot")
-        self._running = True
+        self._running = self._inbound.open = True
         try:
             self._rounds.open(loop, thread)
             async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 self._exchange.open(tasks, snapshot_thread)
-                await self._tick_until_stopped(loop)
+                await self._ticker.run(self._tick, self._stop)
+                self._tasks = None
                 self._exchange.close()
+                if self._recovering is not None:
+                    self._recovering.cancel()
         finally:
-            self._running = False
+            self._running = self._inbound.open = False
             await self._rounds.close()
             thread.shutdown(wait=True)
             snapshot_thread.shutdown(wait=True)
@@ -348,42 +366,23 @@ class Host:
         if self._running:
             await self._ended.wait()
 
-    async def _tick_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
-        due = loop.time() + self._tick_seconds
-        while not self._stop.is_set():
-            try:
-                async with asyncio.timeout_at(due):
-                    await self._stop.wait()
-            except TimeoutError:
-                lag = loop.time() - due
-            else:
-                return
-            self._lag_last = lag
-            self._lag_max = max(self._lag_max, lag)
-            if lag > self._tick_seconds:
-                self._late_ticks += 1
-                self._punctual_from = self._ticks
-                await asyncio.sleep(_SOCKET_GRACE_SECONDS)
-                due = loop.time() + self._tick_seconds
-            else:
-                due += self._tick_seconds
-            self._ticked_at = loop.time()
-            self._tick()
-
     def _tick(self) -> None:
-        if self.failure is not None or self._disk_full():
-            return
-        self._ticks += 1
-        self._vigil.tick()
+        """While the disk takes nothing, only groups with their logs in memory count time."""
+        silent = self.failure is not None or self._disk_full()
+        if silent:
+            self._ticker.interrupted()
+        else:
+            self._vigil.tick()
         for group in list(self._vigil.awake.values()):
-            if group.stopped is None:
-                self._tick_group(group)
-            else:
+            if group.stopped is not None:
                 self._vigil.forget(group)
-        if self._ticks % self._compactor.policy.every_ticks == 0:
+            elif not (silent and group.persistent):
+                self._tick_group(group)
+        if self._ticker.ticks % self._compactor.policy.every_ticks == 0:
             self._exchange.sweep()
+            chosen = self._compactor.choose(self._groups, self._vigil.awake)
             try:
-                self._compactor.run(self._compactor.choose(self._groups, self._vigil.awake))
+                self._compactor.run(g for g in chosen if not (silent and g.persistent))
             except StoreFailed as error:
                 self.store_failed(error)
 
@@ -407,31 +406,6 @@ class Host:
         if group.core.has_ready():
             self._rounds.mark(group)
 
-    def _on_frame(self, sender: NodeId, view: memoryview) -> None:
-        """Messages of a peer, perhaps none: then it only says that it is there. Raises
-        CodecError, which ends that connection."""
-        self._vigil.heard(sender)
-        for group_id, message in decode_frame(view):
-            if message.sender != sender or message.to != self.node:
-                raise CodecError(f"a message from {message.sender} to {message.to}")
-            group = self._groups.get(group_id)
-            if group is None:
-                self._complaints.stray(sender, group_id)
-                continue
-            if group.stopped is not None or not self._running:
-                continue
-            if not group.admits(sender, message.term):
-                self._complaints.no_member(sender, group_id)
-                continue
-            if message.kind is MessageKind.SNAPSHOT:
-                continue  # it is believed only after its chunks (raft.exchange)
-            try:
-                group.core.step(message)
-            except Exception as error:  # noqa: BLE001 - ends this group, loudly
-                self.group_failed(group, error)
-            else:
-                self._touch(group)
-
     # supervision (called by rounds and installer)
 
     def group_failed(self, group: Group, error: Exception) -> None:
@@ -443,17 +417,36 @@ class Host:
         self._tell_stopped(group)
 
     def store_failed(self, error: BaseException) -> None:
-        """Nothing can be promised any more: every group falls silent, others elect leaders."""
+        """Nothing can be promised any more: every group falls silent, others elect leaders. But
+        for those with their logs in memory: they go on until they have to vote."""
         if self.failure is not None:
             return
         self.failure = error
         _log.critical("the disk has failed, this node stops acknowledging", exc_info=error)
         for group in self._groups.values():
-            if group.stopped is None:
+            if group.stopped is None and group.persistent:
                 group.stopped = f"the disk has failed: {error}"
                 self._tell_stopped(group)
         if self._on_failure is not None:
             self._on_failure(error)
+        if self._on_recovered is not None and self._tasks is not None:
+            self._recovering = self._tasks.create_task(
+                self._recovery.run(self._resume), name="recovery of the store"
+            )
+
+    def _resume(self) -> None:
+        """The store is open again: as after a crash, but for what lives in memory."""
+        self.failure = self._recovering = None
+        for group in list(self._groups.values()):
+            if group.persistent:
+                self.remove_group(group.id, wipe=False)
+        self._rounds.start_over()
+        _log.warning("the disk works again: this node goes on from what is on it")
+        assert self._on_recovered is not None
+        try:
+            self._on_recovered()
+        except Exception as error:  # noqa: BLE001 - the node stays silent, loudly
+            self.store_failed(error)
 
     def _tell_stopped(self, group: Group) -> None:
         self._vigil.forget(group)
@@ -480,7 +473,7 @@ class Host:
         held = self._held(group)
         if held.stopped is not None or not self._running:
             raise GroupStopped(group, held.stopped or "the node does not run")
-        if self._store.full:
+        if self._store.full and held.persistent:
             raise GroupStopped(group, "the disk is full")
         return held
 

@@ -71,6 +71,7 @@ class HostStatistics:
     late_ticks: int
     loop_lag_seconds_last: float
     loop_lag_seconds_max: float
+    recoveries: int  # of the store after the disk had failed
     snapshots_sent: int
     snapshots_resumed: int  # times that a stream went on after a break
     snapshots_installed: int

@@ -115,7 +115,7 @@ class Rounds:
         self._scheduled = False
         # Written from the left, one at a time; the rightmost takes what comes.
         self._gatherings = deque([_Gathering(store.begin())])
-        self._in_flight: list[_Owed] = []  # wait for the flush under way
+        self._in_flight: _Gathering | None = None  # written, waits for the flush under way
         self._flush: asyncio.Future[None] | None = None
         self._retry: asyncio.TimerHandle | None = None  # the database refused the write for now
         self._due: asyncio.TimerHandle | None = None  # the flush of what was promised without one
@@ -142,7 +142,7 @@ class Rounds:
 
     def depths(self) -> tuple[int, int, int]:
         """Groups, batches and promises that wait."""
-        owed = len(self._in_flight) + sum(len(g.owed) for g in self._gatherings)
+        owed = sum(len(g.owed) for g in self._unconfirmed())
         batches = sum(bool(g.batch) for g in self._gatherings)
         return len(self._dirty), batches, owed
 
@@ -157,6 +157,35 @@ class Rounds:
         the snapshot covers or contradicts, must not follow it."""
         for gathering in self._gatherings:
             gathering.batch.entries.pop(group, None)
+
+    @property
+    def flushing(self) -> bool:
+        return self._flush is not None
+
+    def start_over(self) -> None:
+        """The store was opened anew: what was not confirmed counts as never written. Only the
+        groups with their logs in memory are still there: their terms and votes are written again
+        before anything that they promise."""
+        fresh = _Gathering(self._store.begin())
+        for gathering in self._unconfirmed():
+            for owed in gathering.owed:
+                if owed.group.stopped is None:
+                    fresh.owed.append(owed)
+                    if owed.group.promised is not None:
+                        self._store.put_hard_state(fresh.batch, owed.group.id, owed.group.promised)
+        self._in_flight = None
+        self._gatherings = deque([fresh])
+        self._dirty = {g.id: g for g in self._dirty.values() if g.stopped is None}
+        for timer in (self._retry, self._due):
+            if timer is not None:
+                timer.cancel()
+        self._retry = self._due = None
+        self._advance()
+
+    def _unconfirmed(self) -> list[_Gathering]:
+        """Oldest first."""
+        written = [] if self._in_flight is None else [self._in_flight]
+        return [*written, *self._gatherings]
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         self._scheduled = True
@@ -251,6 +280,9 @@ class Rounds:
             if group.barriers is not None:
                 group.barriers.confirmed(ready.reads)
                 group.barriers.applied(group.core.applied_index)
+        except StoreFailed as error:  # of a machine that writes to the same database
+            self._supervisor.store_failed(error)
+            return
         except Exception as error:  # noqa: BLE001 - ends this group, loudly
             self._supervisor.group_failed(group, error)
             return
@@ -285,8 +317,8 @@ class Rounds:
     # the disk
 
     def _advance(self) -> None:
-        """Write and flush what has gathered, unless a flush is under way."""
-        if self._flush is not None or self._retry is not None or self._loop is None:
+        """Write and flush what has gathered, unless a flush is under way or has failed."""
+        if self._in_flight is not None or self._retry is not None or self._loop is None:
             return
         gathering = self._gatherings[0]
         if gathering.batch:
@@ -310,26 +342,26 @@ class Rounds:
             return
         interval_s = self._store.flush_interval_s
         if interval_s is None or gathering.urgent:
-            self._begin_flush(self._loop, gathering.owed)
+            self._begin_flush(self._loop, gathering)
             return
         if self._due is None:
             self._due = self._loop.call_later(interval_s, self._flush_due, self._loop)
         self._settle(gathering.owed)
         self._advance()
 
-    def _begin_flush(self, loop: asyncio.AbstractEventLoop, owed: list[_Owed]) -> None:
+    def _begin_flush(self, loop: asyncio.AbstractEventLoop, written: _Gathering) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None
-        self._in_flight = owed
+        self._in_flight = written
         began = time.monotonic()
         self._flush = loop.run_in_executor(self._thread, self._store.flush)
         self._flush.add_done_callback(lambda flush: self._flushed(flush, began))
 
     def _flush_due(self, loop: asyncio.AbstractEventLoop) -> None:
         self._due = None
-        if self._flush is None:  # one under way covers all that is written
-            self._begin_flush(loop, [])
+        if self._in_flight is None:  # one under way covers all that is written
+            self._begin_flush(loop, _Gathering(self._store.begin()))
 
     def _try_again(self) -> None:
         self._retry = None
@@ -342,8 +374,9 @@ class Rounds:
             self._supervisor.store_failed(error)
             return
         self.flush_latency.observe(time.monotonic() - began)
-        durable, self._in_flight = self._in_flight, []
-        self._settle(durable)
+        durable, self._in_flight = self._in_flight, None
+        if durable is not None:
+            self._settle(durable.owed)
         self._advance()
 
     def _settle(self, durable: list[_Owed]) -> None:

@@ -13,15 +13,21 @@ end may have been promised, so the directory is refused rather than shortened.""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rocksdict import BottommostLevelCompaction, ColumnFamily, CompactOptions, Rdict, WriteBatch
 from rocksdict import WriteOptions as RocksWriteOptions
 
+from raft.batch import Batch
 from raft.database import Identity, StoreTuning, open_database
 from raft.group_log import GroupLog
 from raft.messages import Entry
@@ -54,9 +60,11 @@ __all__ = [
     "WrongDirectory",
 ]
 
+_log = logging.getLogger("raft.store")
 _LAST_INDEX: Final = 2**64 - 1
 _BLOB_AGE: Final = "blob_garbage_collection_age_cutoff"
 _BLOB_AGE_USUAL: Final = "0.25"
+_PROBE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,56 +77,29 @@ class StoreStatistics:
     failure: str | None
 
 
-@dataclass(slots=True)
-class Batch:
-    """Changes of any groups, written together or not at all. May be written again if refused."""
-
-    entries: dict[GroupId, list[Entry]] = field(default_factory=dict)
-    hard_states: dict[GroupId, HardState] = field(default_factory=dict)
-    snapshots: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
-    cuts: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
-    installs: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
-    removed: set[GroupId] = field(default_factory=set)
-    nbytes: int = 0  # of the entries put
-
-    def __bool__(self) -> bool:
-        return any(
-            (
-                self.entries,
-                self.hard_states,
-                self.snapshots,
-                self.cuts,
-                self.installs,
-                self.removed,
-            )
-        )
-
-    def forget(self, group: GroupId) -> None:
-        """Leave out what was put for this group."""
-        for part in (self.entries, self.hard_states, self.snapshots, self.cuts, self.installs):
-            part.pop(group, None)
-
-
 class LogStore:
     """Built by `open`. Everything but `flush` and `flush_state` belongs to one thread."""
 
     def __init__(
         self,
-        db: Rdict,
-        identity: Identity,
+        path: Path,
+        open_again: Callable[[], tuple[Rdict, Identity]],
         *,
         free_bytes_min: int = 0,
         flush_interval_s: float | None = None,
     ) -> None:
-        self.db = db
-        self.identity = identity
         self.flush_interval_s = flush_interval_s
         self.failure: BaseException | None = None
         self.full = False  # by the last check_space: nothing is written, all can be read
+        self._path = path
+        self._open_again = open_again
         self._free_bytes_min = free_bytes_min
-        self._columns: dict[str, Rdict] = {n: db.get_column_family(n) for n in ("raft", "state")}
-        self._log_handle: ColumnFamily | None = db.get_column_family_handle("raft")
-        self._logs: dict[GroupId, GroupLog] = {}
+        db, self.identity = open_again()
+        self._take(db)
+        self._users: list[tuple[Callable[[], None], Callable[[Rdict], None]]] = []
+        self._flushing = 0
+        self._guard = threading.Lock()  # of _flushing
+        self._one_flush = threading.Lock()
         self._write_options = RocksWriteOptions()
         self._write_options.no_slowdown = True
         self._patient = RocksWriteOptions()
@@ -136,29 +117,100 @@ class LogStore:
     ) -> LogStore:
         """Blocking. Raises WrongDirectory when the directory is somebody else's, StoreError
         when it cannot be read, e.g. because another process holds it."""
-        db, identity = open_database(
-            Path(path), node_name=node_name, cluster_name=cluster_name, tuning=tuning
+        place = Path(path)
+        opening = partial(
+            open_database, place, node_name=node_name, cluster_name=cluster_name, tuning=tuning
         )
         return cls(
-            db,
-            identity,
+            place,
+            opening,
             free_bytes_min=tuning.free_bytes_min,
             flush_interval_s=tuning.flush_interval_s,
         )
 
+    def _take(self, db: Rdict) -> None:
+        self.db = db
+        self._columns: dict[str, Rdict] = {n: db.get_column_family(n) for n in ("raft", "state")}
+        self._log_handle: ColumnFamily | None = db.get_column_family_handle("raft")
+        self._logs: dict[GroupId, GroupLog] = {}
+
     def close(self) -> None:
-        """Flushes the log; nothing may use the store or its columns afterwards."""
-        if self.failure is None:
-            self.db.flush_wal(sync=True)
+        """Flushes the log; nothing may use the store or its columns afterwards. A store that has
+        failed is only let go."""
         self._closing = True
         if self._rewriting:  # it gives up; the database cannot be closed then, but may be left
+            if self.failure is None:
+                self.db.flush_wal(sync=True)
             self.db.cancel_all_background(wait=False)
             return
+        if self.failure is not None:
+            self._let_go()
+            return
+        self.db.flush_wal(sync=True)
         self._logs.clear()
         self._log_handle = None
         for column in self._columns.values():
             column.close()
         self.db.close()
+
+    # after a failure
+
+    def attach(self, *, let_go: Callable[[], None], take: Callable[[Rdict], None]) -> None:
+        """For who keeps columns or handles of his own: `reopen` tells him to drop them, and
+        gives him the new database."""
+        self._users.append((let_go, take))
+
+    def probe(self) -> None:
+        """Blocking, on any thread. Raises OSError unless the disk takes and flushes a file and
+        has room for what opening writes: all that the write-ahead log holds, and the reserve."""
+        logged = sum(file.stat().st_size for file in self._path.glob("*.log"))
+        disk = os.statvfs(self._path)
+        if disk.f_bavail * disk.f_frsize < logged + self._reserve(disk):
+            raise OSError(errno.ENOSPC, "there is not enough room yet")
+        trial = self._path / "probe"
+        try:
+            with trial.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            trial.unlink(missing_ok=True)
+
+    def reopen(self) -> None:
+        """Blocking. Let the failed database go and open it as after a crash: what its log shows
+        may be on the disk or only in the page cache, so all of it is in new, flushed files when
+        this returns. Raises StoreBusy while a flush is under way, StoreError when it cannot be
+        opened, also because iterators keep the old one alive: then nothing can be read before
+        the next attempt."""
+        with self._guard:
+            if self._flushing:
+                raise StoreBusy("a flush is under way")
+        self._let_go()
+        db, identity = self._open_again()
+        if identity != self.identity:
+            db.close()
+            raise WrongDirectory(f"{self._path} is not the directory it was")
+        self._take(db)
+        self.failure = None
+        try:
+            for column in self._columns.values():
+                column.flush(wait=True)
+        except Exception as error:
+            self.failure = error
+            raise StoreFailed(f"flushing the log failed again: {error}") from error
+        for _, take in self._users:
+            take(db)
+
+    def _let_go(self) -> None:
+        """Close what has failed: it complains of that, and what it still holds was not promised."""
+        self._logs.clear()
+        self._log_handle = None
+        users = [let_go for let_go, _ in self._users]
+        for let_go in (*users, *(column.close for column in self._columns.values()), self.db.close):
+            try:
+                let_go()
+            except Exception as error:  # noqa: BLE001 - rocksdict has no narrower one
+                _log.info("closing the failed database: %s", error)
 
     # columns
 
@@ -264,15 +316,17 @@ class LogStore:
     def check_space(self) -> bool:
         """Whether the disk has room; to be asked often enough that what is written between two
         calls fits into the reserve."""
-        disk = os.statvfs(self.db.path())
-        least = min(self._free_bytes_min, disk.f_blocks * disk.f_frsize // 10)
-        self.full = disk.f_bavail * disk.f_frsize < least
+        disk = os.statvfs(self._path)
+        self.full = disk.f_bavail * disk.f_frsize < self._reserve(disk)
         return not self.full
+
+    def _reserve(self, disk: os.statvfs_result) -> int:
+        return min(self._free_bytes_min, disk.f_blocks * disk.f_frsize // 10)
 
     def write(self, batch: Batch, *, may_wait: bool = False) -> None:
         """Write without flushing. Raises StoreBusy (nothing written, the batch stays good; not
         with may_wait, which is for rare and small writes), its kind StoreFull (not for what
-        only frees space) or StoreFailed (final)."""
+        only frees space) or StoreFailed (until it is opened anew)."""
         if self.failure is not None:
             raise StoreFailed("the log store has failed before") from self.failure
         if self.full and not may_wait and (batch.entries or batch.hard_states or batch.snapshots):
@@ -294,22 +348,48 @@ class LogStore:
         self._writes += 1
         self._written_bytes += size
 
-    def flush(self) -> None:
-        """Blocking: everything written before the call is on disk after it."""
+    def write_state(self, raw: WriteBatch, options: RocksWriteOptions) -> None:
+        """For who fills column "state". Raises StoreFailed."""
         try:
-            self.db.flush_wal(sync=True)
+            self.db.write(raw, options)
         except Exception as error:
             self.failure = error
-            raise StoreFailed(f"flushing the log failed: {error}") from error
+            raise StoreFailed(f"writing the state failed: {error}") from error
+
+    def flush(self) -> None:
+        """Blocking: everything written before the call is on disk after it."""
+        # One at a time: the kernel tells of a page that it could not write only once, so a second
+        # flush beside one that fails might succeed without what the first has left out.
+        with self._one_flush, self._under_way():
+            try:
+                self.db.flush_wal(sync=True)
+            except Exception as error:
+                self.failure = error
+                raise StoreFailed(f"flushing the log failed: {error}") from error
         self._flushes += 1
 
     def flush_state(self) -> None:
         """Blocking: what broker.store wrote to column "state" before the call is on disk."""
+        with self._under_way():
+            try:
+                self._columns["state"].flush(wait=True)
+            except Exception as error:
+                self.failure = error
+                raise StoreFailed(f"flushing the state failed: {error}") from error
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """A call on another thread that the database must outlive. Raises StoreFailed: after a
+        failure no flush means anything until the database is opened anew."""
+        with self._guard:
+            if self.failure is not None:
+                raise StoreFailed("the log store has failed before") from self.failure
+            self._flushing += 1
         try:
-            self._columns["state"].flush(wait=True)
-        except Exception as error:
-            self.failure = error
-            raise StoreFailed(f"flushing the state failed: {error}") from error
+            yield
+        finally:
+            with self._guard:
+                self._flushing -= 1
 
     def expunge(self) -> None:
         """Blocking, for as long as rewriting the database takes: no file holds what was deleted
@@ -317,20 +397,26 @@ class LogStore:
         next time."""
         self._rewriting = True
         try:
-            for column in (self.db, *self._columns.values()):  # then no write-ahead log is needed
-                column.flush(wait=True)
-            rewrite = CompactOptions()
-            rewrite.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
-            for column in self._columns.values():
-                column.set_options({_BLOB_AGE: "1.0"})  # values of any age are moved
-                column.compact_range(None, None, rewrite)
-                column.set_options({_BLOB_AGE: _BLOB_AGE_USUAL})
+            with self._under_way():
+                self._rewrite()
+        except StoreFailed:
+            raise
         except Exception as error:
             if not self._closing:
                 self.failure = error
                 raise StoreFailed(f"rewriting the database failed: {error}") from error
         finally:
             self._rewriting = False
+
+    def _rewrite(self) -> None:
+        for column in (self.db, *self._columns.values()):  # then no write-ahead log is needed
+            column.flush(wait=True)
+        rewrite = CompactOptions()
+        rewrite.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
+        for column in self._columns.values():
+            column.set_options({_BLOB_AGE: "1.0"})  # values of any age are moved
+            column.compact_range(None, None, rewrite)
+            column.set_options({_BLOB_AGE: _BLOB_AGE_USUAL})
 
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(
@@ -339,10 +425,10 @@ class LogStore:
             flushes=self._flushes,
             refusals=self._refusals,
             healthy=self.failure is None and not self.full,
-            failure=self._trouble(),
+            failure=self.trouble(),
         )
 
-    def _trouble(self) -> str | None:
+    def trouble(self) -> str | None:
         if self.failure is not None:
             return str(self.failure)
         return (

@@ -43,7 +43,8 @@ from broker.wire import headers as wire_headers
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.cluster.node import JetStreamNode
+    from broker.cluster.meta import Assignment
+from broker.cluster.node import JetStreamNode
 from raft import NodeId
 
 API_SUBJECTS = b"$JS.API.>"
@@ -241,12 +242,17 @@ class ApiService:
         if not call.reply:
             return True
         replica = self.node.replicas.get(assignment.group)
-        if replica is not None and replica.leading is not None:
+        if replica is not None and (replica.leading is not None or self._silent_alone(assignment)):
             found = self.leader_api.direct_get(replica, call.request, call.headers, call.payload)
             self._send(call, found)
         else:
             self._spawn(self._direct_elsewhere(call, assignment.group))
         return True
+
+    def _silent_alone(self, assignment: Assignment) -> bool:
+        """Our disk takes no writes, so nobody leads the stream, but all that was ever
+        acknowledged is here and nowhere else."""
+        return assignment.peers == [self.node.node] and self.node.host.trouble() is not None
 
     async def _direct_elsewhere(self, call: ApiCall, group: int) -> None:
         try:

@@ -1,7 +1,8 @@
 """The applied state on its way to the disk, and erased messages on their way out of it.
 
 Owns: when the state of all groups is flushed, so that logs can be cut behind it; when what was
-securely erased has to leave the log and the database files.
+securely erased has to leave the log and the database files; loading the state anew when the disk
+had failed.
 May not touch: what a checkpoint holds (broker.store), where a log may be cut (raft.compaction).
 Spec: DESIGN section 5. Erasing for good rewrites the database, so erasures gather, and the next
 rewrite waits for a multiple of what the last one took: however often messages are erased, only a
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.cluster.metagroup import eventually
 from raft import GroupId, Index
+from raft.records import StoreFailed
 
 if TYPE_CHECKING:
     from broker.cluster.node import JetStreamNode
@@ -57,7 +59,29 @@ class Flushing:
             except TimeoutError:
                 pass  # the interval has passed: flush what there is
             self.wanted.clear()
-            await self._flush()
+            if self._node.host.trouble() is not None:
+                continue
+            try:
+                await self._flush()
+            except StoreFailed as error:
+                self._node.host.store_failed(error)
+
+    def start_over(self) -> None:
+        """The store was opened anew (raft.Host, on_recovered): what was not flushed is gone, as
+        after a crash, and the log brings it back. Streams in memory have lost nothing."""
+        node = self._node
+        kept = set(node.host.groups())
+        for group, replica in list(node.replicas.items()):
+            if GroupId(group) not in kept:
+                replica.close()
+                del node.replicas[group]
+                node.block_cache.discard_group(group)
+        node.meta_group.close()
+        node.meta_group.load()
+        if node.formed.is_set():
+            node.join_groups()
+        if self._mark.exists():
+            self.erase_again()
 
     async def _flush(self) -> None:
         async with self._one_at_a_time:
@@ -82,15 +106,24 @@ class Flushing:
         self._erased[replica.group] = Index(replica.stream.applied)
         self._erasure_wanted.set()
 
+    def erase_again(self) -> None:
+        """Which groups it was is not known any more."""
+        for replica in self._node.replicas.values():
+            self.erased(replica)
+
     async def run_erasures(self) -> None:
         if self._mark.exists():  # an earlier run did not come to it
-            for replica in self._node.replicas.values():
-                self.erased(replica)
+            self.erase_again()
         while True:
             await self._erasure_wanted.wait()
             await asyncio.sleep(ERASE_AFTER_S)
+            if self._node.host.trouble() is not None:
+                continue
             began = time.monotonic()
-            await self._expunge()
+            try:
+                await self._expunge()
+            except StoreFailed as error:
+                self._node.host.store_failed(error)
             await asyncio.sleep(ERASE_SHARE * (time.monotonic() - began))
 
     async def _expunge(self) -> None:

@@ -53,9 +53,10 @@ class MetaGroup:
     def load(self) -> None:
         """Take up the record of an earlier run; what is newer comes back from the log."""
         record = self.state_db.files(META_GROUP).get(RECORD, 0)
+        self.meta = Meta()
         if record is not None:
             self.meta.load_dump(record)
-            self._flushed = self.meta.applied
+        self._flushed = self.meta.applied
 
     async def propose(self, command: MetaCommand) -> MetaResult:
         """The result of the applied command. Raises NotLeader or LostLeadership."""

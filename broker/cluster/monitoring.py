@@ -114,8 +114,8 @@ def healthz(node: JetStreamNode, query: Query) -> tuple[int, Document]:
     meta group joined. `ready`, and no question at all: this node can serve its clients."""
     if _asked(query, "live", "js-enabled-only"):
         return 200, {"status": "ok"}
-    if (failure := node.store.failure) is not None:
-        return 503, _unavailable(f"the store has failed: {failure}")
+    if (trouble := node.host.trouble()) is not None:
+        return 503, _unavailable(f"the store takes no writes: {trouble}")
     if not node.formed.is_set():
         return 503, _unavailable("JetStream is still waiting for its cluster to form")
     if node.leader(META_GROUP) is None:
@@ -142,7 +142,7 @@ def metrics(node: JetStreamNode) -> list[Gauge]:
     found: list[Gauge] = [
         ("jetraft_streams", "Stream replicas on this node.", {}, len(replicas)),
         ("jetraft_streams_led", "Streams this node leads.", {}, led),
-        ("jetraft_store_healthy", "1 while writes succeed.", {}, node.store.failure is None),
+        ("jetraft_store_healthy", "1 while writes succeed.", {}, node.host.trouble() is None),
         ("jetraft_errands_dropped", "Acks and pulls without a leader.", {}, node.errands.dropped),
     ]
     for replica in replicas:

@@ -112,13 +112,15 @@ class JetStreamNode:
             directory / "store", node_name=self.mesh.name, cluster_name=self.mesh.cluster,
             tuning=StoreTuning(flush_interval_s=self.options.flush_interval_s),
         )  # fmt: skip
-        self.state_db = StateDb(self.store.db)
+        self.state_db = StateDb(self.store.db, write=self.store.write_state)
+        self.store.attach(let_go=self.state_db.let_go, take=self.state_db.take)
+        self.flushing = Flushing(self)
         self.host = Host(
             node=self.node,
             store=self.store,
             transport=self.mesh.transport or cast(Transport, Alone()),
+            on_recovered=self.flushing.start_over,
         )
-        self.flushing = Flushing(self)
         self.meta_group = MetaGroup(
             state_db=self.state_db,
             host=self.host,
@@ -183,14 +185,18 @@ class JetStreamNode:
     def _formed(self, founding: Founding) -> None:
         self.members = founding.voters()
         self._names = {node_id(name): name for name in founding.members}
+        self.join_groups()
+        self.formed.set()
+        if len(self.members) > 1:
+            logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
+
+    def join_groups(self) -> None:
+        """Every group this node is assigned to, and the meta group."""
         for assignment in self.meta:
             self._assigned(assignment)
         self.host.add_group(
             META_GROUP, voters=self.members, machine=self.meta_group, applied=self.meta.applied
         )
-        self.formed.set()
-        if len(self.members) > 1:
-            logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
 
     async def _wait_for_founders(self) -> None:
         """Until this node belongs to a cluster, ask its peers again and again who they are."""

@@ -185,6 +185,11 @@ class BlockCache:
         if view is not None:
             self._bytes -= _weight(view)
 
+    def discard_group(self, group: int) -> None:
+        for known, first_seq in list(self._views):
+            if known == group:
+                self.discard(known, first_seq)
+
 
 def _weight(view: View) -> int:
     rows = view.rows

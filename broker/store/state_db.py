@@ -36,13 +36,31 @@ class RocksBatch:
 class StateDb:
     """One per node. `db` is opened in raw mode by its owner and must hold the column family."""
 
-    def __init__(self, db: Rdict, *, column: str = "state") -> None:
-        self._db = db
-        self._column = db.get_column_family(column)
-        self._handle = db.get_column_family_handle(column)
+    def __init__(
+        self,
+        db: Rdict,
+        *,
+        column: str = "state",
+        write: Callable[[WriteBatch, WriteOptions], None] | None = None,
+    ) -> None:
+        """`write` in place of the database's own, for an owner who must hear of failures."""
+        self._name = column
+        self._write = write
+        self.take(db)
         options: Any = WriteOptions()
         options.disable_wal = True  # a property, whatever the stub says
         self._without_wal: WriteOptions = options
+
+    def take(self, db: Rdict) -> None:
+        """The database to use, at first or after it was opened anew."""
+        self._db = db
+        self._column = db.get_column_family(self._name)
+        self._handle: Any = db.get_column_family_handle(self._name)
+
+    def let_go(self) -> None:
+        """Hold nothing of the database any more: it is about to be closed."""
+        self._handle = None
+        self._column.close()
 
     def begin(self) -> RocksBatch:
         return RocksBatch(self._handle)
@@ -54,7 +72,8 @@ class StateDb:
         return result
 
     def write(self, batch: RocksBatch) -> None:
-        self._db.write(batch.raw, self._without_wal)
+        write = self._write or self._db.write
+        write(batch.raw, self._without_wal)
 
     def flush(self) -> None:
         """Everything written before this call survives a crash after it."""

@@ -77,6 +77,9 @@ class Node:
         self.expunged = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
+    def trouble(self) -> str | None:
+        return None
+
     def held(self, group: GroupId) -> Held | None:
         return self.group if group == G else None
 

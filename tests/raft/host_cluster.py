@@ -93,10 +93,19 @@ class Node:
         self.ledgers: dict[GroupId, Ledger] = {}
         self.alive = False
 
-    async def start(self, *, groups: Sequence[GroupId] = (G,), **options: Any) -> None:
+    async def start(
+        self,
+        *,
+        groups: Sequence[GroupId] = (G,),
+        tuning: StoreTuning = SMALL,
+        recovers: bool = False,
+        **options: Any,
+    ) -> None:
         self.store = LogStore.open(
-            self.cluster.path / self.name, node_name=self.name, cluster_name="t", tuning=SMALL
+            self.cluster.path / self.name, node_name=self.name, cluster_name="t", tuning=tuning
         )
+        if recovers:
+            options["on_recovered"] = lambda: self.add_groups(groups)
         self.transport = Transport(
             node=self.node,
             name=self.name,
@@ -116,13 +125,16 @@ class Node:
             **{"compaction": self.cluster.compaction, **options},
         )
         self.ledgers = {}
+        self.add_groups(groups)
+        self.task = asyncio.create_task(self.host.run())
+        self.alive = True
+
+    def add_groups(self, groups: Sequence[GroupId]) -> None:
         for group in groups:
             ledger = self.ledgers[group] = Ledger(self.store, group)
             self.host.add_group(
                 group, voters=self.cluster.voters, machine=ledger, applied=ledger.applied
             )
-        self.task = asyncio.create_task(self.host.run())
-        self.alive = True
 
     async def kill(self) -> None:
         if self.alive:
@@ -238,3 +250,28 @@ class GatedFlush:
         self.waiting.set()
         self.gate.wait(10)
         self._flush()
+
+
+class BrokenDisk:
+    """Stands before the database of a store; one operation fails until the disk is mended. The
+    database does not fail with it, as a real one would: a test that wants that fills a disk."""
+
+    def __init__(self, store: LogStore, operation: str, error: OSError) -> None:
+        self.probes = 0
+        self._store, self._probe = store, store.probe
+        self._db, self._operation, self._error = store.db, operation, error
+        store.db = self  # type: ignore[assignment]
+        store.probe = self.probe  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._operation:
+            raise self._error
+        return getattr(self._db, name)
+
+    def probe(self) -> None:
+        self.probes += 1
+        raise self._error
+
+    def mend(self) -> None:
+        """From now on an attempt to open the store succeeds."""
+        self._store.probe = self._probe  # type: ignore[method-assign]

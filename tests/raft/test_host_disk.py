@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from host_cluster import (
+    BrokenDisk,
     Cluster,
     G,
     GatedFlush,
@@ -26,16 +27,7 @@ def test_a_failing_disk_stops_every_promise_of_the_node(
         await c.put("k", 1)
         leader = await c.leader()
 
-        class BrokenDisk:
-            def __init__(self, db: Any) -> None:
-                self._db = db
-
-            def __getattr__(self, name: str) -> Any:
-                if name == operation:
-                    raise OSError(28, "No space left on device")
-                return getattr(self._db, name)
-
-        real, leader.store.db = leader.store.db, BrokenDisk(leader.store.db)
+        BrokenDisk(leader.store, operation, OSError(28, "No space left on device"))
         applied = leader.ledger.applied
         leader.host.propose(G, b'["k", 2]')
         await until(lambda: bool(failures))
@@ -46,7 +38,6 @@ def test_a_failing_disk_stops_every_promise_of_the_node(
             leader.host.propose(G, b'["k", 3]')
         rest = [n for n in c.nodes if n is not leader]
         await until(lambda: any(n.leads() for n in rest))
-        leader.store.db = real
 
     failures: list[BaseException] = []
     with caplog.at_level(logging.CRITICAL):

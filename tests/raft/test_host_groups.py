@@ -97,8 +97,8 @@ def test_idle_groups_sleep_and_wake_by_a_proposal(tmp_path: Path) -> None:
         await until(lambda: all(n.host.statistics().awake == 0 for n in c.nodes))
         terms = [n.host.status(G).core.term for n in c.nodes]
         rounds = [n.host.statistics().rounds for n in c.nodes]
-        ticks = c.nodes[0].host._ticks
-        await until(lambda: c.nodes[0].host._ticks > ticks + 60)  # several election timeouts
+        ticks = c.nodes[0].host._ticker.ticks
+        await until(lambda: c.nodes[0].host._ticker.ticks > ticks + 60)  # several election timeouts
         worked = [n.host.statistics().rounds - r for n, r in zip(c.nodes, rounds, strict=True)]
         assert max(worked) < 10, "awake, a heartbeat every other tick makes thirty and more"
         assert [n.host.status(G).core.term for n in c.nodes] == terms
