@@ -88,6 +88,8 @@ class Flushing:
             self._unflushed_bytes = 0
             marks = []
             for replica in [r for r in self._node.replicas.values() if r.dirty]:
+                while replica.stream.work_ahead():  # noqa: ASYNC110 - a part per turn
+                    await asyncio.sleep(0)
                 if replica.group in self._node.replicas:
                     marks.append((replica.flushed, replica.checkpoint()))
                 await asyncio.sleep(0)  # each is a turn of the loop

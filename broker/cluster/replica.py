@@ -83,6 +83,7 @@ class Replica:
         # Flushes of the log are put off: the state may be on disk before its entries are.
         self._relaxed = node.options.flush_interval_s is not None and not self._in_memory
         self._last_stamp_ns = 0
+        self._turn: asyncio.Handle | None = None  # of the work towards a checkpoint
 
     @classmethod
     def open(cls, node: JetStreamNode, assignment: Assignment) -> Replica:
@@ -229,8 +230,7 @@ class Replica:
             self._begin_leading()
         elif self.leading is not None:
             self.leading.applied(stored=stored, consumers=changed_consumers)
-        if self.stream.needs_checkpoint():
-            self.checkpoint()
+        self._checkpoint_soon()
 
     def _reconfigured(self) -> None:
         if self.leading is not None:
@@ -276,6 +276,30 @@ class Replica:
         return Index(self.stream.applied) if self._in_memory else self._flushed
 
     # -- checkpoints ----------------------------------------------------------------------------
+
+    def _checkpoint_soon(self) -> None:
+        if self.stream.overdue():
+            self.checkpoint()
+        elif self._turn is None and self.stream.needs_checkpoint():
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        self._turn = asyncio.get_running_loop().call_soon(self._work_ahead)
+
+    def _work_ahead(self) -> None:
+        """Towards the next checkpoint, a part in each turn of the loop, and the checkpoint last."""
+        self._turn = None
+        try:
+            if not self.stream.work_ahead():
+                if not self.stream.needs_checkpoint():
+                    return
+                self.checkpoint()
+        except Exception as error:  # noqa: BLE001 - ends this group, loudly
+            held = self.node.host.held(self.group)
+            if held is not None:
+                self.node.host.group_failed(held, error)
+            return
+        self._next_turn()
 
     def checkpoint(self) -> Index:
         """Write the applied state (not durable before a flush); the index it stands for."""
@@ -369,6 +393,8 @@ class Replica:
         if self.leading is not None:
             self.leading.close()
             self.leading = None
+        if self._turn is not None:
+            self._turn.cancel()
         self._waiting.cancel()
 
     def delete(self) -> None:

@@ -55,7 +55,7 @@ from broker.jetstream.ttl import note_deadlines
 from broker.store import persistence
 from broker.store.block import Block
 from broker.store.columns import FILE_SIZING, MEMORY_SIZING
-from broker.store.compaction import compact
+from broker.store.compaction import BLOCKS_PER_CHECKPOINT, compact
 from broker.store.files import RECORD, BlockFiles, StateBatch, key
 from broker.store.messages import MessageStore
 from broker.store.segments import BlockCache
@@ -89,6 +89,7 @@ class Stream:
         self.republished: list[Republished] | None = None  # a list while somebody takes them
         self.given_up: list[tuple[bytes, str]] = []  # batches, for who takes the republished
         self.applied = 0
+        self._compactions_due = 0
         self._make = consumers
         self._wants: dict[bytes, bool] = {}
         self._compile()
@@ -410,13 +411,24 @@ class Stream:
     def needs_checkpoint(self) -> bool:
         return persistence.needs_checkpoint(self.store)
 
+    def overdue(self) -> bool:
+        return persistence.overdue(self.store)
+
+    def work_ahead(self) -> bool:
+        """A part of what the next checkpoint writes; False when nothing is left to do."""
+        if not persistence.work_ahead(self.store):
+            due = self._compactions_due > 0 and compact(self.store)
+            self._compactions_due = self._compactions_due - 1 if due else 0
+            return due
+        return True
+
     def checkpoint(self, batch: StateBatch) -> int:
         """Queue everything that changed, with the record for `applied`; returns its size.
 
         The caller writes the batch before anything is read or applied. Without that the
         replica must stop."""
         group = self.store.segments.files.group
-        compact(self.store)
+        self._compactions_due = BLOCKS_PER_CHECKPOINT
         size = persistence.checkpoint(self.store, batch)
         persistence.written(self.store)
         self.batches.checkpoint(batch, group)

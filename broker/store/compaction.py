@@ -12,17 +12,14 @@ from broker.store.messages import MessageStore
 from broker.store.scan import live_block
 
 LIVE_SHARE: Final = 4  # rewritten when not more than one row in so many is stored
-BLOCKS_PER_CALL: Final = 2  # each costs reading and building a block, on the loop
+BLOCKS_PER_CHECKPOINT: Final = 2
 
 
-def compact(store: MessageStore) -> int:
-    """Rewrite a few blocks; the next checkpoint writes them. Returns how many."""
+def compact(store: MessageStore) -> bool:
+    """Rewrite one block; the next checkpoint writes it. False when there is none to rewrite."""
     segments = store.segments
-    done = 0
     for segment in segments.all:
-        if done >= BLOCKS_PER_CALL:
-            break
         if segment.live * LIVE_SHARE <= segment.rows and segment is not segments.tail:
             segments.shrink(segment, live_block(segments, segment))
-            done += 1
-    return done
+            return True
+    return False

@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 
 from broker.store.block import Block, BlockBuilder, BlockDamaged
 from broker.store.files import BLOCK, DELETES, SUMMARY, StateBatch, key
-from broker.store.index import SubjectFilter
+from broker.store.index import SubjectFilter, subject_hashes
 from broker.store.messages import MessageStore
 from broker.store.scan import live_stretches
 from broker.store.segments import (
@@ -29,7 +29,7 @@ from broker.store.segments import (
     View,
 )
 
-CHECKPOINT_BYTES: Final = 4 << 20
+CHECKPOINT_BYTES: Final = 2 << 20  # a batch of more is copied as it grows, milliseconds per MB
 _EVERYTHING: Final = SubjectFilter(())
 _LENGTH: Final = Packing("<I")
 _ROW: Final = Packing("<qqIII")
@@ -77,8 +77,32 @@ def image(store: MessageStore) -> StoreImage:
 
 
 def needs_checkpoint(store: MessageStore) -> bool:
-    """So much waits in memory that it should be written before more is applied."""
-    return unwritten_bytes(store) > CHECKPOINT_BYTES
+    """So much waits in memory that it should be written soon. Just then a block was sealed, and
+    the growing one, which has to be written too, is small."""
+    return store.segments.unwritten_bytes > CHECKPOINT_BYTES
+
+
+def overdue(store: MessageStore) -> bool:
+    """So much waits in memory that nothing more may be applied before it is written."""
+    return store.segments.unwritten_bytes > 4 * CHECKPOINT_BYTES
+
+
+def work_ahead(store: MessageStore) -> bool:
+    """Do a part of what the next checkpoint would do; False when nothing is left. A block of many
+    subjects takes milliseconds for each of its parts, so they are taken one per turn."""
+    segments = store.segments
+    for segment in segments.all:
+        if segment.written or segment.summary is not None or segment is segments.tail:
+            continue
+        if segment.subjects is None:
+            segments.subjects(segment)
+        else:
+            segment.summary = _encode(_summarise(store, segment))
+            segment.hashes = subject_hashes(segment.subjects)
+        return True
+    if segments.spent:
+        segments.spent.pop()
+    return bool(segments.spent)
 
 
 def unwritten_bytes(store: MessageStore) -> int:
@@ -105,7 +129,9 @@ def checkpoint(store: MessageStore, batch: StateBatch) -> int:
         if not segment.written:
             raw = _raw(store, segment)
             batch.put(key(group, BLOCK, segment.first_seq), raw)
-            batch.put(key(group, SUMMARY, segment.first_seq), _encode(_summarise(store, segment)))
+            summary = segment.summary or _encode(_summarise(store, segment))
+            batch.put(key(group, SUMMARY, segment.first_seq), summary)
+            segment.summary = None
             segment.nbytes = len(raw)
             segment.written = True
             segment.deletes_written = segment.live == segment.rows
@@ -128,6 +154,7 @@ def written(store: MessageStore) -> None:
             segments.cache.put(segments.files.group, segment.first_seq, segment.view)
             segment.view = None
             if segment.subjects is not None:
+                segments.spent.append(segment.subjects)
                 segment.name(segment.subjects)
 
 
@@ -251,6 +278,10 @@ def _raw(store: MessageStore, segment: Segment) -> bytes:
 def _summarise(store: MessageStore, segment: Segment) -> Summary:
     view = store.segments.view(segment)
     subjects = store.segments.subjects(segment)
+    if segment.live == segment.rows:
+        size = segment.live_size
+    else:
+        size = store.sizing.of_stretch(view.rows, view.columns, 0, segment.rows)
     last_sizes: list[int] = []
     if store.trail_max:
         of_row, rows = store.sizing.of_row, view.rows
@@ -266,7 +297,7 @@ def _summarise(store: MessageStore, segment: Segment) -> Summary:
         segment.rows,
         segment.nbytes,
         segment.max_time,
-        store.sizing.of_stretch(view.rows, view.columns, 0, segment.rows),
+        size,
         subjects,
         last_sizes,
         store.deadlines.of_range(segment.first_seq, segment.last_seq),

@@ -62,6 +62,7 @@ class Segment:
     subjects: Subjects | None = None  # None: too many to hold, or still growing
     hashes: bytes | None = None  # of its subjects, where these are too many to hold
     view: View | None = None  # held until it is written; always for the growing one
+    summary: bytes | None = None  # worked out before the checkpoint that writes it
     written: bool = False
     deletes_written: bool = True
 
@@ -69,7 +70,7 @@ class Segment:
         """These are the subjects of its block, which is written by now."""
         few = len(subjects) <= SUBJECTS_HELD_MAX
         self.subjects = subjects if few else None
-        self.hashes = None if few else subject_hashes(subjects)
+        self.hashes = None if few else self.hashes or subject_hashes(subjects)
 
     @property
     def contiguous(self) -> bool:
@@ -208,6 +209,7 @@ class Segments:
     builder: BlockBuilder = field(default_factory=BlockBuilder)
     unwritten_bytes: int = 0  # of sealed segments
     gone: list[int] = field(default_factory=list)  # written once, to be deleted at the checkpoint
+    spent: list[Subjects] = field(default_factory=list)  # freeing them takes time, see persistence
     _starts: list[int] = field(default_factory=list)
 
     def at(self, seq: int) -> int:
@@ -245,8 +247,7 @@ class Segments:
         segment.nbytes = len(raw)
         segment.written = False
         segment.view = View(Block(raw, verify=False))
-        segment.subjects = segment.view.rows.subject_summary()
-        segment.hashes = None
+        segment.subjects = segment.hashes = segment.summary = None
         self.unwritten_bytes += segment.nbytes
 
     def view(self, segment: Segment) -> View:
@@ -267,7 +268,10 @@ class Segments:
         if segment.subjects is not None:
             return segment.subjects
         if segment.view is not None:
-            return segment.view.rows.subject_summary()
+            subjects = segment.view.rows.subject_summary()
+            if segment is not self.tail:
+                segment.subjects = subjects
+            return subjects
         raw = self.files.get(SUMMARY, segment.first_seq)
         if raw is None:
             raise BlockDamaged(f"the summary of sequence {segment.first_seq} is missing")
@@ -300,6 +304,7 @@ class Segments:
         if segment.view is None:
             self.unwritten_bytes += len(raw)
         segment.view = View(block)
+        segment.summary = None
         segment.written = False
 
     def shrink(self, segment: Segment, raw: bytes) -> None:
@@ -315,7 +320,7 @@ class Segments:
         segment.last_seq = block.last_seq
         segment.nbytes = block.nbytes
         segment.max_time = block.max_time
-        segment.deleted = None
+        segment.deleted = segment.summary = None
         segment.written = segment.deletes_written = False
 
     def discard(self, position: int) -> None:

@@ -47,6 +47,11 @@ class Held:
 @dataclass
 class State:
     applied: int
+    parts: int = 2
+
+    def work_ahead(self) -> bool:
+        self.parts -= 1
+        return self.parts > 0
 
 
 @dataclass
