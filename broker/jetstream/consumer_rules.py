@@ -31,7 +31,7 @@ from broker.jetstream.stream_config import Retention, StreamConfig
 from broker.jetstream.stream_rules import invalid_config, pedantic_error
 from broker.jetstream.times import NS_PER_MS, NS_PER_S, go_duration
 from broker.jetstream.versioning import stored_consumer
-from broker.subjects import has_wildcard, is_subset, valid_subject
+from broker.subjects import Patterns, has_wildcard, is_subset, valid_subject
 
 ACK_WAIT_DEFAULT_NS: Final = 30 * NS_PER_S
 MAX_WAITING_DEFAULT: Final = 512
@@ -260,12 +260,11 @@ def _check_filters(config: ConsumerConfig) -> None:
     if "" in config.filter_subjects:
         raise JetStreamError(ErrCode.CONSUMER_EMPTY_FILTER)
     filters = config.filters
-    # Only a pattern with wildcards can hold another one: a long list of literals stays cheap.
-    wild = [pattern for pattern in filters if has_wildcard(pattern)]
+    known = Patterns(filters)
     for pattern in filters:
         if not valid_subject(pattern, wildcards=True):
             raise invalid_config("invalid subject")
-        if any(is_subset(pattern, other) for other in wild if other is not pattern):
+        if known.within_another(pattern):
             raise JetStreamError(ErrCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS)
     if len(set(filters)) < len(filters):
         raise JetStreamError(ErrCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS)

@@ -24,7 +24,7 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.names import has_path_separator, valid_asset_name
 from broker.jetstream.stream_config import Retention, StreamConfig
 from broker.jetstream.versioning import same_consumer
-from broker.subjects import collides
+from broker.subjects import Patterns
 
 
 def named_consumer(request: ConsumerCreateRequest, api: ApiRequest) -> ConsumerConfig:
@@ -208,13 +208,12 @@ def _shares_filter(
     name: str, config: ConsumerConfig, consumers: Mapping[str, ConsumerConfig]
 ) -> bool:
     """Whether some message could go to this consumer and to another one."""
-    mine = config.filters or (b">",)
-    for other_name, other in consumers.items():
-        if other_name == name or is_internal(other):
-            continue
-        if any(collides(a, b) for a in mine for b in other.filters or (b">",)):
-            return True
-    return False
+    mine = Patterns(config.filters or (b">",))
+    return any(
+        any(map(mine.meet, other.filters or (b">",)))
+        for other_name, other in consumers.items()
+        if other_name != name and not is_internal(other)
+    )
 
 
 def _not_updatable(reason: str) -> JetStreamError:

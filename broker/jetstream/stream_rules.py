@@ -7,6 +7,7 @@ into errors. The order of the checks is the reference server's: clients see the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -35,7 +36,7 @@ from broker.jetstream.stream_sources import check_origins
 from broker.jetstream.times import NS_PER_MS, NS_PER_S, go_duration
 from broker.jetstream.transforms import mapping_problem
 from broker.jetstream.versioning import stored_stream
-from broker.subjects import collides, has_wildcard, is_subset, valid_subject
+from broker.subjects import Patterns, collides, is_subset, valid_subject
 
 REPLICAS_MAX: Final = 5
 DUPLICATE_WINDOW_DEFAULT_NS: Final = 120 * NS_PER_S
@@ -92,11 +93,9 @@ def check_stream_config(
 
 def check_no_overlap(config: StreamConfig, others: Iterable[StreamConfig]) -> None:
     """No other stream of the account may capture a subject this one captures."""
-    mine = config.subject_patterns
+    mine = Patterns(config.subject_patterns)
     for other in others:
-        if other.name == config.name:
-            continue
-        if any(collides(a, b) for a in mine for b in other.subject_patterns):
+        if other.name != config.name and any(map(mine.meet, other.subject_patterns)):
             raise JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
 
 
@@ -231,14 +230,12 @@ def _check_persist_mode(config: StreamConfig) -> None:
 
 
 def _check_subjects(config: StreamConfig) -> None:
-    seen: set[str] = set()
-    wild = {subject for subject in config.subjects if has_wildcard(subject.encode())}
+    known = Patterns(config.subject_patterns)
+    repeated = {subject for subject, times in Counter(config.subjects).items() if times > 1}
     for position, subject in enumerate(config.subjects):
         pattern = subject.encode()
         if not valid_subject(pattern, wildcards=True):
             raise invalid_config("invalid subject")
-        if subject in seen:
-            raise invalid_config("duplicate subjects detected")
         if pattern == b">":
             if not config.no_ack:
                 raise invalid_config("capturing all subjects requires no-ack to be true")
@@ -246,12 +243,10 @@ def _check_subjects(config: StreamConfig) -> None:
                 raise invalid_config("capturing all subjects requires replicas of 1")
         if not config.no_ack:
             _check_reserved(pattern)
-        for other in config.subjects[position + 1 :]:
-            # Two literals collide when they are equal: a long list of them stays cheap.
-            possible = other == subject or subject in wild or other in wild
-            if possible and collides(other.encode(), pattern):
-                raise invalid_config(f'subject "{subject}" overlaps with "{other}"')
-        seen.add(subject)
+        if subject in repeated or known.meets_another(pattern):
+            later = config.subjects[position + 1 :]  # none of the earlier ones, or we were not here
+            other = next(other for other in later if collides(other.encode(), pattern))
+            raise invalid_config(f'subject "{subject}" overlaps with "{other}"')
 
 
 def _check_reserved(pattern: bytes) -> None:

@@ -15,7 +15,7 @@ from broker.jetstream.limits import AccountView
 from broker.jetstream.names import valid_asset_name
 from broker.jetstream.stream_config import StreamConfig, StreamSource
 from broker.jetstream.transforms import mapping_problem
-from broker.subjects import collides, is_subset, valid_subject
+from broker.subjects import Patterns, collides, valid_subject
 
 
 def check_origins(config: StreamConfig, view: AccountView, *, pedantic: bool) -> StreamConfig:
@@ -62,9 +62,9 @@ def _check_mirror(config: StreamConfig, mirror: StreamSource, view: AccountView)
         bad_destination=ErrCode.MIRROR_INVALID_TRANSFORM_DESTINATION,
     )
     sources = [transform.src.encode() for transform in mirror.subject_transforms]
-    for position, one in enumerate(sources):
-        if any(collides(one, other) for other in sources[position + 1 :]):
-            raise JetStreamError(ErrCode.MIRROR_OVERLAPPING_SUBJECT_FILTERS)
+    known = Patterns(sources)
+    if len(set(sources)) < len(sources) or any(map(known.meets_another, sources)):
+        raise JetStreamError(ErrCode.MIRROR_OVERLAPPING_SUBJECT_FILTERS)
     if mirror.external is None:
         if not valid_asset_name(mirror.name):
             raise JetStreamError(ErrCode.MIRROR_INVALID_STREAM_NAME)
@@ -113,9 +113,9 @@ def _check_source(source: StreamSource) -> None:
         bad_destination=ErrCode.SOURCE_INVALID_TRANSFORM_DESTINATION,
     )
     filters = [transform.src.encode() for transform in source.subject_transforms]
-    for position, one in enumerate(filters):
-        if any(is_subset(one, other) for other in filters[:position] + filters[position + 1 :]):
-            raise JetStreamError(ErrCode.SOURCE_OVERLAPPING_SUBJECT_FILTERS)
+    known = Patterns(filters)
+    if len(set(filters)) < len(filters) or any(map(known.within_another, filters)):
+        raise JetStreamError(ErrCode.SOURCE_OVERLAPPING_SUBJECT_FILTERS)
     if not _source_consumer_fits(source):
         raise JetStreamError(ErrCode.SOURCE_DURABLE_CONSUMER_CFG_INVALID)
 

@@ -8,6 +8,7 @@ from broker.subjects.grammar import (
     tokens,
     valid_subject,
 )
+from broker.subjects.patterns import Patterns
 from broker.subjects.subscription import AckSink, Origin, Sink, SinkKind, Subscription, Tenant
 from broker.subjects.tree import NO_MATCH, Match, SubjectTree, TreeStatistics
 
@@ -16,6 +17,7 @@ __all__ = [
     "AckSink",
     "Match",
     "Origin",
+    "Patterns",
     "Sink",
     "SinkKind",
     "SubjectTree",
