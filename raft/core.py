@@ -171,6 +171,11 @@ class RaftCore(Follower):
             self.wake()
         leading.read(context, self.commit, lease=lease)
 
+    def lease_holds(self) -> bool:
+        """By the count of ticks, for a caller that knows them to be on time. Members that restart
+        within it must not vote at once (CoreConfig.lease_reads), or take longer to restart."""
+        return self._leading is not None and self._leading.lease_holds(self.commit)
+
     def end_lease(self) -> None:
         """Ticks were missed: time has passed that we did not count."""
         if self._leading is not None:

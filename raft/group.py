@@ -6,7 +6,8 @@ Spec: DESIGN sections 4 and 6."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,8 +15,11 @@ from raft.barriers import Barriers
 from raft.core import RaftCore
 from raft.group_log import GroupLog
 from raft.messages import Entry
+from raft.pace import Pace
 from raft.ready import Status
 from raft.types import GroupId, HardState, Index, NodeId, RaftError, Role, SnapshotMeta, Term
+
+CURRENT_SECONDS = 0.02  # far below what a lease leaves to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ class Group:
     """Mutable, and the host's alone."""
 
     __slots__ = (
+        "_current_until",
         "arrived",
         "barriers",
         "core",
@@ -159,6 +164,25 @@ class Group:
         self.sampled: tuple[Index, float] | None = None  # a proposal whose latency is measured
         self.barriers: Barriers | None = None
         self.told: tuple[NodeId | None, Term, bool] = (None, Term(0), False)
+        self._current_until = 0.0  # for so long the answer to reads_are_current is remembered
+
+    def reads_are_current(self, pace: Pace, there: Container[NodeId]) -> bool:
+        """Whether our machine shows all that is committed: nobody else can have been elected, by
+        our lease; while the group sleeps, because a majority is there and would have told us.
+        Never after a pause of this process. Asked per read, so it is remembered for a moment."""
+        core, now = self.core, time.monotonic()
+        if core.role is not Role.LEADER:
+            return False
+        if now >= self._current_until:
+            alone = core.keeps_quorum(())
+            if not alone and not (
+                pace.keeps_time(now)
+                and core.keeps_quorum(there)
+                and (core.asleep or core.lease_holds())
+            ):
+                return False
+            self._current_until = now + CURRENT_SECONDS
+        return True
 
     def admits(self, sender: NodeId, term: Term) -> bool:
         """Whether to listen to this node. A leader knows the members; others may be behind and

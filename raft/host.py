@@ -89,7 +89,7 @@ class Host:
         self._store = store
         self._transport = transport
         self._config = config or CoreConfig()
-        self._ticker = Ticker(tick_ms=tick_ms)
+        self._ticker = Ticker(tick_ms=tick_ms, election_ticks=self._config.election_ticks)
         self._limits = limits
         self._draw = draw or random.randrange
         self._on_failure = on_failure
@@ -252,13 +252,18 @@ class Host:
             held.barriers = Barriers()
         future: asyncio.Future[Index] = loop.create_future()
         context = held.barriers.open(future)
-        on_time = self._ticker.punctual(for_ticks=self._config.election_ticks)
+        on_time = self._ticker.pace.keeps_time(time.monotonic())
         try:
             held.core.read_index(context, lease=lease and on_time)
             self._touch(held)
             return await future
         finally:
             held.barriers.drop(context)
+
+    def reads_are_current(self, group: GroupId) -> bool:
+        """Whether a read of a group that we lead needs no barrier (Group.reads_are_current)."""
+        held = self._groups.get(group)
+        return held is not None and held.reads_are_current(self._ticker.pace, self._vigil.there)
 
     def leader(self, group: GroupId) -> NodeId | None:
         held = self._held(group)
@@ -370,7 +375,7 @@ class Host:
         """While the disk takes nothing, only groups with their logs in memory count time."""
         silent = self.failure is not None or self._disk_full()
         if silent:
-            self._ticker.interrupted()
+            self._ticker.pace.interrupted()
         else:
             self._vigil.tick()
         for group in list(self._vigil.awake.values()):

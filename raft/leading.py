@@ -286,16 +286,18 @@ class Leading:
         known = commit if commit >= self.term_start else None
         config = self._config
         self.reads.ask(context, known)
-        by_lease = (
-            lease
-            and known is not None
-            and config.lease_reads
-            and config.check_quorum
-            and self.reads.lease_holds(self.ticks, lease_ticks=config.election_ticks // 2)
-        )
+        by_lease = lease and config.lease_reads and self.lease_holds(commit)
         if by_lease or "read_unconfirmed" in config.bugs:
             self.reads.confirm_by_lease()
         self.due = True
+
+    def lease_holds(self, commit: Index) -> bool:
+        config = self._config
+        return (
+            commit >= self.term_start
+            and config.check_quorum
+            and self.reads.lease_holds(self.ticks, lease_ticks=config.election_ticks // 2)
+        )
 
     def end_lease(self) -> None:
         self.reads.end_lease()

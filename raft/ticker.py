@@ -8,19 +8,21 @@ one, so that a stall of our own is not taken for the silence of others."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final
+
+from raft.pace import Pace
 
 _SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, what waits in the sockets comes first
 
 
 class Ticker:
-    def __init__(self, *, tick_ms: int) -> None:
+    def __init__(self, *, tick_ms: int, election_ticks: int) -> None:
         self.ticks = self.late = 0
         self.lag_last = self.lag_max = 0.0
         self._seconds = tick_ms / 1000
-        self._ticked_at = 0.0
-        self._punctual_from = 0  # the tick since which none was late
+        self.pace = Pace(tick_seconds=self._seconds, election_ticks=election_ticks)
 
     async def run(self, tick: Callable[[], None], stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -37,23 +39,10 @@ class Ticker:
             self.lag_max = max(self.lag_max, lag)
             if lag > self._seconds:
                 self.late += 1
-                self.interrupted()
                 await asyncio.sleep(_SOCKET_GRACE_SECONDS)
                 due = loop.time() + self._seconds
             else:
                 due += self._seconds
-            self._ticked_at = loop.time()
             self.ticks += 1
+            self.pace.ticked(time.monotonic())
             tick()
-
-    def interrupted(self) -> None:
-        """The groups have missed time: nothing that trusts their ticks may hold for a while."""
-        self._punctual_from = self.ticks
-
-    def punctual(self, *, for_ticks: int) -> bool:
-        """Whether all of the last ticks, and a few more than these, came in time."""
-        now = asyncio.get_running_loop().time()
-        return (
-            now - self._ticked_at <= 2 * self._seconds
-            and self.ticks - self._punctual_from > for_ticks
-        )

@@ -7,6 +7,7 @@ Spec: JetStream sheet 1.1, 1.5, 1.6, 2.3, 4.4-4.6, 5.2, 5.3, 5.12."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -84,6 +85,9 @@ _state = msgspec.msgpack.Decoder(LoadState)
 _reconfigured = msgspec.msgpack.Decoder(tuple[int, StreamConfig])
 
 
+CURRENT_WITHIN_S = 2.0
+
+
 class LeaderApi:
     def __init__(self, node: JetStreamNode) -> None:
         self.node = node
@@ -112,6 +116,7 @@ class LeaderApi:
             case PurgeRequest():
                 return await self._purge(replica, body)
             case MsgGetRequest():
+                await self.current(replica)
                 return self._get_message(replica, body)
             case MsgDeleteRequest():
                 return await self._delete_message(replica, body)
@@ -147,6 +152,18 @@ class LeaderApi:
         assert kind is ApiKind.CONSUMER_DELETE, f"{kind} has no handler"
         await self._propose(replica, DeleteConsumer(replica.stamp(), request.consumer))
         return encode_response(kind, Success(success=True))
+
+    async def current(self, replica: Replica) -> None:
+        """Until the stream here shows everything that was committed before. At once, unless this
+        process was stopped or lost its peers for a moment, and others may lead meanwhile. Raises
+        CallRefused when they do."""
+        if replica.reads_are_current:
+            return
+        try:
+            async with asyncio.timeout(CURRENT_WITHIN_S):
+                await self.node.host.read_barrier(replica.group)
+        except (RaftError, TimeoutError) as error:
+            raise CallRefused(f"cannot tell whether {replica.name} is led here") from error
 
     def direct_get(
         self, replica: Replica, request: ApiRequest, headers: bytes, payload: bytes

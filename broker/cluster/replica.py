@@ -133,6 +133,11 @@ class Replica:
         """Leader, but not serving before everything of earlier terms is applied."""
         return self._won is not None
 
+    @property
+    def reads_are_current(self) -> bool:
+        """While we lead: nobody else can have stored anything that is not here."""
+        return self.node.host.reads_are_current(self.group)
+
     def could_serve(self, consumer: str) -> bool:
         """False only when we lead and know that there is no such consumer."""
         return self.leading is None or consumer in self.stream.consumers
