@@ -281,6 +281,7 @@ class JetStreamNode:
                 router=self.server.router,
                 transmit=self.publishing.transmit,
                 silent=assignment.config.no_ack,
+                no_room=self.publishing.no_room,
                 ack_extra=self._ack_extra(),
             )
             self._capture(assignment)

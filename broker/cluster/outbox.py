@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.cluster.pub_acks import PubAcks
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.notes import FAST_SUFFIX, FastSpan, fast_spans
+from broker.jetstream.responses import encode_pub_error
 from broker.store.block import BlockBuilder
 from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import PubRun, ReplyColumn
@@ -84,6 +86,7 @@ class Outbox:
     router: Router
     transmit: Callable[[Outbox, Batch], NodeId | None]
     silent: bool  # no_ack: nothing is ever answered
+    no_room: Callable[[int], bool] = lambda _group: False  # the leader's disk is full
     ack_extra: bytes = b""
     kind: SinkKind = SinkKind.STREAM
     closed: bool = False
@@ -112,6 +115,9 @@ class Outbox:
     ) -> bool:
         if self.closed:
             return False
+        if self.no_room(self.group):
+            self._refuse(run, start, stop)
+            return True
         rows = stop - start
         most = run.size(start, stop) + rows * (ROW_BYTES + LONG_SUBJECT_BYTES) + PADDING_BYTES
         if (
@@ -127,6 +133,17 @@ class Outbox:
         if self.held_bytes + self._builder.nbytes > HELD_BYTES_MAX and origin is not None:
             self._pause(origin)
         return True
+
+    def _refuse(self, run: PubRun, start: int, stop: int) -> None:
+        """Not even numbered: what is refused here was never proposed and cannot be stored later."""
+        if self.silent:
+            return
+        refused = JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
+        body = encode_pub_error(self.stream.decode(), refused)
+        for row in range(start, stop):
+            reply = run.message(row)[1]
+            if reply:
+                self.router.publish(self.account, reply, b"", b"", body)
 
     def _append(self, run: PubRun, start: int, stop: int, origin: Origin | None) -> None:
         builder = self._builder

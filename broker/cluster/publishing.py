@@ -14,6 +14,7 @@ import msgspec
 
 from broker.cluster.outbox import Batch, Outbox, Published
 from broker.jetstream.notes import encode_marks
+from broker.jetstream.stream_config import Storage
 from raft import NodeId
 
 if TYPE_CHECKING:
@@ -53,6 +54,16 @@ class Publishing:
         elif leader is not None:
             node.mesh.send(leader, CHANNEL_PUBLISH, _HEAD.pack(*names) + batch.block)
         return leader
+
+    def no_room(self, group: int) -> bool:
+        """Whether a publish would meet our own disk, full or failed, and nobody else's."""
+        node = self.node
+        if not node.store.full and node.host.failure is None:
+            return False
+        replica = node.replicas.get(group)
+        if replica is None or replica.stream.config.storage is Storage.MEMORY:
+            return False
+        return len(replica.assignment.peers) == 1 or node.leader(group) == node.node
 
     def _received(self, peer: NodeId, frame: bytes) -> None:
         group, session, number = _HEAD.unpack_from(frame)
