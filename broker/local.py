@@ -13,10 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +43,25 @@ def our_command() -> list[str]:
     return [sys.executable, "-m", "broker", "serve"]
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A signal between the birth of a process and our note of it would leave it to itself: inside,
+    signals that end us wait. Python hands them to the main thread only."""
+    came: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if callable(signal.getsignal(number)):
+                before[number] = signal.signal(number, lambda got, _: came.append(got))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for got in came:
+        signal.raise_signal(got)
+
+
 @dataclass(slots=True)
 class Node:
     """One server process: its place on disk, its ports, and how to start and end it."""
@@ -53,6 +74,7 @@ class Node:
     command: Sequence[str]
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    log_begins: int = 0  # where the lines of the last start begin
 
     @property
     def url(self) -> str:
@@ -62,6 +84,10 @@ class Node:
     def pid(self) -> int:
         assert self.process is not None, f"{self.name} was not started"
         return self.process.pid
+
+    @property
+    def config_path(self) -> Path:
+        return self.directory / "server.conf"
 
     @property
     def log_path(self) -> Path:
@@ -82,13 +108,14 @@ class Node:
             urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
             listen = f'listen: "127.0.0.1:{self.route_port}"'
             lines.append(f"cluster {{ name: {cluster}, {listen}, routes: [{urls}] }}")
-        (self.directory / "server.conf").write_text("\n".join([*lines, more, ""]))
+        self.config_path.write_text("\n".join([*lines, more, ""]))
 
     def start(self) -> None:
         assert self.process is None, f"{self.name} runs already"
-        with self.log_path.open("ab") as log:
+        with self.log_path.open("ab") as log, _undisturbed():
+            self.log_begins = log.tell()
             self.process = subprocess.Popen(  # noqa: S603 - our own command line
-                [*self.command, "-c", str(self.directory / "server.conf")],
+                [*self.command, "-c", str(self.config_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -155,9 +182,11 @@ class Node:
         self.process.send_signal(number)
 
     def log_tail(self, lines: int = 15) -> str:
+        """What it said last, since it was started last."""
         if not self.log_path.exists():
             return "(no log)"
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        said = self.log_path.read_bytes()[self.log_begins :].decode(errors="replace")
+        return "\n".join(said.splitlines()[-lines:])
 
 
 @dataclass(slots=True)
@@ -180,8 +209,9 @@ class LocalCluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def prepare(self) -> None:
-        """Directories and configuration files; nothing runs yet."""
+    def prepare(self, *, keep: bool = False) -> None:
+        """Directories and configuration files; nothing runs yet. `keep`: files that are there
+        already stay as they are."""
         ports = list(self.ports) if self.ports is not None else free_ports(3 * self.size)
         for i in range(self.size):
             client, http, route = ports[3 * i : 3 * i + 3]
@@ -190,6 +220,8 @@ class LocalCluster:
             self.nodes.append(Node(name, directory, client, http, route, self.command))
         routes = [node.route_port for node in self.nodes]
         for node in self.nodes:
+            if keep and node.config_path.exists():
+                continue
             node.write_config(
                 cluster=self.name if self.size > 1 else None,
                 routes=routes,

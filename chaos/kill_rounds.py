@@ -138,16 +138,13 @@ async def _course(settings: Settings, run: Run, seed: int) -> Report:
     await worker.create()
     rounds = Rounds(run, random.Random(seed))
     async with asyncio.TaskGroup() as tasks:
-        readers = [
-            tasks.create_task(ordered.run(), name="ordered reader"),
-            tasks.create_task(worker.run(), name="worker"),
-        ]
+        tasks.create_task(ordered.run(), name="ordered reader")
+        tasks.create_task(worker.run(), name="worker")
         await _load(settings, run, rounds)
         last = await _last_sequence(cluster.nodes[0])
         run.say(f"healed; the readers catch up to {last:,}")
         await _caught_up(ordered, worker, last)
-        for reader in readers:
-            reader.cancel()
+        ordered.stopping = worker.stopping = True
     if settings.report is not None:
         run.history.write(settings.report)
     readings = await read_back(run)

@@ -46,6 +46,7 @@ class OrderedReader:
     stream: str
     received: list[tuple[int, str]] = field(default_factory=list)
     consumers: int = 0  # how often it began anew
+    stopping: bool = False  # the client library may swallow a cancellation
     _delivered: int = 0  # consumer sequence of the last message taken
 
     @property
@@ -53,10 +54,10 @@ class OrderedReader:
         return self.received[-1][0] if self.received else 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until `stopping`."""
         connection = await connect(self.servers)
         try:
-            while True:
+            while not self.stopping:
                 with tolerated():
                     await self._read(connection)
                 await asyncio.sleep(0.05)
@@ -80,7 +81,7 @@ class OrderedReader:
         self.consumers += 1
         self._delivered = 0
         subscription = await context.pull_subscribe_bind(info.name, self.stream)
-        while True:
+        while not self.stopping:
             try:
                 batch = await subscription.fetch(BATCH, timeout=FETCH_S)
             except TimeoutError:
@@ -110,6 +111,7 @@ class Worker:
     replicas: int
     received: dict[int, str] = field(default_factory=dict)
     deliveries: int = 0
+    stopping: bool = False
     # Sequence -> when its ack was confirmed, and the deliveries that came too long after that.
     confirmed_ns: dict[int, int] = field(default_factory=dict)
     after_confirmation: list[int] = field(default_factory=list)
@@ -129,11 +131,11 @@ class Worker:
             await connection.close()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until `stopping`."""
         connection = await connect(self.servers)
         try:
             subscription = await connection.jetstream().pull_subscribe_bind(WORKER, self.stream)
-            while True:
+            while not self.stopping:
                 with tolerated():
                     await self._work(subscription)
         finally:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 from zlib import crc32
@@ -55,6 +56,7 @@ class Link(asyncio.BufferedProtocol):
         self.frame_bytes_max = HANDSHAKE_FRAME_MAX
         self.sealed = False  # frames carry checksums, in both directions
         self.quiet_intervals = 0  # since the last byte arrived; counted by the transport
+        self.heard_at = 0.0  # when the last bytes arrived, of the monotonic clock
         self.sent_frames = self.sent_bytes = self.dropped_frames = self.received_bytes = 0
         self._on_frame = on_frame
         self._on_lost = on_lost
@@ -152,6 +154,7 @@ class Link(asyncio.BufferedProtocol):
         self._filled += nbytes
         self.received_bytes += nbytes
         self.quiet_intervals = 0
+        self.heard_at = time.monotonic()
         try:
             if self._large is None:
                 start = 0 if self.sealed else self._cut_plain()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from raft.acceptor import Acceptor
-from raft.handshake import NEWS, PING, Credentials, News, Ourselves, frame
+from raft.handshake import NEWS, PING, Credentials, LinkClass, News, Ourselves, frame
 from raft.link import LINK_CHANNEL, Link
 from raft.mesh import Mesh, Peer, TransportLimits
 from raft.types import NodeId
@@ -91,6 +91,7 @@ class Transport:
         self._channels: dict[int, tuple[Callable[[NodeId, Any], None], bool]] = {}
         self._server: asyncio.Server | None = None
         self._runner: asyncio.Task[None] | None = None
+        self._heard: dict[NodeId, float] = {}
         self._ended = (0, 0, 0, 0)  # counts of links that are gone
 
     @property
@@ -152,6 +153,8 @@ class Transport:
                     link.abort(TimeoutError("nothing was heard on the link"))
             self._mesh.dial_seeds()
             self._fold_counts()
+            for node in self._mesh.links:
+                self.heard_at(node)  # remembered for when its links are gone
 
     def register(
         self, channel: int, on_frame: Callable[[NodeId, Any], None], *, borrowed: bool = False
@@ -177,6 +180,14 @@ class Transport:
 
     def connected(self, node: NodeId) -> bool:
         return node in self._mesh.links
+
+    def heard_at(self, node: NodeId) -> float:
+        """When anything last came from the node, of the monotonic clock; 0: never."""
+        pair = self._mesh.links.get(node, ())
+        links = [*pair, *(self._acceptor.links.get((node, kind)) for kind in LinkClass)]
+        heard = max((link.heard_at for link in links if link is not None), default=0.0)
+        self._heard[node] = max(heard, self._heard.get(node, 0.0))
+        return self._heard[node]
 
     def session(self, node: NodeId) -> int:
         """0: not connected. Another number after every new connection: what was sent on an

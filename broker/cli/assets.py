@@ -11,7 +11,8 @@ import click
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType
 from nats.js.api import StreamConfig as ClientStreamConfig
 
-from broker.cli.client import server_option, with_connection
+from broker.cli.client import AT_LEAST_ONE, SECONDS, server_option, with_connection
+from broker.cli.tables import age, size, table
 
 
 @click.group()
@@ -22,7 +23,10 @@ def stream() -> None:
 @stream.command("add")
 @click.argument("name")
 @click.option("--subjects", required=True, help="Subjects to capture, separated by commas.")
-@click.option("--replicas", default=1, show_default=True, help="Copies, on as many nodes.")
+@click.option(
+    "--replicas", default=1, show_default=True, type=click.IntRange(1, 5),
+    help="Copies, on as many nodes.",
+)  # fmt: skip
 @click.option(
     "--storage", type=click.Choice(["file", "memory"]), default="file", show_default=True,
     help="Where messages are kept.",
@@ -31,19 +35,20 @@ def stream() -> None:
     "--retention", type=click.Choice(["limits", "interest", "workqueue"]), default="limits",
     show_default=True, help="When messages go: by limits, or when consumers are done with them.",
 )  # fmt: skip
-@click.option("--max-msgs", default=-1, help="Keep at most this many messages.")
-@click.option("--max-bytes", default=-1, help="Keep at most this many bytes.")
-@click.option("--max-age", default=0.0, help="Keep messages this many seconds.")
+@click.option("--max-msgs", type=AT_LEAST_ONE, help="Keep at most this many messages.")
+@click.option("--max-bytes", type=AT_LEAST_ONE, help="Keep at most this many bytes.")
+@click.option("--max-age", type=SECONDS, help="Keep messages this many seconds.")
 @server_option
 def stream_add(
-    *, name: str, subjects: str, replicas: int, storage: str, retention: str, max_msgs: int,
-    max_bytes: int, max_age: float, server: str,
+    *, name: str, subjects: str, replicas: int, storage: str, retention: str,
+    max_msgs: int | None, max_bytes: int | None, max_age: float | None, server: str,
 ) -> None:  # fmt: skip
     """Create a stream."""
     config = ClientStreamConfig(
         name=name, subjects=subjects.split(","), num_replicas=replicas,
-        storage=StorageType(storage), retention=RetentionPolicy(retention), max_msgs=max_msgs,
-        max_bytes=max_bytes, max_age=max_age, allow_direct=True,
+        storage=StorageType(storage), retention=RetentionPolicy(retention),
+        max_msgs=max_msgs or -1, max_bytes=max_bytes or -1, max_age=max_age or 0.0,
+        allow_direct=True,
     )  # fmt: skip
     _print_stream(with_connection(server, lambda nc: nc.jetstream().add_stream(config)))
 
@@ -52,12 +57,19 @@ def stream_add(
 @server_option
 def stream_ls(*, server: str) -> None:
     """List streams."""
-    for info in with_connection(server, lambda nc: nc.jetstream().streams_info()):
-        state = info.state
-        subjects = ",".join(info.config.subjects or [])
-        click.echo(
-            f"{info.config.name:24} {state.messages:>12,} messages {state.bytes:>16,} B  {subjects}"
+    found = with_connection(server, lambda nc: nc.jetstream().streams_info())
+    rows = [
+        (
+            info.config.name, info.config.storage, info.config.num_replicas,
+            info.cluster.leader if info.cluster else "", info.state.consumer_count,
+            info.state.messages, size(info.state.bytes), ",".join(info.config.subjects or []),
         )
+        for info in sorted(found, key=lambda info: info.config.name)
+    ]  # fmt: skip
+    headings = (
+        "name", "storage", "replicas", "leader", "consumers", "messages", "size", "subjects",
+    )  # fmt: skip
+    table(headings, rows, empty="no streams; `jetraft stream add` makes one")
 
 
 @stream.command("info")
@@ -80,7 +92,7 @@ def stream_purge(*, name: str, subject: str | None, server: str) -> None:
 
 @stream.command("get")
 @click.argument("name")
-@click.argument("sequence", type=int)
+@click.argument("sequence", type=AT_LEAST_ONE)
 @server_option
 def stream_get(*, name: str, sequence: int, server: str) -> None:
     """Print one stored message."""
@@ -112,7 +124,9 @@ def consumer() -> None:
     "--deliver", type=click.Choice(["all", "last", "new", "last_per_subject"]), default="all",
     show_default=True, help="Which message is the first.",
 )  # fmt: skip
-@click.option("--ack-wait", default=30.0, show_default=True, help="Seconds until redelivery.")
+@click.option(
+    "--ack-wait", default=30.0, show_default=True, type=SECONDS, help="Seconds until redelivery."
+)
 @server_option
 def consumer_add(
     *, stream_name: str, name: str, filter_subject: str | None, deliver: str, ack_wait: float,
@@ -133,10 +147,20 @@ def consumer_add(
 @server_option
 def consumer_ls(*, stream_name: str, server: str) -> None:
     """List the consumers of a stream."""
-    for info in with_connection(server, lambda nc: nc.jetstream().consumers_info(stream_name)):
-        click.echo(
-            f"{info.name:24} {info.num_pending:>12,} to deliver {info.num_ack_pending:>8,} unacked"
+    found = with_connection(server, lambda nc: nc.jetstream().consumers_info(stream_name))
+    rows = [
+        (
+            info.name, "push" if info.config.deliver_subject else "pull",
+            info.config.filter_subject or ",".join(info.config.filter_subjects or []) or ">",
+            info.config.ack_policy, info.delivered.stream_seq if info.delivered else 0,
+            info.num_pending or 0, info.num_ack_pending or 0, info.num_redelivered or 0,
         )
+        for info in sorted(found, key=lambda info: info.name)
+    ]  # fmt: skip
+    headings = (
+        "name", "mode", "filter", "acks", "last delivered", "to deliver", "unacked", "redelivered",
+    )  # fmt: skip
+    table(headings, rows, empty=f"{stream_name} has no consumers")
 
 
 @consumer.command("info")
@@ -153,8 +177,13 @@ def consumer_info(*, stream_name: str, name: str, server: str) -> None:
 @consumer.command("next")
 @click.argument("stream_name", metavar="STREAM")
 @click.argument("name")
-@click.option("--count", default=1, show_default=True, help="How many messages at most.")
-@click.option("--timeout", default=2.0, show_default=True, help="Seconds to wait for the first.")
+@click.option(
+    "--count", default=1, show_default=True, type=AT_LEAST_ONE, help="How many messages at most."
+)
+@click.option(
+    "--timeout", default=2.0, show_default=True, type=SECONDS,
+    help="Seconds to wait for the first.",
+)  # fmt: skip
 @server_option
 def consumer_next(*, stream_name: str, name: str, count: int, timeout: float, server: str) -> None:
     """Fetch messages, print and acknowledge them."""
@@ -185,7 +214,7 @@ def _print_stream(info: Any) -> None:
     click.echo(f"  subjects   {', '.join(config.subjects or [])}")
     click.echo(f"  keeps      {config.storage}, {config.retention}, {config.num_replicas} replicas")
     click.echo(
-        f"  messages   {state.messages:,} ({state.bytes:,} B), "
+        f"  messages   {state.messages:,} ({size(state.bytes)}), "
         f"{state.first_seq} to {state.last_seq}"
     )
     click.echo(f"  consumers  {state.consumer_count}")
@@ -195,10 +224,18 @@ def _print_stream(info: Any) -> None:
             condition = "current" if peer.current else f"{peer.lag or 0} log entries behind"
             if peer.offline:
                 condition = "offline"
-            click.echo(f"  follower   {peer.name} ({condition})")
+            heard = f", heard {age(peer.active / 1e9)} ago" if peer.active else ""
+            click.echo(f"  follower   {peer.name} ({condition}{heard})")
 
 
 def _print_consumer(info: Any) -> None:
     click.echo(f"consumer {info.stream_name} > {info.name}")
-    click.echo(f"  delivered  {info.delivered.consumer_seq if info.delivered else 0}")
+    config = info.config
+    mode = f"push to {config.deliver_subject}" if config.deliver_subject else "pull"
+    only = config.filter_subject or ",".join(config.filter_subjects or []) or "everything"
+    click.echo(f"  mode       {mode}, acks {config.ack_policy}, from {config.deliver_policy}")
+    click.echo(f"  takes      {only}")
+    for word, at in (("delivered", info.delivered), ("ack floor", info.ack_floor)):
+        consumer_seq, stream_seq = (at.consumer_seq, at.stream_seq) if at else (0, 0)
+        click.echo(f"  {word:10} {consumer_seq:,} (stream sequence {stream_seq:,})")
     click.echo(f"  pending    {info.num_pending:,} to deliver, {info.num_ack_pending:,} unacked")

@@ -9,7 +9,8 @@ from urllib.parse import urlparse
 
 import click
 
-from broker.cli.client import server_option
+from broker.cli.client import AT_LEAST_ONE, server_option
+from broker.cli.ending import end_by_signal
 
 
 @click.group()
@@ -18,10 +19,19 @@ def bench() -> None:
 
 
 @bench.command("pub")
-@click.option("--size", default=128, show_default=True, help="Bytes per message.")
-@click.option("--count", default=300_000, show_default=True, help="Messages.")
-@click.option("--window", default=16_384, show_default=True, help="Unacknowledged at most.")
-@click.option("--replicas", default=1, show_default=True, help="Replicas of the stream.")
+@click.option(
+    "--size", default=128, show_default=True, type=click.IntRange(0, 2**20),
+    help="Bytes per message.",
+)  # fmt: skip
+@click.option("--count", default=300_000, show_default=True, type=AT_LEAST_ONE, help="Messages.")
+@click.option(
+    "--window", default=16_384, show_default=True, type=AT_LEAST_ONE,
+    help="Unacknowledged at most.",
+)  # fmt: skip
+@click.option(
+    "--replicas", default=1, show_default=True, type=click.IntRange(1, 5),
+    help="Replicas of the stream.",
+)  # fmt: skip
 @server_option
 def bench_pub(*, size: int, count: int, window: int, replicas: int, server: str) -> None:
     """Publish to a new stream BENCH, every ack awaited; the stream is deleted afterwards."""
@@ -40,7 +50,10 @@ def bench_pub(*, size: int, count: int, window: int, replicas: int, server: str)
 
 
 @bench.command("peers")
-@click.option("--rounds", default=3, show_default=True, help="Runs per server and scenario.")
+@click.option(
+    "--rounds", default=3, show_default=True, type=AT_LEAST_ONE,
+    help="Runs per server and scenario.",
+)  # fmt: skip
 @click.option("--only", multiple=True, help="Scenarios whose name contains this.")
 def bench_peers(*, rounds: int, only: tuple[str, ...]) -> None:
     """Start ours and nats-server in turns on this machine and compare them."""
@@ -49,4 +62,5 @@ def bench_peers(*, rounds: int, only: tuple[str, ...]) -> None:
     names = [name for name in SCENARIOS if not only or any(part in name for part in only)]
     if not names:
         raise click.UsageError("no such scenario; there are:\n  " + "\n  ".join(SCENARIOS))
-    compare(rounds=rounds, names=names, say=click.echo)
+    with end_by_signal():
+        compare(rounds=rounds, names=names, say=click.echo)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from broker.cli.ending import end_by_signal
+
 
 @click.group()
 def chaos() -> None:
@@ -63,10 +65,11 @@ def chaos_run(
         command=tuple(nats_server_command()) if nats_server else None,
     )  # fmt: skip
     verdict: Report | Verdict
-    if scenario == "kill-rounds":
-        verdict = asyncio.run(run_kill_rounds(settings, click.echo))
-    else:
-        verdict = asyncio.run(run_scenario(settings, click.echo))
+    with end_by_signal():
+        if scenario == "kill-rounds":
+            verdict = asyncio.run(run_kill_rounds(settings, click.echo))
+        else:
+            verdict = asyncio.run(run_scenario(settings, click.echo))
     for line in verdict.lines():
         click.echo(line)
     if not verdict.ok:
@@ -74,10 +77,13 @@ def chaos_run(
 
 
 @chaos.command("sim")
-@click.option("--seeds", default=200, show_default=True, help="How many simulated clusters.")
+@click.option(
+    "--seeds", default=200, show_default=True, type=click.IntRange(1),
+    help="How many simulated clusters.",
+)  # fmt: skip
 @click.option("--first", default=1, show_default=True, help="The first seed.")
 @click.option("--seed", type=int, default=None, help="Replay one seed with a readable trace.")
-@click.option("--jobs", default=2, show_default=True, help="Processes.")
+@click.option("--jobs", default=2, show_default=True, type=click.IntRange(1, 64), help="Processes.")
 def chaos_sim(*, seeds: int, first: int, seed: int | None, jobs: int) -> None:
     """Run whole Raft clusters on virtual time with crashes, lost messages and partitions."""
     from chaos.sim.run import run_seed, run_seeds

@@ -19,9 +19,12 @@ import nats.js.errors
 
 T = TypeVar("T")
 
+AT_LEAST_ONE = click.IntRange(1)
+SECONDS = click.FloatRange(0.0, 10.0**9, min_open=True)
+
 server_option = click.option(
     "-s", "--server", envvar="NATS_URL", default="nats://127.0.0.1:4222", show_default=True,
-    help="Server URLs, separated by commas.",
+    show_envvar=True, help="Server URLs, separated by commas.",
 )  # fmt: skip
 
 

@@ -12,13 +12,16 @@ import click
 import nats.errors
 import nats.js.errors
 
-from broker.cli.client import server_option, with_connection
+from broker.cli.client import AT_LEAST_ONE, server_option, with_connection
 
 
 @click.command()
 @click.argument("subject")
 @click.argument("message")
-@click.option("--count", default=1, show_default=True, help="How often; {{Count}} is the number.")
+@click.option(
+    "--count", default=1, show_default=True, type=AT_LEAST_ONE,
+    help="How often; {{Count}} is the number.",
+)  # fmt: skip
 @click.option("--header", "headers", multiple=True, help="Name:value, may be repeated.")
 @server_option
 def pub(*, subject: str, message: str, count: int, headers: tuple[str, ...], server: str) -> None:
@@ -44,10 +47,10 @@ def pub(*, subject: str, message: str, count: int, headers: tuple[str, ...], ser
 
 @click.command()
 @click.argument("subject")
-@click.option("--count", default=0, help="Stop after this many messages.")
+@click.option("--count", type=AT_LEAST_ONE, help="Stop after this many messages.")
 @click.option("--queue", default="", help="Share the messages with this queue group.")
 @server_option
-def sub(*, subject: str, count: int, queue: str, server: str) -> None:
+def sub(*, subject: str, count: int | None, queue: str, server: str) -> None:
     """Print messages as they are published. Ctrl-C ends it."""
 
     async def work(nc: Any) -> None:

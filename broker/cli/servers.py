@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import click
 
 from broker.cli.client import server_option, with_connection
+from broker.cli.ending import end_by_signal
 from broker.local import LocalCluster, NodeFailed
 
 STATE_FILE = "cluster.json"
@@ -34,27 +36,35 @@ def serve(flags: tuple[str, ...]) -> None:
 
 @click.command()
 @click.option(
-    "--nodes", default=3, show_default=True, type=click.IntRange(1, 9), help="How many nodes."
+    "--nodes", type=click.IntRange(1, 9), help="How many nodes.  [default: as before, or 3]"
 )
 @click.option("--dir", "directory", default="run", show_default=True, help="Where they keep data.")
 @click.option(
-    "--port", default=4222, show_default=True, type=click.IntRange(1, 61000),
-    help="Client port of the first node.",
+    "--port", type=click.IntRange(1, 61000),
+    help="Client port of the first node.  [default: as before, or 4222]",
 )  # fmt: skip
 @click.option("--detach", is_flag=True, help="Leave them running and return.")
 @click.option("--fresh", is_flag=True, help="Forget the data of an earlier run first.")
-def up(*, nodes: int, directory: str, port: int, detach: bool, fresh: bool) -> None:
+def up(*, nodes: int | None, directory: str, port: int | None, detach: bool, fresh: bool) -> None:
     """Start nodes on this machine; those that run already are left alone. Client ports count up
-    from --port, monitoring ports from --port + 4000, route ports from --port + 2000."""
+    from --port, monitoring ports from --port + 4000, route ports from --port + 2000. Configuration
+    files that are there already are used as they are."""
     place = Path(directory).resolve()
     running = _running(place)
     if fresh and running:
         raise click.ClickException("nodes are running; `jetraft down` stops them first")
     if fresh:
         _forget(place)
+    nodes, port = _as_before(place, nodes, port)
     ports = [p for i in range(nodes) for p in (port + i, port + 4000 + i, port + 2000 + i)]
     cluster = LocalCluster(place, size=nodes, name="local", ports=ports)
-    cluster.prepare()
+    cluster.prepare(keep=True)
+    with end_by_signal():
+        _start_and_stay(cluster, running, detach=detach)
+
+
+def _start_and_stay(cluster: LocalCluster, running: dict[str, int], *, detach: bool) -> None:
+    place = cluster.directory
     started = [node for node in cluster.nodes if node.name not in running]
     try:
         for node in started:
@@ -64,6 +74,9 @@ def up(*, nodes: int, directory: str, port: int, detach: bool, fresh: bool) -> N
     except NodeFailed as problem:
         cluster.stop()
         raise click.ClickException(str(problem)) from problem
+    except SystemExit:
+        cluster.stop()
+        raise
     pids = running | {node.name: node.pid for node in started}
     (place / STATE_FILE).write_text(json.dumps(pids))
     for node in cluster.nodes:
@@ -77,11 +90,28 @@ def up(*, nodes: int, directory: str, port: int, detach: bool, fresh: bool) -> N
     click.echo("Ctrl-C stops them.")
     try:
         signal.pause()
-    except KeyboardInterrupt:
-        click.echo("stopping")
     finally:
+        click.echo("stopping")
         cluster.stop()
         (place / STATE_FILE).unlink(missing_ok=True)
+
+
+def _as_before(place: Path, nodes: int | None, port: int | None) -> tuple[int, int]:
+    """Nodes and port of the cluster in the directory, if there is one; it cannot be another."""
+    found = sorted(place.glob("local-*/server.conf"))
+    if not found:
+        return nodes or 3, port or 4222
+    listen = re.search(r'listen: "127\.0\.0\.1:(\d+)"', found[0].read_text())
+    if listen is None:
+        raise click.ClickException(f"{found[0]} says no port to listen on (listen)")
+    before = int(listen[1])
+    for what, given, known in (("--nodes", nodes, len(found)), ("--port", port, before)):
+        if given is not None and given != known:
+            raise click.ClickException(
+                f"{place} holds a cluster with {what} {known}, not {given}; --fresh forgets it "
+                "with its data, another --dir leaves it alone"
+            )
+    return len(found), before
 
 
 @click.command()

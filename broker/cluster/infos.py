@@ -114,6 +114,7 @@ def cluster_info(node: JetStreamNode, replica: Replica) -> ClusterInfo:
                 name=name,
                 current=connected and at is not None and lag == 0,
                 offline=not connected,
+                active=node.mesh.silent_ns(NodeId(peer)),
                 lag=lag,
                 peer=get_hash(name),
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -104,6 +105,11 @@ class Mesh:
 
     def connected(self, node: NodeId) -> bool:
         return node == self.node or node in self._up
+
+    def silent_ns(self, node: NodeId) -> int:
+        """For how long nothing was heard of the node; 0 when it never was."""
+        heard = self.transport.heard_at(node) if self.transport is not None else 0.0
+        return int((time.monotonic() - heard) * 1e9) if heard else 0
 
     def peers(self) -> list[Peer]:
         return list(self.transport.peers().values()) if self.transport is not None else []

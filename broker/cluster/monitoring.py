@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from broker.cluster.infos import consumer_info, stream_info
 from broker.cluster.meta import META_GROUP
 from broker.jetstream.consumer import Consumer
+from broker.jetstream.consumer_update import is_internal
 from broker.jetstream.strict_json import to_wire
 from broker.jetstream.times import rfc3339
 from broker.jetstream.versioning import API_LEVEL
@@ -48,7 +49,9 @@ def jsz(node: JetStreamNode, api: ApiService, query: Query) -> Document:
         "ha_assets": sum(len(r.assignment.peers) > 1 for r in replicas),
         "api": {"level": API_LEVEL, "total": api.total, "errors": api.errors},
         "streams": len(replicas),
-        "consumers": sum(len(r.stream.consumers) for r in replicas),
+        "consumers": sum(
+            not is_internal(c.config) for r in replicas for c in r.stream.consumers.values()
+        ),
         "messages": sum(r.stream.store.messages for r in replicas),
         "bytes": sum(r.stream.store.bytes for r in replicas),
         "total": len(replicas),

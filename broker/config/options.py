@@ -13,6 +13,7 @@ SECOND = 1_000_000_000
 KIB = 1024
 MIB = 1024 * 1024
 
+JETRAFT_VERSION = "0.1.0"
 VERSION = "2.12.0"  # the nats-server release whose contract clients may expect here
 DEFAULT_PORT = 4222
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - the reference binds all interfaces too

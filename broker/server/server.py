@@ -20,7 +20,7 @@ from msgspec import structs
 
 from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.accounts.authentication import Authenticator
-from broker.config.options import VERSION, Options
+from broker.config.options import JETRAFT_VERSION, VERSION, Options
 from broker.server import files, listener
 from broker.server.closing import Reason
 from broker.server.connection import Connection
@@ -272,8 +272,9 @@ class Server:
         )
 
     def _log_banner(self) -> None:
-        logger.info("Starting nats-server")
-        logger.info("  Version:  %s", VERSION)
+        logger.info("Starting JetRaft")
+        logger.info("  Version:  %s", JETRAFT_VERSION)
+        logger.info("  Protocol: nats-server %s", VERSION)
         cluster = self.options.cluster
         if cluster is not None and cluster.name:
             logger.info("  Cluster:  %s", cluster.name)

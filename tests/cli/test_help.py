@@ -123,6 +123,21 @@ def test_the_version_is_shown() -> None:
         (["consumer", "add", "S", "C", "--deliver", "sometime"], "is not one of"),
         (["chaos", "run", "earthquake"], 'no scenario "earthquake"'),
         (["pub", "a", "b", "--header", "nothing"], '"nothing" is not Name:value'),
+        (["stream", "add", "S", "--subjects", "s", "--replicas", "0"], "0 is not in the range"),
+        (["stream", "add", "S", "--subjects", "s", "--max-msgs", "-5"], "-5 is not in the range"),
+        (["stream", "add", "S", "--subjects", "s", "--max-age", "-1"], "-1.0 is not in the range"),
+        (["stream", "get", "S", "0"], "0 is not in the range"),
+        (["consumer", "next", "S", "C", "--count", "0"], "0 is not in the range"),
+        (["consumer", "next", "S", "C", "--timeout", "-1"], "-1.0 is not in the range"),
+        (["consumer", "add", "S", "C", "--ack-wait", "0"], "0.0 is not in the range"),
+        (["pub", "a", "b", "--count", "-1"], "-1 is not in the range"),
+        (["sub", "a", "--count", "0"], "0 is not in the range"),
+        (["bench", "pub", "--count", "0"], "0 is not in the range"),
+        (["bench", "pub", "--window", "0"], "0 is not in the range"),
+        (["bench", "peers", "--rounds", "0"], "0 is not in the range"),
+        (["chaos", "sim", "--seeds", "0"], "0 is not in the range"),
+        (["chaos", "run", "kill-rounds", "--nodes", "0"], "0 is not in the range"),
+        (["up", "--nodes", "0"], "0 is not in the range"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(words: list[str], sentence: str) -> None:
@@ -130,6 +145,13 @@ def test_mistakes_are_told_in_a_sentence(words: list[str], sentence: str) -> Non
     assert result.exit_code == 2
     assert sentence in result.output
     assert "Traceback" not in result.output
+
+
+@ALL
+def test_the_environment_variable_of_the_server_is_told(path: tuple[str, ...]) -> None:
+    command = EVERYTHING[path]
+    if any(parameter.name == "server" for parameter in command.params):
+        assert "NATS_URL" in run(*path, "--help")
 
 
 def test_a_server_that_is_not_there_is_one_line_and_soon() -> None:

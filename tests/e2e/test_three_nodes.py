@@ -33,6 +33,7 @@ def test_every_node_serves_the_api_and_publishes(cluster: LocalCluster) -> None:
             info = await client.jetstream().stream_info("ALL")
             assert info.state.last_seq == number
             assert len(info.cluster.replicas) == 2
+            assert all(0 < peer.active < 60 * 10**9 for peer in info.cluster.replicas)
         for client in clients:
             subscription = await client.jetstream().subscribe("all.>", ordered_consumer=True)
             got = [(await subscription.next_msg(timeout=10)).data for _ in range(3)]

@@ -7,12 +7,13 @@ import os
 import re
 import signal
 import socket
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from broker.config.options import VERSION
-from tests.server.support import PATIENCE, Process
+from tests.server.support import PATIENCE, ROOT, Process
 
 
 def connect(port: int, host: str = "127.0.0.1") -> tuple[socket.socket, str]:
@@ -31,8 +32,11 @@ def test_ready_lines_and_clean_end() -> None:
         assert process.end(signal.SIGTERM) == 0
         assert "Initiating Shutdown..." in process.log
         assert "Server Exiting.." in process.log
-        pattern = r"\[\d+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} \[INF\] Starting nats-server"
+        pattern = r"\[\d+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} \[INF\] Starting JetRaft"
         assert re.match(pattern, process.log)
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert f"Version:  {project['version']}" in process.log
+        assert process.log.count("nats-server") == 1  # whose protocol it speaks
 
 
 def test_wildcard_bind_answers_on_both_families() -> None:

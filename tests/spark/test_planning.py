@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,10 +14,17 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from broker.client import scan
-from broker.scan.client import DataLost, Endpoint
+from broker.scan.client import DataLost, Endpoint, Login
 from broker.scan.protocol import PlanReplica, ScanPlan
 from broker.spark.offsets import Offset, OffsetError, cut, parse_offset, preferred, ranges
-from broker.spark.options import Edge, OptionError, ReadFrom, parse_options
+from broker.spark.options import (
+    DEFAULT_RECORDS_PER_PARTITION,
+    KNOWN,
+    Edge,
+    OptionError,
+    ReadFrom,
+    parse_options,
+)
 from broker.spark.source import (
     JetRaftDataSource,
     JetRaftStreamReader,
@@ -239,3 +247,18 @@ def test_scan_gives_a_table() -> None:
         assert scan(STREAM, first=10, last=5, **login).num_rows == 0
         with pytest.raises(ValueError, match="no column"):
             scan(STREAM, columns=["colour"], **login)
+
+
+def test_the_documentation_lists_every_option_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    listed = [name.strip(" `") for names, _ in rows for name in names.split(",")]
+    assert listed == list(KNOWN)
+    defaults = {names.strip(" `"): text.strip(" `") for names, text in rows}
+    assert int(defaults["maxRecordsPerPartition"]) == DEFAULT_RECORDS_PER_PARTITION
+    assert int(defaults["connectTimeoutMs"]) == Login().connect_timeout_s * 1000
+    assert int(defaults["readTimeoutMs"]) == Login().read_timeout_s * 1000
+    options = parse_options({"stream": "S"})
+    assert defaults["readFrom"] == options.read_from.value
+    assert defaults["includeHeaders"] == options.include_headers.value
+    assert defaults["failOnDataLoss"] == str(options.fail_on_data_loss).lower()

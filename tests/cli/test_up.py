@@ -1,0 +1,164 @@
+"""`jetraft up`, and commands that start servers when they are told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from broker.cli.main import cli
+from broker.cli.tables import age, size, table
+from broker.local import LocalCluster, NodeFailed, free_ports
+
+WITHIN_S = 60
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """A directory with the files of two nodes."""
+    port = free_ports(1)[0]
+    ports = [p for i in range(2) for p in (port + i, port + 4000 + i, port + 2000 + i)]
+    LocalCluster(tmp_path / "run", size=2, name="local", ports=ports).prepare()
+    return tmp_path / "run"
+
+
+def up(place: Path, *words: str) -> Result:
+    return CliRunner().invoke(cli, ["up", "--detach", "--dir", str(place), *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "known"), [(("--nodes", "3"), "--nodes 2"), (("--port", "7000"), "--port")]
+)
+def test_a_cluster_is_not_made_another_one(
+    prepared: Path, words: tuple[str, ...], known: str
+) -> None:
+    before = {path: path.read_text() for path in prepared.rglob("server.conf")}
+    result = up(prepared, *words)
+    assert result.exit_code == 1
+    assert f"holds a cluster with {known}" in result.output
+    assert "--fresh" in result.output
+    assert {path: path.read_text() for path in prepared.rglob("server.conf")} == before
+
+
+def test_files_that_are_there_are_used_as_they_are(prepared: Path) -> None:
+    for path in prepared.rglob("server.conf"):
+        path.write_text(path.read_text() + "\nwhat_is_this: 1\n")
+    result = up(prepared)
+    assert result.exit_code == 1
+    assert 'unknown field "what_is_this"' in result.output  # so the files are still the user's
+
+
+def test_an_error_shows_the_lines_of_this_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-c", "raise SystemExit('now')"]
+    cluster = LocalCluster(tmp_path, size=1, command=command)
+    cluster.prepare()
+    cluster.nodes[0].log_path.write_text("an error of last week\n")
+    with pytest.raises(NodeFailed) as failure:
+        cluster.start()
+    assert str(failure.value) == "local-1 exited: now"
+
+
+# -- the end -----------------------------------------------------------------------------------
+
+
+def servers_of(place: Path) -> list[int]:
+    """Processes that run a server out of the directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # gone meanwhile
+        if any(word.startswith(os.fsencode(place)) for word in words):
+            found.append(int(path.parent.name))
+    return found
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "words", [("bench", "peers", "--only", "R1 file 128 B, window"), ("chaos", "run", "pause")]
+)
+def test_a_command_that_is_ended_leaves_no_servers(
+    tmp_path: Path, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "broker", *words],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: bool(servers_of(tmp_path)), "a server runs")
+        child.send_signal(number)
+        assert child.wait(WITHIN_S) == 128 + number
+        assert servers_of(tmp_path) == []
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_signal_waits_until_a_new_process_is_known(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, size=1, command=[sys.executable, "-S", "-c", "input()"])
+    cluster.prepare()
+    node = cluster.nodes[0]
+    known: list[object] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: known.append(node.process))
+    popen = subprocess.Popen
+
+    def interrupted(*args: object, **settings: object) -> object:
+        signal.raise_signal(signal.SIGTERM)
+        return popen(*args, **settings)  # type: ignore[call-overload]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(subprocess, "Popen", interrupted)
+        try:
+            node.start()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    assert known == [node.process] != [None]
+    node.stop()
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def test_a_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    table(("name", "messages", "size"), [("A", 5, "1 B"), ("LONGER", 12345, "2 B")], empty="none")
+    assert capsys.readouterr().out.splitlines() == [
+        "name    messages  size",
+        "------  --------  ----",
+        "A              5  1 B",
+        "LONGER    12,345  2 B",
+    ]
+    table(("name",), [], empty="none")
+    assert capsys.readouterr().out == "none\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.00s"), (1.5, "1.50s"), (130, "2m10s"), (3600, "1h0m"), (273_600, "3d4h")],
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert age(seconds) == text
