@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.cluster.direct import last_of_subject
+from broker.cluster.gets import answer_gets
 from broker.cluster.leader_api import LeaderApi
 from broker.cluster.rpc import CallFailed, CallRefused
 from broker.cluster.stream_api import StreamApi
@@ -37,7 +37,7 @@ from broker.jetstream.responses import (
 )
 from broker.jetstream.stream_config import StreamConfigRequest
 from broker.jetstream.versioning import REQUIRED_LEVEL_HEADER, check_required_level
-from broker.subjects import Origin, SinkKind, Subscription, has_wildcard
+from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import PubRun
 from broker.wire import headers as wire_headers
 
@@ -48,7 +48,6 @@ from broker.cluster.node import JetStreamNode
 from raft import NodeId
 
 API_SUBJECTS = b"$JS.API.>"
-DIRECT_GET = b"$JS.API.DIRECT.GET."
 ACK_SUBJECTS = b"$JS.ACK.>"
 FLOW_SUBJECTS = b"$JS.FC.>"
 REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as the reference server does
@@ -127,6 +126,16 @@ class ApiService:
             taken = self._take(sub, *run.message(row), origin=origin) or taken
         return taken
 
+    def deliver_gets(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+    ) -> list[int]:
+        account = self.node.server.account(sub.account.name)
+
+        def otherwise(row: int) -> bool:
+            return self._take(sub, *run.message(row), origin=origin)
+
+        return answer_gets(self.node, account, run, start, stop, otherwise=otherwise)
+
     def deliver_acks(
         self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]
     ) -> None:
@@ -153,10 +162,6 @@ class ApiService:
         origin: Origin | None,
     ) -> bool:
         account = self.node.server.account(sub.account.name)
-        if subject.startswith(DIRECT_GET) and not headers and not payload:
-            answered = self._last_value(account, subject, reply)
-            if answered is not None:
-                return answered
         if sub.subject is ACK_SUBJECTS or sub.subject is FLOW_SUBJECTS:
             return self._errand(account, subject, reply, headers, payload)
         domain = self.node.options.domain.encode()
@@ -214,29 +219,6 @@ class ApiService:
         return True
 
     # -- direct gets ----------------------------------------------------------------------------
-
-    def _last_value(self, account: Account, subject: bytes, reply: bytes) -> bool | None:
-        """The last message of one subject of a stream led here, without the ceremony of other
-        requests; None: this is not such a request. False: nobody serves it."""
-        stream, _, key = subject[len(DIRECT_GET) :].partition(b".")
-        if not key or has_wildcard(key):
-            return None
-        assignment = self.node.meta.get(account.name, stream.decode(errors="replace"))
-        if assignment is None or not assignment.config.allow_direct:
-            return False
-        replica = self.node.replicas.get(assignment.group)
-        if replica is None or replica.leading is None or not reply:
-            return None
-        if not replica.reads_are_current:
-            return None
-        found, payload = last_of_subject(replica.stream, key)
-        router = self.node.server.router
-        taker = router.bulk(account, reply)
-        if taker is None:
-            router.publish(account, reply, b"", found, payload)
-        else:
-            taker.sink.deliver(taker, reply, b"", found, payload)
-        return True
 
     def _direct(self, call: ApiCall) -> bool:
         assignment = self.node.meta.get(call.account.name, call.request.stream)

@@ -79,6 +79,8 @@ class Connection(Endpoint):
         except ProtocolViolation as found:
             violation, events = found, found.events
         self._carry_out(events)
+        if self._flush_due:  # what is answered at once need not wait for the end of the turn
+            self.flush()
         if violation is not None and not self.closed:
             wrong = violation
             self._when_done(lambda: self._wrong_input(wrong))

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from broker.accounts import Account
-from broker.subjects import AckSink, Match, Origin, Sink, SinkKind, Subscription
+from broker.subjects import BulkService, Match, Origin, Sink, SinkKind, Subscription
 
 if TYPE_CHECKING:
     from broker.server.client_sink import ClientSink
@@ -79,11 +79,12 @@ class Router:
             found = account.subs.match_prefix(deliver_to[: deliver_to.rfind(b".") + 1])
         if found is None:
             found = account.subs.match(deliver_to)
-        sub = found.single
-        if sub is None or sub.max_msgs or sub.sink.kind is not SinkKind.CLIENT:
-            return None
-        # A watchful client has each message inspected: no way around deliver() for it.
-        return None if cast("ClientSink", sub.sink).watchful else sub
+        return _plain_client(found)
+
+    def bulk_family(self, account: Account, prefix: bytes) -> Subscription | None:
+        """As `bulk`, for all of `prefix` + one token; None when the token matters."""
+        found = account.subs.match_prefix(prefix)
+        return None if found is None else _plain_client(found)
 
     # -- publishing -------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class Router:
                 row = self._publish_rows(origin, run, row, start, deadline)
                 if row < start:
                     return row
-            cast(AckSink, service.sink).deliver_acks(service, acks)
+            cast(BulkService, service.sink).deliver_acks(service, acks)
             row = stop
         if row < len(run):
             row = self._publish_rows(origin, run, row, len(run), deadline)
@@ -115,25 +116,30 @@ class Router:
         self, origin: Publisher, run: PubRun, first: int, last: int, deadline: float
     ) -> int:
         match = origin.account.subs.match
+        gets = origin.account.subs.match_family(GET_PREFIX)
         taker: Subscription | None = None  # of the rows from `begun` on
         begun = first
         reached = last
         work = 0
         for subject, start, stop in run.segments(first, last):
             if work > LOOK_EVERY:
+                if taker is not None and taker.sink.kind is SinkKind.SERVICE:
+                    self._to_one(origin, taker, run, begun, start)
+                    taker = None
                 if perf_counter() > deadline:
                     reached = start
                     break
                 work = 0
             found = self._reserved(origin, subject) if subject[:1] == b"$" else match(subject)
-            work += found.weight + 1
+            joinable = found.quick or found is gets
+            work += 2 if joinable else found.weight + 1
             if taker is not None:
-                if found.single is taker:
+                if joinable and found.single is taker:
                     continue  # one delivery for all of them
                 self._to_one(origin, taker, run, begun, start)
                 taker = None
             sub = found.single
-            if found.quick and sub is not None and not sub.max_msgs and not origin.guarded:
+            if joinable and sub is not None and not sub.max_msgs and not origin.guarded:
                 taker, begun = sub, start
                 continue
             reached = self._in_pieces(origin, run, found, start, stop=stop, deadline=deadline)
@@ -168,6 +174,11 @@ class Router:
     def _to_one(
         self, origin: Publisher, sub: Subscription, run: PubRun, start: int, stop: int
     ) -> None:
+        if sub.sink.kind is SinkKind.SERVICE and run.message(start)[0].startswith(GET_PREFIX):
+            service = cast(BulkService, sub.sink)
+            for row in service.deliver_gets(sub, run, start, stop, origin):
+                self._not_taken(origin, run, row, row + 1)
+            return
         silent = sub.sink is origin and not origin.echo
         if silent or not sub.sink.deliver_run(sub, run, start, stop, origin):
             self._not_taken(origin, run, start, stop)
@@ -268,6 +279,14 @@ class Router:
                 status = b"NATS/1.0 503\r\nNats-Subject: " + subject + b"\r\n\r\n"
                 sub.sink.deliver(sub, reply, b"", status, b"")
                 return
+
+
+def _plain_client(found: Match) -> Subscription | None:
+    sub = found.single
+    if sub is None or sub.max_msgs or sub.sink.kind is not SinkKind.CLIENT:
+        return None
+    # A watchful client has each message inspected: no way around deliver() for it.
+    return None if cast("ClientSink", sub.sink).watchful else sub
 
 
 def _deliver_limited(

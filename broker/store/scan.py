@@ -168,7 +168,12 @@ def count_matching(segments: Segments, wanted: SubjectFilter, *, start: int) -> 
         whole = segment.first_seq >= max(start, segments.floor)
         if whole and not wanted.patterns:
             total += segment.live
-        elif whole and segment.live == segment.rows and segment is not segments.tail:
+        elif (
+            whole
+            and not wanted.literals  # these are in few segments, and quickly found there
+            and segment.live == segment.rows
+            and segment is not segments.tail
+        ):
             subjects = segments.subjects(segment)
             total += sum(facts[0] for subject, facts in subjects.items() if wanted(subject))
         elif segments.may_hold(segment, wanted):

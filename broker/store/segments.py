@@ -141,6 +141,8 @@ class View:
         """Stretches of rows whose subject the filter takes, ascending."""
         if not wanted.patterns:
             return [(0, self.rows.rows)]
+        if len(wanted.literals) == 1:
+            return self.stretches_of(wanted.literals[0])
         runs = self.runs
         done, found = self._selections.get(wanted.patterns, (0, []))
         if done < len(runs):

@@ -58,8 +58,13 @@ class Sink(Protocol):
         answer must hold for all of the messages."""
 
 
-class AckSink(Sink, Protocol):
-    """A service that takes acknowledgements in bulk."""
+class BulkService(Sink, Protocol):
+    """A service that takes in bulk what clients send most."""
+
+    def deliver_gets(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+    ) -> list[int]:
+        """Requests for single keys, of any subjects; returns the rows that nobody serves."""
 
     def deliver_acks(
         self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]

@@ -29,6 +29,12 @@ class Taker:
         self.log.append((self.name, [headers or subject]))
         return self.takes
 
+    def deliver_gets(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+    ) -> list[int]:
+        self.log.append((self.name, [run.message(row)[0] for row in range(start, stop)]))
+        return [row for row in range(start, stop) if run.message(row)[0].endswith(b".missing")]
+
     def deliver_run(
         self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
     ) -> bool:
@@ -123,3 +129,26 @@ def test_gets_go_also_to_whoever_listens_to_some_of_them() -> None:
         ("spy", [b"$JS.API.DIRECT.GET.S.a"]),
     ]
     assert log[2:] == [("api", [b"$JS.API.DIRECT.GET.S.b"])]
+
+
+def test_gets_are_answered_together_and_other_requests_alone() -> None:
+    who = client()
+    takers = {b"$JS.API.>": Taker("api", who.log, kind=SinkKind.SERVICE)}
+    get = b"$JS.API.DIRECT.GET.S."
+    log = routed([get + b"a", get + b"b", b"$JS.API.INFO", get + b"c"], takers, who)
+    assert log == [
+        ("api", [get + b"a", get + b"b"]),
+        ("api", [b"$JS.API.INFO"]),
+        ("api", [get + b"c"]),
+    ]
+
+
+def test_a_get_that_nobody_serves_has_no_responders() -> None:
+    who = client()
+    takers = {b"$JS.API.>": Taker("api", who.log, kind=SinkKind.SERVICE)}
+    get = b"$JS.API.DIRECT.GET.S."
+    log = routed([get + b"a", get + b"missing", get + b"b"], takers, who)
+    assert log[0] == ("api", [get + b"a", get + b"missing", get + b"b"])
+    assert log[1:] == [
+        ("client", [b"NATS/1.0 503\r\nNats-Subject: %bmissing\r\n\r\n" % get]),
+    ]
