@@ -33,6 +33,7 @@ _REFUSED_RETRY_SECONDS: Final = 0.002
 _FULL_RETRY_SECONDS: Final = 0.05
 _GROUPS_PER_ROUND: Final = 512
 _BATCH_BYTES_GOAL: Final = 8 << 20  # a batch is closed once it holds this much
+_BATCHES_AHEAD: Final = 2  # before the disk; a group with more to write waits for its turn then
 
 
 class Supervisor(Protocol):
@@ -288,6 +289,10 @@ class Rounds:
             return
         for to in ready.snapshot_to:
             self._supervisor.stream_snapshot(group, to)
+        # A Ready of a leader is bounded. The rest follows at once as long as little waits for the
+        # disk, else when this part is flushed: what other groups bring must not wait for all of it.
+        if group.core.has_ready() and (ready.committed or len(self._gatherings) < _BATCHES_AHEAD):
+            self.mark(group)
 
     def _tell_leader(self, group: Group, ready: Ready) -> None:
         facts = (ready.leader, ready.term, ready.role is Role.LEADER)
@@ -311,8 +316,6 @@ class Rounds:
             self.commit_latency.observe(time.monotonic() - group.sampled[1])
             group.sampled = None
         group.core.applied(index)
-        if group.core.has_ready():
-            self.mark(group)
 
     # the disk
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from host_cluster import (
 )
 
 from raft.group import GroupStopped
+from raft.types import GroupId
 
 
 @pytest.mark.parametrize("operation", ["flush_wal", "write"])
@@ -112,3 +114,31 @@ def test_a_leader_counts_itself_only_after_its_own_flush(tmp_path: Path) -> None
         await until(lambda: node.ledger.values == {"k": 3})
 
     run(tmp_path, body, names=["solo"])
+
+
+def test_a_busy_group_fills_the_disk_but_not_all_of_the_queue_before_it(tmp_path: Path) -> None:
+    """It may have more than one Ready before the disk, or it would write one per flush; and other
+    groups do not wait until it has written everything."""
+    other = GroupId(2)
+
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        await c.put("k", 1)
+        await c.put("k", 1, other)
+        gate = GatedFlush(node.store)
+        large = json.dumps(["k", "x" * (1 << 20)]).encode()
+        for _ in range(48):
+            last = node.host.propose(G, large)[1]
+        await until(gate.waiting.is_set)
+        settled = node.host._rounds
+        await until(lambda: not settled._dirty and not settled._scheduled)
+        facts = node.host.statistics()
+        assert facts.waiting_promises > 2
+        assert 1 < facts.waiting_batches <= 3
+        index = node.host.propose(other, b'["k", 2]')[1]
+        gate.gate.set()
+        await until(lambda: node.ledgers[other].applied >= index)
+        assert node.ledger.applied < last
+        await until(lambda: node.ledger.applied == last)
+
+    run(tmp_path, body, names=["solo"], groups=[G, other])
