@@ -211,3 +211,12 @@ class Net:
 
     def crossed(self, channel: int = CHANNEL_ROUTED) -> int:
         return sum(1 for _, _, on in self.log if on == channel)
+
+
+async def two() -> tuple[Net, MeshNode, MeshNode]:
+    """Two nodes that know of each other; nothing has crossed yet."""
+    net = Net(2)
+    net.connect()
+    await net.settle()
+    net.log.clear()
+    return net, net.nodes[0], net.nodes[1]
