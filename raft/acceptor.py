@@ -3,8 +3,9 @@
 Owns: accepted links, before and after their handshake.
 May not touch: our own outgoing links (raft.mesh), what frames mean.
 Spec: a connection must finish its handshake in time and within a small frame; whatever else it
-does ends that connection and nothing more. A refusal names its reason on both sides. TLS begins
-under our eyes and not in the listener, which would not tell us of handshakes that fail."""
+does ends that connection and nothing more. A refusal names its reason on both sides. We
+accept ourselves: asyncio's server tells nobody of TLS handshakes that fail, and loses the sockets
+it has just accepted when it is closed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Final
 
 import msgspec
 
@@ -42,6 +43,7 @@ from raft.mesh import Mesh
 from raft.types import NodeId
 
 _log = logging.getLogger("raft.transport")
+_BACKLOG: Final = 128
 _ALIVE_QUIET_MAX = 2  # a link that was heard of within this many intervals counts as alive
 
 
@@ -49,18 +51,6 @@ _ALIVE_QUIET_MAX = 2  # a link that was heard of within this many intervals coun
 class _Stranger:
     nonce: bytes
     timer: asyncio.TimerHandle
-
-
-class _Unsecured(asyncio.Protocol):
-    """A connection before TLS: its socket is taken over before a byte of it is read."""
-
-    def __init__(self, secure: Callable[[socket.socket], None]) -> None:
-        self._secure = secure
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        connection: socket.socket = transport.get_extra_info("socket").dup()
-        cast(asyncio.Transport, transport).abort()
-        self._secure(connection)
 
 
 class Acceptor:
@@ -80,20 +70,78 @@ class Acceptor:
         self._deliver = deliver
         self._announce = announce
         self._tls = tls
-        self._unsecured: set[socket.socket] = set()  # their TLS handshake is under way
+        self._opening: set[socket.socket] = set()  # TLS, if any, is under way
+        self._listeners: list[socket.socket] = []
         self._strangers: dict[Link, _Stranger] = {}
 
-    def accept(self) -> asyncio.BaseProtocol:
-        """The protocol of one new connection."""
-        return self._link() if self._tls is None else _Unsecured(self._secure)
+    async def listen(self, host: str, port: int) -> int:
+        """Begin to accept, on every address of the host; the port. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                listener = socket.create_server((address[0], port), family=family, backlog=_BACKLOG)
+                self._listeners.append(listener)
+                port = port or int(listener.getsockname()[1])  # the same for all
+        except OSError:
+            self.close()
+            raise
+        for listener in self._listeners:
+            listener.settimeout(0)
+            loop.add_reader(listener, self._accept, listener)
+        return port
+
+    def close(self) -> None:
+        """Accept no more; the port is free."""
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        self._listeners.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:  # no descriptor is left; the next turn tries again
+            self._mesh.log_once(f"a connection cannot be accepted: {error}")
+            return
+        tasks = self._mesh.tasks
+        if tasks is None or self._mesh.stopping or self._is_crowded():
+            connection.close()
+            return
+        self._opening.add(connection)
+        tasks.create_task(self._open(connection), name="an accepted connection")
+
+    async def _open(self, connection: socket.socket) -> None:
+        whom = "a connection"
+        link = self._link()
+        try:
+            connection.settimeout(0)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            whom = f"a connection from {connection.getpeername()[0]}"
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: link,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._mesh.limits.connect_seconds if self._tls else None,
+            )
+        except OSError as error:
+            if self._tls is not None:
+                self._mesh.tls_failed(whom, error)
+            connection.close()
+        except asyncio.CancelledError:
+            link.forsake()
+            raise
+        finally:
+            self._opening.discard(connection)
 
     def abort(self) -> None:
         """End every accepted connection at once: they carry nothing of ours."""
         for link in [*self._strangers, *self.links.values()]:
             link.abort()
-        for connection in self._unsecured:
-            connection.close()
-        self._unsecured.clear()
 
     def _link(self) -> Link:
         return Link(
@@ -104,45 +152,19 @@ class Acceptor:
         )
 
     def _is_crowded(self) -> bool:
-        if len(self._strangers) + len(self._unsecured) < self._mesh.limits.strangers_max:
+        if len(self._strangers) + len(self._opening) < self._mesh.limits.strangers_max:
             return False
         self._mesh.refused["handshake"] += 1
         return True
 
-    def _secure(self, connection: socket.socket) -> None:
-        tasks = self._mesh.tasks
-        if tasks is None or self._is_crowded():
-            connection.close()
-            return
-        self._unsecured.add(connection)
-        tasks.create_task(self._begin_tls(connection), name="TLS of an accepted connection")
-
-    async def _begin_tls(self, connection: socket.socket) -> None:
-        whom = "a connection"
-        try:
-            whom = f"a connection from {connection.getpeername()[0]}"
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._link,
-                connection,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._mesh.limits.connect_seconds,
-            )
-        except OSError as error:
-            self._mesh.tls_failed(whom, error)
-            connection.close()
-        finally:
-            self._unsecured.discard(connection)
-
     def _made(self, link: Link) -> None:
         self._mesh.link_made(link)
-        if self._is_crowded():
-            link.abort(ConnectionError("too many connections without a handshake"))
-            return
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._mesh.limits.connect_seconds, self._late, link)
         nonce = new_nonce()
         self._strangers[link] = _Stranger(nonce, timer)
         link.send(LINK_CHANNEL, greeting(nonce))
+        link.flush()  # whoever speaks too early still learns whom he has called
         link.sealed = True
 
     def _late(self, link: Link) -> None:

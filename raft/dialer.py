@@ -172,9 +172,13 @@ class Dialer:
         dialled = _Dialled(self._mesh, kind)
         tls = self._mesh.tls
         host, port = self.address
-        await asyncio.get_running_loop().create_connection(
-            lambda: dialled.link, host, port, ssl=tls, server_hostname=host if tls else None
-        )
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: dialled.link, host, port, ssl=tls, server_hostname=host if tls else None
+            )
+        except asyncio.CancelledError:
+            dialled.link.forsake()
+            raise
         return dialled
 
     def _report(self, error: BaseException) -> None:

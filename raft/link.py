@@ -111,7 +111,7 @@ class Link(asyncio.BufferedProtocol):
         self.sent_bytes += size
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         return True
 
     def counts(self) -> tuple[int, int, int, int]:
@@ -120,7 +120,7 @@ class Link(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Send what is queued, then close."""
-        self._flush()
+        self.flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -130,7 +130,8 @@ class Link(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is queued now, and not at the end of this turn of the loop."""
         self._flush_scheduled = False
         if self._out and self._transport is not None:
             pieces, self._out, self._out_bytes = self._out, [], 0
@@ -230,7 +231,15 @@ class Link(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         return False
 
+    def forsake(self) -> None:
+        """The making of the connection was cancelled: uvloop closes it and tells nobody."""
+        if self._transport is not None:
+            self.connection_lost(None)
+
     def connection_lost(self, exc: BaseException | None) -> None:
+        if self._transport is None:
+            return  # forsaken before
+        self._transport = None
         self._out.clear()
         self._out_bytes = 0
         self._on_lost(self, self._error or exc)

@@ -119,6 +119,7 @@ class Mesh:
 
     async def drain(self) -> None:
         """Return when every connection has ended; those that linger are cut off."""
+        await asyncio.sleep(0)  # for what was closed a moment ago
         if not self._open:
             return
         try:

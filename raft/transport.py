@@ -89,7 +89,7 @@ class Transport:
             tls=tls[0] if tls else None,
         )
         self._channels: dict[int, tuple[Callable[[NodeId, Any], None], bool]] = {}
-        self._server: asyncio.Server | None = None
+        self._bound_port = listen_port
         self._runner: asyncio.Task[None] | None = None
         self._heard: dict[NodeId, float] = {}
         self._ended = (0, 0, 0, 0)  # counts of links that are gone
@@ -97,16 +97,14 @@ class Transport:
     @property
     def port(self) -> int:
         """The port we listen on, once started."""
-        return self._ourselves.port if self._advertise is None else self._bound_port()
+        return self._ourselves.port if self._advertise is None else self._bound_port
 
     async def start(self) -> None:
         """Listen, then begin to dial. Raises OSError when the port cannot be had."""
         host, port = self._listen
         self._mesh.stopping = False
-        self._server = await asyncio.get_running_loop().create_server(
-            self._acceptor.accept, host or None, port
-        )
-        own = ("" if host in _WILDCARDS else host, self._bound_port())
+        self._bound_port = await self._acceptor.listen(host, port)
+        own = ("" if host in _WILDCARDS else host, self._bound_port)
         self._ourselves.host, self._ourselves.port = self._advertise or own
         started = asyncio.Event()
         self._runner = asyncio.create_task(self._run(started), name=f"transport {self.name}")
@@ -114,16 +112,15 @@ class Transport:
 
     async def stop(self) -> None:
         """All links are closed; the listener's port is free afterwards."""
-        if self._server is None or self._runner is None:
+        if self._runner is None:
             return
-        self._server.close()
+        self._acceptor.close()
         self._mesh.stopping = True
         self._runner.cancel()
         await asyncio.wait([self._runner])
         self._acceptor.abort()
         await self._mesh.drain()
-        await self._server.wait_closed()
-        self._server = self._runner = None
+        self._runner = None
 
     async def _run(self, started: asyncio.Event) -> None:
         try:
@@ -242,11 +239,6 @@ class Transport:
     def _fold_counts(self) -> None:
         self._ended = _total([self._ended, *self._mesh.lost_counts])
         self._mesh.lost_counts.clear()
-
-    def _bound_port(self) -> int:
-        if self._server is None or not self._server.sockets:
-            return self._listen[1]
-        return int(self._server.sockets[0].getsockname()[1])
 
 
 def _total(counts: list[tuple[int, int, int, int]]) -> tuple[int, int, int, int]:
