@@ -6,7 +6,8 @@ Spec: JetStream sheet 2.3, 5.3."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from broker.cluster.replica import Replica
 from broker.jetstream.consumer import Consumer
@@ -22,6 +23,7 @@ from broker.jetstream.info import (
     StreamState,
 )
 from broker.jetstream.names import get_hash
+from broker.jetstream.responses import SUBJECT_DETAILS_LIMIT, Paged, page
 from broker.jetstream.stream_config import StreamSource
 from broker.jetstream.versioning import (
     shown_consumer,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from broker.cluster.node import JetStreamNode
 from raft import NodeId
 
+COUNTS_PER_TURN: Final = 4096
+
 
 def stream_info(
     node: JetStreamNode,
@@ -41,8 +45,9 @@ def stream_info(
     *,
     shown: bool,
     deleted_details: bool = False,
-    subjects_filter: str = "",
+    subjects: dict[str, int] | None = None,
 ) -> StreamInfo:
+    """`subjects` are the counts to show, see subject_counts."""
     stream = replica.stream
     origins = origin_infos(node, replica)
     mirror = stream.config.mirror
@@ -50,9 +55,7 @@ def stream_info(
     return StreamInfo(
         config=config,
         created=replica.assignment.created_ns,
-        state=stream_state(
-            replica, deleted_details=deleted_details, subjects_filter=subjects_filter
-        ),
+        state=stream_state(replica, deleted_details=deleted_details, subjects=subjects or {}),
         domain=node.options.domain,
         cluster=cluster_info(node, replica),
         mirror=origins[mirror] if mirror is not None else None,
@@ -61,15 +64,29 @@ def stream_info(
     )
 
 
-def stream_state(replica: Replica, *, deleted_details: bool, subjects_filter: str) -> StreamState:
+async def subject_counts(
+    replica: Replica, pattern: bytes, *, offset: int
+) -> tuple[dict[str, int], Paged]:
+    """Messages per stored subject under the pattern, a page of them. Other work of the loop goes
+    on in between, so the counts are not all of one moment."""
+    index = replica.stream.store.index
+    part, paged = page(list(index.matching(pattern)), offset, limit=SUBJECT_DETAILS_LIMIT)
+    counts: dict[str, int] = {}
+    for at in range(0, len(part), COUNTS_PER_TURN):
+        if at:
+            await asyncio.sleep(0)
+        for subject in part[at : at + COUNTS_PER_TURN]:
+            entry = index.get(subject)
+            if entry is not None:
+                counts[subject.decode(errors="replace")] = entry.count
+    return counts, paged
+
+
+def stream_state(
+    replica: Replica, *, deleted_details: bool, subjects: dict[str, int]
+) -> StreamState:
     stream = replica.stream
     store = stream.store
-    subjects: dict[str, int] = {}
-    if subjects_filter:
-        for subject in store.subjects_matching(subjects_filter.encode()):
-            state = store.subject_state(subject)
-            if state is not None:
-                subjects[subject.decode(errors="replace")] = state[0]
     deleted: tuple[int, ...] = ()
     if deleted_details:
         deleted = tuple(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.cluster import direct
-from broker.cluster.infos import consumer_info, stream_info
+from broker.cluster.infos import consumer_info, stream_info, subject_counts
 from broker.cluster.replica import Replica
 from broker.cluster.rpc import CallRefused
 from broker.cluster.snapshots import Snapshots
@@ -61,7 +61,6 @@ from broker.jetstream.requests import (
 )
 from broker.jetstream.responses import (
     LIST_LIMIT,
-    SUBJECT_DETAILS_LIMIT,
     ConsumerList,
     GotMessage,
     Paged,
@@ -73,6 +72,7 @@ from broker.jetstream.responses import (
     encode_response,
     page,
 )
+from broker.store.messages import PurgePart
 from raft import NodeId, RaftError, node_id
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class LeaderApi:
         body = decode_request(request.kind, payload, strict=self.node.options.strict)
         match body:
             case StreamInfoRequest():
-                return self._stream_info(replica, body)
+                return await self._stream_info(replica, body)
             case PurgeRequest():
                 return await self._purge(replica, body)
             case MsgGetRequest():
@@ -172,20 +172,15 @@ class LeaderApi:
 
     # -- streams --------------------------------------------------------------------------------
 
-    def _stream_info(self, replica: Replica, body: StreamInfoRequest) -> bytes:
+    async def _stream_info(self, replica: Replica, body: StreamInfoRequest) -> bytes:
+        counts, paged = None, Paged()
+        if body.subjects_filter:
+            pattern = body.subjects_filter.encode()
+            counts, found = await subject_counts(replica, pattern, offset=body.offset)
+            paged = found if found.total else paged
         info = stream_info(
-            self.node,
-            replica,
-            shown=True,
-            deleted_details=body.deleted_details,
-            subjects_filter=body.subjects_filter,
+            self.node, replica, shown=True, deleted_details=body.deleted_details, subjects=counts
         )
-        paged = Paged()
-        if body.subjects_filter and info.state.subjects:
-            subjects = sorted(info.state.subjects.items())
-            part, paged = page(subjects, body.offset, limit=SUBJECT_DETAILS_LIMIT)
-            state = msgspec.structs.replace(info.state, subjects=dict(part))
-            info = msgspec.structs.replace(info, state=state)
         return encode_response(ApiKind.STREAM_INFO, paged, info)
 
     def _get_message(self, replica: Replica, body: MsgGetRequest) -> bytes:
@@ -196,10 +191,27 @@ class LeaderApi:
         return encode_response(ApiKind.STREAM_MSG_GET, GotMessage(shown))
 
     async def _purge(self, replica: Replica, body: PurgeRequest) -> bytes:
-        command = Purge(replica.stamp(), body.filter.encode(), body.seq, body.keep)
-        purged = await self._propose(replica, command)
-        assert isinstance(purged, int)
+        pattern = body.filter.encode()
+        if pattern in (b"", b">"):
+            command = Purge(replica.stamp(), pattern, body.seq, body.keep)
+            purged = await self._propose(replica, command)
+            assert isinstance(purged, int)
+        else:
+            purged = await self._purge_parts(replica, pattern, body)
         return encode_response(ApiKind.STREAM_PURGE, Purged(success=True, purged=purged))
+
+    async def _purge_parts(self, replica: Replica, pattern: bytes, body: PurgeRequest) -> int:
+        command = Purge(replica.stamp(), pattern, body.seq, body.keep, start=0)
+        purged = 0
+        while True:
+            part = await self._propose(replica, command)
+            assert isinstance(part, PurgePart)
+            purged += part.count
+            if not part.next_seq:
+                return purged
+            command = Purge(
+                replica.stamp(), pattern, part.bound, start=part.next_seq, left=part.left
+            )
 
     async def _delete_message(self, replica: Replica, body: MsgDeleteRequest) -> bytes:
         await self._propose(replica, DeleteMessage(replica.stamp(), body.seq, body.no_erase))

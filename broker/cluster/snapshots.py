@@ -62,7 +62,7 @@ class Snapshots:
         """The answer to the request; the chunks follow by themselves."""
         if self.running >= SNAPSHOTS_MAX:
             raise JetStreamError.of(10064, err="too many snapshots in progress")
-        state = stream_state(replica, deleted_details=False, subjects_filter="")
+        state = stream_state(replica, deleted_details=False, subjects={})
         client = {"acc": replica.account.name}
         self.node.advising.send(
             replica.account, advisories.snapshot_create(replica.name, state, client)

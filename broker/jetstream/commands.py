@@ -52,11 +52,15 @@ class Command(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Purge(Command, frozen=True, array_like=True):
-    """Remove messages: spec 4.4. `filter` empty = all subjects, `seq` 0 and `keep` 0 = not set."""
+    """Remove messages: spec 4.4. `filter` empty = all subjects, `seq` 0 and `keep` 0 = not set.
+    `start` not negative: a part of a purge, the first one (0) or from that sequence on, while
+    `left` matching messages are left (MessageStore.purge_part)."""
 
     filter: bytes = b""
     seq: int = 0
     keep: int = 0
+    start: int = -1
+    left: int = 0
 
 
 class DeleteMessage(Command, frozen=True, array_like=True):

@@ -45,6 +45,7 @@ from broker.jetstream.loading import load_state
 from broker.jetstream.message import Message
 from broker.jetstream.notes import NO_NOTES, decode_notes
 from broker.jetstream.publish import OutOfOrder, PublishResult, publish_block
+from broker.jetstream.removing import delete, purge, purged
 from broker.jetstream.republishing import Republished, Republisher
 from broker.jetstream.schedules import Schedules
 from broker.jetstream.sessions import Sessions
@@ -57,7 +58,7 @@ from broker.store.block import Block
 from broker.store.columns import FILE_SIZING, MEMORY_SIZING
 from broker.store.compaction import BLOCKS_PER_CHECKPOINT, compact
 from broker.store.files import RECORD, BlockFiles, StateBatch, key
-from broker.store.messages import MessageStore
+from broker.store.messages import MessageStore, PurgePart
 from broker.store.segments import BlockCache
 
 _WANTS_KEPT_MAX: Final = 65536
@@ -181,7 +182,7 @@ class Stream:
             result = self._command(index, commands.decode(data))
         if self.consumers:
             self._tell_removals()
-            if kind == Kind.PURGE and isinstance(result, int) and result:
+            if kind == Kind.PURGE and purged(result):
                 for consumer in self.consumers.values():
                     consumer.purged(self.store.first_seq)
         return result
@@ -241,7 +242,7 @@ class Stream:
 
     def _message_command(
         self, index: int, command: Expire | Fire | LoadState | Purge | DeleteMessage | UpdateConfig
-    ) -> int | JetStreamError | None:
+    ) -> int | PurgePart | JetStreamError | None:
         match command:
             case Expire():
                 return expiry.expire(self, command.now_ns)
@@ -251,37 +252,14 @@ class Stream:
                 load_state(self, command, index=index)
                 return None
             case Purge():
-                return self._purge(command)
+                return purge(self, command)
             case DeleteMessage():
-                return self._delete(command)
+                return delete(self, command)
             case UpdateConfig():
                 self._configure(command.config)
                 return None
 
     # -- messages leave ---------------------------------------------------------------------------
-
-    def _purge(self, command: Purge) -> int | JetStreamError:
-        """How many messages went."""
-        if self.config.sealed:
-            return JetStreamError(ErrCode.STREAM_SEALED)
-        if self.config.deny_purge:
-            text = "stream purge not permitted"
-            return JetStreamError.of(ErrCode.STREAM_PURGE_FAILED, err=text)
-        return self.store.purge(command.filter or None, command.seq or None, command.keep)
-
-    def _delete(self, command: DeleteMessage) -> bool | JetStreamError:
-        if self.config.sealed:
-            return JetStreamError(ErrCode.STREAM_SEALED)
-        if self.config.deny_delete:
-            text = "message delete not permitted"
-            return JetStreamError.of(ErrCode.STREAM_MSG_DELETE_FAILED, err=text)
-        store, seq = self.store, command.seq
-        if store.remove(seq) if command.no_erase else store.erase(seq):
-            return True
-        if self.config.storage is Storage.FILE and not store.first_seq <= seq <= store.last_seq:
-            text = "stream store EOF" if seq > store.last_seq else "no message found"
-            return JetStreamError.of(ErrCode.STREAM_MSG_DELETE_FAILED, err=text)
-        return JetStreamError.of(ErrCode.SEQUENCE_NOT_FOUND, seq=seq)
 
     def _configure(self, config: StreamConfig) -> None:
         before, self.config = self.config, config

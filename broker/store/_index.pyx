@@ -19,7 +19,7 @@ from libc.string cimport memcmp, memcpy, memmove
 from broker.store._block cimport DATA, HEADERS, SUBJECTS, Block, Rows
 
 from broker.store.index_py import literal_prefix
-from broker.subjects import has_wildcard, matches
+from broker.subjects import has_wildcard, matcher
 
 cdef uint32_t NOBODY = 0  # a slot that was never used; others hold the number of an entry, plus 1
 cdef uint32_t GONE = 0xFFFFFFFF
@@ -310,6 +310,7 @@ cdef class SubjectIndex:
             return
         prefix = literal_prefix(pattern)
         everything = pattern == prefix + b">"
+        fits = matcher(pattern)
         self.sort()
         at = self.first_from(prefix)
         while at < self.ordered:
@@ -317,7 +318,7 @@ cdef class SubjectIndex:
                 subject = subject_of(&self.entries[self.order[at]])
                 if not subject.startswith(prefix):
                     return
-                if (everything and len(subject) > len(prefix)) or matches(subject, pattern):
+                if (everything and len(subject) > len(prefix)) or fits(subject):
                     yield subject
             at += 1
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import final
 
 from broker.store.block_py import Block
-from broker.subjects import has_wildcard, matches
+from broker.subjects import has_wildcard, matcher
 
 
 @final
@@ -133,7 +133,7 @@ class SubjectIndex:
         if not has_wildcard(pattern):
             yield from (pattern,) if pattern in self._entries else ()
             return
-        yield from sorted(subject for subject in self._entries if matches(subject, pattern))
+        yield from sorted(filter(matcher(pattern), self._entries))
 
     @property
     def nbytes(self) -> int:

@@ -25,7 +25,19 @@ from broker.store.segments import BlockCache, Segments
 TRAIL_MAX = 4096  # messages per subject; more are found by looking into blocks
 FILTERS_KEPT_MAX = 256
 SEGMENTS_PER_TAKE_MAX = 64
+FEW_SUBJECTS = 64  # so many are looked for one by one
+PURGE_SPAN = 8192  # sequences that one part of a purge looks at
 _EVERYTHING = SubjectFilter(())
+
+
+@dataclass(frozen=True, slots=True)
+class PurgePart:
+    """What a part of a purge did, and with what the next one goes on."""
+
+    count: int
+    next_seq: int  # 0: that was the last part
+    bound: int  # nothing from here on is removed
+    left: int  # messages that match, at most
 
 
 @dataclass(slots=True)
@@ -211,16 +223,51 @@ class MessageStore:
     def purge(self, subject: bytes | None = None, up_to: int | None = None, keep: int = 0) -> int:
         """Remove messages (of a subject, wildcards allowed) below `up_to`, but for the newest
         `keep` of them. Returns how many. An `up_to` beyond the end moves the end along."""
-        wanted = self._filter((subject,)) if subject and subject != b">" else _EVERYTHING
+        if subject and subject != b">":
+            part = self.purge_part(subject, up_to, keep)
+            count = part.count
+            while part.next_seq:
+                part = self.purge_part(subject, part.bound, start=part.next_seq, left=part.left)
+                count += part.count
+            return count
         bound = self.last_seq + 1 if up_to is None else min(up_to, self.last_seq + 1)
         if keep:
-            bound = min(bound, scan.nth_newest(self.segments, wanted, keep))
-        if wanted.patterns:
-            return self._removal.matching(wanted, bound)
+            bound = min(bound, scan.nth_newest(self.segments, _EVERYTHING, keep))
         count = self._removal.before(bound)
         if up_to is not None and not self.messages:
             self.skip_to(up_to)
         return count
+
+    def purge_part(
+        self,
+        subject: bytes,
+        up_to: int | None = None,
+        keep: int = 0,
+        *,
+        start: int = 0,
+        left: int = 0,
+    ) -> PurgePart:
+        """As `purge` for a subject or pattern, a bounded part at a time. A few subjects are found
+        by the index and go at once; many are looked for in the next stretch of sequences, which
+        is the same on every replica, however its blocks are cut."""
+        bound = self.last_seq + 1 if up_to is None else min(up_to, self.last_seq + 1)
+        if start == 0:
+            subjects = tuple(self.index.matching(subject))
+            left = sum(entry.count for entry in map(self.index.get, subjects) if entry is not None)
+            if left <= keep:
+                return PurgePart(0, 0, bound, 0)
+            few = len(subjects) <= FEW_SUBJECTS
+            wanted = SubjectFilter(subjects) if few else self._filter((subject,))
+            if keep:
+                bound = min(bound, scan.nth_newest(self.segments, wanted, keep))
+                left -= keep
+            if few:
+                return PurgePart(self._removal.matching(wanted, bound), 0, bound, 0)
+            start = self.first_seq
+        end = min(bound, start + PURGE_SPAN)
+        count = self._removal.matching(self._filter((subject,)), end, start=start)
+        more = count < left and end < bound
+        return PurgePart(count, end if more else 0, bound, left - count)
 
     def drop_oldest_of(self, subject: bytes, keep: int) -> int:
         """Keep only the newest `keep` messages of a subject: max_msgs_per_subject."""

@@ -111,15 +111,16 @@ class Removal:
         self._settle_floor()
         return messages - store.messages
 
-    def matching(self, wanted: SubjectFilter, bound: int) -> int:
-        """Every match below `bound` goes."""
+    def matching(self, wanted: SubjectFilter, bound: int, *, start: int = 0) -> int:
+        """Every match in [start, bound) goes. Of patterns there should be many matches: what a
+        block may hold is not asked for them, because the answer takes as long as looking."""
         store, segments = self.store, self.store.segments
         messages = store.messages
-        for segment in list(segments.all):
+        for segment in list(segments.from_seq(start)):
             if segment.first_seq >= bound:
                 break
-            if segments.may_hold(segment, wanted):
-                found = live_stretches(segments, segment, wanted, start=0, stop=bound)
+            if not wanted.literals or segments.may_hold(segment, wanted):
+                found = live_stretches(segments, segment, wanted, start=start, stop=bound)
                 self._take_rows(segment, list(found))
         self._settle_floor()
         return messages - store.messages

@@ -6,6 +6,9 @@ Spec: core contract section 2.1; `*` is one whole token, `>` one or more, last o
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 BLANKS = frozenset(b" \t\r\n\f")
 
 
@@ -44,6 +47,13 @@ def matches(subject: bytes, pattern: bytes) -> bool:
         if position >= len(have) or token not in (b"*", have[position]):
             return False
     return len(have) == len(want)
+
+
+def matcher(pattern: bytes) -> Callable[[bytes], object]:
+    """`matches` for one pattern and many subjects: true for those that fall under it."""
+    *front, last = (b"[^.]*" if t == b"*" else re.escape(t) for t in pattern.split(b"."))
+    end = b".*" if pattern == b">" or pattern.endswith(b".>") else last
+    return re.compile(rb"\.".join([*front, end]), re.DOTALL).fullmatch
 
 
 def collides(one: bytes, other: bytes) -> bool:

@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.subjects import Patterns, collides, is_subset
+from broker.subjects import Patterns, collides, is_subset, matcher, matches
 
 tokens = st.sampled_from([b"a", b"b", b"*"])
 patterns = st.builds(
@@ -36,3 +36,11 @@ def test_a_long_list_of_wildcard_subjects_is_checked_in_one_pass() -> None:
     assert not any(tree.meets_another(s.encode()) for s in subjects)
     assert not any(tree.within_another(s.encode()) for s in subjects)
     assert time.thread_time() - began < 10
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"", b"*", b">", b"a\n"]), min_size=1, max_size=4),
+       patterns)  # fmt: skip
+def test_a_compiled_pattern_matches_the_same_subjects(words: list[bytes], pattern: bytes) -> None:
+    subject = b".".join(words)
+    if subject != pattern:  # a pattern as a subject is no literal
+        assert bool(matcher(pattern)(subject)) == matches(subject, pattern)
