@@ -57,6 +57,7 @@ ANSWER_WITHIN_S = 10.0
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
 
+_STEPDOWNS = (ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.CONSUMER_LEADER_STEPDOWN)
 # Requests that belong to one stream and are answered by its leader.
 LEADER_KINDS = frozenset(
     {
@@ -328,6 +329,8 @@ class ApiService:
         kind = call.request.kind
         assignment = self.node.meta.get(call.account.name, call.request.stream)
         if assignment is None:
+            if kind in _STEPDOWNS and len(self.node.members) < 2:
+                raise JetStreamError.of(10010)
             # Bodies that cannot be read are told before a missing stream.
             decode_request(kind, call.payload, strict=self.node.options.strict)
             raise JetStreamError.of(10059)

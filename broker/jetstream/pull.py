@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -114,7 +114,7 @@ class PullRequest:
 
 
 class _Body(msgspec.Struct):
-    batch: int = 0
+    batch: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
     expires: int = 0
     no_wait: bool = False
     max_bytes: int = 0
@@ -170,6 +170,8 @@ def _request(asked: _Body, reply: bytes, now: int) -> PullRequest:
 
 
 def _refusal(asked: _Body, config: ConsumerConfig) -> str:
+    if asked.expires < 0:
+        return "408 Request Timeout"
     if asked.idle_heartbeat > 0 and 2 * asked.idle_heartbeat > asked.expires:
         return "400 Bad Request - heartbeat value too large"
     if 0 < config.max_batch < asked.batch:

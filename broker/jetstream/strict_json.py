@@ -25,7 +25,9 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 WallTime = Annotated[int, msgspec.Meta(extra={"wall_time": True})]
-Unsigned = Annotated[int, msgspec.Meta(ge=0)]
+# Sequences are kept as signed 64-bit numbers and go on counting: what leaves no room for that is
+# refused where it is read, because an entry that cannot be applied would stop its group.
+Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 _INT64_MAX: Final = 2**63 - 1
 _UINT64_MAX: Final = 2**64 - 1
