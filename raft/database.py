@@ -27,7 +27,7 @@ class StoreTuning:
     """Sizes of the database. The defaults serve one busy node; tests may take smaller ones."""
 
     log_buffer_bytes: int = 64 * MB
-    state_buffer_bytes: int = 64 * MB
+    state_buffer_bytes: int = 32 * MB
     buffers_max: int = 4  # memtables per column family before writes are refused
     wal_bytes_max: int = 1024 * MB  # then the column that holds the oldest part is flushed
     background_jobs: int = 2

@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 
-from broker.bench.load import PUB_ACK, LoadClient, Requests, resident_bytes
+from broker.bench.load import PUB_ACK, LoadClient, Requests, cpu_seconds, resident_bytes
 from broker.bench.scenarios import (
     CPU,
     FILL_SUBJECT,
@@ -96,13 +96,14 @@ def many_messages(*, messages: int = 10_000_000) -> Run:
             grown = resident_bytes(node.pid) - before
         node.stop()
         stopped = _restart(node, messages)
-        after = resident_bytes(node.pid)
+        after, used = resident_bytes(node.pid), cpu_seconds(node.pid)
         node.kill()
         killed = _restart(node, messages + 1)
         return {
             "memory grown MB": grown / MB,
             "memory after restart MB": after / MB,
             "restart s": stopped,
+            "restart CPU s": used,
             "restart after kill -9 s": killed,
         }
 
@@ -159,9 +160,12 @@ def index_memory(*, subjects: int = 1_000_000, per_subject: int = 10) -> Run:
         receiving, sending = context.Pipe(duplex=False)
         child = context.Process(target=_grow_index, args=(sending, subjects, per_subject))
         child.start()
-        grown: int = receiving.recv()
+        counted, grown = receiving.recv()
         child.join()
-        return {"bytes/subject, index": grown / subjects}
+        return {
+            "bytes/subject, index": counted / subjects,
+            "bytes/subject, its process": grown / subjects,
+        }
 
     return run
 
@@ -179,7 +183,9 @@ def _grow_index(answer: object, subjects: int, per_subject: int) -> None:
         for i in range(subjects):
             seq += 1
             index.added(b"BENCH.key.%06d" % i, count=1, first=seq, last=seq)
-    answer.send(resident_bytes(os.getpid()) - before)
+    grown = resident_bytes(os.getpid()) - before
+    assert sum(1 for _ in index.matching(b"BENCH.>")) == subjects  # the order is counted too
+    answer.send((index.nbytes, grown))
 
 
 def growing_stream(*, sizes: tuple[int, ...] = (10**4, 10**5, 10**6, 10**7)) -> Run:

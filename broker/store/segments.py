@@ -23,7 +23,7 @@ from broker.store.index import SubjectFilter, among_hashes, subject_hashes
 SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192
 SUBJECTS_HELD_MAX: Final = 64  # more subjects than this are read from the summary when needed
-CACHE_BYTES_MAX: Final = 64 << 20  # one cache serves all streams of a node
+CACHE_BYTES_MAX: Final = 48 << 20  # one cache serves all streams of a node
 _SEARCHES_MAX: Final = 32  # subjects looked for one by one, before all are listed
 _SELECTIONS_MAX: Final = 8  # remembered filters per loaded block
 
