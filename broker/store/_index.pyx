@@ -241,13 +241,14 @@ cdef class SubjectIndex:
             start = row
 
     def trail_rows(
-        self, Block block not None, *, int64_t first_seq, int64_t per_message, int64_t per_header
+        self, Block block not None, *, int64_t per_message, int64_t per_header, int64_t first_seq=0
     ):
         cdef Py_ssize_t row, number
         cdef Py_ssize_t start = -1
-        cdef int64_t headers, size
+        cdef int64_t headers, seq, size
         cdef Entry* entry = NULL
         for row in range(block.rows):
+            seq = first_seq + row if first_seq else block.seq_at(row)
             if start < 0 or not same_subject(block, start, row):
                 start = row
                 number = self.find(
@@ -255,14 +256,14 @@ cdef class SubjectIndex:
                     block.ends[SUBJECTS][row + 1] - block.ends[SUBJECTS][row],
                 )
                 entry = NULL if number == NOT_FOUND else &self.entries[number]
-                if entry != NULL and entry.trail == NULL and entry.first != first_seq + row:
+                if entry != NULL and entry.trail == NULL and entry.first != seq:
                     entry = NULL  # not known, and not the first time we see it
             if entry != NULL:
                 headers = block.ends[HEADERS][row + 1] - block.ends[HEADERS][row]
                 size = per_message + headers + (per_header if headers else 0)
                 size += block.ends[SUBJECTS][row + 1] - block.ends[SUBJECTS][row]
                 size += block.ends[DATA][row + 1] - block.ends[DATA][row]
-                add_pair(entry, first_seq + row, size)
+                add_pair(entry, seq, size)
 
     def trail_of(self, SubjectEntry handle not None):
         cdef Entry* entry = handle.entry()
@@ -352,10 +353,17 @@ cdef class SubjectIndex:
         self.ordered = self.order_upto = 0
         self.generation += 1
 
-    cdef void release(self) noexcept:
+    def forget_trails(self):
+        self.drop_trails()
+
+    cdef void drop_trails(self) noexcept:
         cdef Py_ssize_t number
         for number in range(self.used):
             free(self.entries[number].trail)
+            self.entries[number].trail = NULL
+
+    cdef void release(self) noexcept:
+        self.drop_trails()
         free(self.entries)
         free(self.slots)
         free(self.order)

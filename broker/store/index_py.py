@@ -88,19 +88,25 @@ class SubjectIndex:
             self.added(subject, count=stop - start, first=low, last=high)
 
     def trail_rows(
-        self, block: Block, *, first_seq: int, per_message: int, per_header: int
+        self, block: Block, *, per_message: int, per_header: int, first_seq: int = 0
     ) -> None:
-        """The rows of the block, added before, with their sizes. A subject that was there before
-        without a trail stays without."""
+        """The rows of the block, added before, with their sizes; numbered as in add_rows. A
+        subject that was there before without a trail stays without."""
         for subject, start, stop in block.subject_runs():
             entry = self._entries.get(subject)
-            if entry is None or (entry.trail is None and entry.first != first_seq + start):
+            low = first_seq + start if first_seq else block.seq(start)
+            if entry is None or (entry.trail is None and entry.first != low):
                 continue
             trail = entry.trail = array("q") if entry.trail is None else entry.trail
             for row in range(start, stop):
                 size = per_message + len(subject) + block.row_size(row)
                 size += per_header if block.headers(row) else 0
-                trail.extend((first_seq + row, size))
+                trail.extend((first_seq + row if first_seq else block.seq(row), size))
+
+    def forget_trails(self) -> None:
+        """Trails are not kept from now on."""
+        for entry in self._entries.values():
+            entry.trail = None
 
     def trail_of(self, handle: SubjectEntry) -> array[int] | None:
         """Its trail without what left at the front; None when it does not add up."""

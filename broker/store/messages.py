@@ -127,15 +127,7 @@ class MessageStore:
             self._grew(
                 count=block.rows, size=size, last_seq=last, max_time=time_ns, last_time=time_ns
             )
-            self.index.add_rows(block, first_seq=first)
-            if self.trail_max:
-                sizing = self.sizing
-                self.index.trail_rows(
-                    block,
-                    first_seq=first,
-                    per_message=sizing.per_message,
-                    per_header=sizing.per_header,
-                )
+            self._index_rows(block, first_seq=first)
             self.segments.seal_if_full()
         return first
 
@@ -165,9 +157,20 @@ class MessageStore:
             max_time=block.max_time,
             last_time=block.time(block.rows - 1),
         )
-        self.index.add_rows(block)
+        self._index_rows(block)
         self.segments.seal_if_full()
         return block.rows
+
+    def _index_rows(self, block: Block, *, first_seq: int = 0) -> None:
+        self.index.add_rows(block, first_seq=first_seq)
+        if self.trail_max:
+            sizing = self.sizing
+            self.index.trail_rows(
+                block,
+                per_message=sizing.per_message,
+                per_header=sizing.per_header,
+                first_seq=first_seq,
+            )
 
     def skip_to(self, seq: int) -> None:
         """The next message gets at least this sequence; those between are never stored."""
@@ -281,6 +284,8 @@ class MessageStore:
     def remember_trails(self, count_max: int) -> None:
         """Expect `drop_oldest_of` for subjects with up to so many messages; 0: do not."""
         self.trail_max = count_max if 0 < count_max <= TRAIL_MAX else 0
+        if not self.trail_max:
+            self.index.forget_trails()
 
     def drop_oldest(self, count: int) -> None:
         """Remove the `count` oldest messages: max_msgs."""

@@ -323,9 +323,9 @@ def _index(store: MessageStore, segment: Segment, summary: Summary | None) -> No
         sizes = iter(summary.last_sizes) if store.trail_max else iter(())
         for subject, (count, low, high) in summary.subjects.items():
             entry = added(subject, count=count, first=home + low, last=home + high)
-            size = next(sizes, 0)
-            if size:
-                entry.trail_grew(count, (home + high, size))
+            if store.trail_max:
+                size = next(sizes, 0)
+                entry.trail_grew(count, (home + high, size) if size else ())
         return
     segments = store.segments
     rows = segments.view(segment).rows

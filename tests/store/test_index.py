@@ -31,18 +31,21 @@ class Both:
                 pairs = [n for seq in range(first, self.seq + 1) for n in (seq, seq % 5)]
                 entry.trail_grew(count, pairs)
 
-    def add_rows(self, subjects: list[bytes], *, trailed: bool) -> None:
+    def add_rows(self, subjects: list[bytes], *, trailed: bool, numbered: bool) -> None:
         first, self.seq = self.seq + 1, self.seq + len(subjects)
+        stamp = 0 if numbered else first
         for index, builders, blocks in zip(
             self.twins, (builder_py, _builder), (block_py, _block), strict=True
         ):
-            builder = builders.BlockBuilder(0)
+            builder = builders.BlockBuilder(first if numbered else 0)
             for i, subject in enumerate(subjects):
-                builder.append(subject, b"NATS/1.0\r\n\r\n" if i % 3 else b"", b"x" * i, time_ns=1)
+                header = b"NATS/1.0\r\n\r\n" if i % 3 else b""
+                seq = first + i if numbered else 0
+                builder.append(subject, header, b"x" * i, time_ns=1, seq=seq)
             block = blocks.Block(builder.build())
-            index.add_rows(block, first_seq=first)
+            index.add_rows(block, first_seq=stamp)
             if trailed:
-                index.trail_rows(block, first_seq=first, per_message=30, per_header=4)
+                index.trail_rows(block, first_seq=stamp, per_message=30, per_header=4)
 
     def remove(self, subject: bytes, count: int) -> None:
         entry = self.twins[0].get(subject)
@@ -81,9 +84,12 @@ def facts(index: Any, subject: bytes) -> object:
 subject = st.sampled_from(SUBJECTS)
 step = st.one_of(
     st.tuples(st.just("add"), subject, st.integers(1, 3), st.booleans()),
-    st.tuples(st.just("rows"), st.lists(subject, min_size=1, max_size=8), st.booleans()),
+    st.tuples(
+        st.just("rows"), st.lists(subject, min_size=1, max_size=8), st.booleans(), st.booleans()
+    ),
     st.tuples(st.just("remove"), subject, st.integers(1, 4)),
     st.tuples(st.just("floor"), st.integers(0, 30)),
+    st.tuples(st.just("forget")),
     st.tuples(st.just("clear")),
 )
 
@@ -96,12 +102,15 @@ def test_both_answer_alike(steps: list[tuple[Any, ...]]) -> None:
             case "add":
                 both.add(words[0], words[1], trailed=words[2])
             case "rows":
-                both.add_rows(words[0], trailed=words[1])
+                both.add_rows(words[0], trailed=words[1], numbered=words[2])
             case "remove":
                 both.remove(words[0], words[1])
             case "floor":
                 for index in both.twins:
                     index.floor = words[0]
+            case "forget":
+                for index in both.twins:
+                    index.forget_trails()
             case "clear":
                 for index in both.twins:
                     index.clear()
