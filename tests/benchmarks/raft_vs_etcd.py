@@ -371,7 +371,7 @@ def drive(cluster: Cluster, *, clients: int, seconds: float) -> Run:
 
     latencies: list[float] = []
 
-    async def run() -> float:
+    async def run() -> tuple[float, float]:
         loop = asyncio.get_running_loop()
         writers = []
         for _ in range(clients):
@@ -380,20 +380,20 @@ def drive(cluster: Cluster, *, clients: int, seconds: float) -> Run:
             writers.append(writer)
         await asyncio.sleep(min(1.0, seconds / 4))  # warm up
         latencies.clear()
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), cluster.cpu()
         await asyncio.sleep(seconds)
-        passed = time.perf_counter() - began
+        passed, cpu = time.perf_counter() - began, cluster.cpu() - cpu
         for writer in writers:
             writer.close()
-        return passed
+        return passed, cpu
 
-    cpu, revision = cluster.cpu(), cluster.revision()
-    passed = uvloop.run(run())
+    revision = cluster.revision()
+    passed, cpu = uvloop.run(run())
     if cluster.writer is EtcdWriter and cluster.revision() - revision < len(latencies):
         sys.exit("etcd has answered more puts than it has revisions")
     count = max(1, len(latencies))
     median_ms = statistics.median(latencies) * 1000 if latencies else float("inf")
-    return Run(len(latencies) / passed, median_ms, (cluster.cpu() - cpu) / count * 1e6)
+    return Run(len(latencies) / passed, median_ms, cpu / count * 1e6)
 
 
 def measure(seconds: float, repeat: int, directory: str | None) -> None:
