@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.server import tracing
 from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import ClientParser, Op, PubRun, encode_pub
 
 if TYPE_CHECKING:
     from broker.accounts import Account
     from broker.server.router import Router
+    from broker.server.tracing import Tracing
 from raft import NodeId
 
 CHANNEL_INTEREST = 16
@@ -210,6 +212,7 @@ class Interest:
     router: Router
     send: Send
     account: Callable[[str], Account]
+    tracing: Tracing
     on_change: list[Callable[[str, bytes], None]] = field(default_factory=list)
     sinks: dict[NodeId, PeerSink] = field(default_factory=dict)  # of the peers we have links to
     _members: dict[Key, int] = field(default_factory=dict)
@@ -349,17 +352,26 @@ class Interest:
             self.account(key[0]).subs.remove(sub)
             self._changed_here(key[0], key[1])
 
-    def received_routed(self, _peer: NodeId, frame: bytes) -> None:
+    def received_routed(self, peer: NodeId, frame: bytes) -> None:
         message = _routed.decode(frame)
         account = self.account(message.account)
         parser = ClientParser(max_control_line=1 << 20, max_payload=1 << 30)
         for event in parser.receive(message.protocol):
             if event[0] != Op.PUB:
                 raise ValueError("routed frame holds something else than publishes")
-            if message.plain:
-                self.router.deliver_local_run(account, event[1])
-            for queue in message.queues:
-                self.router.deliver_local_run(account, event[1], queue=queue)
+            traced = tracing.rows(event[1], account) if event[1].has_headers else None
+            pieces = tracing.pieces(event[1], traced) if traced else [(event[1], False)]
+            for run, alone in pieces:
+                if not alone or not self.tracing.routed(
+                    peer, account, run, plain=message.plain, queues=message.queues
+                ):
+                    self._deliver_routed(account, run, message)
+
+    def _deliver_routed(self, account: Account, run: PubRun, message: RoutedFrame) -> None:
+        if message.plain:
+            self.router.deliver_local_run(account, run)
+        for queue in message.queues:
+            self.router.deliver_local_run(account, run, queue=queue)
 
     def received_deliver(self, _peer: NodeId, frame: bytes) -> None:
         message = _deliver.decode(frame)

@@ -58,7 +58,9 @@ class Mesh:
     _up: set[NodeId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.interest = Interest(self.server.router, self.send, self.server.account)
+        server = self.server
+        self.interest = Interest(server.router, self.send, server.account, server.tracing)
+        server.tracing.peer_name = lambda peer: self.peer_name(NodeId(peer))
         self.rpc = Rpc(self.node, self._send_call, self.spawn)
         if self.options is None:
             return

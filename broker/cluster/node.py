@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -282,6 +283,7 @@ class JetStreamNode:
                 transmit=self.publishing.transmit,
                 silent=assignment.config.no_ack,
                 no_room=self.publishing.no_room,
+                stored_as=partial(self.publishing.stored_as, assignment.account, assignment.name),
                 ack_extra=self._ack_extra(),
             )
             self._capture(assignment)

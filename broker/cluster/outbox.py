@@ -87,6 +87,7 @@ class Outbox:
     transmit: Callable[[Outbox, Batch], NodeId | None]
     silent: bool  # no_ack: nothing is ever answered
     no_room: Callable[[int], bool] = lambda _group: False  # the leader's disk is full
+    stored_as: Callable[[bytes], tuple[bytes, bool]] = lambda subject: (subject, False)
     ack_extra: bytes = b""
     kind: SinkKind = SinkKind.STREAM
     closed: bool = False
@@ -107,6 +108,10 @@ class Outbox:
 
     def __post_init__(self) -> None:
         self._acks = PubAcks(self.stream, self.account, self.router, extra=self.ack_extra)
+
+    def answers(self, reply: bytes) -> bool:
+        """Of a fast batch not every message is answered."""
+        return not self.silent and not reply.endswith(FAST_SUFFIX)
 
     # -- collecting -----------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ import msgspec
 
 from broker.cluster.outbox import Batch, Outbox, Published
 from broker.jetstream.notes import encode_marks
-from broker.jetstream.stream_config import Storage
+from broker.jetstream.stream_config import Retention, Storage
+from broker.jetstream.transforms import mapping_of
 from raft import NodeId
 
 if TYPE_CHECKING:
@@ -64,6 +65,19 @@ class Publishing:
         if replica is None or replica.stream.config.storage is Storage.MEMORY:
             return False
         return len(replica.assignment.peers) == 1 or node.leader(group) == node.node
+
+    def stored_as(self, account: str, stream: str, subject: bytes) -> tuple[bytes, bool]:
+        """The subject the stream keeps a message under, and whether it keeps none because no
+        consumer wants it. Consumers are known where a replica is; elsewhere somebody may."""
+        assignment = self.node.meta.get(account, stream)
+        if assignment is None:
+            return subject, False
+        mapping = mapping_of(assignment.config.subject_transform)
+        subject = (mapping and mapping(subject)) or subject
+        replica = self.node.replicas.get(assignment.group)
+        if replica is None or assignment.config.retention is not Retention.INTEREST:
+            return subject, False
+        return subject, not any(one.wants(subject) for one in replica.stream.consumers.values())
 
     def _received(self, peer: NodeId, frame: bytes) -> None:
         group, session, number = _HEAD.unpack_from(frame)

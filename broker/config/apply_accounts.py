@@ -6,6 +6,7 @@ Spec: core contract 3.4, 3.5 and 5.2."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from broker.config import known, values
@@ -18,6 +19,7 @@ from broker.config.values import BadValue
 from broker.subjects import valid_subject
 
 RESERVED = "$G"
+PERCENT_MAX = 100
 _LIMITS = {
     "max_connections": "max_connections",
     "max_conn": "max_connections",
@@ -80,8 +82,8 @@ def _account(report: Report, draft: Draft, name: str, block: Map) -> None:
                 store = _jetstream(report, item)
                 if store is not None:
                     draft.account_stores[name] = store
-            elif key == "limits":
-                settings.update(_limits(_map(key, item)))
+            elif key in _READ:
+                settings.update(_READ[key](key, item))
             elif key == "exports":
                 settings["exports"] = tuple(_each(report, key, item, _export))
             elif key == "imports":
@@ -95,9 +97,9 @@ def _account(report: Report, draft: Draft, name: str, block: Map) -> None:
         )
 
 
-def _limits(block: Map) -> dict[str, int]:
+def _limits(outer: str, block: Item) -> dict[str, int]:
     found: dict[str, int] = {}
-    for raw, item in block.items():
+    for raw, item in _map(outer, block).items():
         key = raw.lower()
         if key in _LIMITS:
             found[_LIMITS[key]] = values.integer(key, item)
@@ -106,6 +108,36 @@ def _limits(block: Map) -> dict[str, int]:
         else:
             raise BadValue(f'Unknown field "{raw}" parsing account limits')
     return found
+
+
+def _trace(key: str, item: Item) -> dict[str, Any]:
+    """A subject, or a map of `dest` and `sampling`: a number of percent, with or without sign."""
+    block = item.value if isinstance(item.value, dict) else {"dest": item}
+    found: dict[str, Any] = {}
+    for raw, inner in block.items():
+        name = raw.lower()
+        if name == "dest":
+            subject = values.text(name, inner)
+            if not valid_subject(subject.encode(), wildcards=False):
+                raise BadValue(f'Trace destination "{subject}" is not valid')
+            found["trace_dest"] = subject.encode()
+        elif name == "sampling":
+            text = str(inner.value).removesuffix("%")
+            if not text.isdigit() or not 0 < int(text) <= PERCENT_MAX:
+                raise BadValue(
+                    f"trace destination sampling {text} is invalid, needs to be [1..100]"
+                )
+            found["trace_sampling"] = int(text)
+        else:
+            raise BadValue(f'Unknown field "{raw}" parsing account message trace map "{key}"')
+    return found
+
+
+_READ: dict[str, Callable[[str, Item], dict[str, Any]]] = {
+    "limits": _limits,
+    "msg_trace": _trace,
+    "trace_dest": _trace,
+}
 
 
 def _jetstream(report: Report, item: Item) -> AccountStore | None:
@@ -161,10 +193,14 @@ def _export(report: Report, block: Map) -> Export:
                 settings["many_answers"] = _many_answers(values.text(key, item))
             elif key in ("threshold", "response_threshold", "response_max_time"):
                 settings["threshold_ns"] = values.duration(key, item)
+            elif key == "allow_trace":
+                settings[key] = values.boolean(key, item)
             else:
                 report.refuse(raw, item, known.EXPORT)
     if "subject" not in settings:
         raise BadValue("an export needs a stream or a service")
+    if not settings["service"] and "allow_trace" in settings:
+        raise BadValue("Detected allow_trace directive on non-service")
     return Export(**settings)
 
 
@@ -188,12 +224,14 @@ def _import(report: Report, block: Map) -> Import:
                 settings["service"] = key == "service"
             elif key in ("to", "prefix"):
                 words[key] = values.text(key, item)
-            elif key == "share":
-                settings["share"] = values.boolean(key, item)
+            elif key in ("share", "allow_trace"):
+                settings[key] = values.boolean(key, item)
             else:
-                report.refuse(raw, item, known.IMPORT)
+                report.refuse(raw, item, frozenset())
     if "subject" not in settings:
         raise BadValue("an import needs a stream or a service")
+    if settings["service"] and "allow_trace" in settings:
+        raise BadValue("Detected allow_trace directive on a non-stream")
     if "prefix" in words:
         if settings["service"]:
             raise BadValue("Service import can not have a 'prefix' property")

@@ -57,11 +57,8 @@ TOP = frozenset(
     ]
 )
 AUTHORIZATION = frozenset(["auth_callout", "auth_hook", "proxy_required"])
-ACCOUNT = frozenset(["nkey", "mappings", "maps", "msg_trace", "trace_dest"])
-EXPORT = frozenset(
-    ["latency", "account_token_position", "allow_trace", "advertise", "name", "description"]
-)
-IMPORT = frozenset(["allow_trace"])
+ACCOUNT = frozenset(["nkey", "mappings", "maps"])
+EXPORT = frozenset(["latency", "account_token_position", "advertise", "name", "description"])
 USER = frozenset(
     ["nkey", "allowed_connection_types", "connection_types", "clients", "proxy_required"]
 )

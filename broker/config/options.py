@@ -71,6 +71,7 @@ class Export(Struct, frozen=True):
     accounts: tuple[str, ...] | None = None  # None = everybody
     many_answers: bool = False  # response_type stream or chunked
     threshold_ns: int = 120 * SECOND  # an answer that takes longer is dropped
+    allow_trace: bool = False  # of a service: traces of requests go on in this account
 
 
 class Import(Struct, frozen=True):
@@ -81,6 +82,7 @@ class Import(Struct, frozen=True):
     local: bytes  # here
     service: bool = False
     share: bool = False  # the service learns more about the client than its account
+    allow_trace: bool = False  # of a stream: the exporter's traces show who takes it here
 
 
 class AccountOptions(Struct, frozen=True):
@@ -92,6 +94,8 @@ class AccountOptions(Struct, frozen=True):
     max_payload: int = -1
     exports: tuple[Export, ...] = ()
     imports: tuple[Import, ...] = ()
+    trace_dest: bytes = b""  # where messages with a sampled `traceparent` are reported
+    trace_sampling: int = 100  # percent of them
 
 
 class TlsOptions(Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from broker.accounts import Account
 from broker.accounts.authentication import Identity
 from broker.accounts.permissions import PermissionSet
-from broker.server import trace
+from broker.server import trace, tracing
 from broker.server.closing import VIOLATION_REASONS, Reason
 from broker.server.connect import BadConnect, ConnectOptions, parse_connect
 from broker.server.endpoint import OK, Endpoint
@@ -179,12 +179,31 @@ class Connection(Endpoint):
                 pass
 
     def _publish(self, run: PubRun) -> None:
+        traced = tracing.rows(run, self.account) if run.has_headers else None
+        if not traced:
+            self._publish_run(run)
+            return
+        pieces = tracing.pieces(run, traced)
+        for position, (piece, alone) in enumerate(pieces, 1):
+            self._publish_run(piece, traced=alone)
+            if self.closed:
+                return
+            if self._held is not None:  # the turn is over: the rest goes before all that waits
+                self._held.extend((Op.PUB, rest) for rest, _ in pieces[position:])
+                return
+
+    def _publish_run(self, run: PubRun, *, traced: bool = False) -> None:
         self.in_msgs += len(run)
         self.in_bytes += run.total_bytes
         self.live.activity()
         if run.has_headers and not (self.connect.headers and self.server.options.headers):
             self.close(Reason.MESSAGE_HEADER_VIOLATION)
             return
+        untraced = self.server.tracing.publish(self, run) if traced else run
+        if untraced is not None:
+            self._publish_untraced(untraced)
+
+    def _publish_untraced(self, run: PubRun) -> None:
         refused = refusals(run)
         if refused:
             for text in refused.values():
@@ -202,13 +221,13 @@ class Connection(Endpoint):
             now_ns = time.monotonic_ns()
             if not self.permissions.may_publish(subject, now_ns=now_ns):
                 for _ in range(start, stop):
-                    self._refuse_publish(subject)
+                    self.refuse_publish(subject)
                 return False
         if self.connect.verbose:
             self.queue(OK * (stop - start))
         return True
 
-    def _refuse_publish(self, subject: bytes) -> None:
+    def refuse_publish(self, subject: bytes) -> None:
         shown = subject.decode(errors="backslashreplace")
         self.error(f'Permissions Violation for Publish to "{shown}"')
 
@@ -277,7 +296,7 @@ class Connection(Endpoint):
         now_ns = time.monotonic_ns()
         permissions = self.permissions
         if permissions is not None and not permissions.may_publish(SCAN_SUBJECT, now_ns=now_ns):
-            self._refuse_publish(SCAN_SUBJECT)
+            self.refuse_publish(SCAN_SUBJECT)
             return
         self.scans += 1
         self.server.spawn(self._run_scan(services, request), name=f"scan cid={self.cid}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 ANSWERS_MAX = 65_536  # expected per import; beyond it the oldest request is given up
 CROSSINGS_MAX = 16  # accounts one message may pass through
 REQUEST_INFO = b"Nats-Request-Info"
+Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
+Publish = Callable[[Account, bytes, bytes, bytes, bytes], int]  # how many took it
 
 
 class Crossings:
@@ -60,45 +62,47 @@ class _Crossing:
     def __init__(self, server: Server, crossings: Crossings, target: Account, rule: Import) -> None:
         self._server = server
         self._crossings = crossings
-        self._target = target
-        self._rule = rule
-        self._map = import_mapping(rule)
+        self.target = target
+        self.rule = rule
+        self.mapped = import_mapping(rule)  # the subject there; None when it cannot be one
 
     def deliver_run(
         self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
     ) -> bool:
-        subject = self._map(run.message(start)[0])
+        subject = self.mapped(run.message(start)[0])
         if subject is None:
             return False
         taken = False
+        publish = self._server.router.publish
         with self._crossings.one_more() as allowed:
             for row in range(start, stop) if allowed else ():
-                _, reply, headers, payload = run.message(row)
-                taken = self._cross(subject, reply, headers, payload, origin) or taken
+                message = (subject, *run.message(row)[1:])
+                taken = self._cross(message, origin, publish) or taken
         return taken
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
-        mapped = self._map(subject)
+        message = (subject, reply, headers, payload)
+        return self.carry(message, None, self._server.router.publish)
+
+    def carry(self, message: Message, origin: Origin | None, publish: Publish) -> bool:
+        """As deliver. `publish` decides what becomes of it in the other account."""
+        mapped = self.mapped(message[0])
         if mapped is None:
             return False
         with self._crossings.one_more() as allowed:
-            return allowed and self._cross(mapped, reply, headers, payload, None)
+            return allowed and self._cross((mapped, *message[1:]), origin, publish)
 
-    def _cross(
-        self, subject: bytes, reply: bytes, headers: bytes, payload: bytes, origin: Origin | None
-    ) -> bool:
+    def _cross(self, message: Message, origin: Origin | None, publish: Publish) -> bool:
         raise NotImplementedError
 
 
 class StreamImport(_Crossing):
     """Sits in the exporter's table; the importer's subscribers see what is published there."""
 
-    def _cross(
-        self, subject: bytes, reply: bytes, headers: bytes, payload: bytes, origin: Origin | None
-    ) -> bool:
-        return self._server.router.publish(self._target, subject, reply, headers, payload) > 0
+    def _cross(self, message: Message, origin: Origin | None, publish: Publish) -> bool:
+        return publish(self.target, *message) > 0
 
 
 class ServiceImport(_Crossing):
@@ -110,15 +114,14 @@ class ServiceImport(_Crossing):
     ) -> None:  # fmt: skip
         super().__init__(server, crossings, exporter, rule)
         self._importer = importer
-        self._export = export
+        self.export = export
         self._prefix = b"_R_.%b." % secrets.token_hex(8).encode()
         self._inbox: Inbox | None = None
         # By token: where the answer goes, and until when. Rising deadlines, so oldest first.
         self._expected: dict[bytes, tuple[bytes, int]] = {}
 
-    def _cross(
-        self, subject: bytes, reply: bytes, headers: bytes, payload: bytes, origin: Origin | None
-    ) -> bool:
+    def _cross(self, message: Message, origin: Origin | None, publish: Publish) -> bool:
+        subject, reply, headers, payload = message
         crossings = self._crossings
         before = crossings.about
         crossings.about = before or msgspec.json.encode(self._about(origin))
@@ -127,8 +130,7 @@ class ServiceImport(_Crossing):
         token = self._expect(reply) if reply else b""
         answer_to = self._prefix + token if reply else b""
         try:
-            router = self._server.router
-            taken = router.publish(self._target, subject, answer_to, headers, payload) > 0
+            taken = publish(self.target, subject, answer_to, headers, payload) > 0
         finally:
             crossings.about = before
         if not taken:
@@ -145,9 +147,9 @@ class ServiceImport(_Crossing):
             del expected[oldest]
         if self._inbox is None:
             subject = self._prefix + b"*"
-            self._inbox = Inbox(self._server.router, self._target, subject, self._answered)
+            self._inbox = Inbox(self._server.router, self.target, subject, self._answered)
         token = secrets.token_hex(8).encode()
-        expected[token] = (reply, now + self._export.threshold_ns)
+        expected[token] = (reply, now + self.export.threshold_ns)
         return token
 
     def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -156,8 +158,8 @@ class ServiceImport(_Crossing):
         now = time.monotonic_ns()
         if found is None or found[1] <= now:
             return
-        if self._export.many_answers:
-            self._expected[token] = (found[0], now + self._export.threshold_ns)
+        if self.export.many_answers:
+            self._expected[token] = (found[0], now + self.export.threshold_ns)
         with self._crossings.one_more() as allowed:
             if allowed:
                 self._server.router.publish(self._importer, found[0], reply, headers, payload)
@@ -166,7 +168,7 @@ class ServiceImport(_Crossing):
         connection = self._server.connections.get(origin.cid) if origin is not None else None
         rtt_ns = round(connection.live.rtt_s * 1e9) if connection is not None else 0
         about: dict[str, Any] = {"acc": self._importer.name, "rtt": rtt_ns}
-        if self._rule.share and connection is not None:
+        if self.rule.share and connection is not None:
             about = _shared(self._server, connection) | about
         return about
 

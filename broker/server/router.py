@@ -185,7 +185,7 @@ class Router:
 
     def _not_taken(self, origin: Publisher, run: PubRun, start: int, stop: int) -> None:
         if origin.no_responders and run.any_reply(start, stop):
-            self._tell_no_responders(origin, run, start, stop)
+            self._tell_no_responders_rows(origin, run, start, stop)
 
     def _reserved(self, origin: Publisher, subject: bytes) -> Match:
         """As match. Gets of single keys differ in every subject; see _ack_service."""
@@ -233,7 +233,7 @@ class Router:
                     delivered += 1
                     break
         if not delivered and reply and origin is not None and origin.no_responders:
-            self._tell_no_responders_one(origin, subject, reply)
+            self.tell_no_responders(origin, subject, reply)
         return delivered
 
     def deliver_local_run(
@@ -267,13 +267,16 @@ class Router:
             covered = max(covered, _deal(pool, run, start, stop, origin, silent=silent))
         return covered
 
-    def _tell_no_responders(self, origin: Publisher, run: PubRun, start: int, stop: int) -> None:
+    def _tell_no_responders_rows(
+        self, origin: Publisher, run: PubRun, start: int, stop: int
+    ) -> None:
         for row in range(start, stop):
             subject, reply, _, _ = run.message(row)
             if reply:
-                self._tell_no_responders_one(origin, subject, reply)
+                self.tell_no_responders(origin, subject, reply)
 
-    def _tell_no_responders_one(self, origin: Publisher, subject: bytes, reply: bytes) -> None:
+    def tell_no_responders(self, origin: Publisher, subject: bytes, reply: bytes) -> None:
+        """503 to the publisher alone, if it listens where it wants the answer."""
         for sub in origin.account.subs.match(reply).plain:
             if sub.sink is origin:
                 status = b"NATS/1.0 503\r\nNats-Subject: " + subject + b"\r\n\r\n"

@@ -33,6 +33,7 @@ from broker.server.record import ConnectionRecord, record
 from broker.server.router import Router
 from broker.server.runtime import Document, JetStreamRuntime, StartFailed
 from broker.server.tls import client_context, server_context
+from broker.server.tracing import Tracing
 from broker.server.user_info import UserInfo
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Server:
             self.account(name)
         self.router = Router()
         join_accounts(self)
+        self.tracing = Tracing(self)
         self.connections: dict[int, Connection] = {}
         self.history: deque[ConnectionRecord] = deque(maxlen=options.limits.max_closed_clients)
         self.counters = Counters()

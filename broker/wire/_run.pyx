@@ -8,7 +8,7 @@ Spec: run_py.py."""
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdlib cimport free
-from libc.string cimport memcmp
+from libc.string cimport memchr, memcmp
 
 from broker.wire._text cimport msg_size, put, put_sizes, reserve
 
@@ -33,6 +33,27 @@ cdef long long number(const char* text, Py_ssize_t start, Py_ssize_t stop):
     for at in range(start, stop):
         value = value * 10 + (text[at] - c"0")
     return value
+
+
+cdef bint names(const char* block, Py_ssize_t block_size, const char* name, Py_ssize_t size):
+    """Whether some line but the first begins with the name, in any case, and a colon."""
+    cdef const char* end = block + block_size
+    cdef const char* at = <const char*>memchr(block, c"\n", block_size)
+    cdef Py_ssize_t i
+    while at != NULL and end - at > size + 1:
+        at += 1
+        if at[size] == c":":
+            for i in range(size):
+                if lower(at[i]) != name[i]:
+                    break
+            else:
+                return True
+        at = <const char*>memchr(at, c"\n", end - at)
+    return False
+
+
+cdef inline char lower(char one):
+    return one + 32 if c"A" <= one <= c"Z" else one
 
 
 @cython.final
@@ -185,6 +206,20 @@ cdef class PubRun:
             and digits(subject, marks[4] + 1, marks[5])
             and digits(subject, marks[5] + 1, marks[6])
         )
+
+    def rows_naming(self, bytes name not None):
+        cdef list found = []
+        cdef const char* text = PyBytes_AS_STRING(name)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(name)
+        cdef Py_ssize_t i
+        if not self.has_headers:
+            return found
+        for i in range(self.count):
+            if self.records[i].header_size > size and names(
+                self.base + self.records[i].body, self.records[i].header_size, text, size
+            ):
+                found.append(i)
+        return found
 
     def encode(self, Py_ssize_t start, Py_ssize_t stop, bytes sid not None, bint headers_ok):
         self.check(start, stop)

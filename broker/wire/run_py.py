@@ -82,6 +82,13 @@ class PubRun:
             spans.append((start, row + 1, groups))
         return spans
 
+    def rows_naming(self, name: bytes) -> list[int]:
+        """The rows with a header line of this name, in any case; `name` is in lower case."""
+        wanted = b"\n" + name + b":"
+        if not self.has_headers:
+            return []
+        return [row for row, message in enumerate(self._messages) if wanted in message[2].lower()]
+
     def encode(self, start: int, stop: int, sid: bytes, headers_ok: bool) -> bytes:  # noqa: FBT001
         """The range as one subscriber receives it; headers are cut off unless `headers_ok`."""
         self._check(start, stop)

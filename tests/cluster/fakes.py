@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from broker.accounts import Account
 from broker.cluster.interest import (
@@ -16,6 +16,8 @@ from broker.cluster.interest import (
     Interest,
 )
 from broker.server.router import Router
+from broker.server.server import Server
+from broker.server.tracing import Tracing
 from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import PubRun
 from raft import NodeId
@@ -132,7 +134,8 @@ class MeshNode:
     interest: Interest = field(init=False)
 
     def __post_init__(self) -> None:
-        self.interest = Interest(self.router, self._send, self.account)
+        tracing = Tracing(cast(Server, self))
+        self.interest = Interest(self.router, self._send, self.account, tracing)
         self.interest.on_change.append(
             lambda account, subject: self.changes.append((account, subject))
         )

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -118,11 +118,18 @@ class RawClient:
 
 
 class Process:
-    """`python -m broker serve` as a child; stderr is read until the server is ready."""
+    """`python -m broker serve` as a child, or another server that is called alike; stderr is read
+    until the server is ready."""
 
-    def __init__(self, *words: str, cwd: Path | None = None, ready: bool = True) -> None:
+    def __init__(
+        self,
+        *words: str,
+        cwd: Path | None = None,
+        ready: bool = True,
+        command: Sequence[str] = (sys.executable, "-m", "broker", "serve"),
+    ) -> None:
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "broker", "serve", *words],
+            [*command, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=cwd,

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,33 @@ def test_runs_agree(rows: list[Any], start: int, stop: int, headers_ok: bool) ->
     assert outcome(_encode.encode_pub, compiled, start, stop) == expected
     arguments = (start, stop, b"17", headers_ok)
     assert outcome(compiled.encode, *arguments) == outcome(twin.encode, *arguments)
+
+
+parts = st.sampled_from(
+    [b"NATS/1.0", b"\r\n", b"\n", b"Nats-Trace", b"nats-TRACE", b":", b": t", b"Nats-Trace-Dest:"]
+)
+blocks = st.lists(parts, max_size=8).map(b"".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.just(b"a"), st.just(b""), blocks, blocks), max_size=5))
+def test_rows_that_name_a_header_agree(rows: list[Any]) -> None:
+    twin, compiled = run_py.PubRun.of(rows), _run.PubRun.of(rows)
+    assert compiled.rows_naming(b"nats-trace") == twin.rows_naming(b"nats-trace")
+
+
+@pytest.mark.parametrize("runs", [run_py.PubRun, _run.PubRun])
+def test_rows_name_a_header_by_whole_lines_and_not_in_payloads(runs: Any) -> None:
+    first = b"NATS/1.0\r\n"
+    rows = [
+        (b"a", b"", first + b"Name: x\r\n\r\n", b""),
+        (b"a", b"", first + b"Other: x\r\nnAmE:x\r\n\r\n", b""),
+        (b"a", b"", first + b"Name-x: x\r\nx-Name: x\r\n\r\n", b"\r\nName: x"),
+        (b"a", b"", b"", b"NATS/1.0\r\nName: x\r\n\r\n"),
+        (b"a", b"", b"Name: x\r\n\r\n", b""),
+    ]
+    assert runs.of(rows).rows_naming(b"name") == [0, 1]
+    assert runs.of(rows[3:4]).rows_naming(b"name") == []
 
 
 @settings(max_examples=300, deadline=None)
