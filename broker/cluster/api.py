@@ -239,7 +239,7 @@ class ApiService:
     def _silent_alone(self, assignment: Assignment) -> bool:
         """Our disk takes no writes, so nobody leads the stream, but all that was ever
         acknowledged is here and nowhere else."""
-        return assignment.peers == [self.node.node] and self.node.host.trouble() is not None
+        return assignment.holders == {self.node.node} and self.node.host.trouble() is not None
 
     async def _direct_by_leader(self, call: ApiCall, group: int) -> None:
         """Perhaps we are it, and have to make sure first."""

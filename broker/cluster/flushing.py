@@ -90,7 +90,7 @@ class Flushing:
             for replica in [r for r in self._node.replicas.values() if r.dirty]:
                 while replica.stream.work_ahead():  # noqa: ASYNC110 - a part per turn
                     await asyncio.sleep(0)
-                if replica.group in self._node.replicas:
+                if self._node.replicas.get(replica.group) is replica:
                     marks.append((replica.flushed, replica.checkpoint()))
                 await asyncio.sleep(0)  # each is a turn of the loop
             meta = self._node.meta_group

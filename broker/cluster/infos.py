@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from broker.cluster.moving import Record, Step, Wait
 from broker.cluster.replica import Replica
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.consumer_update import is_internal
 from broker.jetstream.info import (
     ClusterInfo,
     ConsumerInfo,
+    DesiredCluster,
+    DesiredOrigin,
+    DesiredPeer,
+    DesiredStatus,
     PeerInfo,
     PriorityGroupState,
     SequenceInfo,
@@ -119,21 +124,23 @@ def cluster_info(node: JetStreamNode, replica: Replica) -> ClusterInfo:
     status = node.host.status(replica.group).core
     matches = {peer.node: peer for peer in status.peers}
     peers = []
-    for peer in replica.assignment.peers:
+    voters = {*status.voters, *status.outgoing}
+    for peer in dict.fromkeys((*status.voters, *status.outgoing, *status.learners)):
         if peer == node.node:
             continue
-        at = matches.get(NodeId(peer))
-        connected = node.mesh.connected(NodeId(peer))
+        at = matches.get(peer)
+        connected = node.mesh.connected(peer)
         lag = max(status.commit - at.match, 0) if at is not None else 0
-        name = node.mesh.peer_name(NodeId(peer)) or node.member_name(NodeId(peer))
+        name = _name(node, peer)
         peers.append(
             PeerInfo(
                 name=name,
-                current=connected and at is not None and lag == 0,
+                current=connected and at is not None and lag == 0 and peer in voters,
                 offline=not connected,
-                active=node.mesh.silent_ns(NodeId(peer)),
+                active=node.mesh.silent_ns(peer),
                 lag=lag,
                 peer=get_hash(name),
+                pending=peer not in voters,
             )
         )
     return ClusterInfo(
@@ -142,7 +149,34 @@ def cluster_info(node: JetStreamNode, replica: Replica) -> ClusterInfo:
         leader=node.mesh.name,
         leader_since=replica.leader_since_ns,
         replicas=tuple(sorted(peers, key=lambda peer: peer.name)),
+        desired=_desired(node, replica),
     )
+
+
+def _desired(node: JetStreamNode, replica: Replica) -> DesiredCluster | None:
+    """Where the stream is moving to. None: it is there."""
+    step = node.membership.next_step(replica)
+    if step is None:
+        return None
+    assignment = replica.assignment
+    names = sorted(_name(node, NodeId(peer)) for peer in assignment.peers)
+    return DesiredCluster(
+        created=assignment.asked_ns or None,
+        name=node.mesh.cluster,
+        replicas=tuple(DesiredPeer(name=name, peer=get_hash(name)) for name in names),
+        origin=DesiredOrigin(replicas=assignment.origin),
+        status=DesiredStatus(description=node.membership.describe(step), type=_kind(step)),
+    )
+
+
+def _kind(step: Step) -> str:
+    if isinstance(step, Wait):
+        return step.kind
+    return "meta" if isinstance(step, Record) else "membership"
+
+
+def _name(node: JetStreamNode, peer: NodeId) -> str:
+    return node.mesh.peer_name(peer) or node.member_name(peer)
 
 
 def origin_infos(node: JetStreamNode, replica: Replica) -> dict[StreamSource, SourceInfo]:

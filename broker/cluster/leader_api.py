@@ -220,7 +220,8 @@ class LeaderApi:
     def _stepdown(self, replica: Replica, kind: ApiKind, body: StepdownRequest) -> bytes:
         if len(self.node.members) < 2:
             raise JetStreamError.of(10010)
-        others = [NodeId(p) for p in replica.assignment.peers if p != self.node.node]
+        voters = self.node.host.status(replica.group).core.voters
+        others = [voter for voter in voters if voter != self.node.node]
         preferred = body.placement.preferred if body.placement is not None else ""
         if preferred:
             others = [peer for peer in others if peer == node_id(preferred)]

@@ -28,11 +28,33 @@ class Assignment(msgspec.Struct, frozen=True):
     config: StreamConfig
     created_ns: int
     group: int
-    peers: list[int]  # node ids; the first is asked to lead first
+    peers: list[int]  # node ids: where its replicas shall be; the first is asked to lead first
+    founders: list[int] = []  # the voters its log began with
+    # Invariant: whoever has a vote in the group is named here, and was before he got it.
+    members: list[int] = []
+    first_config: StreamConfig | None = None  # that its log began with, if there was another
+    asked_ns: int = 0  # when other peers were last asked for
+    origin: int = 0  # how many replicas there were then
+
+    def __post_init__(self) -> None:
+        """Records of streams that never moved name the peers only."""
+        for name in ("founders", "members"):
+            if not getattr(self, name):
+                msgspec.structs.force_setattr(self, name, self.peers)
 
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def begun_as(self) -> StreamConfig:
+        """What a replica that has nothing begins with: the log tells it of every change."""
+        return self.first_config or self.config
+
+    @property
+    def holders(self) -> set[int]:
+        """The nodes that keep a replica, coming and going ones included."""
+        return {*self.peers, *self.members}
 
 
 class AssignStream(msgspec.Struct, tag="assign", frozen=True):
@@ -45,6 +67,28 @@ class AssignStream(msgspec.Struct, tag="assign", frozen=True):
 class ReconfigureStream(msgspec.Struct, tag="update", frozen=True):
     account: str
     config: StreamConfig
+    peers: list[int] = []  # empty: as they are
+    now_ns: int = 0
+
+
+class RecordMembers(msgspec.Struct, tag="members", frozen=True):
+    """The stream's leader says who votes, or is about to. Void if other peers are asked for."""
+
+    account: str
+    name: str
+    group: int
+    peers: list[int]
+    members: list[int]
+
+
+class RenewStream(msgspec.Struct, tag="renew", frozen=True):
+    """The only member has lost what the stream held. Others may have parts of it, which fit to
+    nothing that comes: the stream goes on, empty, as another group."""
+
+    account: str
+    name: str
+    group: int
+    members: list[int]
 
 
 class RemoveStream(msgspec.Struct, tag="remove", frozen=True):
@@ -52,7 +96,7 @@ class RemoveStream(msgspec.Struct, tag="remove", frozen=True):
     name: str
 
 
-MetaCommand = AssignStream | ReconfigureStream | RemoveStream
+MetaCommand = AssignStream | ReconfigureStream | RecordMembers | RenewStream | RemoveStream
 MetaResult = Assignment | JetStreamError
 
 _encoder = msgspec.msgpack.Encoder()
@@ -88,7 +132,7 @@ class Meta:
 
     def load(self, node: NodeId) -> int:
         """How many replicas the node holds: what placement balances."""
-        return sum(1 for a in self._streams.values() if node in a.peers)
+        return sum(1 for a in self._streams.values() if node in a.holders)
 
     def apply(self, index: Index, data: bytes) -> tuple[MetaCommand, MetaResult]:
         command = _command.decode(data)
@@ -98,6 +142,10 @@ class Meta:
                 return command, self._assign(index, command)
             case ReconfigureStream():
                 return command, self._reconfigure(command)
+            case RecordMembers():
+                return command, self._record(command)
+            case RenewStream():
+                return command, self._renew(index, command)
             case _:
                 return command, self._remove(command)
 
@@ -152,9 +200,46 @@ class Meta:
             return JetStreamError.of(10059)
         if self.overlap(command.account, command.config) is not None:
             return JetStreamError.of(10065)
-        updated = msgspec.structs.replace(existing, config=command.config)
+        updated = msgspec.structs.replace(
+            existing, config=command.config, first_config=existing.begun_as
+        )
+        if command.peers and set(command.peers) != set(existing.peers):
+            updated = msgspec.structs.replace(
+                updated,
+                peers=command.peers,
+                asked_ns=command.now_ns,
+                origin=len(existing.peers),
+            )
         self._streams[key] = updated
         return updated
+
+    def _record(self, command: RecordMembers) -> MetaResult:
+        key = (command.account, command.name)
+        existing = self._streams.get(key)
+        if existing is None or existing.group != command.group:
+            return JetStreamError.of(10059)
+        if existing.peers != command.peers:
+            return JetStreamError.of(10052, err="other peers were asked for meanwhile")
+        updated = msgspec.structs.replace(existing, members=command.members)
+        self._streams[key] = updated
+        return updated
+
+    def _renew(self, index: Index, command: RenewStream) -> MetaResult:
+        key = (command.account, command.name)
+        existing = self._streams.get(key)
+        if existing is None:
+            return JetStreamError.of(10059)
+        if existing.group != command.group or existing.members != command.members:
+            return existing
+        renewed = Assignment(
+            account=existing.account,
+            config=existing.config,
+            created_ns=existing.created_ns,
+            group=FIRST_STREAM_GROUP + index,
+            peers=existing.peers,
+        )
+        self._streams[key] = renewed
+        return renewed
 
     def _remove(self, command: RemoveStream) -> MetaResult:
         removed = self._streams.pop((command.account, command.name), None)

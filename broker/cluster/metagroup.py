@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from broker.cluster.meta import (
     FIRST_STREAM_GROUP,
     META_GROUP,
@@ -19,7 +21,9 @@ from broker.cluster.meta import (
     MetaCommand,
     MetaResult,
     ReconfigureStream,
+    RecordMembers,
     RemoveStream,
+    RenewStream,
     encode_command,
 )
 from broker.cluster.waiting import Waiting
@@ -129,8 +133,12 @@ class MetaGroup:
             case AssignStream():
                 if result.group == FIRST_STREAM_GROUP + index:  # else it existed already
                     self.on_assigned(result)
-            case ReconfigureStream():
+            case ReconfigureStream() | RecordMembers():
                 self.on_reconfigured(result)
+            case RenewStream():
+                if result.group == FIRST_STREAM_GROUP + index:
+                    self.on_removed(msgspec.structs.replace(result, group=command.group))
+                    self.on_assigned(result)
             case RemoveStream():
                 self.on_removed(result)
 

@@ -26,6 +26,7 @@ from broker.cluster.flushing import Flushing
 from broker.cluster.formation import Candidate, Formation, Founding, next_session
 from broker.cluster.leaders import NO_LEADER_WITHIN_S, Leaders
 from broker.cluster.leading import Leading
+from broker.cluster.membership import Membership
 from broker.cluster.mesh import Mesh
 from broker.cluster.meta import META_GROUP, Assignment, Meta, MetaCommand, MetaResult
 from broker.cluster.metagroup import MetaGroup, eventually
@@ -89,6 +90,7 @@ class JetStreamNode:
     tenancy: Tenancy = field(init=False)
     publishing: Publishing = field(init=False)
     leaders: Leaders = field(init=False)
+    membership: Membership = field(init=False)
     members: list[NodeId] = field(default_factory=list)
     followers: dict[int, dict[str, Follower]] = field(default_factory=dict)  # of led streams
     _names: dict[NodeId, str] = field(default_factory=dict)
@@ -144,6 +146,7 @@ class JetStreamNode:
         self.tenancy = Tenancy(self)
         self.publishing = Publishing(self)
         self.on_replica_leads.append(self.advising.of_leadership)
+        self.membership = Membership(self)
         self.formation = Formation(
             path=directory / "founding.json",
             cluster=self.mesh.cluster,
@@ -162,6 +165,7 @@ class JetStreamNode:
         mesh.register(CHANNEL_ERRANDS, self.errands.received)
         mesh.register(CHANNEL_ACKS, self.errands.received_acks)
         self.tenancy.start()
+        self.membership.start()
         mesh.rpc.register("meta", self._serve_meta)
         mesh.rpc.register("candidate", self._serve_candidate)
         mesh.rpc.register("meta index", self._serve_meta_index)
@@ -195,6 +199,8 @@ class JetStreamNode:
         """Every group this node is assigned to, and the meta group."""
         for assignment in self.meta:
             self._assigned(assignment)
+        if any(self.node not in assignment.holders for assignment in self.meta):
+            self.membership.sweep()
         self.host.add_group(
             META_GROUP, voters=self.members, machine=self.meta_group, applied=self.meta.applied
         )
@@ -271,8 +277,7 @@ class JetStreamNode:
 
     def _assigned(self, assignment: Assignment) -> None:
         group = assignment.group
-        if self.node in assignment.peers and group not in self.replicas:
-            self.replicas[group] = Replica.open(self, assignment)
+        self.membership.hold(assignment)
         if group not in self.outboxes:
             self.outboxes[group] = Outbox(
                 stream=assignment.name.encode(),
@@ -291,9 +296,7 @@ class JetStreamNode:
     def _reconfigured(self, assignment: Assignment) -> None:
         self._capture(assignment)
         self.outboxes[assignment.group].silent = assignment.config.no_ack
-        replica = self.replicas.get(assignment.group)
-        if replica is not None:
-            replica.assignment_changed(assignment)
+        self.membership.hold(assignment)
 
     def _removed(self, assignment: Assignment) -> None:
         group = assignment.group
@@ -305,6 +308,8 @@ class JetStreamNode:
         replica = self.replicas.pop(group, None)
         if replica is not None:
             replica.delete()
+        else:
+            self.membership.removed(GroupId(group))
         self.tenancy.usage.forget(group)
         self.leaders.forget(group)
         self.errands.forget(group)
@@ -354,8 +359,7 @@ class JetStreamNode:
     def hand_over(self) -> None:
         """Lame duck: give every leadership to a living peer."""
         for replica in self.replicas.values():
-            others = [NodeId(p) for p in replica.assignment.peers if p != self.node]
-            living = [peer for peer in others if self.mesh.connected(peer)]
+            living = replica.heirs()
             if replica.leading is not None and living:
                 self.host.transfer(replica.group, living[0])
         living = [peer for peer in self.members if peer != self.node and self.mesh.connected(peer)]
@@ -365,8 +369,7 @@ class JetStreamNode:
     def _leads_nothing_shared(self) -> bool:
         """Whether every group with living other members has another leader."""
         others = any(self.mesh.connected(m) for m in self.members if m != self.node)
-        shared = any(r.leading is not None and len(r.assignment.peers) > 1
-                     for r in self.replicas.values())  # fmt: skip
+        shared = any(r.leading is not None and r.heirs() for r in self.replicas.values())
         return not others or not (shared or self.meta_group.is_leader)
 
     def now_ns(self) -> int:

@@ -1,4 +1,4 @@
-"""Where a new stream's replicas go.
+"""Where a stream's replicas go, when it is made and when their number changes.
 
 Owns: the choice of nodes for one stream, as a pure function of what is known.
 May not touch: sockets, clocks, dice; ties are broken by the stream's name, so that streams of
@@ -20,15 +20,17 @@ def choose_peers(
     members: Sequence[NodeId],
     alive: Callable[[NodeId], bool],
     load: Callable[[NodeId], int],
+    keep: Sequence[NodeId] = (),
 ) -> list[NodeId] | None:
-    """The least loaded living members, or None when fewer than `replicas` are alive.
+    """The least loaded living members, or None when there are fewer than `replicas`.
 
-    The first of the list is the one that should lead first."""
-    living = [node for node in members if alive(node)]
-    if len(living) < replicas:
-        return None
+    The first of the list is the one that should lead first. Those in `keep` hold a replica: they
+    go before all others, in their order, living ones first, and count even when they are away."""
+    there = [*(node for node in keep if alive(node)), *(node for node in keep if not alive(node))]
 
     def rank(node: NodeId) -> tuple[int, bytes]:
         return load(node), sha256(f"{name}:{node}".encode()).digest()
 
-    return sorted(living, key=rank)[:replicas]
+    others = sorted((n for n in members if alive(n) and n not in there), key=rank)
+    chosen = [*there, *others][:replicas]
+    return chosen if len(chosen) == replicas else None

@@ -64,7 +64,7 @@ class Publishing:
         replica = node.replicas.get(group)
         if replica is None or replica.stream.config.storage is Storage.MEMORY:
             return False
-        return len(replica.assignment.peers) == 1 or node.leader(group) == node.node
+        return replica.assignment.holders == {node.node} or node.leader(group) == node.node
 
     def stored_as(self, account: str, stream: str, subject: bytes) -> tuple[bytes, bool]:
         """The subject the stream keeps a message under, and whether it keeps none because no

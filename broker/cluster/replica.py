@@ -71,6 +71,7 @@ class Replica:
         self._state = state
         self._in_memory = assignment.config.storage is Storage.MEMORY  # never changes
         self.group = GroupId(assignment.group)
+        self.begun_with = _begun_with(assignment)  # as the group was joined
         self.account = node.server.account(assignment.account)
         self.leading: Leading | None = None
         self.leader_since_ns = 0
@@ -92,7 +93,7 @@ class Replica:
         in_memory = assignment.config.storage is Storage.MEMORY
         state: StateKeeper = MemoryDb() if in_memory else node.state_db
         stream = Stream.open(
-            assignment.config,
+            assignment.begun_as,
             created_ns=assignment.created_ns,
             files=state.files(assignment.group),
             consumers=Consumer,
@@ -101,17 +102,17 @@ class Replica:
         replica = cls(node, assignment, stream, state)
         node.tenancy.usage.changed(replica)
         term = replica._noted_term()
-        peers = [NodeId(peer) for peer in assignment.peers]
+        voters = replica.begun_with
         node.host.add_group(
             replica.group,
-            voters=peers,
+            voters=voters,
             machine=replica,
             applied=Index(stream.applied),
             persistent=not in_memory,
             relaxed=replica._relaxed,
             applied_term=term,
         )
-        if peers[0] == node.node and not stream.applied:
+        if voters[0] == node.node and not stream.applied:
             replica.stand_for_election()
         return replica
 
@@ -354,8 +355,17 @@ class Replica:
         for callback in self.node.on_replica_leads:
             callback(self, leads)
 
-    def assignment_changed(self, assignment: Assignment) -> None:
-        self.assignment = assignment
+    def heirs(self) -> list[NodeId]:
+        """The other voters that are there."""
+        voters = self.node.host.status(self.group).core.voters
+        return [v for v in voters if v != self.node.node and self.node.mesh.connected(v)]
+
+    def waits_in_vain(self, assignment: Assignment) -> bool:
+        """A stream in memory was opened after a restart with members that it had before: it has
+        nothing, and those it asks for what it lost may have left."""
+        status = self.node.host.status(self.group).core
+        stale = self._in_memory and self.begun_with != _begun_with(assignment)
+        return stale and status.recovering and not status.last_index
 
     def _answer_publish(self, result: object) -> None:
         if self.leading is None and self._won is None:
@@ -402,6 +412,13 @@ class Replica:
             self._turn.cancel()
         self._waiting.cancel()
 
+    def leave(self) -> None:
+        """The stream goes on, but not here."""
+        led = self.leading is not None
+        self.close()
+        if led:
+            self._tell_leading(leads=False)
+
     def delete(self) -> None:
         """The stream is gone: forget the group and everything it stored."""
         if self.leading is not None:
@@ -415,6 +432,13 @@ class Replica:
     def _wipe(self) -> None:
         files = self._state.files(self.group)
         self._state.change(lambda batch: wipe(files, batch))
+
+
+def _begun_with(assignment: Assignment) -> list[NodeId]:
+    """The voters that a member without a log takes for granted. A log on disk knows how they
+    changed since the beginning; one in memory begins anew with every run."""
+    in_memory = assignment.config.storage is Storage.MEMORY
+    return [NodeId(n) for n in (assignment.members if in_memory else assignment.founders)]
 
 
 def _consumer_name(entry: bytes) -> str:

@@ -77,18 +77,34 @@ class StreamApi:
         return encode_response(request.kind, info, DidCreate(did_create=True))
 
     def _peers(self, config: StreamConfig) -> list[int]:
+        peers = self._choose(config, keep=())
+        if peers is None:
+            raise JetStreamError.of(
+                10005, err="no suitable peers for placement, insufficient nodes"
+            )
+        return peers
+
+    def _peers_after(self, known: Assignment, config: StreamConfig) -> list[int]:
+        """The present ones go before others, and the leader before them."""
+        if config.num_replicas == len(known.peers):
+            return known.peers
+        leader = self.node.leader(known.group)
+        present = sorted(known.peers, key=lambda peer: peer != leader)
+        peers = self._choose(config, keep=[NodeId(peer) for peer in present])
+        if peers is None:
+            raise JetStreamError.of(10005, err="no suitable peers for placement")
+        return peers
+
+    def _choose(self, config: StreamConfig, *, keep: Sequence[NodeId]) -> list[int] | None:
         peers = choose_peers(
             name=config.name,
             replicas=config.num_replicas,
             members=self.node.members,
             alive=self.node.mesh.connected,
             load=self.node.meta.load,
+            keep=keep,
         )
-        if peers is None:
-            raise JetStreamError.of(
-                10005, err="no suitable peers for placement, insufficient nodes"
-            )
-        return [int(peer) for peer in peers]
+        return None if peers is None else [int(peer) for peer in peers]
 
     def restore(
         self, account: Account, request: ApiRequest, body: RestoreRequest, client: Client
@@ -117,9 +133,11 @@ class StreamApi:
             consumers={},
             view=self.node.tenancy.view(account.name),
         )
-        if known is not None and config.num_replicas != known.config.num_replicas:
-            raise JetStreamError.of(10052, err="num_replicas can not be changed yet")
-        assignment = await self.node.change_meta(ReconfigureStream(account.name, config))
+        assert known is not None, "the check above wants it"
+        peers = self._peers_after(known, config)
+        assignment = await self.node.change_meta(
+            ReconfigureStream(account.name, config, peers, time.time_ns())
+        )
         await self.tell_leader(assignment)
         self.node.advising.of_stream(account, config.name, "modify")
         return encode_response(request.kind, await self.info(account, assignment))

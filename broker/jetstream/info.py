@@ -71,11 +71,17 @@ class DesiredStatus(msgspec.Struct, frozen=True, kw_only=True):
     err: str = ""
 
 
+class DesiredPeer(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    peer: str = always("")
+
+
 class DesiredCluster(msgspec.Struct, frozen=True, kw_only=True):
     """Where a group is moving to, while it moves."""
 
+    created: WallTime | None = None
     name: str = ""
-    replicas: tuple[PeerInfo, ...] = ()
+    replicas: tuple[DesiredPeer, ...] = ()
     origin: DesiredOrigin | None = None
     status: DesiredStatus | None = None
 

@@ -108,7 +108,8 @@ def test_an_update_keeps_everything_but_the_configuration() -> None:
     log = Log()
     before = assigned(log.assign("S", "s.a"))
     after = assigned(log.reconfigure("S", "s.a", "s.b"))  # its own subjects are no collision
-    assert after == msgspec.structs.replace(before, config=after.config)
+    expected = {"config": after.config, "first_config": before.config}
+    assert after == msgspec.structs.replace(before, **expected)
     assert after.config.subjects == ("s.a", "s.b")
     assert log.meta.get("$G", "S") == after
     assert refused(log.reconfigure("NONE", "x")) == 10059
