@@ -87,7 +87,10 @@ class Storing:
         if trace.only:
             event.update(kept)
             return True
-        if not sink.answers(reply) or len(self._waiting) >= WAITING_MAX:
+        if _waits_for_commit(headers):
+            trace.waits += 1  # for good: of a batch the reference server tells the last message
+            answer_to = reply
+        elif not sink.answers(reply) or len(self._waiting) >= WAITING_MAX:
             event.update(kept)
             answer_to = reply
         else:
@@ -138,6 +141,11 @@ class Storing:
     ) -> bool:
         """Nobody else may answer in the place of a stream."""
         return False
+
+
+def _waits_for_commit(headers: bytes) -> bool:
+    """Whether it is a part of an atomic batch and does not end it."""
+    return b"\r\nNats-Batch-Id:" in headers and b"\r\nNats-Batch-Commit:" not in headers
 
 
 def _error(asked: bytes, headers: bytes, payload: bytes) -> str:

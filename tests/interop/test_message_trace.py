@@ -188,6 +188,18 @@ async def stored(scene: Scene) -> int:
     return 7
 
 
+async def batched(scene: Scene) -> int:
+    publisher = await scene.subscriber("publisher", "in")
+    await make_stream(publisher, "batched", allow_atomic=True)
+    batch = DEST + "|Nats-Batch-Id: one|Nats-Batch-Sequence: "
+    publisher.publish("batched.a", batch + "1", reply="in")
+    publisher.publish("batched.a", batch + "2")
+    publisher.publish("batched.a", batch + "3|Nats-Batch-Commit: 1", reply="in")
+    while len(publisher.heard) < 2:
+        await publisher.operation()
+    return 1
+
+
 async def transformed(scene: Scene) -> int:
     publisher = await scene.client("publisher")
     await make_stream(publisher, "moved", subject_transform={"src": "moved.>", "dest": "here.>"})
@@ -214,8 +226,8 @@ async def unanswered(scene: Scene) -> int:
 SCENES: dict[str, Callable[[Scene], Awaitable[int]]] = {
     scene.__name__: scene
     for scene in (plain, only, nobody, no_echo, refused, denied, not_traced, in_a_row, external,
-                  exported, imported, service_called, api, stored, transformed, without_interest,
-                  unanswered)
+                  exported, imported, service_called, api, stored, batched, transformed,
+                  without_interest, unanswered)
 }  # fmt: skip
 USER = {"external": "c"}
 
