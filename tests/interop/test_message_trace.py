@@ -69,8 +69,8 @@ async def refused(scene: Scene) -> int:
 
 async def denied(scene: Scene) -> int:
     await scene.subscriber("deaf", "deaf.*", user="narrow")
-    publisher = await scene.client("publisher")
-    publisher.publish("deaf.x", DEST)
+    publisher = await scene.subscriber("publisher", "in")
+    publisher.publish("deaf.x", DEST, reply="in")
     await publisher.flush()
     return 1
 
