@@ -37,6 +37,7 @@ BARRIER_WITHIN_S: Final = 5.0
 class Membership:
     node: JetStreamNode
     _at_work: set[int] = field(default_factory=set)
+    _rejoining: set[int] = field(default_factory=set)
     _sweeping: bool = False
     _sweep_again: bool = False
 
@@ -53,21 +54,21 @@ class Membership:
             if replica is not None and replica.waits_in_vain(assignment):
                 self._close(replica)
                 replica = None
-            if replica is None and self._lost_alone(assignment):
-                node.spawn(self._renew(assignment), f"renewal of {assignment.name}")
+            if replica is None and self._was_here(assignment):
+                self._rejoin_soon(assignment)
             elif replica is None:
-                replica = self._open(assignment)
+                in_memory = assignment.config.storage is Storage.MEMORY
+                voters = assignment.members if in_memory else assignment.founders
+                replica = self._open(assignment, voters)
         elif replica is not None:
             self.sweep()
         if replica is not None:
             replica.assignment = assignment
             self.look_at(replica)
 
-    def _open(self, assignment: Assignment) -> Replica:
-        node, group = self.node, GroupId(assignment.group)
-        if assignment.config.storage is not Storage.MEMORY and self._log_given_up(group):
-            self.wipe_state(group)  # the node may have died before that
-        node.replicas[group] = replica = Replica.open(node, assignment)
+    def _open(self, assignment: Assignment, voters: list[int]) -> Replica:
+        replica = Replica.open(self.node, assignment, [NodeId(voter) for voter in voters])
+        self.node.replicas[assignment.group] = replica
         return replica
 
     def _close(self, replica: Replica) -> None:
@@ -146,26 +147,61 @@ class Membership:
         except (RaftError, JetStreamError) as refused:
             logger.debug("stream %s: %s: %s", replica.name, step, refused)  # looked at again
 
-    # -- streams in memory ----------------------------------------------------------------------
+    # -- a node that comes back without its log -------------------------------------------------
 
-    def _lost_alone(self, assignment: Assignment) -> bool:
-        """Whether this node was the only member of a stream in memory and was restarted, while
-        others may hold parts of what it has lost."""
-        return (
-            assignment.config.storage is Storage.MEMORY
-            and assignment.asked_ns > 0
-            and assignment.members == [self.node.node]
-            and self.node.store.exists(GroupId(assignment.group))
-        )
+    def _was_here(self, assignment: Assignment) -> bool:
+        """Whether this node was a member and has lost its log since: by leaving, or with the
+        process. What it takes for the members must not be old then. It could find that all of
+        them have lost everything, or that it is alone, and begin a second history."""
+        group, store = GroupId(assignment.group), self.node.store
+        if not store.exists(group):
+            return False
+        if assignment.config.storage is Storage.MEMORY:
+            return assignment.asked_ns > 0
+        log = store.reader(group)
+        return log.hard_state().lives % 2 == 1 and log.members_at(log.last_index()) is None
+
+    def _rejoin_soon(self, assignment: Assignment) -> None:
+        if assignment.group not in self._rejoining:
+            self._rejoining.add(assignment.group)
+            self.node.spawn(self._rejoin(assignment), f"way back to {assignment.name}")
+
+    async def _rejoin(self, asked: Assignment) -> None:
+        node = self.node
+        try:
+            while True:
+                try:
+                    await self._meta_barrier()
+                    now = node.meta.get(asked.account, asked.name)
+                    if now is None or now.group != asked.group or now.group in node.replicas:
+                        return
+                    if node.node not in now.holders:
+                        return
+                    if now.members != [node.node]:
+                        break
+                    await self._renew(now)
+                except (CallFailed, RaftError, TimeoutError, JetStreamError) as error:
+                    logger.debug("way back to %s: %s", asked.name, error)  # tried again
+                await asyncio.sleep(STEP_EVERY_S)
+        finally:
+            self._rejoining.discard(asked.group)
+        self._open_again(now)
+
+    def _open_again(self, assignment: Assignment) -> None:
+        voters = assignment.members
+        if assignment.config.storage is not Storage.MEMORY:
+            # Not a voter before its log says so, not even by its own account.
+            voters = [voter for voter in voters if voter != self.node.node]
+            if self._log_given_up(GroupId(assignment.group)):
+                self.wipe_state(GroupId(assignment.group))  # it may have died before that
+        self.look_at(self._open(assignment, voters))
 
     async def _renew(self, lost: Assignment) -> None:
+        """The only member was restarted and has nothing, while others may hold parts of it."""
+        if lost.config.storage is not Storage.MEMORY:
+            raise JetStreamError.of(10008)  # its own log would say so: not to be touched
         command = RenewStream(lost.account, lost.name, lost.group, lost.members)
-        while self.node.meta.get(lost.account, lost.name) == lost:
-            try:
-                await self.node.change_meta(command)
-            except JetStreamError as refused:
-                logger.debug("renewal of %s: %s", lost.name, refused)  # asked again
-            await asyncio.sleep(STEP_EVERY_S)
+        await self.node.change_meta(command)
 
     # -- a node that holds what it is not assigned ----------------------------------------------
 
@@ -186,10 +222,20 @@ class Membership:
                 except (CallFailed, RaftError, TimeoutError, JetStreamError):
                     await asyncio.sleep(STEP_EVERY_S)
                     continue
+                meta = self.node.meta_group
+                if meta.durable_index() < meta.meta.applied:
+                    await asyncio.sleep(STEP_EVERY_S)
+                    continue  # a restart has to know that we left
                 self._sweep_again = False
                 for assignment in self.node.meta:
-                    if self.node.node not in assignment.holders:
+                    if self.node.node in assignment.holders:
+                        continue
+                    if self._installing(GroupId(assignment.group)):
+                        self._sweep_again = True
+                    else:
                         self._let_go(assignment)
+                if self._sweep_again:
+                    await asyncio.sleep(STEP_EVERY_S)
         finally:
             self._sweeping = False
 
@@ -208,6 +254,11 @@ class Membership:
         except RaftError as error:
             raise CallRefused(str(error)) from error
         return index.to_bytes(8, "little")
+
+    def _installing(self, group: GroupId) -> bool:
+        """Whether a snapshot is being taken over: it would be written behind what we wipe, and
+        leave a log without a state."""
+        return group in self.node.replicas and self.node.host.status(group).installing
 
     def _let_go(self, assignment: Assignment) -> None:
         """Forget log and state. What was promised, term and vote, stays on record, and that the

@@ -64,6 +64,7 @@ class Replica:
         assignment: Assignment,
         stream: Stream,
         state: StateKeeper,
+        voters: Sequence[NodeId],
     ) -> None:
         self.node = node
         self.assignment = assignment
@@ -71,7 +72,7 @@ class Replica:
         self._state = state
         self._in_memory = assignment.config.storage is Storage.MEMORY  # never changes
         self.group = GroupId(assignment.group)
-        self.begun_with = _begun_with(assignment)  # as the group was joined
+        self._begun_with = list(voters)
         self.account = node.server.account(assignment.account)
         self.leading: Leading | None = None
         self.leader_since_ns = 0
@@ -87,9 +88,10 @@ class Replica:
         self._turn: asyncio.Handle | None = None  # of the work towards a checkpoint
 
     @classmethod
-    def open(cls, node: JetStreamNode, assignment: Assignment) -> Replica:
+    def open(cls, node: JetStreamNode, assignment: Assignment, voters: Sequence[NodeId]) -> Replica:
         """Load what an earlier run left of the stream, or begin it; then join the group. A stream
-        in memory begins anew with every run and fetches from its peers what they still have."""
+        in memory begins anew with every run and fetches from its peers what they still have.
+        `voters` are those the group has where the log here begins."""
         in_memory = assignment.config.storage is Storage.MEMORY
         state: StateKeeper = MemoryDb() if in_memory else node.state_db
         stream = Stream.open(
@@ -99,10 +101,9 @@ class Replica:
             consumers=Consumer,
             cache=node.block_cache,
         )
-        replica = cls(node, assignment, stream, state)
+        replica = cls(node, assignment, stream, state, voters)
         node.tenancy.usage.changed(replica)
         term = replica._noted_term()
-        voters = replica.begun_with
         node.host.add_group(
             replica.group,
             voters=voters,
@@ -364,7 +365,7 @@ class Replica:
         """A stream in memory was opened after a restart with members that it had before: it has
         nothing, and those it asks for what it lost may have left."""
         status = self.node.host.status(self.group).core
-        stale = self._in_memory and self.begun_with != _begun_with(assignment)
+        stale = self._in_memory and self._begun_with != assignment.members
         return stale and status.recovering and not status.last_index
 
     def _answer_publish(self, result: object) -> None:
@@ -432,13 +433,6 @@ class Replica:
     def _wipe(self) -> None:
         files = self._state.files(self.group)
         self._state.change(lambda batch: wipe(files, batch))
-
-
-def _begun_with(assignment: Assignment) -> list[NodeId]:
-    """The voters that a member without a log takes for granted. A log on disk knows how they
-    changed since the beginning; one in memory begins anew with every run."""
-    in_memory = assignment.config.storage is Storage.MEMORY
-    return [NodeId(n) for n in (assignment.members if in_memory else assignment.founders)]
 
 
 def _consumer_name(entry: bytes) -> str:

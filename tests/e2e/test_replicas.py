@@ -180,6 +180,42 @@ def test_a_stream_that_shrank_is_on_one_node_and_grows_again(cluster: LocalClust
     run(work)
 
 
+@pytest.mark.parametrize("storage", ["file", "memory"])
+def test_the_founder_leaves_and_comes_back(cluster: LocalCluster, storage: str) -> None:
+    """By its own first words it was the only voter: it must not begin a second history."""
+    name = f"FOUNDER{storage}"
+
+    async def work() -> None:
+        client = await connect(*cluster.nodes)
+        await create(client, name, 1, storage)
+        founder = await leader_of(client, cluster, name)
+        publisher = Publisher(client, f"{name}.x")
+        await publisher.some_more()
+        await scale(client, name, 3, storage)
+        await settled(client, name, 3)
+
+        async def led_by_another() -> bool:
+            await ask(client, f"STREAM.LEADER.STEPDOWN.{name}", {})
+            return await leader_of(client, cluster, name) is not founder
+
+        await eventually(led_by_another, "another leader")
+        await scale(client, name, 1, storage)
+        await settled(client, name, 1)
+
+        async def gone() -> bool:
+            return founder.name not in await asyncio.to_thread(holders, cluster, name)
+
+        await eventually(gone, "the founder lets go of its replica")
+        await publisher.some_more()
+        await scale(client, name, 3, storage)
+        await settled(client, name, 3)
+        await publisher.some_more()
+        await stored(client, name, await publisher.stop())
+        await client.close()
+
+    run(work)
+
+
 def test_a_node_that_was_away_lets_go_when_it_is_back(cluster: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*cluster.nodes)
