@@ -128,9 +128,7 @@ def test_a_stream_that_grew_survives_its_first_node(cluster: LocalCluster, stora
         publisher = Publisher(client, f"{name}.x")
         await publisher.some_more()
         single = await leader_of(client, cluster, name)
-        answer = await scale(client, name, 3, storage)
-        assert answer["cluster"]["desired"]["origin"] == {"replicas": 1}
-        assert len(answer["cluster"]["desired"]["replicas"]) == 3
+        await scale(client, name, 3, storage)
         await publisher.some_more()
         await settled(client, name, 3)
         single.kill()
@@ -258,7 +256,9 @@ def test_a_change_goes_on_after_its_leader_was_killed(cluster: LocalCluster, sto
         await client.close()
         client = await connect(*(node for node in cluster.nodes if node is not late))
         late.pause()
-        await scale(client, name, 3, storage)
+        answer = await scale(client, name, 3, storage)
+        assert answer["cluster"]["desired"]["origin"] == {"replicas": 1}
+        assert len(answer["cluster"]["desired"]["replicas"]) == 3
 
         async def waiting() -> bool:
             told = (await ask(client, f"STREAM.INFO.{name}", {}))["cluster"]
