@@ -34,8 +34,9 @@ class StoreTuning:
     # None: no promise before its flush. Otherwise groups that were added as `relaxed` promise what
     # is written, and a flush follows within this time: what a power cut takes was promised.
     flush_interval_s: float | None = None
-    # Below this (or a tenth of the disk, if that is less) nothing is written: a database that has
-    # once met a full disk must be opened anew, one that stops before goes on when space returns.
+    # Below this (or a tenth of the disk, if that is less; 0: no bound) nothing is written: a
+    # database that has once met a full disk must be opened anew, one that stops before goes on
+    # when space returns.
     free_bytes_min: int = 128 * MB
 
 

@@ -64,6 +64,7 @@ _log = logging.getLogger("raft.store")
 _LAST_INDEX: Final = 2**64 - 1
 _BLOB_AGE: Final = "blob_garbage_collection_age_cutoff"
 _BLOB_AGE_USUAL: Final = "0.25"
+_BUFFERED: Final = "rocksdb.cur-size-all-mem-tables"
 _PROBE_BYTES: Final = 1 << 20
 
 
@@ -314,10 +315,13 @@ class LogStore:
         return self.reader(group)
 
     def check_space(self) -> bool:
-        """Whether the disk has room; to be asked often enough that what is written between two
-        calls fits into the reserve."""
-        disk = os.statvfs(self._path)
-        self.full = disk.f_bavail * disk.f_frsize < self._reserve(disk)
+        """Whether the disk has room, also for what is still in memory and will be written by
+        itself; to be asked often enough that what is written between two calls fits into the
+        reserve."""
+        if self.failure is None and self._free_bytes_min:
+            disk = os.statvfs(self._path)
+            buffered = sum(c.property_int_value(_BUFFERED) or 0 for c in self._columns.values())
+            self.full = disk.f_bavail * disk.f_frsize < buffered + self._reserve(disk)
         return not self.full
 
     def _reserve(self, disk: os.statvfs_result) -> int:

@@ -148,7 +148,7 @@ def test_load_counts_replicas() -> None:
 def test_every_part_of_a_configuration_survives() -> None:
     source = StreamSource(
         name="O",
-        opt_start_seq=2**63,
+        opt_start_seq=2**62,
         filter_subject="f.>",
         external=External(api="$JS.hub.API", deliver="d"),
         subject_transforms=(SubjectTransform(src="a", dest="b"),),
