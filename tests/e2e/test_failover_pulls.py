@@ -24,9 +24,14 @@ def test_pulls_that_waited_at_a_dead_leader_are_told_and_the_next_is_served(tmp_
         with LocalCluster(tmp_path, name="pulls") as cluster:
             first = await connect(*cluster.nodes)
             context = first.jetstream()
-            await context.add_stream(StreamConfig(name="FAIL", subjects=["fail"], num_replicas=3))
+            await context.add_stream(
+                StreamConfig(name="FAIL", subjects=["fail", "mark"], num_replicas=3)
+            )
             config = ConsumerConfig(
-                durable_name="C", ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S
+                durable_name="C",
+                ack_policy=AckPolicy.EXPLICIT,
+                ack_wait=ACK_WAIT_S,
+                filter_subject="fail",
             )
             await context.add_consumer("FAIL", config)
             leader = await leader_of(first, cluster, "FAIL")
@@ -35,6 +40,8 @@ def test_pulls_that_waited_at_a_dead_leader_are_told_and_the_next_is_served(tmp_
             await client.publish(PULL, body, reply="answers.pull")
             await client.jetstream().publish("fail", b"one")
             assert (await inbox.next_msg(timeout=WITHIN_S)).data == b"one"
+            # Later in the same log: when it is acked, the others know of the delivery too.
+            await client.jetstream().publish("mark", b"")
             leader.kill()
             told = await inbox.next_msg(timeout=WITHIN_S)
             assert told.headers["Status"] == "409"
