@@ -151,6 +151,10 @@ class Member:
             self._answer(message, MessageKind.HEARTBEAT_REPLY)
         elif kind == MessageKind.PRE_VOTE:
             self._answer(message, MessageKind.PRE_VOTE_REPLY, reject=True)
+        elif kind == MessageKind.VOTE:
+            # It must learn our term, or it may run after it for ever: another candidate, whom
+            # it does not know as a member, may count it up as fast.
+            self._answer(message, MessageKind.VOTE_REPLY, reject=True)
         return False
 
     def _hears_leader(self, *, but: NodeId) -> bool:

@@ -413,3 +413,16 @@ def test_learner_receives_the_log_but_neither_votes_nor_counts() -> None:
     learner.step(message(K.VOTE, C, B, 9, index=99, log_term=9))
     assert all(m.reject for m in drain(learner).messages)
     assert learner.role is Role.LEARNER
+
+
+def test_a_candidate_of_an_earlier_term_is_told_the_present_one() -> None:
+    """Figure 2, RequestVote: the answer carries the term, so that the candidate catches up."""
+    core = core_of(term=9)
+    core.step(message(K.VOTE, B, A, 5))
+    (answer,) = drain(core).messages
+    assert (answer.kind, answer.to, answer.term, answer.reject) == (K.VOTE_REPLY, B, 9, True)
+    candidate = core_of(node=B, term=4, config=CoreConfig(pre_vote=False))
+    candidate.campaign()
+    drain(candidate)
+    candidate.step(answer)
+    assert (candidate.term, candidate.role) == (9, Role.FOLLOWER)
