@@ -13,6 +13,7 @@ CODECS = (
     "broker.store._block",
     "broker.store._builder",
     "broker.store._deliveries",
+    "broker.store._hashes",
     "broker.store._index",
 )
 

@@ -1,5 +1,5 @@
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from broker.store._block import Block
 
@@ -30,6 +30,3 @@ class SubjectIndex:
     def matching(self, pattern: bytes) -> Iterator[bytes]: ...
     @property
     def nbytes(self) -> int: ...
-
-def subject_hashes(subjects: Collection[bytes]) -> bytes: ...
-def among_hashes(hashes: bytes, subject: bytes) -> bool: ...

@@ -14,61 +14,35 @@ from array import array
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
-from libc.string cimport memcmp, memcpy, memmove
+from libc.string cimport memcmp
 
 from broker.store._block cimport DATA, HEADERS, SUBJECTS, Block, Rows
+from broker.store._hashes cimport hashed
+from broker.store._texts cimport (
+    Texts, compare, free_texts, keep_text, length_of, memory_of,
+)
+from broker.store._trail cimport (
+    Pair, Trail, add_pair, drop_below, drop_oldest, forget, make_room, pairs_of,
+)
 
 from broker.store.index_py import literal_prefix
 from broker.subjects import has_wildcard, matcher
 
 cdef uint32_t NOBODY = 0  # a slot that was never used; others hold the number of an entry, plus 1
 cdef uint32_t GONE = 0xFFFFFFFF
-cdef Py_ssize_t CHUNK_MIN = 256
-cdef Py_ssize_t CHUNK_MAX = 1 << 18
 cdef Py_ssize_t NOT_FOUND = -1
 
 cdef struct Entry:
     int64_t first
     int64_t last
     int64_t count  # 0: the subject is gone
-    int64_t* trail  # NULL: not known; else pairs held, room in pairs, then the pairs
+    Trail* trail
     char* text  # its length in four bytes, then the subject
     uint32_t hash
-
-cdef struct Chunk:
-    Chunk* before
-    Py_ssize_t room
-    Py_ssize_t used
-
-
-cdef inline uint32_t hashed(const char* text, Py_ssize_t size) noexcept:
-    """FNV-1a with a last stir, so that its low bits are good enough for slots."""
-    cdef uint32_t value = 2166136261u
-    cdef Py_ssize_t i
-    for i in range(size):
-        value = (value ^ <unsigned char>text[i]) * 16777619u
-    value ^= value >> 16
-    value *= 0x85EBCA6Bu
-    value ^= value >> 13
-    value *= 0xC2B2AE35u
-    return value ^ (value >> 16)
-
-
-cdef inline uint32_t length_of(const char* text) noexcept nogil:
-    cdef uint32_t size
-    memcpy(&size, text, 4)
-    return size
 
 
 cdef inline bytes subject_of(const Entry* entry):
     return PyBytes_FromStringAndSize(entry.text + 4, length_of(entry.text))
-
-
-cdef int compare(
-    const char* a, Py_ssize_t a_size, const char* b, Py_ssize_t b_size
-) noexcept nogil:
-    cdef int verdict = memcmp(a, b, min(a_size, b_size))
-    return verdict if verdict else (a_size > b_size) - (a_size < b_size)
 
 
 cdef Entry* sorting = NULL  # for `by_text`; the interpreter lock is held while it is used
@@ -78,12 +52,6 @@ cdef int by_text(const void* a, const void* b) noexcept nogil:
     cdef const char* one = sorting[(<const uint32_t*>a)[0]].text
     cdef const char* other = sorting[(<const uint32_t*>b)[0]].text
     return compare(one + 4, length_of(one), other + 4, length_of(other))
-
-
-cdef int by_value(const void* a, const void* b) noexcept nogil:
-    cdef uint32_t one = (<const uint32_t*>a)[0]
-    cdef uint32_t other = (<const uint32_t*>b)[0]
-    return (one > other) - (one < other)
 
 
 cdef class SubjectEntry:
@@ -124,64 +92,34 @@ cdef class SubjectEntry:
         if entry.trail == NULL:
             return None
         found = array("q")
-        found.frombytes((<char*>(entry.trail + 2))[: 16 * entry.trail[0]])
+        found.frombytes((<char*>pairs_of(entry.trail))[: entry.trail.held * sizeof(Pair)])
         return found
 
     @trail.setter
     def trail(self, pairs):
         cdef Entry* entry = self.entry()
-        free(entry.trail)
-        entry.trail = NULL
+        forget(&entry.trail)
         if pairs is not None:
-            grow_trail(entry, len(pairs) // 2)
-            for pair in range(0, len(pairs), 2):
-                add_pair(entry, pairs[pair], pairs[pair + 1])
+            make_room(&entry.trail, len(pairs) // 2)
+            for at in range(0, len(pairs), 2):
+                add_pair(&entry.trail, pairs[at], pairs[at + 1])
 
     def trail_grew(self, int64_t count, added):
         cdef Entry* entry = self.entry()
         if entry.count == count:
-            free(entry.trail)
-            entry.trail = NULL
-            grow_trail(entry, 1)
+            forget(&entry.trail)
+            make_room(&entry.trail, 1)
         if entry.trail != NULL:
             if len(added) == 2 * count:
-                for pair in range(0, 2 * count, 2):
-                    add_pair(entry, added[pair], added[pair + 1])
+                for at in range(0, 2 * count, 2):
+                    add_pair(&entry.trail, added[at], added[at + 1])
             else:
-                self.trail = None
+                forget(&entry.trail)
 
     def trail_shrank(self, int64_t count):
-        shrink_trail(self.entry(), count)
-
-
-cdef int grow_trail(Entry* entry, int64_t room) except -1:
-    cdef bint fresh = entry.trail == NULL
-    cdef int64_t* grown = <int64_t*>realloc(entry.trail, 16 + 16 * max(room, 1))
-    if grown == NULL:
-        raise MemoryError
-    if fresh:
-        grown[0] = 0
-    grown[1] = max(room, 1)
-    entry.trail = grown
-    return 0
-
-
-cdef int add_pair(Entry* entry, int64_t seq, int64_t size) except -1:
-    cdef int64_t held
-    if entry.trail == NULL or entry.trail[0] == entry.trail[1]:
-        grow_trail(entry, 1 if entry.trail == NULL else entry.trail[1] + entry.trail[1] // 2 + 1)
-    held = entry.trail[0]
-    entry.trail[2 + 2 * held] = seq
-    entry.trail[3 + 2 * held] = size
-    entry.trail[0] = held + 1
-    return 0
-
-
-cdef void shrink_trail(Entry* entry, int64_t count) noexcept:
-    cdef int64_t* trail = entry.trail
-    if trail != NULL and count > 0:
-        trail[0] = max(trail[0] - count, 0)
-        memmove(trail + 2, trail + 2 + 2 * count, 16 * trail[0])
+        cdef Entry* entry = self.entry()
+        if entry.trail != NULL:
+            drop_oldest(entry.trail, count)
 
 
 cdef class SubjectIndex:
@@ -192,9 +130,8 @@ cdef class SubjectIndex:
     cdef Py_ssize_t live
     cdef uint32_t* slots
     cdef Py_ssize_t slot_count  # a power of two
-    cdef Chunk* chunk
-    cdef Py_ssize_t text_bytes
-    cdef Py_ssize_t dead_bytes
+    cdef Texts texts
+    cdef Py_ssize_t dead_bytes  # of `texts`, whose entries are gone
     cdef uint32_t* order  # numbers by subject; may hold gone ones
     cdef Py_ssize_t ordered
     cdef Py_ssize_t order_upto  # entries from this number on are not in it yet
@@ -263,18 +200,14 @@ cdef class SubjectIndex:
                 size = per_message + headers + (per_header if headers else 0)
                 size += block.ends[SUBJECTS][row + 1] - block.ends[SUBJECTS][row]
                 size += block.ends[DATA][row + 1] - block.ends[DATA][row]
-                add_pair(entry, seq, size)
+                add_pair(&entry.trail, seq, size)
 
     def trail_of(self, SubjectEntry handle not None):
         cdef Entry* entry = handle.entry()
-        cdef int64_t gone = 0
-        if entry.trail == NULL:
-            return None
-        while gone < entry.trail[0] and entry.trail[2 + 2 * gone] < self.floor:
-            gone += 1
-        shrink_trail(entry, gone)
-        if entry.trail[0] != entry.count:
-            handle.trail = None
+        if entry.trail != NULL:
+            drop_below(entry.trail, self.floor)
+            if entry.trail.held != entry.count:
+                forget(&entry.trail)
         return handle.trail
 
     def removed(self, bytes subject not None, int64_t count):
@@ -287,8 +220,7 @@ cdef class SubjectIndex:
         assert entry.count >= count, f"subject {subject!r} has lost more messages than it had"
         entry.count -= count
         if entry.count == 0:
-            free(entry.trail)
-            entry.trail = NULL
+            forget(&entry.trail)
             self.slots[slot] = GONE
             self.dead_bytes += 4 + length_of(entry.text)
             self.live -= 1
@@ -326,12 +258,8 @@ cdef class SubjectIndex:
     @property
     def nbytes(self):
         """Memory of the table, trails not counted."""
-        cdef Py_ssize_t chunks = 0
-        cdef Chunk* chunk = self.chunk
-        while chunk != NULL:
-            chunks += chunk.room
-            chunk = chunk.before
-        return self.used * sizeof(Entry) + 4 * (self.slot_count + self.ordered) + chunks
+        cdef Py_ssize_t table = self.used * sizeof(Entry)
+        return table + 4 * (self.slot_count + self.ordered) + memory_of(&self.texts)
 
     # -- private ----------------------------------------------------------------------------------
 
@@ -347,8 +275,8 @@ cdef class SubjectIndex:
         self.used = self.room = self.live = 0
         self.slots = NULL
         self.slot_count = 0
-        self.chunk = NULL
-        self.text_bytes = self.dead_bytes = 0
+        self.texts.newest = NULL
+        self.texts.nbytes = self.dead_bytes = 0
         self.order = NULL
         self.ordered = self.order_upto = 0
         self.generation += 1
@@ -359,15 +287,14 @@ cdef class SubjectIndex:
     cdef void drop_trails(self) noexcept:
         cdef Py_ssize_t number
         for number in range(self.used):
-            free(self.entries[number].trail)
-            self.entries[number].trail = NULL
+            forget(&self.entries[number].trail)
 
     cdef void release(self) noexcept:
         self.drop_trails()
         free(self.entries)
         free(self.slots)
         free(self.order)
-        free_chunks(self.chunk)
+        free_texts(&self.texts)
 
     cdef Py_ssize_t find(self, const char* text, Py_ssize_t size) noexcept:
         cdef Py_ssize_t slot = self.slot_of(text, size)
@@ -406,10 +333,10 @@ cdef class SubjectIndex:
         if 4 * (self.used + 1) > 3 * self.slot_count:  # gone ones count: they fill slots too
             self.rebuild()
         if self.used == self.room:
-            self.make_room(self.room + self.room // 2 + 8)
+            self.grow(self.room + self.room // 2 + 8)
         number = self.used
         entry = &self.entries[number]
-        entry.text = self.keep_text(text, size)
+        entry.text = keep_text(&self.texts, text, size)
         entry.first, entry.last, entry.count = first, last, count
         entry.trail = NULL
         entry.hash = hashed(text, size)
@@ -425,33 +352,13 @@ cdef class SubjectIndex:
             slot = (slot + 1) & mask
         self.slots[slot] = <uint32_t>(number + 1)
 
-    cdef int make_room(self, Py_ssize_t room) except -1:
+    cdef int grow(self, Py_ssize_t room) except -1:
         cdef Entry* grown = <Entry*>realloc(self.entries, room * sizeof(Entry))
         if grown == NULL:
             raise MemoryError
         self.entries = grown
         self.room = room
         return 0
-
-    cdef char* keep_text(self, const char* text, Py_ssize_t size) except NULL:
-        cdef Py_ssize_t needed = 4 + size
-        cdef Py_ssize_t room
-        cdef Chunk* chunk = self.chunk
-        cdef uint32_t length = <uint32_t>size
-        cdef char* place
-        if chunk == NULL or chunk.used + needed > chunk.room:
-            room = max(needed, min(CHUNK_MAX, max(CHUNK_MIN, self.text_bytes)))
-            chunk = <Chunk*>malloc(sizeof(Chunk) + room)
-            if chunk == NULL:
-                raise MemoryError
-            chunk.before, chunk.room, chunk.used = self.chunk, room, 0
-            self.chunk = chunk
-        place = <char*>(chunk + 1) + chunk.used
-        memcpy(place, &length, 4)
-        memcpy(place + 4, text, size)
-        chunk.used += needed
-        self.text_bytes += needed
-        return place
 
     cdef int rebuild(self) except -1:
         """Without gone entries, with slots for twice as many, and with all texts moved if most
@@ -460,7 +367,8 @@ cdef class SubjectIndex:
         cdef uint32_t* slots
         cdef Py_ssize_t number
         cdef Py_ssize_t kept = 0
-        cdef Chunk* old = NULL
+        cdef bint moving = 2 * self.dead_bytes > self.texts.nbytes
+        cdef Texts old
         cdef char* text
         while slot_count < 2 * (self.live + 1):
             slot_count *= 2
@@ -469,18 +377,22 @@ cdef class SubjectIndex:
             raise MemoryError
         free(self.slots)
         self.slots, self.slot_count = slots, slot_count
-        if 2 * self.dead_bytes > self.text_bytes:
-            old, self.chunk = self.chunk, NULL
-            self.text_bytes = self.dead_bytes = 0
+        old = self.texts
+        if moving:
+            self.texts.newest = NULL
+            self.texts.nbytes = self.dead_bytes = 0
         for number in range(self.used):
             if self.entries[number].count:
                 self.entries[kept] = self.entries[number]
-                if old != NULL:
+                if moving:
                     text = self.entries[kept].text
-                    self.entries[kept].text = self.keep_text(text + 4, length_of(text))
+                    self.entries[kept].text = keep_text(
+                        &self.texts, text + 4, length_of(text)
+                    )
                 self.place(kept)
                 kept += 1
-        free_chunks(old)
+        if moving:
+            free_texts(&old)
         if kept < self.used:
             free(self.order)
             self.order = NULL
@@ -544,46 +456,9 @@ cdef class SubjectIndex:
         return low
 
 
-cdef void free_chunks(Chunk* chunk) noexcept:
-    cdef Chunk* before
-    while chunk != NULL:
-        before = chunk.before
-        free(chunk)
-        chunk = before
-
-
 cdef inline bint same_subject(Rows rows, Py_ssize_t a, Py_ssize_t b) noexcept:
     cdef int32_t* ends = rows.ends[SUBJECTS]
     cdef Py_ssize_t size = ends[a + 1] - ends[a]
     if ends[b + 1] - ends[b] != size:
         return False
     return memcmp(rows.blobs[SUBJECTS] + ends[a], rows.blobs[SUBJECTS] + ends[b], size) == 0
-
-
-def subject_hashes(subjects):
-    """Of all these subjects, sorted, four bytes each."""
-    cdef bytes made = PyBytes_FromStringAndSize(NULL, 4 * len(subjects))
-    cdef uint32_t* values = <uint32_t*>PyBytes_AS_STRING(made)
-    cdef Py_ssize_t i = 0
-    cdef bytes subject
-    for subject in subjects:
-        values[i] = hashed(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
-        i += 1
-    qsort(values, i, 4, by_value)
-    return made
-
-
-def among_hashes(bytes hashes not None, bytes subject not None):
-    """False only when the subject was not among those hashed."""
-    cdef const uint32_t* values = <const uint32_t*>PyBytes_AS_STRING(hashes)
-    cdef uint32_t value = hashed(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
-    cdef Py_ssize_t low = 0
-    cdef Py_ssize_t high = PyBytes_GET_SIZE(hashes) // 4
-    cdef Py_ssize_t middle
-    while low < high:
-        middle = (low + high) >> 1
-        if values[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low < PyBytes_GET_SIZE(hashes) // 4 and values[low] == value

@@ -13,9 +13,11 @@ from broker.subjects import has_wildcard, matches
 from broker.wire import IMPLEMENTATION
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from broker.store.index_py import SubjectEntry, SubjectIndex, among_hashes, subject_hashes
+    from broker.store.hashes_py import among_hashes, subject_hashes
+    from broker.store.index_py import SubjectEntry, SubjectIndex
 else:
-    from broker.store._index import SubjectEntry, SubjectIndex, among_hashes, subject_hashes
+    from broker.store._hashes import among_hashes, subject_hashes
+    from broker.store._index import SubjectEntry, SubjectIndex
 
 __all__ = ["SubjectEntry", "SubjectFilter", "SubjectIndex", "among_hashes", "subject_hashes"]
 

@@ -11,8 +11,7 @@ Cost: an appended batch touches each of its distinct subjects once, however many
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -145,29 +144,6 @@ class SubjectIndex:
     def nbytes(self) -> int:
         """Memory of the table, roughly."""
         return sum(300 + len(subject) for subject in self._entries)
-
-
-def subject_hashes(subjects: Collection[bytes]) -> bytes:
-    """Of all these subjects, sorted, four bytes each."""
-    return array("I", sorted(map(_hashed, subjects))).tobytes()
-
-
-def among_hashes(hashes: bytes, subject: bytes) -> bool:
-    """False only when the subject was not among those hashed."""
-    values = memoryview(hashes).cast("I")
-    value = _hashed(subject)
-    at = bisect_left(values, value)
-    return at < len(values) and values[at] == value
-
-
-def _hashed(subject: bytes) -> int:
-    """FNV-1a with a last stir, so that its low bits are good enough for slots."""
-    value = 2166136261
-    for byte in subject:
-        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
-    value = (value ^ value >> 16) * 0x85EBCA6B & 0xFFFFFFFF
-    value = (value ^ value >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
-    return value ^ value >> 16
 
 
 def literal_prefix(pattern: bytes) -> bytes:
