@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from broker.cluster.interest import (
     CHANNEL_DELIVER,
@@ -24,8 +22,10 @@ from broker.cluster.interest import (
     Interest,
 )
 from broker.cluster.rpc import Rpc
-from broker.config.options import TlsOptions
-from broker.server.tls import client_context, server_context
+from broker.config.values import BadValue, route_address, split_address
+from broker.server.listener import has_port, join_host_port
+from broker.server.runtime import StartFailed
+from broker.server.tls import route_contexts
 
 if TYPE_CHECKING:
     from broker.config.options import ClusterOptions
@@ -71,11 +71,12 @@ class Mesh:
             cluster=self.cluster,
             listen_host=self.options.host,
             listen_port=max(self.options.port, 0),
-            routes=[_address(url) for url in self.options.routes],
+            routes=[route_address(url) for url in self.options.routes],
             credentials=credentials,
-            tls=_tls_contexts(self.options.tls),
+            tls=None if self.options.tls is None else route_contexts(self.options.tls),
             hello=lambda: self.hello,
             on_peer=self._peer_changed,
+            advertise=_advertised(self.options),
         )
         self.transport.register(CHANNEL_INTEREST, self.interest.received_interest)
         self.transport.register(CHANNEL_ROUTED, self.interest.received_routed)
@@ -156,15 +157,14 @@ class Mesh:
         asyncio.get_running_loop().call_soon(self.server.set_cluster_urls, urls)
 
 
-def _tls_contexts(options: TlsOptions | None) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Routes authenticate each other: both sides show a certificate."""
-    if options is None:
+def _advertised(options: ClusterOptions) -> tuple[str, int] | None:
+    """The address that peers should dial, where it is not the one we listen on.
+
+    Raises StartFailed."""
+    told = options.advertise
+    if not told:
         return None
-    server = server_context(options)
-    server.verify_mode = ssl.CERT_REQUIRED
-    return server, client_context(options)
-
-
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url if "//" in url else f"nats://{url}")
-    return parts.hostname or "127.0.0.1", parts.port or 6222
+    try:
+        return split_address(told if has_port(told) else join_host_port(told, options.port))
+    except BadValue as error:
+        raise StartFailed(f"cluster advertise: {error}") from error

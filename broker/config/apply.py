@@ -275,12 +275,19 @@ def _cluster(file: _File, key: str, item: Item) -> None:
                 file.report.refuse(raw, inner, known.CLUSTER)
 
 
+def _routes(key: str, item: Item) -> tuple[str, ...]:
+    urls = tuple(values.texts(key, item))
+    for url in urls:
+        values.route_address(url)
+    return urls
+
+
 _CLUSTER: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "name": ("name", values.text),
     "host": ("host", values.text),
     "net": ("host", values.text),
     "port": ("port", values.integer),
-    "routes": ("routes", lambda key, item: tuple(values.texts(key, item))),
+    "routes": ("routes", _routes),
     "advertise": ("advertise", values.text),
     "cluster_advertise": ("advertise", values.text),
     "no_advertise": ("no_advertise", values.boolean),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from broker.config.draft import BadOptions, Draft
+from broker.config.values import BadValue, route_address
 
 USAGE = """\
 Usage: jetraft serve [options]
@@ -211,12 +212,21 @@ def _set_cluster(draft: Draft, name: str, value: str, number: int) -> None:
     cluster = draft.cluster = dict(draft.cluster or {})
     if name == "routes":
         cluster["routes"] = tuple(url.strip() for url in value.split(",") if url.strip())
+        for url in cluster["routes"]:
+            _route(url)
     elif name == "cluster":
         cluster.update(cluster_url(value))
     elif name == "connect_retries":
         cluster["connect_retries"] = number
     else:
         cluster[name] = value
+
+
+def _route(url: str) -> None:
+    try:
+        route_address(url)
+    except BadValue as error:
+        raise BadOptions(str(error)) from error
 
 
 def cluster_url(text: str) -> dict[str, object]:
@@ -234,18 +244,6 @@ def cluster_url(text: str) -> dict[str, object]:
         user, _, password = login.partition(":")
         settings.update(user=unquote(user), password=unquote(password))
     return settings
-
-
-def split_route(url: str) -> tuple[str, int, str, str]:
-    """host, port, user, password of a route URL. Raises BadOptions."""
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise BadOptions(f'error parsing route url ["{url}"]') from error
-    if not parts.hostname or port is None:
-        raise BadOptions(f'error parsing route url ["{url}"]')
-    return parts.hostname, port, unquote(parts.username or ""), unquote(parts.password or "")
 
 
 _SWITCHES = {

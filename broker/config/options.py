@@ -108,7 +108,6 @@ class TlsOptions(Struct, frozen=True):
     handshake_first: bool = False
     handshake_fallback_ns: int = 0  # with handshake_first: after this the INFO goes in clear
     min_version: str = "1.2"
-    ciphers: tuple[str, ...] = ()
 
 
 class Limits(Struct, frozen=True):
@@ -216,7 +215,7 @@ class ClusterOptions(Struct, frozen=True):
     user: str = ""
     password: str = ""
     tls: TlsOptions | None = None
-    advertise: str = ""
+    advertise: str = ""  # where peers dial us, host or host:port; "" = where we listen
     no_advertise: bool = False
     connect_retries: int = 0
 

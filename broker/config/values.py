@@ -7,7 +7,9 @@ Spec: core contract 5.1 (durations, sizes) and 5.3 (texts)."""
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
+from broker.config.options import DEFAULT_CLUSTER_PORT
 from broker.config.parser import Item
 
 NANOSECONDS = {
@@ -104,6 +106,18 @@ def address(key: str, item: Item, *, host: str) -> tuple[str, int]:
     if isinstance(item.value, int) and not isinstance(item.value, bool):
         return host, item.value
     return split_address(text(key, item))
+
+
+def route_address(url: str) -> tuple[str, int]:
+    """Where a route leads; host and port may be left out. Raises BadValue."""
+    try:
+        parts = urlsplit(url if "//" in url else f"nats://{url}")
+        host, port = parts.hostname or "127.0.0.1", parts.port or DEFAULT_CLUSTER_PORT
+    except ValueError as error:
+        raise BadValue(f'error parsing route url ["{url}"]') from error
+    if " " in host:
+        raise BadValue(f'error parsing route url ["{url}"]')
+    return host, port
 
 
 def split_address(word: str) -> tuple[str, int]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import structs
 
 from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.accounts.authentication import Authenticator
@@ -32,7 +31,7 @@ from broker.server.log import logger
 from broker.server.record import ConnectionRecord, record
 from broker.server.router import Router
 from broker.server.runtime import Document, JetStreamRuntime, StartFailed
-from broker.server.tls import client_context, server_context
+from broker.server.tls import server_context
 from broker.server.tracing import Tracing
 from broker.server.user_info import UserInfo
 
@@ -372,20 +371,6 @@ class Server:
             if not connection.closed:
                 connection.close(Reason.SERVER_SHUTDOWN)
                 await asyncio.sleep(pause)
-
-    def route_tls_contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-        """For links between nodes: (accepting, dialling); both sides show a certificate.
-
-        Raises StartFailed."""
-        cluster = self.options.cluster
-        if cluster is None or cluster.tls is None:
-            return None
-        try:
-            return server_context(structs.replace(cluster.tls, verify=True)), client_context(
-                cluster.tls
-            )
-        except (OSError, ssl.SSLError) as error:
-            raise StartFailed(f"cluster tls: {error}") from error
 
     def reconfigure(self, options: Options) -> None:
         """Take over the settings that may change while running (see reload.py)."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 import ssl
 from contextlib import suppress
 
+from msgspec import structs
+
 from broker.config.options import TlsOptions
+from broker.server.runtime import StartFailed
 
 READ_SIZE = 256 * 1024
 HANDSHAKE_RECORD = 0x16  # the first byte of a TLS ClientHello
@@ -49,6 +52,16 @@ def client_context(options: TlsOptions) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def route_contexts(options: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For links between nodes: (accepting, dialling); both sides show a certificate.
+
+    Raises StartFailed."""
+    try:
+        return server_context(structs.replace(options, verify=True)), client_context(options)
+    except (OSError, ssl.SSLError) as error:
+        raise StartFailed(f"cluster tls: {error}") from error
 
 
 class TlsLayer:

@@ -174,6 +174,8 @@ def test_the_keys_of_the_skeleton(tmp_path: Path) -> None:
         ("hokus: 1", r'server.conf:1:1: unknown field "hokus"'),
         ("cluster { pool_size: 3 }", r'not supported yet: "pool_size"'),
         ("cluster { pokus: 3 }", r'unknown field "pokus"'),
+        ("cluster { routes: [ 'nats://h:x' ] }", r'error parsing route url \["nats://h:x"\]'),
+        ("cluster { routes: [ 'nats://a b:1' ] }", r'error parsing route url \["nats://a b:1"\]'),
         ("jetstream { key: abc }", r'not supported yet: "key"'),
         ("tls { hokus: 1 }", r'error parsing tls config, unknown field "hokus"'),
         ("tls { cert_file: a }", "TLS Server private key must be present and valid"),
@@ -234,6 +236,11 @@ def test_cluster_flags() -> None:
     assert options.cluster.user == "u"
     assert options.cluster.name == "C"
     assert options.cluster.routes == ("nats://127.0.0.1:1", "nats://127.0.0.1:2")
+
+
+def test_routes_of_the_flags_are_checked_too() -> None:
+    with pytest.raises(BadSettings, match=r'error parsing route url \["nats://h:x"\]'):
+        load(parse_flags(["--cluster_listen", "nats://127.0.0.1:-1", "--routes", "nats://h:x"]))
 
 
 def test_tls_flags_imply_tls() -> None:
