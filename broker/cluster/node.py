@@ -78,7 +78,6 @@ class JetStreamNode:
     directory: Path = Path()  # of the data, known once open
     session: int = 0  # of this run; numbers only rise over restarts
     formed: asyncio.Event = field(default_factory=asyncio.Event)
-    started_ns: int = field(default_factory=time.time_ns)
     store: LogStore = field(init=False)
     state_db: StateDb = field(init=False)
     host: Host = field(init=False)

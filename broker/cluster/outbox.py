@@ -28,7 +28,6 @@ from broker.wire import PubRun, ReplyColumn
 if TYPE_CHECKING:
     from broker.accounts import Account
     from broker.server.router import Router
-from raft import NodeId
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -71,7 +70,6 @@ class Batch:
     spans: list[tuple[int, int, bool]]
     rows: int
     fast: list[FastSpan] = field(default_factory=list)  # rows of fast batches
-    sent_to: NodeId | None = None
     doubts: int = 0  # how often it was sent before the stream was known to know our session
 
 
@@ -84,7 +82,7 @@ class Outbox:
     session: int
     account: Account
     router: Router
-    transmit: Callable[[Outbox, Batch], NodeId | None]
+    transmit: Callable[[Outbox, Batch], None]  # to the leader, if there is one
     silent: bool  # no_ack: nothing is ever answered
     no_room: Callable[[int], bool] = lambda _group: False  # the leader's disk is full
     stored_as: Callable[[bytes], tuple[bytes, bool]] = lambda subject: (subject, False)
@@ -336,7 +334,7 @@ class Outbox:
 
     def _send(self, batch: Batch) -> None:
         batch.doubts += not self._known
-        batch.sent_to = self.transmit(self, batch)
+        self.transmit(self, batch)
 
     def _arm(self) -> None:
         if self._resend_timer is not None:

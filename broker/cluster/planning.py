@@ -15,7 +15,7 @@ import msgspec
 from broker.cluster.rpc import CallFailed, CallRefused
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.strict_json import to_wire
-from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan
+from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
 from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import PubRun
 
@@ -103,4 +103,4 @@ class PlanService:
             bytes=store.bytes,
             replicas=tuple(replicas),
         )
-        return _encode(plan)
+        return encode_plan(plan)

@@ -41,7 +41,7 @@ class Publishing:
         mesh.register(CHANNEL_PUBLISH_FAST, self._received_fast)
         mesh.register(CHANNEL_PUBLISHED, self._received_answer)
 
-    def transmit(self, outbox: Outbox, batch: Batch) -> NodeId | None:
+    def transmit(self, outbox: Outbox, batch: Batch) -> None:
         """Send a batch to the stream's leader, if one is known."""
         node, names = self.node, (outbox.group, outbox.session, batch.number)
         leader = node.leader(outbox.group)
@@ -54,7 +54,6 @@ class Publishing:
             node.mesh.send(leader, CHANNEL_PUBLISH_FAST, b"".join((head, marks, batch.block)))
         elif leader is not None:
             node.mesh.send(leader, CHANNEL_PUBLISH, _HEAD.pack(*names) + batch.block)
-        return leader
 
     def no_room(self, group: int) -> bool:
         """Whether a publish would meet our own disk, full or failed, and nobody else's."""

@@ -267,6 +267,8 @@ def _cluster(file: _File, key: str, item: Item) -> None:
             elif name in _CLUSTER:
                 field, read = _CLUSTER[name]
                 settings[field] = read(name, inner)
+            elif name == "connect_retries":
+                values.integer(name, inner)  # met by all numbers: routes are dialled for ever
             elif name == "authorization":
                 _cluster_authorization(file, settings, _map(name, inner))
             elif name == "tls":
@@ -291,7 +293,6 @@ _CLUSTER: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "advertise": ("advertise", values.text),
     "cluster_advertise": ("advertise", values.text),
     "no_advertise": ("no_advertise", values.boolean),
-    "connect_retries": ("connect_retries", values.integer),
 }
 
 

@@ -217,7 +217,7 @@ def _set_cluster(draft: Draft, name: str, value: str, number: int) -> None:
     elif name == "cluster":
         cluster.update(cluster_url(value))
     elif name == "connect_retries":
-        cluster["connect_retries"] = number
+        return  # met by all numbers: routes are dialled for ever
     else:
         cluster[name] = value
 

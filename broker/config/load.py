@@ -6,7 +6,6 @@ Spec: core contract 6.1, precedence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -52,11 +51,3 @@ def load(line: CommandLine) -> Loaded:
     if line.config_file:
         options = replace(options, config_file=line.config_file, config_digest=digest)
     return Loaded(options, tuple(draft.warnings))
-
-
-def load_words(argv: Sequence[str]) -> Loaded:
-    """For callers that have only the words. Raises BadSettings, UsageError."""
-    try:
-        return load(parse_flags(argv))
-    except BadOptions as error:
-        raise BadSettings(str(error)) from error

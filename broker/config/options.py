@@ -217,7 +217,6 @@ class ClusterOptions(Struct, frozen=True):
     tls: TlsOptions | None = None
     advertise: str = ""  # where peers dial us, host or host:port; "" = where we listen
     no_advertise: bool = False
-    connect_retries: int = 0
 
 
 class Http(Struct, frozen=True):

@@ -76,9 +76,5 @@ class JetStreamError(Exception):
     def body(self) -> ErrorBody:
         return ErrorBody(self.code, int(self.err_code), self.description)
 
-    def same_as(self, other: JetStreamError) -> bool:
-        """Whether both would print the same body. Exceptions keep identity equality."""
-        return self.body() == other.body()
-
     def __str__(self) -> str:
         return f"{self.description} ({self.err_code:d})"

@@ -16,7 +16,6 @@ class Reason(Enum):
     TLS_HANDSHAKE_ERROR = "TLS Handshake Failure"
     SLOW_CONSUMER_PENDING = "Slow Consumer (Pending Bytes)"
     SLOW_CONSUMER_DEADLINE = "Slow Consumer (Write Deadline)"
-    WRITE_ERROR = "Write Error"
     READ_ERROR = "Read Error"
     PARSE_ERROR = "Parse Error"
     STALE_CONNECTION = "Stale Connection"
@@ -29,7 +28,6 @@ class Reason(Enum):
     SERVER_SHUTDOWN = "Server Shutdown"
     MESSAGE_HEADER_VIOLATION = "Message Header Violation"
     NO_RESPONDERS_HEADERS = "No Responders Requires Headers"
-    KICKED = "Kicked"
 
 
 VIOLATION_REASONS = {

@@ -75,10 +75,5 @@ def status(raw: bytes) -> tuple[int, bytes]:
     return int(code), text.lstrip(b" ")
 
 
-def has_nats_header(raw: bytes) -> bool:
-    """Whether some line starts with "Nats-": a header the server may have to act on."""
-    return b"\nNats-" in raw or raw.startswith(b"Nats-")
-
-
 def _lines(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join(b"%b: %b\r\n" % pair for pair in pairs)

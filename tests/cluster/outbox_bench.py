@@ -10,10 +10,9 @@ from broker.cluster.outbox import Batch, Outbox, Published
 from broker.server.router import Router
 from broker.subjects import Subscription
 from broker.wire import PubRun
-from raft import NodeId
 from tests.cluster.fakes import Client
 
-GROUP, SESSION, LEADER = 7, 99, NodeId(3)
+GROUP, SESSION = 7, 99
 
 
 class Bench:
@@ -23,7 +22,6 @@ class Bench:
         self.account = Account("$G")
         self.router = Router()
         self.sent: list[Batch] = []
-        self.leader: NodeId | None = LEADER
         self.outbox = Outbox(
             stream=b"ORDERS",
             group=GROUP,
@@ -37,10 +35,9 @@ class Bench:
         self.capture = Subscription(self.outbox, self.account, b"orders.>")
         self.account.subs.insert(self.capture)
 
-    def _transmit(self, outbox: Outbox, batch: Batch) -> NodeId | None:
+    def _transmit(self, outbox: Outbox, batch: Batch) -> None:
         assert outbox is self.outbox
         self.sent.append(batch)
-        return self.leader
 
     def client(self, inbox: bytes = b"_INBOX.c.*", sid: bytes = b"5") -> Client:
         client = Client(self.account)

@@ -8,10 +8,9 @@ from broker.jetstream.sessions import OutOfOrder, PublishResult, Sessions
 from broker.server.router import Router
 from broker.subjects import Subscription
 from broker.wire import PubRun
-from raft import NodeId
 from tests.cluster.fakes import Client, run, turns
 
-GROUP, SESSION, LEADER = 7, 99 << 16, NodeId(3)
+GROUP, SESSION = 7, 99 << 16
 
 
 class Pair:
@@ -34,9 +33,8 @@ class Pair:
         self.client = Client(self.account)
         router.subscribe(self.account, Subscription(self.client, self.account, b"_I", b"", b"1"))
 
-    def _transmit(self, outbox: Outbox, batch: Batch) -> NodeId | None:
+    def _transmit(self, outbox: Outbox, batch: Batch) -> None:
         self.on_the_way.append((outbox.session, batch.number, batch.rows))
-        return LEADER
 
     async def publish(self) -> None:
         self.outbox.deliver_run(self.sub, PubRun.of([(b"orders.x", b"_I", b"", b"")]), 0, 1, None)

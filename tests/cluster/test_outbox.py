@@ -18,9 +18,8 @@ from broker.cluster.outbox import (
 )
 from broker.store.block import Block
 from broker.wire import PubRun
-from raft import NodeId
 from tests.cluster.fakes import ClockedLoop, run, run_clocked, turns
-from tests.cluster.outbox_bench import GROUP, LEADER, SESSION, Bench
+from tests.cluster.outbox_bench import GROUP, SESSION, Bench
 
 # -- collecting -----------------------------------------------------------------------------------
 
@@ -121,7 +120,6 @@ def test_too_much_held_pauses_publishers_and_half_of_it_resumes_them(
 
     async def test() -> None:
         bench = Bench()
-        bench.leader = None
         greedy, other, idle = (bench.client(b"_INBOX.%b.*" % name) for name in (b"c", b"o", b"i"))
         for _ in range(3):
             bench.publish(greedy, 1, payload=b"p" * 3000)
@@ -178,9 +176,8 @@ def test_a_leader_in_this_process_may_answer_while_it_is_handed_the_batch() -> N
         bench = Bench()
         client = bench.client()
 
-        def transmit(outbox: Outbox, batch: Batch) -> NodeId:
+        def transmit(outbox: Outbox, batch: Batch) -> None:
             outbox.answered(Published(GROUP, SESSION, batch.number, batch.number, []))
-            return LEADER
 
         for _ in range(2):
             bench.publish(client, 1)

@@ -22,7 +22,7 @@ from broker.jetstream.sessions import (
 )
 from broker.store.block import Block
 from tests.cluster.fakes import ClockedLoop, run, run_clocked, turns
-from tests.cluster.outbox_bench import GROUP, LEADER, SESSION, Bench, acks, bulk_seqs
+from tests.cluster.outbox_bench import GROUP, SESSION, Bench, acks, bulk_seqs
 
 
 def test_unanswered_batches_are_sent_again_in_order() -> None:
@@ -36,7 +36,6 @@ def test_unanswered_batches_are_sent_again_in_order() -> None:
         bench.sent.clear()
         bench.outbox.resend()
         assert bench.numbers == [1, 3, 4]
-        assert [batch.sent_to for batch in bench.outbox.in_flight] == [LEADER] * 3
 
     run(test())
 
@@ -110,10 +109,9 @@ def test_overdue_batches_are_sent_again_until_answered() -> None:
     async def test(loop: ClockedLoop) -> None:
         bench = Bench()
         client = bench.client()
-        bench.leader = None
         bench.publish(client, 1)
         await turns()
-        assert [batch.sent_to for batch in bench.outbox.in_flight] == [None]
+        assert bench.numbers == [1]
         await loop.advance(RESEND_AFTER_S + 0.01)
         await loop.advance(2 * RESEND_AFTER_S + 0.01)
         assert bench.numbers == [1, 1, 1]

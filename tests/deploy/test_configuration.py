@@ -55,14 +55,14 @@ def test_configuration_is_one_that_nats_server_takes(
 def test_configuration_means_what_the_values_say(
     render: Render, values: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from broker.config.load import load_words
+    from broker.config.load import load, parse_flags
 
     manifests = render(values)
     for name, value in environment(manifests).items():
         monkeypatch.setenv(name, value)
     file = tmp_path / "jetraft.conf"
     file.write_text(configuration(manifests))
-    loaded = load_words(["--config", str(file)])
+    loaded = load(parse_flags(["--config", str(file)]))
     options, stateful = loaded.options, only(manifests, "StatefulSet")
     assert not loaded.warnings
     assert options.server_name == "jr-jetraft-0"

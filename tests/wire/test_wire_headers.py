@@ -48,12 +48,6 @@ def test_add_puts_lines_at_the_end() -> None:
     assert headers.parse(headers.add(RAW, [(b"A", b"1")]))[-1] == (b"A", b"1")
 
 
-def test_nats_header_is_found_only_at_a_line_start() -> None:
-    assert headers.has_nats_header(RAW)
-    assert not headers.has_nats_header(b"NATS/1.0\r\nA: Nats-B\r\nnats-c: 1\r\n\r\n")
-    assert not headers.has_nats_header(b"")
-
-
 def test_broken_status_is_no_status() -> None:
     for raw in (
         b"",
