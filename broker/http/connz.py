@@ -13,9 +13,10 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from broker.http.render import BadQuery, boolean, integer, short_span, span, timestamp
+from broker.http.query import BadQuery, boolean, integer
 from broker.server.record import ConnectionRecord, SubscriptionRecord, record, subscriptions_of
 from broker.server.runtime import Document, Query
+from broker.server.times import short_span, span, timestamp
 from broker.subjects import Subscription, matches
 
 if TYPE_CHECKING:

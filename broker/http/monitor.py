@@ -19,11 +19,12 @@ import msgspec
 
 from broker.config.options import Http
 from broker.http.connz import connz, subsz
-from broker.http.render import BadQuery, timestamp
+from broker.http.query import BadQuery
 from broker.http.varz import CpuMeter, varz
 from broker.server.listener import BACKLOG, bind, join_host_port
 from broker.server.log import logger
 from broker.server.runtime import Document, Query
+from broker.server.times import timestamp
 
 if TYPE_CHECKING:
     from aiohttp import web

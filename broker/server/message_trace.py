@@ -13,7 +13,7 @@ from random import randrange
 from typing import Any, Final
 
 from broker.accounts import Account
-from broker.http.render import timestamp
+from broker.server.times import timestamp
 from broker.wire import headers as wire_headers
 
 DEST: Final = b"Nats-Trace-Dest"

@@ -18,12 +18,12 @@ import msgspec
 
 from broker.accounts import Account
 from broker.config.options import VERSION
-from broker.http.render import timestamp
 from broker.server import message_trace as told
 from broker.server.endpoint import Endpoint
 from broker.server.imports import Message, ServiceImport, StreamImport
 from broker.server.message_trace import Trace, Wanted
 from broker.server.reserved import SUBJECTS, refusals
+from broker.server.times import timestamp
 from broker.server.traced_storing import Storing, StreamSink
 from broker.subjects import SinkKind, Subscription, has_wildcard, valid_subject
 from broker.wire import PubRun

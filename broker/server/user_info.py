@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.config.options import VERSION, Permissions, SubjectRules
-from broker.http.render import timestamp
 from broker.server.runtime import Document
+from broker.server.times import timestamp
 from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import PubRun
 

@@ -1,0 +1,34 @@
+"""How the server's documents show times and spans.
+
+Owns: the text forms nats-server uses in its monitor, its events and its traces.
+May not touch: clocks; every time is an argument.
+Spec: core contract 7; times are RFC 3339 in UTC, spans look like 1d2h3m4s."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def timestamp(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
+
+
+def span(seconds: float) -> str:
+    """Whole seconds, as uptime and idle are shown."""
+    left = max(0, int(seconds))
+    text = ""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if left >= length or text:
+            text += f"{left // length}{unit}"
+            left %= length
+    return f"{text}{left}s"
+
+
+def short_span(seconds: float) -> str:
+    """A round trip, with the unit that fits."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f}µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3f}ms"
+    return f"{seconds:.3f}s"
