@@ -17,17 +17,18 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.message import Message
 from broker.jetstream.notes import Bounds
 from broker.jetstream.publish_checks import (
+    BATCH_ID_BYTES_MAX,
     HEADER_BYTES_MAX,
     compare,
     exceeds_record,
     not_stored,
+    refusal_in_batch,
     rollup_failed,
     wrong_rollup,
     wrong_subject_sequence,
 )
 from broker.jetstream.schedules import wrong_schedule
 from broker.jetstream.sessions import Held, RowAnswer, Stored
-from broker.jetstream.single import above_bounds
 from broker.jetstream.storing import store_message
 from broker.jetstream.ttl import parse_ttl
 from broker.jetstream.versioning import REQUIRED_LEVEL_HEADER, level_is_met
@@ -35,7 +36,6 @@ from broker.jetstream.versioning import REQUIRED_LEVEL_HEADER, level_is_met
 if TYPE_CHECKING:
     from broker.jetstream.stream import Stream
 
-ID_BYTES_MAX: Final = 64
 _END: Final = b"eob"  # a commit that is not a member itself
 _OUT_OF_RANGE: Final = 2**63
 
@@ -86,17 +86,12 @@ def _refused_at_once(
     stream: Stream, message: Message, bounds: Bounds | None
 ) -> JetStreamError | None:
     """These leave an open batch as it is."""
-    config = stream.config
-    if config.sealed:
-        return JetStreamError(ErrCode.STREAM_SEALED)
-    no_room = above_bounds(stream, message, bounds)
-    if no_room is not None:
-        return no_room
-    if 0 <= config.max_msg_size < message.size:
-        return JetStreamError(ErrCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
-    if not config.allow_atomic:
+    refused = refusal_in_batch(stream, message, bounds)
+    if refused is not None:
+        return refused
+    if not stream.config.allow_atomic:
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_DISABLED)
-    if len(message.named[b"Nats-Batch-Id"]) > ID_BYTES_MAX:
+    if len(message.named[b"Nats-Batch-Id"]) > BATCH_ID_BYTES_MAX:
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_INVALID_BATCH_ID)
     if not message.named.get(b"Nats-Batch-Sequence", b"").isdigit():
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_MISSING_SEQ)

@@ -17,15 +17,15 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.fast_batches import OPEN_MAX, FastBatch
 from broker.jetstream.message import Message
 from broker.jetstream.notes import Bounds, FastOp, FastSpan
+from broker.jetstream.publish_checks import BATCH_ID_BYTES_MAX, refusal_in_batch
 from broker.jetstream.sessions import Duplicate, RowAnswer, Said, Stored
-from broker.jetstream.single import above_bounds, publish_single
+from broker.jetstream.single import publish_single
 from broker.jetstream.strict_json import to_wire
 from broker.jetstream.versioning import REQUIRED_LEVEL_HEADER, level_is_met
 
 if TYPE_CHECKING:
     from broker.jetstream.stream import Stream
 
-ID_BYTES_MAX: Final = 64
 _encode: Final = msgspec.json.encode
 
 
@@ -50,7 +50,7 @@ def goes_on(stream: Stream, spans: Sequence[FastSpan], rows: int) -> bool:
         batch = fast.get(span.id)
         before = last.get(span.id, batch.last if batch is not None else -1)
         match span.op:
-            case FastOp.START if before < 0 and len(span.id) <= ID_BYTES_MAX:
+            case FastOp.START if before < 0 and len(span.id) <= BATCH_ID_BYTES_MAX:
                 before = 0
             case FastOp.APPEND | FastOp.COMMIT if before > 0:
                 pass
@@ -124,19 +124,14 @@ def _refused_at_once(
     stream: Stream, message: Message, mark: FastSpan, bounds: Bounds | None
 ) -> JetStreamError | None:
     """These leave an open batch as it is."""
-    config = stream.config
-    if config.sealed:
-        return JetStreamError(ErrCode.STREAM_SEALED)
-    no_room = above_bounds(stream, message, bounds)
-    if no_room is not None:
-        return no_room
-    if 0 <= config.max_msg_size < message.size:
-        return JetStreamError(ErrCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
-    if not config.allow_batched:
+    refused = refusal_in_batch(stream, message, bounds)
+    if refused is not None:
+        return refused
+    if not stream.config.allow_batched:
         return JetStreamError(ErrCode.BATCH_PUBLISH_DISABLED)
     if mark.op == FastOp.MALFORMED:
         return JetStreamError(ErrCode.BATCH_PUBLISH_INVALID_PATTERN)
-    if len(mark.id) > ID_BYTES_MAX:
+    if len(mark.id) > BATCH_ID_BYTES_MAX:
         return JetStreamError(ErrCode.BATCH_PUBLISH_INVALID_BATCH_ID)
     return None
 

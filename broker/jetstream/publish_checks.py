@@ -1,7 +1,7 @@
 """What a publish may be refused for.
 
 Owns: the checks of one message, in their order.
-May not touch: storing, batches.
+May not touch: storing, where batches wait.
 Spec: JetStream sheet 3.2 (headers), 3.3 (check order of a single server)."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from broker.jetstream.config import Discard, Storage
 from broker.jetstream.counters import INCREMENT, add_up, wrong_increment
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.message import Message
+from broker.jetstream.notes import Bounds
 from broker.jetstream.schedules import NEXT, PATTERN, SCHEDULER, TIME_ZONE, wrong_schedule
 from broker.jetstream.sessions import Duplicate
 from broker.subjects import has_wildcard
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES_MAX: Final = 65535
 RECORD_BYTES_MAX: Final = 32 << 20
+BATCH_ID_BYTES_MAX: Final = 64
 # Without one of these no message is an increment or has to do with a schedule.
 _RARE: Final = frozenset({INCREMENT, PATTERN, TIME_ZONE, NEXT, SCHEDULER})
 _NOT_A_NUMBER: Final = 2**64 - 1  # what a malformed sequence compares as
@@ -49,6 +51,34 @@ def refusal(stream: Stream, message: Message) -> JetStreamError | Duplicate | No
     if len(message.headers) > HEADER_BYTES_MAX:
         return JetStreamError(ErrCode.STREAM_HEADER_EXCEEDS_MAXIMUM)
     return None
+
+
+def refusal_in_batch(
+    stream: Stream, message: Message, bounds: Bounds | None
+) -> JetStreamError | None:
+    """What messages of both kinds of batches are refused for first; open ones go on."""
+    config = stream.config
+    if config.sealed:
+        return JetStreamError(ErrCode.STREAM_SEALED)
+    if bounds is not None and stream.store.bytes > bounds.server:
+        return JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
+    no_room = above_account(stream, message, bounds)
+    if no_room is not None:
+        return no_room
+    if 0 <= config.max_msg_size < message.size:
+        return JetStreamError(ErrCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
+    return None
+
+
+def above_account(stream: Stream, message: Message, bounds: Bounds | None) -> JetStreamError | None:
+    """The account has no room for this message."""
+    if bounds is None:
+        return None
+    store = stream.store
+    size = store.sizing.of(message.subject, message.headers, message.data)
+    if store.bytes + size <= bounds.account:
+        return None
+    return JetStreamError(ErrCode.ACCOUNT_RESOURCES_EXCEEDED)
 
 
 def exceeds_record(stream: Stream, message: Message) -> JetStreamError | None:

@@ -13,7 +13,7 @@ from broker.jetstream.counters import value_of
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.message import Message
 from broker.jetstream.notes import Bounds
-from broker.jetstream.publish_checks import full, refusal
+from broker.jetstream.publish_checks import above_account, full, refusal
 from broker.jetstream.sessions import Duplicate, Stored
 from broker.jetstream.storing import store_message
 from broker.jetstream.ttl import parse_ttl
@@ -39,24 +39,6 @@ def publish_single(
     if stream.config.allow_msg_counter:
         return Stored(stream.store.last_seq, val=value_of(message.data))
     return None
-
-
-def above_account(stream: Stream, message: Message, bounds: Bounds | None) -> JetStreamError | None:
-    """The account has no room for this message."""
-    if bounds is None:
-        return None
-    store = stream.store
-    size = store.sizing.of(message.subject, message.headers, message.data)
-    if store.bytes + size <= bounds.account:
-        return None
-    return JetStreamError(ErrCode.ACCOUNT_RESOURCES_EXCEEDED)
-
-
-def above_bounds(stream: Stream, message: Message, bounds: Bounds | None) -> JetStreamError | None:
-    """Both bounds, in the order in which members of batches meet them."""
-    if bounds is not None and stream.store.bytes > bounds.server:
-        return JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
-    return above_account(stream, message, bounds)
 
 
 def _unfit(stream: Stream, message: Message) -> JetStreamError | None:

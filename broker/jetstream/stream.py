@@ -34,9 +34,10 @@ from broker.jetstream.commands import (
 )
 from broker.jetstream.config import Retention, Storage, StreamConfig
 from broker.jetstream.consumer_commands import Acks, Progress
-from broker.jetstream.consumer_update import Meeting, is_internal, meet_consumers
+from broker.jetstream.consumer_set import change_consumer, create_consumer, delete_consumer
+from broker.jetstream.consumer_update import is_internal
 from broker.jetstream.dedup import DedupImage, DedupWindow
-from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.errors import JetStreamError
 from broker.jetstream.fast_batches import FastBatches
 from broker.jetstream.firing import fire, firings
 from broker.jetstream.hooks import ConsumerMaker, StreamConsumer
@@ -91,7 +92,7 @@ class Stream:
         self.given_up: list[tuple[bytes, str]] = []  # batches, for who takes the republished
         self.applied = 0
         self._compactions_due = 0
-        self._make = consumers
+        self.maker = consumers
         self._wants: dict[bytes, bool] = {}
         self._compile()
         store.remember_trails(config.max_msgs_per_subject)
@@ -232,11 +233,11 @@ class Stream:
                         consumer.apply_acks(acks, now_ns=command.now_ns)
                 return None
             case CreateConsumer():
-                return self._create_consumer(index, command)
+                return create_consumer(self, command, index=index)
             case DeleteConsumer():
-                return self._delete_consumer(command)
+                return delete_consumer(self, command)
             case UpdateConsumer() | PauseConsumer() | ResetConsumer():
-                return self._change_consumer(index, command)
+                return change_consumer(self, command, index=index)
             case _:
                 return self._message_command(index, command)
 
@@ -334,51 +335,6 @@ class Stream:
         retention.settle(self, consumer, seqs)
         self.store.take_removals()  # whoever wanted them has settled them: nothing to tell
 
-    def _create_consumer(self, index: int, command: CreateConsumer) -> JetStreamError | None:
-        configs = {name: consumer.config for name, consumer in self.consumers.items()}
-        try:
-            met = meet_consumers(
-                command.name, command.config, command.action, stream=self.config, consumers=configs
-            )
-        except JetStreamError as refused:
-            return refused
-        if met.meeting is Meeting.UPDATE:
-            update = UpdateConsumer(command.now_ns, command.name, met.config)
-            refusal = self._change_consumer(index, update)
-            return refusal if isinstance(refusal, JetStreamError) else None
-        if met.meeting is Meeting.CREATE:
-            assert self._make is not None, "this stream was built without consumers"
-            created = self._make.create(
-                self, msgspec.structs.replace(command, config=met.config), index=index
-            )
-            if isinstance(created, JetStreamError):
-                return created
-            self.consumers[command.name] = created
-            self.consumers_changed()
-        return None
-
-    def _change_consumer(
-        self, index: int, command: UpdateConsumer | PauseConsumer | ResetConsumer
-    ) -> object:
-        consumer = self.consumers.get(command.name)
-        if consumer is None:
-            return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-        filters = consumer.config.filters
-        result = consumer.apply(command, index=index)
-        if consumer.config.filters != filters:
-            self.consumers_changed()
-            retention.drop_without_interest(self)
-        return result
-
-    def _delete_consumer(self, command: DeleteConsumer) -> bool | JetStreamError:
-        consumer = self.consumers.get(command.name)
-        if consumer is None or command.incarnation not in (0, consumer.incarnation):
-            return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-        del self.consumers[command.name]
-        self.consumers_changed()
-        retention.drop_without_interest(self)
-        return True
-
     def consumers_changed(self) -> None:
         """Some came or went, or want other subjects."""
         self._wants.clear()
@@ -472,7 +428,7 @@ class Stream:
         self._compile()
         self.consumers = {}
         for blob in record.consumers:
-            assert self._make is not None, "this stream was built without consumers"
-            consumer = self._make.decode(self, blob)
+            assert self.maker is not None, "this stream was built without consumers"
+            consumer = self.maker.decode(self, blob)
             self.consumers[consumer.name] = consumer
         self.consumers_changed()
