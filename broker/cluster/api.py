@@ -28,7 +28,7 @@ from broker.jetstream.api import (
     bucket_subject,
     parse_api_subject,
 )
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.info import ApiStats
 from broker.jetstream.requests import RestoreRequest, StreamsRequest, decode_request
 from broker.jetstream.responses import (
@@ -283,7 +283,8 @@ class ApiService:
         except JetStreamError as refused:
             failed, body = True, encode_error(kind, refused)
         except (TimeoutError, CallFailed):
-            failed, body = True, encode_error(kind, JetStreamError.of(10008, definite=False))
+            nobody = JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False)
+            failed, body = True, encode_error(kind, nobody)
         if call.reply:
             self.node.server.router.publish(call.account, call.reply, b"", b"", body)
         if kind is not ApiKind.STREAM_MSG_GET or failed:  # a read that succeeds is no API use
@@ -296,9 +297,9 @@ class ApiService:
         kind = request.kind
         body = decode_request(kind, call.payload, strict=self.node.options.strict)
         if kind in _NOT_YET:
-            raise JetStreamError.of(10036)
+            raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
         if not self.node.formed.is_set():
-            raise JetStreamError.of(10008)
+            raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
         match kind:
             case ApiKind.INFO:
                 api = ApiStats(total=self.total, errors=self.errors)
@@ -321,7 +322,7 @@ class ApiService:
             case ApiKind.STREAM_LIST:
                 assert isinstance(body, StreamsRequest)
                 return await self.streams.list(account, body)
-        raise JetStreamError.of(10036)
+        raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
 
     async def _ask_leader(self, call: ApiCall) -> tuple[bool, bytes]:
         """The answer of the stream's leader, and whether it is a refusal. It is asked again when
@@ -330,10 +331,10 @@ class ApiService:
         assignment = self.node.meta.get(call.account.name, call.request.stream)
         if assignment is None:
             if kind in _STEPDOWNS and len(self.node.members) < 2:
-                raise JetStreamError.of(10010)
+                raise JetStreamError(ErrCode.CLUSTER_REQUIRED)
             # Bodies that cannot be read are told before a missing stream.
             decode_request(kind, call.payload, strict=self.node.options.strict)
-            raise JetStreamError.of(10059)
+            raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
         body = call.encoded()
         deadline = time.monotonic() + 5.0
         while True:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from broker.cluster.origin import (
+    SETUP_FAILED,
     Origin,
     OriginAddress,
     OriginLost,
@@ -124,9 +125,9 @@ class Follower:
             except WrongConsumer:
                 problem = JetStreamError(self.wrong_consumer).body()
             except (OriginLost, NoSuchRemote, NotTaken, OSError, RaftError) as lost:
-                problem = ErrorBody(500, 10029, str(lost))
+                problem = ErrorBody(500, SETUP_FAILED, str(lost))
             except TimeoutError:
-                problem = ErrorBody(500, 10029, "the origin is silent")
+                problem = ErrorBody(500, SETUP_FAILED, "the origin is silent")
             if problem != self.error:
                 logger.warning(
                     "stream %s, origin %s: %s",

@@ -43,7 +43,7 @@ from broker.jetstream.consumer_update import (
     named_consumer,
     sourcing_consumer,
 )
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.names import NUID_RANDOM_BYTES, consumer_name
 from broker.jetstream.requests import (
     MsgDeleteRequest,
@@ -143,7 +143,7 @@ class LeaderApi:
         consumer = self._consumer(replica, request)
         if isinstance(body, UnpinRequest):
             if body.group not in consumer.config.priority_groups:
-                raise JetStreamError.of(10160)
+                raise JetStreamError(ErrCode.CONSUMER_INVALID_PRIORITY_GROUP)
             assert replica.leading is not None
             replica.leading.unpin(consumer.name)
             return encode_response(kind)
@@ -186,7 +186,7 @@ class LeaderApi:
     def _get_message(self, replica: Replica, body: MsgGetRequest) -> bytes:
         message = direct.find_message(replica.stream.store, body)
         if message is None:
-            raise JetStreamError.of(10037)
+            raise JetStreamError(ErrCode.NO_MESSAGE_FOUND)
         shown = direct.shown(message, no_hdr=body.no_hdr)
         return encode_response(ApiKind.STREAM_MSG_GET, GotMessage(shown))
 
@@ -219,14 +219,16 @@ class LeaderApi:
 
     def _stepdown(self, replica: Replica, kind: ApiKind, body: StepdownRequest) -> bytes:
         if len(self.node.members) < 2:
-            raise JetStreamError.of(10010)
+            raise JetStreamError(ErrCode.CLUSTER_REQUIRED)
         voters = self.node.host.status(replica.group).core.voters
         others = [voter for voter in voters if voter != self.node.node]
         preferred = body.placement.preferred if body.placement is not None else ""
         if preferred:
             others = [peer for peer in others if peer == node_id(preferred)]
             if not others:
-                raise JetStreamError.of(10005, err="preferred server is not a member")
+                raise JetStreamError.of(
+                    ErrCode.CLUSTER_NO_PEERS, err="preferred server is not a member"
+                )
         living = [peer for peer in others if self.node.mesh.connected(peer)]
         if living:
             self.node.host.transfer(replica.group, living[0])
@@ -263,7 +265,7 @@ class LeaderApi:
     def _consumer(self, replica: Replica, request: ApiRequest) -> Consumer:
         consumer = replica.stream.consumers.get(request.consumer)
         if consumer is None:
-            raise JetStreamError.of(10014)
+            raise JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
         assert isinstance(consumer, Consumer)
         return consumer
 
@@ -295,7 +297,7 @@ class LeaderApi:
         )
         consumer = stream.consumers.get(name)
         if not isinstance(consumer, Consumer):
-            raise JetStreamError.of(10014)
+            raise JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
         shown = consumer_info(self.node, replica, consumer, shown=True, fresh=not existed)
         return encode_response(ApiKind.CONSUMER_CREATE, shown)
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from raft import NodeId, Term
 
 NO_LEADER_WITHIN_S = 5.0
@@ -29,7 +29,7 @@ class Leaders:
         return known[1] if known is not None and self.connected(known[1]) else None
 
     async def wait(self, group: int, *, timeout_s: float = NO_LEADER_WITHIN_S) -> NodeId:
-        """The group's leader, as soon as there is one. Raises JetStreamError 10008."""
+        """The group's leader, as soon as there is one. Raises CLUSTER_NOT_AVAIL."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while (leader := self.leader(group)) is None:
             event = self._waiting.setdefault(group, asyncio.Event())
@@ -37,7 +37,7 @@ class Leaders:
                 async with asyncio.timeout_at(deadline):
                     await event.wait()
             except TimeoutError as error:
-                raise JetStreamError.of(10008) from error
+                raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL) from error
         return leader
 
     def note(self, group: int, term: Term, leader: NodeId, *, serving: bool = False) -> None:

@@ -19,7 +19,7 @@ from broker.cluster.moving import Change, HandOver, Record, Step, Wait, next_ste
 from broker.cluster.replica import Replica
 from broker.cluster.rpc import CallFailed, CallRefused
 from broker.jetstream.config import Storage
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.files import wipe
 from raft import GroupId, NodeId, RaftError
 
@@ -199,7 +199,8 @@ class Membership:
     async def _renew(self, lost: Assignment) -> None:
         """The only member was restarted and has nothing, while others may hold parts of it."""
         if lost.config.storage is not Storage.MEMORY:
-            raise JetStreamError.of(10008)  # its own log would say so: not to be touched
+            # Its own log would say so: not to be touched.
+            raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
         command = RenewStream(lost.account, lost.name, lost.group, lost.members)
         await self.node.change_meta(command)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from broker.jetstream.config import StreamConfig
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.versioning import same_stream
 from broker.subjects import collides
 from raft import GroupId, Index, NodeId
@@ -180,9 +180,9 @@ class Meta:
         existing = self._streams.get(key)
         if existing is not None:
             same = same_stream(existing.config, command.config)
-            return existing if same else JetStreamError.of(10058)
+            return existing if same else JetStreamError(ErrCode.STREAM_NAME_EXIST)
         if self.overlap(command.account, command.config) is not None:
-            return JetStreamError.of(10065)
+            return JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
         assignment = Assignment(
             account=command.account,
             config=command.config,
@@ -197,9 +197,9 @@ class Meta:
         key = (command.account, command.config.name)
         existing = self._streams.get(key)
         if existing is None:
-            return JetStreamError.of(10059)
+            return JetStreamError(ErrCode.STREAM_NOT_FOUND)
         if self.overlap(command.account, command.config) is not None:
-            return JetStreamError.of(10065)
+            return JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
         updated = msgspec.structs.replace(
             existing, config=command.config, first_config=existing.begun_as
         )
@@ -217,9 +217,11 @@ class Meta:
         key = (command.account, command.name)
         existing = self._streams.get(key)
         if existing is None or existing.group != command.group:
-            return JetStreamError.of(10059)
+            return JetStreamError(ErrCode.STREAM_NOT_FOUND)
         if existing.peers != command.peers:
-            return JetStreamError.of(10052, err="other peers were asked for meanwhile")
+            return JetStreamError.of(
+                ErrCode.STREAM_INVALID_CONFIG, err="other peers were asked for meanwhile"
+            )
         updated = msgspec.structs.replace(existing, members=command.members)
         self._streams[key] = updated
         return updated
@@ -228,7 +230,7 @@ class Meta:
         key = (command.account, command.name)
         existing = self._streams.get(key)
         if existing is None:
-            return JetStreamError.of(10059)
+            return JetStreamError(ErrCode.STREAM_NOT_FOUND)
         if existing.group != command.group or existing.members != command.members:
             return existing
         renewed = Assignment(
@@ -243,4 +245,4 @@ class Meta:
 
     def _remove(self, command: RemoveStream) -> MetaResult:
         removed = self._streams.pop((command.account, command.name), None)
-        return removed if removed is not None else JetStreamError.of(10059)
+        return removed if removed is not None else JetStreamError(ErrCode.STREAM_NOT_FOUND)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.jetstream.api import ApiKind, parse_api_subject
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.responses import encode_error
 from broker.subjects import Origin, SinkKind, Subscription, collides
 
@@ -53,6 +53,6 @@ class NoJetStream:
         if request is None or request.kind in _UNSERVED:
             return False
         if reply:
-            body = encode_error(request.kind, JetStreamError.of(10039))
+            body = encode_error(request.kind, JetStreamError(ErrCode.NOT_ENABLED_FOR_ACCOUNT))
             self.router.publish(self.account, reply, b"", b"", body)
         return True

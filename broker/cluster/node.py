@@ -36,7 +36,7 @@ from broker.cluster.replica import Replica
 from broker.cluster.rpc import CallFailed, CallRefused
 from broker.cluster.tenancy import Tenancy
 from broker.cluster.waiting import LostLeadership
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.pull import LEADERSHIP_CHANGE, status
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
@@ -246,7 +246,7 @@ class JetStreamNode:
         return self.leaders.leader(group)
 
     async def wait_leader(self, group: int, *, timeout_s: float = NO_LEADER_WITHIN_S) -> NodeId:
-        """The group's leader, as soon as there is one. Raises JetStreamError 10008."""
+        """The group's leader, as soon as there is one. Raises CLUSTER_NOT_AVAIL."""
         return await self.leaders.wait(group, timeout_s=timeout_s)
 
     def note_leader(self, group: int, term: Term, leader: NodeId) -> None:
@@ -422,7 +422,7 @@ class JetStreamNode:
             except (CallFailed, TimeoutError, RaftError, LostLeadership) as error:
                 # Proposals are idempotent here: an assignment that exists is met, not made again.
                 if time.monotonic() + 0.1 > deadline:
-                    raise JetStreamError.of(10008, definite=False) from error
+                    raise JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False) from error
                 await asyncio.sleep(0.1)
         result = _meta_answer.decode(answer)
         if isinstance(result, Assignment):

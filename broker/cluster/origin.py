@@ -20,9 +20,11 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from broker.jetstream.errors import ErrCode
 from broker.jetstream.times import rfc3339
 from broker.wire import headers as wire_headers
 
+SETUP_FAILED = int(ErrCode.MIRROR_CONSUMER_SETUP_FAILED)
 CONNECT_WITHIN_S = 5.0
 HEARTBEAT_S = 2.0
 READ_LIMIT = 1 << 20
@@ -36,7 +38,7 @@ class OriginLost(Exception):
 class OriginRefused(Exception):
     """The origin answered with an API error."""
 
-    def __init__(self, reason: str, *, code: int = 500, err_code: int = 10029) -> None:
+    def __init__(self, reason: str, *, code: int = 500, err_code: int = SETUP_FAILED) -> None:
         super().__init__(reason)
         self.code = code
         self.err_code = err_code
@@ -69,7 +71,7 @@ class OriginMessage:
 class _Refusal(msgspec.Struct):
     description: str = "refused"
     code: int = 500
-    err_code: int = 10029
+    err_code: int = SETUP_FAILED
 
 
 class _Config(msgspec.Struct):

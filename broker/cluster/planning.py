@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.cluster.rpc import CallFailed, CallRefused
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.strict_json import to_wire
 from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
 from broker.subjects import Origin, SinkKind, Subscription
@@ -59,14 +59,14 @@ class PlanService:
         try:
             assignment = self.node.meta.get(account, stream)
             if assignment is None:
-                raise JetStreamError.of(10059)
+                raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
             leader = await self.node.wait_leader(assignment.group)
             question = msgspec.msgpack.encode((account, stream))
             body = await self.node.mesh.rpc.call(leader, "plan", question)
         except JetStreamError as refused:
             body = _encode({"error": to_wire(refused.body())})
         except (CallFailed, TimeoutError):
-            body = _encode({"error": to_wire(JetStreamError.of(10008).body())})
+            body = _encode({"error": to_wire(JetStreamError(ErrCode.CLUSTER_NOT_AVAIL).body())})
         router = self.node.server.router
         router.publish(self.node.server.account(account), reply, b"", b"", body)
 

@@ -29,7 +29,7 @@ from broker.jetstream.api import ApiKind
 from broker.jetstream.archive import ArchiveReader, BadArchive, Head, Part, read_head
 from broker.jetstream.commands import LoadState
 from broker.jetstream.config import StreamConfig
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.info import StreamInfo
 from broker.jetstream.names import NUID_RANDOM_BYTES, nuid
 from broker.jetstream.responses import (
@@ -71,9 +71,9 @@ class Restores:
     ) -> bytes:
         """`config` has been checked. The answer names the subject to send the archive to."""
         if self.node.meta.get(account.name, config.name) is not None:
-            raise JetStreamError.of(10130)
+            raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
         if self.running >= RESTORES_MAX:
-            raise JetStreamError.of(10062, err="too many restores in progress")
+            raise JetStreamError.of(ErrCode.STREAM_RESTORE, err="too many restores in progress")
         restore = Restore(self, account, client, config, peers)
         self.running += 1
         self.node.advising.send(account, advisories.restore_create(config.name, client))
@@ -137,7 +137,8 @@ class Restore:
                 body = encode_error(ApiKind.STREAM_CREATE, refused)
             except (BadArchive, BlockDamaged, CallFailed, TimeoutError, OSError) as problem:
                 reason = str(problem) or "timeout"
-                body = encode_error(ApiKind.STREAM_CREATE, JetStreamError.of(10062, err=reason))
+                failure = JetStreamError.of(ErrCode.STREAM_RESTORE, err=reason)
+                body = encode_error(ApiKind.STREAM_CREATE, failure)
         self._answer(reply, body)
 
     async def _spooled(self, spool: IO[bytes]) -> bytes | None:
@@ -154,7 +155,7 @@ class Restore:
             try:
                 await asyncio.to_thread(spool.write, chunk)
             except OSError as problem:
-                refused = JetStreamError.of(10062, err=str(problem))
+                refused = JetStreamError.of(ErrCode.STREAM_RESTORE, err=str(problem))
                 self._answer(reply, encode_error(ApiKind.STREAM_CREATE, refused))
                 return None
             self._answer(reply, b"")
@@ -171,7 +172,7 @@ class Restore:
         head = await asyncio.to_thread(_checked_head, spool, self.config.name)
         quiet = replace(self.config, subjects=(), mirror=None, sources=(), first_seq=0)
         if node.meta.get(self.account.name, quiet.name) is not None:
-            raise JetStreamError.of(10130)
+            raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
         made = await node.change_meta(
             AssignStream(self.account.name, quiet, time.time_ns(), self.peers)
         )

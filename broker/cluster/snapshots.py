@@ -19,7 +19,7 @@ from broker.jetstream import advisories
 from broker.jetstream.api import ApiKind
 from broker.jetstream.archive import FORMAT, ArchiveWriter, Head, Part
 from broker.jetstream.consumer_update import is_internal
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.names import NUID_RANDOM_BYTES, nuid
 from broker.jetstream.requests import SnapshotRequest
 from broker.jetstream.responses import SnapshotStarted, encode_response
@@ -61,7 +61,7 @@ class Snapshots:
     def begin(self, replica: Replica, request: SnapshotRequest) -> bytes:
         """The answer to the request; the chunks follow by themselves."""
         if self.running >= SNAPSHOTS_MAX:
-            raise JetStreamError.of(10064, err="too many snapshots in progress")
+            raise JetStreamError.of(ErrCode.STREAM_SNAPSHOT, err="too many snapshots in progress")
         state = stream_state(replica, deleted_details=False, subjects={})
         client = {"acc": replica.account.name}
         self.node.advising.send(

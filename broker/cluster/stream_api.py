@@ -20,7 +20,7 @@ from broker.cluster.placement import choose_peers
 from broker.cluster.restoring import Restores
 from broker.cluster.rpc import CallFailed
 from broker.jetstream.api import ApiKind, ApiRequest
-from broker.jetstream.errors import JetStreamError
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.info import StreamInfo
 from broker.jetstream.limits import check_account_limits
 from broker.jetstream.requests import RestoreRequest, StreamsRequest
@@ -65,7 +65,7 @@ class StreamApi:
         config = check_stream_create(body, named=request.stream, view=view)
         known = self.node.meta.get(account.name, config.name)
         if known is not None and not same_stream(known.config, config):
-            raise JetStreamError.of(10058)
+            raise JetStreamError(ErrCode.STREAM_NAME_EXIST)
         check_account_limits(config, view)
         check_no_overlap(config, view.streams.values())
         assignment = await self.node.change_meta(
@@ -80,7 +80,7 @@ class StreamApi:
         peers = self._choose(config, keep=())
         if peers is None:
             raise JetStreamError.of(
-                10005, err="no suitable peers for placement, insufficient nodes"
+                ErrCode.CLUSTER_NO_PEERS, err="no suitable peers for placement, insufficient nodes"
             )
         return peers
 
@@ -92,7 +92,7 @@ class StreamApi:
         present = sorted(known.peers, key=lambda peer: peer != leader)
         peers = self._choose(config, keep=[NodeId(peer) for peer in present])
         if peers is None:
-            raise JetStreamError.of(10005, err="no suitable peers for placement")
+            raise JetStreamError.of(ErrCode.CLUSTER_NO_PEERS, err="no suitable peers for placement")
         return peers
 
     def _choose(self, config: StreamConfig, *, keep: Sequence[NodeId]) -> list[int] | None:
@@ -116,7 +116,7 @@ class StreamApi:
         view = self.node.tenancy.view(account.name)
         config = check_stream_create(StreamConfigRequest(**fields), named=request.stream, view=view)
         if config.name in view.streams:
-            raise JetStreamError.of(10130)
+            raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
         check_account_limits(config, view)
         check_no_overlap(config, view.streams.values())
         config = msgspec.structs.replace(config, sealed=asked.sealed)
@@ -160,7 +160,7 @@ class StreamApi:
 
     async def delete(self, account: Account, request: ApiRequest) -> bytes:
         if self.node.meta.get(account.name, request.stream) is None:
-            raise JetStreamError.of(10059)
+            raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
         await self.node.change_meta(RemoveStream(account.name, request.stream))
         self.node.advising.of_stream(account, request.stream, "delete")
         return encode_response(request.kind, Success(success=True))
@@ -193,7 +193,7 @@ class StreamApi:
             if assignment.name in infos:
                 return infos[assignment.name]
             await asyncio.sleep(0.02)  # elected, but not yet through with earlier terms
-        raise JetStreamError.of(10008, definite=False)
+        raise JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False)
 
     async def _infos(
         self, account: Account, wanted: Sequence[Assignment], *, shown: bool = False

@@ -61,12 +61,12 @@ class JetStreamError(Exception):
             self.description = API_ERRORS[self.err_code].description
 
     @classmethod
-    def of(cls, err_code: int, *, definite: bool = True, **facts: object) -> JetStreamError:
+    def of(cls, err_code: ErrCode, *, definite: bool = True, **facts: object) -> JetStreamError:
         """The error with the placeholders of its description filled from `facts`."""
         description = API_ERRORS[err_code].description
         for name, value in facts.items():
             description = description.replace("{" + name + "}", str(value))
-        return cls(ErrCode(err_code), description, definite)
+        return cls(err_code, description, definite)
 
     @property
     def code(self) -> int:

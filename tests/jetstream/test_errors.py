@@ -37,7 +37,7 @@ def test_the_table_ships_with_the_package() -> None:
         ),
         (JetStreamError.of(ErrCode.STREAM_INVALID_CONFIG, err="{seq} stays"), 500, "{seq} stays"),
         (
-            JetStreamError.of(10022, prefix="p", subject="s"),
+            JetStreamError.of(ErrCode.STREAM_EXTERNAL_DEL_PREFIX_OVERLAPS, prefix="p", subject="s"),
             400,
             "stream external delivery prefix p overlaps with stream subject s",
         ),
