@@ -26,7 +26,7 @@ from broker.jetstream.consumer_commands import ConsumerAcks, ConsumerProgress, f
 from broker.jetstream.consumer_start import Start, reset_start, start_of
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.message_source import HomeStream
-from broker.subjects import matches
+from broker.subjects import Patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Consumer:
     ) -> None:
         self.stream = stream
         self.name = name
-        self.config = config
+        self._set_config(config)
         self.incarnation = index
         self.epoch = index
         self.created_ns = created_ns
@@ -201,8 +201,7 @@ class Consumer:
     # Questions
 
     def wants(self, subject: bytes) -> bool:
-        filters = self.config.filters
-        return not filters or any(matches(subject, pattern) for pattern in filters)
+        return not self.filters or self._filter_tree.take(subject)
 
     def settled(self, seq: int) -> bool:
         """No interest of this consumer in `seq` is left (it is acked, passed or never meant)."""
@@ -220,7 +219,7 @@ class Consumer:
 
     def num_pending(self) -> int:
         """Messages still to be delivered for the first time, counted afresh."""
-        store, filters = self.stream.store, self.config.filters
+        store, filters = self.stream.store, self.filters
         if self.state.stream_seq < self.resume_after:
             return len(self.initial) + store.count_matching(filters, self.resume_after + 1)
         return store.count_matching(filters, self.state.stream_seq + 1)
@@ -283,8 +282,15 @@ class Consumer:
         self.initial = start.initial
         self.resume_after = start.resume_after
 
+    def _set_config(self, config: ConsumerConfig) -> None:
+        self.config = config
+        # Kept beside it: there may be many thousands, and every delivery asks.
+        self.filters = config.filters
+        self._filter_tree = Patterns(self.filters)
+
     def _configure(self, config: ConsumerConfig) -> None:
-        old, self.config = self.config, config
+        old = self.config
+        self._set_config(config)
         if self.watcher is not None:
             self.watcher.config_changed(old)
 

@@ -59,9 +59,9 @@ def change_consumer(
     consumer = stream.consumers.get(command.name)
     if consumer is None:
         return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-    filters = consumer.config.filters
+    filters = consumer.filters
     result = consumer.apply(command, index=index)
-    if consumer.config.filters != filters:
+    if consumer.filters != filters:
         stream.consumers_changed()
         retention.drop_without_interest(stream)
     return result

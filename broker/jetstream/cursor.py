@@ -35,7 +35,7 @@ class Cursor:
         self.live = AckState()
         self.redelivery = Redelivery(ack_wait_ns=_ack_wait_ns(config), backoff=config.backoff)
         self.progress = ProgressRecord(lazy=not self.tracked)
-        self.backlog = Backlog(self._store, config.filters)
+        self.backlog = Backlog(self._store, consumer.filters)
         self.next_seq = 1
         self._initial: list[int] = []
         self.headers_only = config.headers_only
@@ -58,7 +58,7 @@ class Cursor:
     def reconfigure(self, config: ConsumerConfig) -> None:
         self.redelivery.reconfigure(ack_wait_ns=_ack_wait_ns(config), backoff=config.backoff)
         self.headers_only = config.headers_only
-        self.backlog = Backlog(self._store, config.filters)
+        self.backlog = Backlog(self._store, self._consumer.filters)
 
     @property
     def passed(self) -> int:
@@ -77,7 +77,7 @@ class Cursor:
             groups = self._take_initial(limit_rows)
             if groups or self._initial:
                 return groups
-        store, filters = self._store, self._consumer.config.filters
+        store, filters = self._store, self._consumer.filters
         last_seq = store.last_seq
         if self.next_seq > last_seq:
             return []

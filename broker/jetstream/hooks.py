@@ -27,6 +27,8 @@ class StreamConsumer(Protocol):
     @property
     def config(self) -> ConsumerConfig: ...
     @property
+    def filters(self) -> tuple[bytes, ...]: ...  # of the config; none: it takes every subject
+    @property
     def incarnation(self) -> int: ...  # index of the entry that created it
 
     def apply(self, command: ConsumerCommand, *, index: int) -> object:

@@ -45,7 +45,7 @@ def settle(stream: Stream, consumer: StreamConsumer, seqs: Sequence[int]) -> Non
         seqs = range(max(seqs.start, store.first_seq), min(seqs.stop, store.last_seq + 1))
     ordered = seqs if isinstance(seqs, range) else sorted(set(seqs))
     alone = stream.config.retention is Retention.WORKQUEUE or len(stream.consumers) == 1
-    if alone and not consumer.config.filters:
+    if alone and not consumer.filters:
         store.remove_many(ordered)
         return
     done = []

@@ -328,7 +328,7 @@ class Stream:
     @property
     def wants_all(self) -> bool:
         """Does some consumer take every subject?"""
-        return any(not consumer.config.filters for consumer in self.consumers.values())
+        return any(not consumer.filters for consumer in self.consumers.values())
 
     def consumer_acked(self, consumer: StreamConsumer, seqs: Sequence[int]) -> None:
         """Called by a consumer while it applies: it has no need of these any more."""

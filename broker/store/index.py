@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from broker.subjects import has_wildcard, matches
+from broker.subjects import Patterns, has_wildcard
 from broker.wire import IMPLEMENTATION
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
@@ -27,28 +27,26 @@ _FILTER_MEMO_MAX = 65536  # verdicts remembered per filter; beyond it they are f
 class SubjectFilter:
     """Filters of one reader with the verdicts given so far. No filters: every subject matches."""
 
-    __slots__ = ("_literal", "_verdicts", "patterns")
+    __slots__ = ("_named", "_tree", "_verdicts", "literals", "patterns")
 
     def __init__(self, patterns: tuple[bytes, ...]) -> None:
         self.patterns = patterns
-        self._literal = all(not has_wildcard(p) for p in patterns)
+        literal = not any(map(has_wildcard, patterns))
+        # The subjects themselves when no pattern has a wildcard, else empty.
+        self.literals = patterns if literal else ()
+        self._named = frozenset(self.literals)
+        self._tree = None if literal else Patterns(patterns)
         self._verdicts: dict[bytes, bool] = {}
 
     def __call__(self, subject: bytes) -> bool:
-        if self._literal:
-            return not self.patterns or subject in self.patterns
+        if self._tree is None:
+            return not self.patterns or subject in self._named
         verdict = self._verdicts.get(subject)
         if verdict is None:
             if len(self._verdicts) >= _FILTER_MEMO_MAX:
                 self._verdicts.clear()
-            verdict = any(matches(subject, pattern) for pattern in self.patterns)
-            self._verdicts[subject] = verdict
+            verdict = self._verdicts[subject] = self._tree.take(subject)
         return verdict
 
     def any_of(self, subjects: Iterable[bytes]) -> bool:
         return any(self(subject) for subject in subjects)
-
-    @property
-    def literals(self) -> tuple[bytes, ...]:
-        """The subjects themselves when no pattern has a wildcard, else empty."""
-        return self.patterns if self._literal else ()

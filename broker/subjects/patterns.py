@@ -49,6 +49,24 @@ class Patterns:
         found = self._holding(self._root, pattern.split(b"."))
         return any(other != pattern for other in found)
 
+    def take(self, subject: bytes) -> bool:
+        """Is there one here that matches this literal subject?"""
+        tokens = subject.split(b".")
+        stack = [(self._root, 0)]
+        while stack:
+            node, at = stack.pop()
+            if at == len(tokens):
+                if node.pattern is not None:
+                    return True
+                continue
+            children = node.children
+            if _REST in children:  # always the last token of its pattern
+                return True
+            for token in (_STAR, tokens[at]):
+                if token in children:
+                    stack.append((children[token], at + 1))
+        return False
+
     def _colliding(self, root: _Node, tokens: list[bytes]) -> Iterator[bytes]:
         stack = [(root, 0)]
         while stack:

@@ -25,6 +25,15 @@ def test_patterns_meet_as_they_do_one_by_one(known: list[bytes], asked: bytes) -
     assert tree.within_another(asked) == any(is_subset(asked, other) for other in others)
 
 
+@given(st.lists(patterns, max_size=6),
+       st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=4))  # fmt: skip
+def test_patterns_take_a_subject_as_they_do_one_by_one(
+    known: list[bytes], words: list[bytes]
+) -> None:
+    subject = b".".join(words)
+    assert Patterns(known).take(subject) == any(matches(subject, one) for one in known)
+
+
 MANY = 20_000
 
 
