@@ -275,7 +275,7 @@ class ApiService:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 check_required_level(_required_level(call.headers))
                 if kind in _DECIDED_BY_META:
-                    await self.node.meta_current()
+                    await self.node.meta_calls.current()
                 if kind in LEADER_KINDS:
                     failed, body = await self._ask_leader(call)
                 else:

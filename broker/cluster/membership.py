@@ -141,7 +141,7 @@ class Membership:
                     host.transfer(replica.group, step.to)
                 case Record():
                     members = [int(member) for member in step.members]
-                    await self.node.change_meta(
+                    await self.node.meta_calls.change(
                         RecordMembers(known.account, known.name, known.group, known.peers, members)
                     )
         except (RaftError, JetStreamError) as refused:
@@ -202,7 +202,7 @@ class Membership:
             # Its own log would say so: not to be touched.
             raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
         command = RenewStream(lost.account, lost.name, lost.group, lost.members)
-        await self.node.change_meta(command)
+        await self.node.meta_calls.change(command)
 
     # -- a node that holds what it is not assigned ----------------------------------------------
 

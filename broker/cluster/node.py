@@ -28,20 +28,19 @@ from broker.cluster.leaders import NO_LEADER_WITHIN_S, Leaders
 from broker.cluster.leading import Leading
 from broker.cluster.membership import Membership
 from broker.cluster.mesh import Mesh
-from broker.cluster.meta import META_GROUP, Assignment, Meta, MetaCommand, MetaResult
+from broker.cluster.meta import META_GROUP, Assignment, Meta
+from broker.cluster.meta_calls import MetaCalls
 from broker.cluster.metagroup import MetaGroup, eventually
 from broker.cluster.outbox import Outbox
 from broker.cluster.publishing import Publishing
 from broker.cluster.replica import Replica
-from broker.cluster.rpc import CallFailed, CallRefused
+from broker.cluster.rpc import CallFailed
 from broker.cluster.tenancy import Tenancy
-from broker.cluster.waiting import LostLeadership
-from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.pull import LEADERSHIP_CHANGE, status
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
 from broker.subjects import Subscription
-from raft import GroupId, NodeId, RaftError, Term, node_id
+from raft import GroupId, NodeId, Term, node_id
 from raft.host import Host
 from raft.store import LogStore, StoreTuning
 from raft.transport import Peer, Transport
@@ -83,6 +82,7 @@ class JetStreamNode:
     host: Host = field(init=False)
     flushing: Flushing = field(init=False)
     meta_group: MetaGroup = field(init=False)
+    meta_calls: MetaCalls = field(init=False)
     formation: Formation = field(init=False)
     errands: Errands = field(init=False)
     advising: Advising = field(init=False)
@@ -133,6 +133,7 @@ class JetStreamNode:
             on_written=self.flushing.wanted.set,
         )
         self.leaders = Leaders(self.mesh.connected, self._resend)
+        self.meta_calls = MetaCalls(self.node, self.mesh.rpc, self.leaders, self.meta_group)
         self.errands = Errands(
             node=self.node,
             leader=self.leader,
@@ -165,9 +166,8 @@ class JetStreamNode:
         mesh.register(CHANNEL_ACKS, self.errands.received_acks)
         self.tenancy.start()
         self.membership.start()
-        mesh.rpc.register("meta", self._serve_meta)
+        self.meta_calls.start()
         mesh.rpc.register("candidate", self._serve_candidate)
-        mesh.rpc.register("meta index", self._serve_meta_index)
         mesh.on_peer(self._peer_changed)
         mesh.interest.on_change.append(self._interest_changed)
         self.spawn(self.host.run(), "raft host")
@@ -406,65 +406,3 @@ class JetStreamNode:
             if outbox is not None:
                 header = status(LEADERSHIP_CHANGE)
                 self.server.router.publish(outbox.account, reply, b"", header, b"")
-
-    # -- changes of the meta group --------------------------------------------------------------
-
-    async def change_meta(self, command: MetaCommand, *, timeout_s: float = 8.0) -> Assignment:
-        """Have the meta leader commit it. Raises the JetStreamError it was refused with."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            leader = await self.wait_leader(META_GROUP, timeout_s=deadline - time.monotonic())
-            try:
-                answer = await self.mesh.rpc.call(
-                    leader, "meta", _encode(command), timeout_s=deadline - time.monotonic()
-                )
-                break
-            except (CallFailed, TimeoutError, RaftError, LostLeadership) as error:
-                # Proposals are idempotent here: an assignment that exists is met, not made again.
-                if time.monotonic() + 0.1 > deadline:
-                    raise JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False) from error
-                await asyncio.sleep(0.1)
-        result = _meta_answer.decode(answer)
-        if isinstance(result, Assignment):
-            await self._meta_applied(result, command)
-            return result
-        raise JetStreamError(*result)
-
-    async def meta_current(self) -> None:
-        """Until this node knows every stream that the meta leader knows now."""
-        leader = await self.wait_leader(META_GROUP)
-        if leader == self.node:
-            return
-        answer = await self.mesh.rpc.call(leader, "meta index", b"", timeout_s=2.0)
-        index = int.from_bytes(answer, "little")
-        await eventually(lambda: self.meta.applied >= index, timeout_s=2.0, every_s=0.005)
-
-    async def _serve_meta_index(self, _peer: NodeId, _body: bytes) -> bytes:
-        return self.meta.applied.to_bytes(8, "little")
-
-    async def _serve_meta(self, _peer: NodeId, body: bytes) -> bytes:
-        command = _meta_command.decode(body)
-        try:
-            result: MetaResult = await self.meta_group.propose(command)
-        except (RaftError, LostLeadership) as error:
-            raise CallRefused(str(error) or "leadership lost") from error
-        if isinstance(result, JetStreamError):
-            return _encode((int(result.err_code), result.description))
-        return _encode(result)
-
-    async def _meta_applied(self, result: Assignment, command: MetaCommand) -> None:
-        """Until this node itself has applied the change, so that a client that was answered
-        finds it here."""
-        from broker.cluster.meta import RemoveStream
-
-        def here() -> bool:
-            known = self.meta.get(result.account, result.name)
-            if isinstance(command, RemoveStream):
-                return known is None or known.group != result.group
-            return known is not None and known.config == result.config
-
-        await eventually(here, timeout_s=2.0)
-
-
-_meta_command = msgspec.msgpack.Decoder(MetaCommand)
-_meta_answer = msgspec.msgpack.Decoder(Assignment | tuple[int, str])

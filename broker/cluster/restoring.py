@@ -173,18 +173,18 @@ class Restore:
         quiet = replace(self.config, subjects=(), mirror=None, sources=(), first_seq=0)
         if node.meta.get(self.account.name, quiet.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
-        made = await node.change_meta(
+        made = await node.meta_calls.change(
             AssignStream(self.account.name, quiet, time.time_ns(), self.peers)
         )
         try:
             await self._fill(made.group, head, spool)
             command = ReconfigureStream(self.account.name, self.config)
-            assignment = await node.change_meta(command)
+            assignment = await node.meta_calls.change(command)
             await self.owner.tell_leader(assignment)
         except BaseException:
             # Also when cancelled: what remains of it would look like the stream it is not.
             with contextlib.suppress(JetStreamError):
-                await node.change_meta(RemoveStream(self.account.name, quiet.name))
+                await node.meta_calls.change(RemoveStream(self.account.name, quiet.name))
             raise
         return assignment
 

@@ -68,7 +68,7 @@ class StreamApi:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST)
         check_account_limits(config, view)
         check_no_overlap(config, view.streams.values())
-        assignment = await self.node.change_meta(
+        assignment = await self.node.meta_calls.change(
             AssignStream(account.name, config, time.time_ns(), self._peers(config))
         )
         info = await self.info(account, assignment)
@@ -135,7 +135,7 @@ class StreamApi:
         )
         assert known is not None, "the check above wants it"
         peers = self._peers_after(known, config)
-        assignment = await self.node.change_meta(
+        assignment = await self.node.meta_calls.change(
             ReconfigureStream(account.name, config, peers, time.time_ns())
         )
         await self.tell_leader(assignment)
@@ -161,7 +161,7 @@ class StreamApi:
     async def delete(self, account: Account, request: ApiRequest) -> bytes:
         if self.node.meta.get(account.name, request.stream) is None:
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
-        await self.node.change_meta(RemoveStream(account.name, request.stream))
+        await self.node.meta_calls.change(RemoveStream(account.name, request.stream))
         self.node.advising.of_stream(account, request.stream, "delete")
         return encode_response(request.kind, Success(success=True))
 

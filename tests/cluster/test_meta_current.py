@@ -11,8 +11,12 @@ import pytest
 from broker.accounts import Account
 from broker.cluster.api import ApiCall, ApiService
 from broker.cluster.infos import cluster_info
+from broker.cluster.leaders import Leaders
+from broker.cluster.meta_calls import MetaCalls
+from broker.cluster.metagroup import MetaGroup
 from broker.cluster.node import JetStreamNode
 from broker.cluster.replica import Replica
+from broker.cluster.rpc import Rpc
 from broker.jetstream.api import parse_api_subject
 from raft import NodeId
 from tests.cluster.fakes import run, turns
@@ -45,13 +49,13 @@ def test_a_node_waits_until_it_has_applied_what_the_meta_leader_had() -> None:
             return (7).to_bytes(8, "little")
 
         meta = Meta(5)
-        node = SimpleNamespace(
+        calls = MetaCalls(
             node=US,
-            meta=meta,
-            wait_leader=wait_leader,
-            mesh=SimpleNamespace(rpc=SimpleNamespace(call=call)),
+            rpc=cast(Rpc, SimpleNamespace(call=call)),
+            leaders=cast(Leaders, SimpleNamespace(wait=wait_leader)),
+            group=cast(MetaGroup, SimpleNamespace(meta=meta)),
         )
-        waiting = asyncio.create_task(JetStreamNode.meta_current(cast(JetStreamNode, node)))
+        waiting = asyncio.create_task(calls.current())
         await turns(5)
         assert asked == [(LEADER, "meta index")]
         meta.index = 6
@@ -79,7 +83,7 @@ def test_creates_and_restores_are_decided_by_a_table_that_is_current(
     async def test() -> None:
         order: list[str] = []
 
-        async def meta_current() -> None:
+        async def current() -> None:
             order.append("current")
 
         async def here(_call: ApiCall) -> bytes:
@@ -90,7 +94,9 @@ def test_creates_and_restores_are_decided_by_a_table_that_is_current(
         assert request is not None
         nothing: Any = SimpleNamespace(audit=lambda *_: None, publish=lambda *_: None)
         node = SimpleNamespace(
-            meta_current=meta_current, advising=nothing, server=SimpleNamespace(router=nothing)
+            meta_calls=SimpleNamespace(current=current),
+            advising=nothing,
+            server=SimpleNamespace(router=nothing),
         )
         service = SimpleNamespace(node=node, _here=here, total=0, errors=0)
         call = ApiCall(Account("$G"), request, subject, b"reply", b"", b"{}")
