@@ -7,6 +7,7 @@ Spec: JetStream sheet 1.5, 1.6."""
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import islice
 
 from broker.jetstream.info import StoredMessageInfo
 from broker.jetstream.requests import (
@@ -125,12 +126,10 @@ def _multi_last(store: MessageStore, name: str, request: MsgGetRequest) -> list[
     if request.up_to_time is not None:
         first_after = store.first_at_time(request.up_to_time)
         up_to = first_after - 1 if first_after else store.last_seq
-    subjects: dict[bytes, None] = {}
-    for pattern in dict.fromkeys(request.multi_last):
-        for subject in store.subjects_matching(pattern.encode()):
-            subjects[subject] = None
-            if len(subjects) > MULTI_LAST_MAX:
-                return [(TOO_MANY_RESULTS.header, b"")]
+    found = store.subjects_matching(*(pattern.encode() for pattern in request.multi_last))
+    subjects = list(islice(found, MULTI_LAST_MAX + 1))
+    if len(subjects) > MULTI_LAST_MAX:
+        return [(TOO_MANY_RESULTS.header, b"")]
     last = sorted(store.last_matching((subject,), up_to) for subject in subjects)
     wanted = [seq for seq in last if seq and seq >= request.seq]
     if not wanted:

@@ -50,11 +50,10 @@ def start_of(config: ConsumerConfig, store: MessageSource, *, max_msgs_per_subje
 
 def _last_per_subject(config: ConsumerConfig, store: MessageSource) -> Start:
     last_seqs: set[int] = set()
-    for pattern in config.filters or (b">",):
-        for subject in store.subjects_matching(pattern):
-            state = store.subject_state(subject)
-            if state is not None:
-                last_seqs.add(state[2])
+    for subject in store.subjects_matching(*config.filters or (b">",)):
+        state = store.subject_state(subject)
+        if state is not None:
+            last_seqs.add(state[2])
     if not last_seqs:  # the last message is none of ours: starting there or behind it is the same
         return Start(store.last_seq if store.messages else store.last_seq + 1)
     initial = sorted(last_seqs)

@@ -6,9 +6,11 @@ Spec: index_py.py states what the index means; JetStream sheet 5.2 (filter subje
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
+from broker.store.index_py import literal_prefix
 from broker.subjects import Patterns, has_wildcard
 from broker.wire import IMPLEMENTATION
 
@@ -19,8 +21,16 @@ else:
     from broker.store._hashes import among_hashes, subject_hashes
     from broker.store._index import SubjectEntry, SubjectIndex
 
-__all__ = ["SubjectEntry", "SubjectFilter", "SubjectIndex", "among_hashes", "subject_hashes"]
+__all__ = [
+    "SubjectEntry",
+    "SubjectFilter",
+    "SubjectIndex",
+    "among_hashes",
+    "subject_hashes",
+    "subjects_taken",
+]
 
+_REST: Final = b">"
 _FILTER_MEMO_MAX = 65536  # verdicts remembered per filter; beyond it they are found anew
 
 
@@ -50,3 +60,23 @@ class SubjectFilter:
 
     def any_of(self, subjects: Iterable[bytes]) -> bool:
         return any(self(subject) for subject in subjects)
+
+
+def subjects_taken(index: SubjectIndex, wanted: SubjectFilter) -> Iterator[bytes]:
+    """Stored subjects that some pattern matches, each once. The stream must not change meanwhile.
+
+    Patterns that begin alike share one walk, so thousands of them cost no more than one."""
+    if len(wanted.patterns) == 1:
+        yield from index.matching(wanted.patterns[0])
+        return
+    beginnings: list[bytes] = []
+    for prefix in sorted({literal_prefix(p) for p in wanted.patterns if has_wildcard(p)}):
+        if not beginnings or not prefix.startswith(beginnings[-1]):
+            beginnings.append(prefix)
+    for prefix in beginnings:
+        yield from filter(wanted, index.matching(prefix + _REST))
+    for subject in dict.fromkeys(wanted.patterns):
+        if not has_wildcard(subject) and subject in index:
+            at = bisect_right(beginnings, subject)
+            if not at or not subject.startswith(beginnings[at - 1]):
+                yield subject

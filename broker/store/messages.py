@@ -18,7 +18,7 @@ from broker.store.block import Block, BlockBuilder, Rows
 from broker.store.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
 from broker.store.files import BlockFiles, MemoryDb
-from broker.store.index import SubjectFilter, SubjectIndex
+from broker.store.index import SubjectFilter, SubjectIndex, subjects_taken
 from broker.store.removal import Removal
 from broker.store.segments import BlockCache, Segments
 
@@ -350,9 +350,9 @@ class MessageStore:
             return None
         return entry.count, self._first_of(subject), self._last_of(subject)
 
-    def subjects_matching(self, pattern: bytes) -> Iterator[bytes]:
-        """Sorted. The store must not change while it is read."""
-        return self.index.matching(pattern)
+    def subjects_matching(self, *patterns: bytes) -> Iterator[bytes]:
+        """Each once; of one pattern sorted. The store must not change while it is read."""
+        return subjects_taken(self.index, SubjectFilter(patterns))
 
     def last_row(self, subject: bytes) -> tuple[Rows, int] | None:
         """Where the last message of a subject is, None when it has none."""

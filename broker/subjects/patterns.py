@@ -60,7 +60,8 @@ class Patterns:
                     return True
                 continue
             children = node.children
-            if _REST in children:  # always the last token of its pattern
+            rest = children.get(_REST)
+            if rest is not None and rest.pattern is not None:
                 return True
             for token in (_STAR, tokens[at]):
                 if token in children:
