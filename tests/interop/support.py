@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 
 SCHEMAS = Path(__file__).parents[3] / "shared" / "spec" / "schemas" / "jetstream"
 PREFIX = "io.nats.jetstream."
@@ -40,8 +39,6 @@ NOT_REQUIRED: Mapping[str, tuple[str, ...]] = {
 @cache
 def schema(kind: str) -> Body:
     """The schema of a type such as `api.v1.stream_info_response`."""
-    if not SCHEMAS.is_dir():
-        pytest.skip("the published schemas are not beside the repository (../shared/spec/schemas)")
     found: Body = json.loads((SCHEMAS / f"{kind.replace('.', '/')}.json").read_text())
     if kind.startswith(("advisory.", "metric.")):
         found["properties"]["domain"] = {"type": "string"}  # every event of the server may have it
@@ -54,7 +51,13 @@ def schema(kind: str) -> Body:
 
 
 def check(body: Body) -> None:
-    """Fails unless the body is what the schema of its own `type` says."""
+    """Fails unless the body is what the schema of its own `type` says.
+
+    Without the published schemas only the type is looked at, and the test goes on: its own
+    assertions need none. `test_schemas.py` is the one that is skipped then."""
+    assert str(body["type"]).startswith(PREFIX), body
+    if not SCHEMAS.is_dir():
+        return
     wanted = schema(str(body["type"]).removeprefix(PREFIX))
     if "error" in body and "oneOf" in wanted:
         # Failures print the fields that have no empty form, as the reference server's do: they
