@@ -14,6 +14,7 @@ from broker.cluster.replica import Replica
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.consumer_update import is_internal
 from broker.jetstream.info import (
+    DELETED_DETAILS_LIMIT,
     ClusterInfo,
     ConsumerInfo,
     DesiredCluster,
@@ -92,11 +93,7 @@ def stream_state(
 ) -> StreamState:
     stream = replica.stream
     store = stream.store
-    deleted: tuple[int, ...] = ()
-    if deleted_details:
-        deleted = tuple(
-            seq for first, last in store.deleted_ranges() for seq in range(first, last + 1)
-        )
+    deleted = store.deleted_sequences(DELETED_DETAILS_LIMIT) if deleted_details else ()
     visible = sum(not is_internal(c.config) for c in stream.consumers.values())
     return StreamState(
         messages=store.messages,

@@ -7,6 +7,8 @@ printed even when zero, the others only when they say something."""
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from broker.jetstream.consumer_config import ConsumerConfig
@@ -21,6 +23,8 @@ from broker.jetstream.stream_config import (
 )
 from broker.jetstream.strict_json import Unsigned, WallTime, always
 from broker.jetstream.versioning import API_LEVEL
+
+DELETED_DETAILS_LIMIT: Final = 100_000  # sequences named; num_deleted counts them all
 
 
 class LostData(msgspec.Struct, frozen=True):

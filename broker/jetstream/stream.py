@@ -41,7 +41,7 @@ from broker.jetstream.errors import JetStreamError
 from broker.jetstream.fast_batches import FastBatches
 from broker.jetstream.firing import fire, firings
 from broker.jetstream.hooks import ConsumerMaker, StreamConsumer
-from broker.jetstream.info import StreamState
+from broker.jetstream.info import DELETED_DETAILS_LIMIT, StreamState
 from broker.jetstream.loading import load_state
 from broker.jetstream.message import Message
 from broker.jetstream.notes import NO_NOTES, decode_notes
@@ -138,10 +138,7 @@ class Stream:
                 entry = store.index.get(subject)
                 if entry is not None:
                     subjects[subject.decode(errors="replace")] = entry.count
-        deleted: list[int] = []
-        if deleted_details:
-            for first, last in store.deleted_ranges():
-                deleted.extend(range(first, last + 1))
+        deleted = store.deleted_sequences(DELETED_DETAILS_LIMIT) if deleted_details else ()
         return StreamState(
             messages=store.messages,
             bytes=store.bytes,
@@ -152,7 +149,7 @@ class Stream:
             num_subjects=store.num_subjects,
             subjects=subjects,
             num_deleted=store.num_deleted,
-            deleted=tuple(deleted),
+            deleted=deleted,
             consumer_count=sum(not is_internal(c.config) for c in self.consumers.values()),
         )
 

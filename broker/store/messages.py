@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from broker.store import scan
 from broker.store.block import Block, BlockBuilder, Rows
@@ -438,6 +439,11 @@ class MessageStore:
         low = self.first_seq if first is None else max(first, self.first_seq)
         high = self.last_seq if last is None else min(last, self.last_seq)
         return scan.gaps(self.segments, first=low, last=high)
+
+    def deleted_sequences(self, limit: int) -> tuple[int, ...]:
+        """The first of those ranges' sequences. A gap may be as wide as sequences can count."""
+        gaps = self.deleted_ranges()
+        return tuple(islice((seq for a, b in gaps for seq in range(a, b + 1)), limit))
 
     # -- private ----------------------------------------------------------------------------------
 
