@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,11 @@ EVERYTHING = sorted(
     for top in ("broker", "raft", "chaos", "tests", "pyspark_jetraft")
     for ending in ("py", "pyx", "pxd")
     for path in (ROOT / top).rglob(f"*.{ending}")
+)
+DOCUMENTS = sorted(
+    path
+    for top in (".", "docs", "docs/decisions", "raft", "deploy")
+    for path in (ROOT / top).glob("*.md")
 )
 LINES_MAX = 500
 
@@ -50,6 +56,13 @@ PURE = (
     "raft.messages", "raft.ready", "raft.types", "raft.follower", "raft.confchange", "raft.reads",
 )  # fmt: skip
 FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "socket", "os", "logging", "threading", "secrets"}
+
+# How a docstring names its specification; docs/DESIGN.md and docs/contract.md explain.
+DESIGNED = re.compile(r"DESIGN sections? ((?:\d+(?:-|, | and )?)+)")
+AGREED = re.compile(
+    r"(core contract|JetStream sheet)(?: sections?)? ((?:\d+(?:\.\d+)?(?:-|, | and )?)+)"
+)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
 def module_name(path: Path) -> str:
@@ -109,3 +122,23 @@ def test_modules_say_what_they_own(path: Path) -> None:
 def test_files_stay_short(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= LINES_MAX, f"{path}: what is the second idea in it?"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_specifications_can_be_looked_up(path: Path) -> None:
+    text = " ".join(path.read_text().split())
+    design = (ROOT / "docs" / "DESIGN.md").read_text()
+    for found in DESIGNED.finditer(text):
+        for number in re.findall(r"\d+", found[1]):
+            assert f"\n## {number}. " in design, f"{path}: DESIGN section {number}"
+    agreed = (ROOT / "docs" / "contract.md").read_text()
+    for found in AGREED.finditer(text):
+        part = agreed.partition("## JetStream sheet")[0 if found[1] == "core contract" else 2]
+        for number in re.findall(r"\d+(?:\.\d+)?", found[2]):
+            assert re.search(rf"[| ]{re.escape(number)} ", part), f"{path}: {found[1]} {number}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    for target in LINK.findall(path.read_text()):
+        assert (path.parent / target).exists(), f"{path}: {target}"

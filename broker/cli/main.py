@@ -3,7 +3,7 @@
 Owns: the command tree and its help.
 May not touch: what the commands do; each lives in its own module, imported when it is asked for,
 because `serve` must be ready within a blink.
-Spec: `serve` takes nats-server's own flags (core sheet 6.1), so it is not parsed here."""
+Spec: `serve` takes nats-server's own flags (core contract 6.1), so it is not parsed here."""
 
 from __future__ import annotations
 

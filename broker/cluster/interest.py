@@ -7,7 +7,7 @@ May not touch: Raft, streams. A stream captures a message at the node its publis
 to, so routed messages reach client subscriptions only.
 Each node dials its own links, so either direction may break alone. Interest of a peer counts
 while we have links to it, and whoever gets links asks for all of it.
-Spec: core sheet 8.1 (interest per account, subject, queue; one hop; order per link)."""
+Spec: core contract 8.1 (interest per account, subject, queue; one hop; order per link)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Owns: which frames go on which channel, who is connected, the client URLs peers 
 May not touch: Raft groups and streams; they register their own channels here.
 Everything the broker sends to a peer takes the one bulk link in order: interest first, then the
 messages and calls that depend on it.
-Spec: core sheet 8.1, 8.2; DESIGN section 8."""
+Spec: core contract 8.1, 8.2; DESIGN section 8."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns: assignments, keyed by (account, stream), and the rules that two creates may not break.
 May not touch: sockets, clocks, dice, Raft; the leader stamps times and peers into the command.
-Spec: DESIGN section 6 (one meta group), JetStream API sheet 2.2 (create, update, delete)."""
+Spec: DESIGN section 6 (one meta group), JetStream sheet 2.2 (create, update, delete)."""
 
 from __future__ import annotations
 

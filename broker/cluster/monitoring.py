@@ -2,7 +2,7 @@
 
 Owns: the documents of /jsz and /healthz, and the gauges of /metrics.
 May not touch: live state beyond reading it; one call, one frozen answer.
-Spec: core sheet 7; deployment study D1: startup, liveness and readiness are three questions."""
+Spec: core contract 7; deployment study D1: startup, liveness and readiness are three questions."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Owns: one connection, one inbox, the push consumer it reads through.
 May not touch: the mirror's own stream.
 The origin may be any NATS server with JetStream: this speaks the ordinary client protocol. Header
 blocks and nanosecond times are kept as they come, which client libraries do not promise.
-Spec: core sheet 1; JetStream sheet 5.7, 5.8, 8.3."""
+Spec: core contract 1; JetStream sheet 5.7, 5.8, 8.3."""
 
 from __future__ import annotations
 

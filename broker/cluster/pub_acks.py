@@ -2,7 +2,7 @@
 
 Owns: the text of a PubAck, and encoding in bulk for the common case (one inbox subscription).
 May not touch: which batch is answered, and when; the outbox knows.
-Spec: JetStream sheet 3.1 (PubAck); core sheet 1.10 (no responders)."""
+Spec: JetStream sheet 3.1 (PubAck); core contract 1.10 (no responders)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns: start and stop order, and what monitoring is told.
 May not touch: how any of it works; this is wiring.
-Spec: the server's runtime seam (broker/server/runtime.py); core sheet 7 for the documents."""
+Spec: the server's runtime seam (broker/server/runtime.py); core contract 7 for the documents."""
 
 from __future__ import annotations
 

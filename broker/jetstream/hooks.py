@@ -3,7 +3,7 @@
 Owns: two small Protocols. `StreamConsumer` is the replicated consumer as its stream sees it,
 `ConsumerMaker` builds or reloads one.
 May not touch: delivery (volatile, leader only), messages, time.
-Spec: DESIGN section 7; JetStream retention rules, section 4.2."""
+Spec: DESIGN section 7; JetStream sheet 4.2."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns: the asset name rules, the eight-character name hash, generated names.
 May not touch: dice; randomness is handed in, so that a replay makes the same names.
-Spec: JetStream conventions, Asset names and Name hash."""
+Spec: JetStream sheet 0 (asset names, name hash)."""
 
 from __future__ import annotations
 

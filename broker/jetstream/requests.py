@@ -2,7 +2,7 @@
 
 Owns: the request Structs that are not configurations, and the empty/optional/required rules.
 May not touch: state; whether the asset exists is asked later.
-Spec: JetStream conventions ("Empty request", Optional body, Strict JSON), MSG.GET, DIRECT.GET."""
+Spec: JetStream sheet 0 (empty requests, optional bodies, strict JSON), 1.5, 1.6."""
 
 from __future__ import annotations
 

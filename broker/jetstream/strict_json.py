@@ -2,7 +2,7 @@
 
 Owns: case-insensitive keys, null as "not set", unknown fields, the omitempty rule, time texts.
 May not touch: what the fields mean; that is config.py, api.py and responses.py.
-Spec: JetStream conventions, Strict JSON (10025), Times, Bytes.
+Spec: JetStream sheet 0 (strict JSON, 10025; times; bytes).
 
 A Struct field with a plain default is left out of the printed body while it holds that default.
 A field declared with `always(x)` is printed whatever it holds. Fields of type `WallTime` are

@@ -2,7 +2,7 @@
 
 Owns: nanoseconds since 1970 <-> RFC 3339 text with up to nine fractional digits, Go durations.
 May not touch: clocks; every time is an argument.
-Spec: JetStream conventions, Times: UTC `Z`, trailing zeros trimmed, zero time is year 1."""
+Spec: JetStream sheet 0, times: UTC `Z`, trailing zeros trimmed, zero time is year 1."""
 
 from __future__ import annotations
 

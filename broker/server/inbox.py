@@ -4,7 +4,7 @@ Owns: the sink between the router and a callback.
 May not touch: what the messages mean.
 Conversations with one client (snapshots, restores) and answers to imported services use it: who
 answers may be connected anywhere.
-Spec: core sheet 1.10."""
+Spec: core contract 1.10."""
 
 from __future__ import annotations
 

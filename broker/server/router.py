@@ -2,7 +2,7 @@
 
 Owns: fan-out, queue choice, echo, no responders, and the notice of changed interest.
 May not touch: sockets, permissions, storage; sinks do what is theirs.
-Spec: core contract 1.8, 1.10; working contract section 5."""
+Spec: core contract 1.8, 1.10."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns: the Protocol a runtime fulfils, and its answers when there is none.
 May not touch: sockets, Raft, streams.
-Spec: working contract of the server; core contract 7 for the documents."""
+Spec: core contract 7 for the documents."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns: `$1`, `{{wildcard(1)}}`, `{{partition(n,i)}}` and the other functions.
 May not touch: dice; a `random` is drawn from a number the caller gives.
-Spec: core sheet 2.3, ADR-30; `>` in both or neither, no `*` in the destination."""
+Spec: core contract 2.3, ADR-30; `>` in both or neither, no `*` in the destination."""
 
 from __future__ import annotations
 
