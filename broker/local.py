@@ -6,6 +6,7 @@ The same configuration file starts our server and nats-server, so both meet the 
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -37,6 +38,17 @@ def free_ports(count: int) -> list[int]:
     for s in sockets:
         s.close()
     return ports
+
+
+def is_taken(port: int) -> bool:
+    """Whether somebody listens on it now."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return True
+        raise
+    return False
 
 
 def our_command() -> list[str]:

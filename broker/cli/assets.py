@@ -189,6 +189,7 @@ def consumer_next(*, stream_name: str, name: str, count: int, timeout: float, se
     """Fetch messages, print and acknowledge them."""
 
     async def work(nc: Any) -> None:
+        await nc.jetstream().consumer_info(stream_name, name)  # says what is missing, if so
         subscription = await nc.jetstream().pull_subscribe_bind(name, stream_name)
         for message in await subscription.fetch(count, timeout=timeout):
             sequence = message.metadata.sequence.stream

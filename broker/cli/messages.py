@@ -13,6 +13,7 @@ import nats.errors
 import nats.js.errors
 
 from broker.cli.client import AT_LEAST_ONE, server_option, with_connection
+from broker.subjects.grammar import valid_subject
 
 
 @click.command()
@@ -27,22 +28,35 @@ from broker.cli.client import AT_LEAST_ONE, server_option, with_connection
 def pub(*, subject: str, message: str, count: int, headers: tuple[str, ...], server: str) -> None:
     """Publish, and print the ack of the stream that captured it (or say that none did)."""
     fields = dict(_field(header) for header in headers) or None
+    if not valid_subject(subject.encode(), wildcards=False):
+        raise click.BadParameter(f'"{subject}" is no subject to publish on', param_hint="SUBJECT")
 
     async def work(nc: Any) -> None:
         stream = nc.jetstream()
+        stored = await _is_stored(stream, subject)
         for i in range(1, count + 1):
             body = message.replace("{{Count}}", str(i)).encode()
-            try:
+            if stored:
                 ack = await stream.publish(subject, body, headers=fields)
-            except nats.js.errors.NoStreamResponseError:
+                repeat = " (duplicate)" if ack.duplicate else ""
+                click.echo(f"stored in {ack.stream} as {ack.seq}{repeat}")
+            else:
                 await nc.publish(subject, body, headers=fields)
                 await nc.flush()
                 click.echo(f"published to {subject} (no stream stores it)")
-            else:
-                repeat = " (duplicate)" if ack.duplicate else ""
-                click.echo(f"stored in {ack.stream} as {ack.seq}{repeat}")
 
     with_connection(server, work)
+
+
+async def _is_stored(stream: Any, subject: str) -> bool:
+    """Asked, not tried: with a subscriber and no stream, nobody would answer the trial."""
+    try:
+        await stream.find_stream_name_by_subject(subject)
+    except (nats.js.errors.NotFoundError, nats.js.errors.ServiceUnavailableError):
+        return False
+    except nats.errors.TimeoutError:
+        return True  # perhaps the user may publish but not ask; an ack will tell
+    return True
 
 
 @click.command()

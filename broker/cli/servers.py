@@ -17,7 +17,7 @@ import click
 
 from broker.cli.client import server_option, with_connection
 from broker.cli.ending import end_by_signal
-from broker.local import LocalCluster, NodeFailed
+from broker.local import LocalCluster, NodeFailed, is_taken
 
 STATE_FILE = "cluster.json"
 
@@ -57,6 +57,8 @@ def up(*, nodes: int | None, directory: str, port: int | None, detach: bool, fre
         _forget(place)
     nodes, port = _as_before(place, nodes, port)
     ports = [p for i in range(nodes) for p in (port + i, port + 4000 + i, port + 2000 + i)]
+    starting = [i for i in range(nodes) if f"local-{i + 1}" not in running]
+    _refuse_taken([p for i in starting for p in ports[3 * i : 3 * i + 3]])
     cluster = LocalCluster(place, size=nodes, name="local", ports=ports)
     cluster.prepare(keep=True)
     with end_by_signal():
@@ -94,6 +96,16 @@ def _start_and_stay(cluster: LocalCluster, running: dict[str, int], *, detach: b
         click.echo("stopping")
         cluster.stop()
         (place / STATE_FILE).unlink(missing_ok=True)
+
+
+def _refuse_taken(ports: list[int]) -> None:
+    """Before anything is written: another cluster on the port would answer in our place."""
+    for port in ports:
+        if is_taken(port):
+            raise click.ClickException(
+                f"another program listens on port {port}; end it, or choose with --port "
+                "(and --dir) where else the nodes go"
+            )
 
 
 def _as_before(place: Path, nodes: int | None, port: int | None) -> tuple[int, int]:

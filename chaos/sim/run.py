@@ -60,7 +60,8 @@ class Outcome:
         if hidden > 0:
             lines.append(f"  ... {hidden} earlier lines; run_seed({self.seed}, trace=True) has all")
         lines += trace[-TRACE_LINES_SHOWN:]
-        lines.append(f"replay: jetraft chaos sim --seed {self.seed}")
+        if not self.ok:
+            lines.append(f"replay: jetraft chaos sim --seed {self.seed}")
         return "\n".join(lines)
 
 

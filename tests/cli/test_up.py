@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,6 +54,16 @@ def test_files_that_are_there_are_used_as_they_are(prepared: Path) -> None:
     result = up(prepared)
     assert result.exit_code == 1
     assert 'unknown field "what_is_this"' in result.output  # so the files are still the user's
+
+
+def test_a_port_of_another_program_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """Another cluster there has nodes of the same names: they would answer in place of ours."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1] - 1  # of the second node
+        result = up(tmp_path / "run", "--port", str(port))
+    assert result.exit_code == 1
+    assert f"another program listens on port {port + 1};" in result.output
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_shows_the_lines_of_this_start(tmp_path: Path) -> None:
