@@ -10,7 +10,7 @@ from broker.cluster.outbox import Batch, Outbox, Published
 from broker.server.router import Router
 from broker.subjects import Subscription
 from broker.wire import PubRun
-from tests.cluster.fakes import Client
+from tests.cluster.fakes import Client, turns
 
 GROUP, SESSION = 7, 99
 
@@ -43,6 +43,12 @@ class Bench:
         client = Client(self.account)
         self.router.subscribe(self.account, Subscription(client, self.account, inbox, b"", sid))
         return client
+
+    async def publish_apart(self, client: Client, batches: int) -> None:
+        """One message in each of so many turns: as many batches."""
+        for _ in range(batches):
+            self.publish(client, 1)
+            await turns()
 
     def publish(
         self,

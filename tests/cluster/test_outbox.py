@@ -179,9 +179,7 @@ def test_a_leader_in_this_process_may_answer_while_it_is_handed_the_batch() -> N
         def transmit(outbox: Outbox, batch: Batch) -> None:
             outbox.answered(Published(GROUP, SESSION, batch.number, batch.number, []))
 
-        for _ in range(2):
-            bench.publish(client, 1)
-            await turns()
+        await bench.publish_apart(client, 2)
         bench.outbox.transmit = transmit
         bench.outbox.resend()
         bench.publish(client, 1)

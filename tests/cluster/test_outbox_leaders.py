@@ -29,9 +29,7 @@ def test_unanswered_batches_are_sent_again_in_order() -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()
-        for _ in range(6):
-            bench.publish(client, 1)
-            await turns()
+        await bench.publish_apart(client, 6)
         bench.answer(2, 2)
         bench.sent.clear()
         bench.outbox.resend()
@@ -44,9 +42,7 @@ def test_answers_late_twice_and_out_of_order() -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()
-        for _ in range(3):
-            bench.publish(client, 1)
-            await turns()
+        await bench.publish_apart(client, 3)
         for number, seq in ((3, 3), (1, 1), (3, 3), (1, 1), (9, 9), (2, 2), (2, 2)):
             bench.answer(number, seq)
         assert bulk_seqs(client) == [3, 1, 2]
@@ -72,9 +68,7 @@ def test_a_lost_batch_is_sent_again_once_with_those_behind_it() -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()
-        for _ in range(4):
-            bench.publish(client, 1)
-            await turns()
+        await bench.publish_apart(client, 4)
         bench.sent.clear()
         for number in (2, 3, 4):  # the first was lost on the way
             bench.refuse(number, expected=1)
@@ -95,9 +89,7 @@ def test_a_leader_that_expects_a_later_batch_gets_the_earlier_ones_as_well() -> 
     async def test() -> None:
         bench = Bench()
         client = bench.client()
-        for _ in range(4):
-            bench.publish(client, 1)
-            await turns()
+        await bench.publish_apart(client, 4)
         bench.sent.clear()
         bench.refuse(4, expected=3)
         assert bench.numbers == [1, 2, 3, 4]
@@ -222,9 +214,7 @@ def test_an_answer_that_overtakes_another_shows_that_the_other_is_lost() -> None
     async def test() -> None:
         bench = Bench()
         client = bench.client()
-        for _ in range(4):
-            bench.publish(client, 1)
-            await turns()
+        await bench.publish_apart(client, 4)
         bench.sent.clear()
         bench.answer(3, 3)
         assert bench.numbers == [1, 2]  # at once, and nothing that was not overtaken
@@ -240,9 +230,7 @@ def test_a_result_nobody_knows_is_not_asked_for_for_ever(caplog: pytest.LogCaptu
     async def test(loop: ClockedLoop) -> None:
         bench = Bench()
         client = bench.client()
-        for _ in range(2):
-            bench.publish(client, 1)
-            await turns()
+        await bench.publish_apart(client, 2)
         bench.sent.clear()
         bench.refuse(1, expected=500)
         bench.refuse(1, expected=500)  # of an earlier sending

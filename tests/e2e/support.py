@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 import time
@@ -63,14 +64,22 @@ async def leader_of(client: Any, cluster: LocalCluster, stream: str) -> Node:
     return next(node for node in cluster.nodes if node.name == name)
 
 
+def restart_all(cluster: LocalCluster) -> None:
+    """Every node is killed before the first one starts again; then all are well."""
+    for node in cluster.nodes:
+        node.kill()
+    for node in cluster.nodes:
+        node.start()
+    for node in cluster.nodes:
+        node.wait_healthy()
+
+
 def nats_server() -> list[str]:
     """The real server, where it is installed: next to the interpreter, or on the PATH."""
     found = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which(
         "nats-server"
     )
     if found is None:
-        import os
-
         if os.environ.get("CI"):
             pytest.fail("nats-server is not installed")
         pytest.skip("nats-server is not installed")

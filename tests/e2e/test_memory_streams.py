@@ -9,7 +9,7 @@ from nats.js.api import ConsumerConfig, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, run
+from tests.e2e.support import connect, eventually, restart_all, run
 
 SECRET = b"a payload that is only ever in memory "
 
@@ -122,10 +122,5 @@ def test_replicas_restart_one_at_a_time_and_nothing_is_lost_until_all_do(tmp_pat
             node.wait_healthy()  # says that every stream has caught up
         run(lambda: check(25))
         assert not files_with(tmp_path, SECRET)
-        for node in cluster.nodes:
-            node.kill()
-        for node in cluster.nodes:
-            node.start()
-        for node in cluster.nodes:
-            node.wait_healthy()
+        restart_all(cluster)
         run(empty)

@@ -9,7 +9,7 @@ import pytest
 from nats.js.api import StreamConfig
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, run
+from tests.e2e.support import connect, eventually, restart_all, run
 
 
 def holders(place: Path, text: bytes) -> list[str]:
@@ -66,12 +66,7 @@ def test_an_erased_payload_is_in_no_file(tmp_path: Path, size: int) -> None:
 
     with LocalCluster(tmp_path, size=size, name="erase") as cluster:
         run(work)
-        for node in cluster.nodes:
-            node.kill()
-        for node in cluster.nodes:
-            node.start()
-        for node in cluster.nodes:
-            node.wait_healthy()
+        restart_all(cluster)
         run(after)
 
 

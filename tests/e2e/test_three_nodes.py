@@ -12,7 +12,7 @@ from nats.js.api import ConsumerConfig, StreamConfig
 
 from broker.client import scan
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, leader_of, run
+from tests.e2e.support import connect, eventually, leader_of, restart_all, run
 
 
 @pytest.fixture(scope="module")
@@ -183,12 +183,7 @@ def test_all_nodes_restart_and_keep_everything(cluster: LocalCluster) -> None:
         await client.close()
 
     run(before)
-    for node in cluster.nodes:
-        node.kill()
-    for node in cluster.nodes:
-        node.start()
-    for node in cluster.nodes:
-        node.wait_healthy()
+    restart_all(cluster)
     run(after)
 
 

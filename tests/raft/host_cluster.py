@@ -188,6 +188,18 @@ class Cluster:
             if ledger.values.get(key) == value:
                 return
 
+    async def leave_behind(self, absent: Node, values: Sequence[Any], *, cut: int) -> None:
+        """The values are put while the node is away, and the others cut their logs beyond `cut`:
+        when it starts again only a snapshot can help."""
+        await self.settled()
+        await absent.kill()
+        for i, value in enumerate(values):
+            await self.put(f"k{i}", value)
+        for node in self.alive:
+            node.ledger.save()
+        await until(lambda: all(n.store.reader(G).first_index() > cut for n in self.alive))
+        await absent.start()
+
     async def settled(self, group: GroupId = G) -> None:
         """All that live have applied the same."""
 

@@ -27,14 +27,7 @@ def test_a_node_that_missed_a_compaction_catches_up_by_snapshot(tmp_path: Path) 
         leader = await c.leader()
         absent = next(n for n in c.nodes if n is not leader)
         await c.put("early", 1)
-        await c.settled()
-        await absent.kill()
-        for i in range(60):
-            await c.put(f"k{i}", "x" * 1000)
-        for node in c.alive:
-            node.ledger.save()
-        await until(lambda: all(n.store.reader(G).first_index() > 40 for n in c.alive))
-        await absent.start()
+        await c.leave_behind(absent, ["x" * 1000] * 60, cut=40)
         await until(lambda: bool(absent.ledger.restored))
         await c.settled()
         for i in range(5):
@@ -55,14 +48,7 @@ def test_a_snapshot_larger_than_its_window_streams_while_the_log_goes_on(tmp_pat
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         absent = next(n for n in c.nodes if n is not leader)
-        await c.settled()
-        await absent.kill()
-        for i in range(40):
-            await c.put(f"k{i}", "x" * 700_000)
-        for node in c.alive:
-            node.ledger.save()
-        await until(lambda: all(n.store.reader(G).first_index() > 30 for n in c.alive))
-        await absent.start()
+        await c.leave_behind(absent, ["x" * 700_000] * 40, cut=30)
         for i in range(10):
             await c.put(f"z{i}", i)
         await until(lambda: bool(absent.ledger.restored))
@@ -76,14 +62,7 @@ def test_a_leader_that_dies_while_it_streams_is_replaced(tmp_path: Path) -> None
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         absent = next(n for n in c.nodes if n is not leader)
-        await c.settled()
-        await absent.kill()
-        for i in range(30):
-            await c.put(f"k{i}", "x" * 700_000)
-        for node in c.alive:
-            node.ledger.save()
-        await until(lambda: all(n.store.reader(G).first_index() > 20 for n in c.alive))
-        await absent.start()
+        await c.leave_behind(absent, ["x" * 700_000] * 30, cut=20)
         receiver = absent.host._exchange._receiver
         await until(lambda: any(len(s.chunks) > 2 for s in receiver._streams.values()))
         await leader.kill()
