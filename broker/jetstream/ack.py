@@ -6,20 +6,18 @@ Spec: JetStream acknowledgements; `$JS.ACK` version 1 (9 tokens) and version 2 (
 
 from __future__ import annotations
 
-import re
 from enum import Enum
-from fractions import Fraction
 from typing import Final
 
 import msgspec
 
+from broker.jetstream.times import parse_go_duration
 from broker.wire import headers as wire_headers
 
 AckSubject = tuple[bytes, bytes, int, int, int, int, int]
 
 _V1_TOKENS: Final = 9
 _V2_TOKENS: Final = 11
-_DELAY_MAX_NS: Final = 2**63 - 1
 
 
 class AckKind(Enum):
@@ -97,37 +95,6 @@ def nak_delay_ns(payload: bytes) -> int | None:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
     return parse_go_duration(argument.decode(errors="replace"))
-
-
-_UNIT_NS: Final = {
-    "ns": 1,
-    "us": 1_000,
-    "\u00b5s": 1_000,  # micro sign
-    "\u03bcs": 1_000,  # Greek letter mu
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "m": 60_000_000_000,
-    "h": 3_600_000_000_000,
-}
-_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII)
-
-
-def parse_go_duration(text: str) -> int | None:
-    """Nanoseconds of a Go duration text (`1h15m`, `-1.5s`, `0`), or None."""
-    body = text[1:] if text[:1] in ("+", "-") else text
-    if body == "0":
-        return 0
-    total = Fraction(0)
-    at = 0
-    while at < len(body):
-        part = _PART.match(body, at)
-        if part is None:
-            return None
-        total += Fraction(part[1] if part[1][-1] != "." else part[1] + "0") * _UNIT_NS[part[2]]
-        at = part.end()
-    if not body or total > _DELAY_MAX_NS:
-        return None
-    return -int(total) if text[0] == "-" else int(total)
 
 
 def flow_control_ack(headers: bytes) -> tuple[int, int] | None:

@@ -12,8 +12,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from broker.jetstream.times import NS_PER_S, parse_rfc3339
-from broker.jetstream.ttl import duration_ns
+from broker.jetstream.times import NS_MAX, NS_PER_S, parse_go_duration, parse_rfc3339
 
 _PREDEFINED: Final = {
     "@yearly": "0 0 0 1 1 *",
@@ -79,7 +78,7 @@ class Schedule:
             return self.at_ns
         if self.every_ns:
             due = _rounded(from_ns) + self.every_ns
-            return due if due >= now_ns else _rounded(now_ns) + self.every_ns
+            return min(due if due >= now_ns else _rounded(now_ns) + self.every_ns, NS_MAX)
         assert self.cron is not None
         due = _next_match(self.cron, from_ns, _zone(zone))
         return due if due >= now_ns else _next_match(self.cron, _rounded(now_ns), _zone(zone))
@@ -93,7 +92,7 @@ def parse_schedule(pattern: str) -> Schedule:
         except (ValueError, OverflowError):
             raise BadPattern from None
     if pattern.startswith("@every "):
-        every = duration_ns(pattern[7:].encode())
+        every = parse_go_duration(pattern[7:])
         if every is None or every < NS_PER_S:
             raise BadPattern
         return Schedule(every_ns=every)

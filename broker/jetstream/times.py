@@ -20,6 +20,18 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _RFC3339: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
+_UNIT_NS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "\u00b5s": 1_000,  # micro sign
+    "\u03bcs": 1_000,  # Greek letter mu
+    "ms": NS_PER_MS,
+    "s": NS_PER_S,
+    "m": 60 * NS_PER_S,
+    "h": 3_600 * NS_PER_S,
+}
+_PART: Final = re.compile(r"(\d*)(?:\.(\d*))?(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII)
+_DIGITS_MAX: Final = 19  # of what an int64 can hold; int() of thousands of digits raises
 
 
 def rfc3339(ns: int) -> str:
@@ -71,6 +83,28 @@ def go_duration(ns: int) -> str:
     if hours:
         text = f"{hours}h{text}"
     return sign + text
+
+
+def parse_go_duration(text: str) -> int | None:
+    """Nanoseconds of a Go duration text (`1h15m`, `-1.5s`, `0`); None if it is none, or too long
+    for an int64. Digits of a fraction that nanoseconds cannot show are left out."""
+    body = text[1:] if text[:1] in ("+", "-") else text
+    if body == "0":
+        return 0
+    total = at = 0
+    while at < len(body):
+        part = _PART.match(body, at)
+        if part is None or not (part[1] or part[2]):
+            return None
+        whole, fraction, unit = part[1].lstrip("0"), (part[2] or "")[:_DIGITS_MAX], part[3]
+        if len(whole) > _DIGITS_MAX:
+            return None
+        total += int(whole or "0") * _UNIT_NS[unit]
+        total += int(fraction or "0") * _UNIT_NS[unit] // 10 ** len(fraction)
+        at = part.end()
+    if not body or total > NS_MAX:
+        return None
+    return -total if text[0] == "-" else total
 
 
 def _decimal(value: int, unit: int) -> str:

@@ -22,6 +22,7 @@ REQUIRED_LEVEL_HEADER: Final = b"Nats-Required-Api-Level"
 REQUIRED_LEVEL_KEY: Final = "_nats.req.level"
 VERSION_KEY: Final = "_nats.ver"
 LEVEL_KEY: Final = "_nats.level"
+_DIGITS_MAX: Final = 19  # of a level that can be read at all
 
 
 def level_is_met(header: bytes | None) -> bool:
@@ -30,7 +31,7 @@ def level_is_met(header: bytes | None) -> bool:
         return True
     text = header.decode("latin-1")
     sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
-    if not (digits.isascii() and digits.isdigit()):
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX):
         return False
     return sign == "-" or int(digits) <= API_LEVEL
 

@@ -12,11 +12,11 @@ from broker.jetstream.ack import (
     nak_delay_ns,
     next_request,
     parse_ack_subject,
-    parse_go_duration,
     term_reason,
 )
 from broker.jetstream.ack_state import AckState
 from broker.jetstream.consumer_commands import from_runs, to_runs
+from broker.jetstream.times import parse_go_duration
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,9 @@ def test_nak_delay_that_cannot_be_read_is_none(payload: bytes, delay: int | None
         ("s", None),
         (".s", None),
         ("10000000h", None),
+        ("9" * 5000 + "ns", None),
+        ("0" * 5000 + "1ns", 1),
+        ("1." + "9" * 5000 + "s", 1_999_999_999),
     ],
 )
 def test_go_duration(text: str, ns: int | None) -> None:

@@ -258,3 +258,21 @@ def test_schedules_survive_a_checkpoint() -> None:
         at("2026-01-05T10:00:07"),
         at("2026-01-05T10:00:10"),
     ]
+
+
+@pytest.mark.parametrize("every", ["999999999999h", "9" * 5000 + "s", "2562048h"])
+def test_an_interval_beyond_all_time_is_refused(every: str) -> None:
+    driver = scheduling()
+    assert isinstance(schedule(driver, f"@every {every}"), JetStreamError)
+
+
+def test_a_schedule_for_the_end_of_time_is_kept_over_a_restart() -> None:
+    db = MemoryDb()
+    driver = scheduling(db)
+    schedule(driver, "@every 2562047h")
+    schedule(driver, "@at 9999-12-31T23:59:59Z", "s.other")
+    batch = db.begin()
+    driver.stream.checkpoint(batch)
+    db.write(batch)
+    driver.stream = driver.open()
+    assert driver.seqs() == [1, 2]

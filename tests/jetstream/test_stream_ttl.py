@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from broker.jetstream.commands import Expire, mirror_prefix
+from broker.jetstream.error_codes import ErrCode
+from broker.jetstream.errors import JetStreamError
 from broker.store.block import BlockBuilder
 from broker.store.files import MemoryDb
 from tests.jetstream.stream_driver import SECOND, Driver, headers
@@ -125,3 +127,27 @@ def test_entries_of_messages_that_are_gone_are_bounded() -> None:
         driver.publish(Nats_TTL="1h")
     driver.stream.checkpoint(driver.db.begin())
     assert len(driver.stream.store.deadlines) == 1
+
+
+MANY_NINES = "9" * 5000  # more digits than int() reads
+
+
+@pytest.mark.parametrize("ttl", [MANY_NINES, MANY_NINES + "s", MANY_NINES + "ns", "2562048h"])
+def test_a_ttl_beyond_all_time_is_refused_and_stops_nothing(ttl: str) -> None:
+    driver = ttl_driver()
+    refused = driver.publish(Nats_TTL=ttl)
+    assert isinstance(refused, JetStreamError)
+    assert refused.err_code is ErrCode.MESSAGE_TTL_INVALID
+    driver.publish(Nats_TTL="1." + MANY_NINES + "s")
+    assert driver.seqs() == [1]
+
+
+def test_the_longest_ttl_is_kept_over_a_restart() -> None:
+    db = MemoryDb()
+    driver = ttl_driver(db)
+    driver.publish(Nats_TTL="9223372036")
+    batch = db.begin()
+    driver.stream.checkpoint(batch)
+    db.write(batch)
+    driver.stream = driver.open()
+    assert driver.seqs() == [1]
