@@ -1,12 +1,14 @@
 """Cutting logs: where the log of a group may be cut, and cutting those that may.
 
-Owns: one decision, as a pure function, and the write that carries it out for all groups.
+Owns: one decision, as a pure function, the write that carries it out for all groups, and when the
+space of what is gone is taken back.
 May not touch: the core, the machine's state.
 Spec: Raft section 7. The log is needed above what the machine has made durable, and a while
 longer for followers: one that is a little behind is cheaper to serve from the log."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -67,12 +69,15 @@ class Compactor:
         transport: Transport,
         exchange: SnapshotExchange,
         failed: Callable[[Group, Exception], None],
+        store_failed: Callable[[BaseException], None],
     ) -> None:
         self.policy = policy
         self._store = store
         self._transport = transport
         self._exchange = exchange
         self._failed = failed
+        self._store_failed = store_failed
+        self._reclaiming: asyncio.Future[None] | None = None
         self._walked = 0  # how far the walk over sleeping groups has come
 
     def choose(
@@ -111,6 +116,19 @@ class Compactor:
                 self._store.write(batch)
             except StoreBusy:
                 return  # the next time is as good
+
+    def reclaim(self) -> None:
+        """If much of the database is garbage, begin to take the space back beside all else."""
+        if self._reclaiming is None and self._store.is_wasteful():
+            loop = asyncio.get_running_loop()
+            self._reclaiming = loop.run_in_executor(None, self._store.reclaim)
+            self._reclaiming.add_done_callback(self._reclaimed)
+
+    def _reclaimed(self, ended: asyncio.Future[None]) -> None:
+        self._reclaiming = None
+        error = ended.exception()
+        if error is not None:
+            self._store_failed(error)
 
     def _cut_point(self, group: Group) -> Index | None:
         log, core = group.log, group.core

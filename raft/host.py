@@ -111,6 +111,7 @@ class Host:
             transport=transport,
             exchange=self._exchange,
             failed=self.group_failed,
+            store_failed=self.store_failed,
         )
         self._vigil = Vigil(
             transport=transport,
@@ -390,6 +391,7 @@ class Host:
                 self._compactor.run(g for g in chosen if not (silent and g.persistent))
             except StoreFailed as error:
                 self.store_failed(error)
+            self._compactor.reclaim()
 
     def _disk_full(self) -> bool:
         """Without room we fall silent, so that others lead, and go on when there is room."""

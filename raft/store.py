@@ -13,9 +13,7 @@ end may have been promised, so the directory is refused rather than shortened.""
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,9 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rocksdict import BottommostLevelCompaction, ColumnFamily, CompactOptions, Rdict, WriteBatch
+from rocksdict import ColumnFamily, Rdict, WriteBatch
 from rocksdict import WriteOptions as RocksWriteOptions
 
+from raft import garbage
 from raft.batch import Batch
 from raft.database import Identity, StoreTuning, open_database
 from raft.group_log import GroupLog
@@ -44,6 +43,7 @@ from raft.records import (
     group_value,
     read_group,
 )
+from raft.room import Room
 from raft.types import GroupId, HardState, Index, SnapshotMeta
 
 __all__ = [
@@ -62,10 +62,7 @@ __all__ = [
 
 _log = logging.getLogger("raft.store")
 _LAST_INDEX: Final = 2**64 - 1
-_BLOB_AGE: Final = "blob_garbage_collection_age_cutoff"
-_BLOB_AGE_USUAL: Final = "0.25"
 _BUFFERED: Final = "rocksdb.cur-size-all-mem-tables"
-_PROBE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +91,14 @@ class LogStore:
         self.full = False  # by the last check_space: nothing is written, all can be read
         self._path = path
         self._open_again = open_again
-        self._free_bytes_min = free_bytes_min
+        self._room = Room(path, free_bytes_min)
         db, self.identity = open_again()
         self._take(db)
         self._users: list[tuple[Callable[[], None], Callable[[Rdict], None]]] = []
         self._flushing = 0
         self._guard = threading.Lock()  # of _flushing
         self._one_flush = threading.Lock()
+        self._one_rewrite = threading.Lock()
         self._write_options = RocksWriteOptions()
         self._write_options.no_slowdown = True
         self._patient = RocksWriteOptions()
@@ -162,20 +160,8 @@ class LogStore:
         self._users.append((let_go, take))
 
     def probe(self) -> None:
-        """Blocking, on any thread. Raises OSError unless the disk takes and flushes a file and
-        has room for what opening writes: all that the write-ahead log holds, and the reserve."""
-        logged = sum(file.stat().st_size for file in self._path.glob("*.log"))
-        disk = os.statvfs(self._path)
-        if disk.f_bavail * disk.f_frsize < logged + self._reserve(disk):
-            raise OSError(errno.ENOSPC, "there is not enough room yet")
-        trial = self._path / "probe"
-        try:
-            with trial.open("wb") as file:
-                file.write(bytes(_PROBE_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            trial.unlink(missing_ok=True)
+        """Blocking, on any thread. Raises OSError unless the disk works and has room again."""
+        self._room.probe()
 
     def reopen(self) -> None:
         """Blocking. Let the failed database go and open it as after a crash: what its log shows
@@ -318,14 +304,10 @@ class LogStore:
         """Whether the disk has room, also for what is still in memory and will be written by
         itself; to be asked often enough that what is written between two calls fits into the
         reserve."""
-        if self.failure is None and self._free_bytes_min:
-            disk = os.statvfs(self._path)
+        if self.failure is None:
             buffered = sum(c.property_int_value(_BUFFERED) or 0 for c in self._columns.values())
-            self.full = disk.f_bavail * disk.f_frsize < buffered + self._reserve(disk)
+            self.full = self._room.is_short(buffered)
         return not self.full
-
-    def _reserve(self, disk: os.statvfs_result) -> int:
-        return min(self._free_bytes_min, disk.f_blocks * disk.f_frsize // 10)
 
     def write(self, batch: Batch, *, may_wait: bool = False) -> None:
         """Write without flushing. Raises StoreBusy (nothing written, the batch stays good; not
@@ -399,28 +381,38 @@ class LogStore:
         """Blocking, for as long as rewriting the database takes: no file holds what was deleted
         or overwritten before the call. What a reader's snapshot still shows stays until the
         next time."""
-        self._rewriting = True
-        try:
-            with self._under_way():
-                self._rewrite()
-        except StoreFailed:
-            raise
-        except Exception as error:
-            if not self._closing:
-                self.failure = error
-                raise StoreFailed(f"rewriting the database failed: {error}") from error
-        finally:
-            self._rewriting = False
+        with self._rewriting_files():
+            for column in (self.db, *self._columns.values()):  # then no write-ahead log is needed
+                column.flush(wait=True)
+            for column in self._columns.values():
+                garbage.rewrite(column)
 
-    def _rewrite(self) -> None:
-        for column in (self.db, *self._columns.values()):  # then no write-ahead log is needed
-            column.flush(wait=True)
-        rewrite = CompactOptions()
-        rewrite.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
-        for column in self._columns.values():
-            column.set_options({_BLOB_AGE: "1.0"})  # values of any age are moved
-            column.compact_range(None, None, rewrite)
-            column.set_options({_BLOB_AGE: _BLOB_AGE_USUAL})
+    def is_wasteful(self) -> bool:
+        """Whether `reclaim` is worth its trouble."""
+        return self.failure is None and any(map(garbage.is_wasteful, self._columns.values()))
+
+    def reclaim(self) -> None:
+        """Blocking, for as long as rewriting the wasteful columns takes: frees their garbage."""
+        with self._rewriting_files():
+            for column in filter(garbage.is_wasteful, self._columns.values()):
+                garbage.rewrite(column)
+
+    @contextmanager
+    def _rewriting_files(self) -> Iterator[None]:
+        """Raises StoreFailed; closing the store ends it early."""
+        with self._one_rewrite:
+            self._rewriting = True
+            try:
+                with self._under_way():
+                    yield
+            except StoreFailed:
+                raise
+            except Exception as error:
+                if not self._closing:
+                    self.failure = error
+                    raise StoreFailed(f"rewriting the database failed: {error}") from error
+            finally:
+                self._rewriting = False
 
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(
