@@ -18,55 +18,35 @@ import asyncio
 import cProfile
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raft.host import GroupBusy, Host, HostLimits
-from raft.messages import Entry
-from raft.store import LogStore
-from raft.transport import Transport
-from raft.types import GroupId, Index, NodeId, SnapshotMeta, Term, node_id
+from raft_node import (
+    VOTERS,
+    Counting,
+    ask,
+    cpu_of,
+    free_ports,
+    leader_of,
+    open_host,
+    questions,
+    say,
+    start_nodes,
+)
 
-NAMES = ("a", "b", "c")
+from raft.host import GroupBusy, Host, HostLimits
+from raft.types import GroupId, Index
+
 SIZES = (256, 4096, 65536)
 GROUP = GroupId(1)
 WAITING_MAX = 32 << 20
 PER_TURN_BYTES = 1 << 20  # proposed in one turn of the loop, then others have theirs
-ROOT = Path(__file__).parents[2]
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 # -- one node, as a process of its own
-
-
-class Counting:
-    """The machine: knows how far it is."""
-
-    def __init__(self) -> None:
-        self.applied = Index(0)
-
-    def apply(self, entries: Sequence[Entry]) -> None:
-        self.applied = entries[-1].index
-
-    def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None: ...
-
-    def snapshot(self) -> tuple[Index, Iterable[bytes]]:
-        return self.applied, []
-
-    def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
-        self.applied = meta.index
-
-    def durable_index(self) -> Index:
-        return self.applied  # there is no state: the log may be cut
 
 
 async def propose(host: Host, machine: Counting, size: int, seconds: float) -> dict[str, float]:
@@ -100,31 +80,15 @@ async def propose(host: Host, machine: Counting, size: int, seconds: float) -> d
 
 async def serve(name: str, directory: str, ports: list[int], profile: str | None) -> None:
     """Lines on stdin: `size seconds` runs, an empty one asks who leads."""
-    mine = NAMES.index(name)
-    store = LogStore.open(directory, node_name=name, cluster_name="bench")
-    transport = Transport(
-        node=node_id(name),
-        name=name,
-        cluster="bench",
-        listen_host="127.0.0.1",
-        listen_port=ports[mine],
-        routes=[("127.0.0.1", port) for port in ports if port != ports[mine]],
-    )
-    await transport.start()
     limits = HostLimits(waiting_bytes_max=WAITING_MAX)
-    host = Host(node=node_id(name), store=store, transport=transport, limits=limits)
+    host, _ = await open_host(name, directory, ports, limits)
     machine = Counting()
-    voters = [node_id(each) for each in NAMES]
-    host.add_group(GROUP, voters=voters, machine=machine, applied=Index(0))
+    host.add_group(GROUP, voters=VOTERS, machine=machine, applied=Index(0))
     task = asyncio.create_task(host.run())
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
     watch = cProfile.Profile()
-    while line := (await reader.readline()).decode():
+    async for line in questions():
         facts: dict[str, Any] = {"leads": host.leader(GROUP) == host.node}
-        if line.strip():
+        if line:
             size, seconds = line.split()
             if profile:
                 watch.enable()
@@ -138,33 +102,6 @@ async def serve(name: str, directory: str, ports: list[int], profile: str | None
 
 
 # -- who asks them
-
-
-def ask(process: subprocess.Popen[str], line: str = "") -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-    facts: dict[str, Any] = json.loads(process.stdout.readline())
-    return facts
-
-
-def cpu_of(processes: Sequence[subprocess.Popen[str]]) -> float:
-    ticks = 0
-    for process in processes:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(") ", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def leader_of(processes: Sequence[subprocess.Popen[str]]) -> subprocess.Popen[str]:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for process in processes:
-            if ask(process)["leads"]:
-                return process
-        time.sleep(0.1)
-    sys.exit("the nodes elect no leader")
 
 
 def disk_rate(directory: Path) -> float:
@@ -183,30 +120,13 @@ def disk_rate(directory: Path) -> float:
 def measure(
     seconds: float, directory: str | None, sizes: Sequence[int], profile: str | None
 ) -> None:
-    import socket
-
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in NAMES]
-    ports = [str(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
     with tempfile.TemporaryDirectory(dir=directory) as path:
         say(f"this disk, one process, 8 MB at a time: {disk_rate(Path(path)):.0f} MB/s flushed")
-        command = [sys.executable, __file__, "--ports", *ports]
-        if profile:
-            command += ["--profile", profile]
-        processes = [
-            subprocess.Popen(
-                [*command, "--node", name, "--directory", f"{path}/{name}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )
-            for name in NAMES
-        ]
+        flags = ["--profile", profile] if profile else []
+        processes = start_nodes(__file__, path, free_ports(3), *flags)
         try:
             for size in sizes:
-                leader = leader_of(processes)
+                leader = processes[leader_of(processes)]
                 cpu = cpu_of(processes)
                 run = ask(leader, f"{size} {seconds}")
                 cpu = cpu_of(processes) - cpu

@@ -17,116 +17,95 @@ import argparse
 import asyncio
 import http.client
 import json
-import os
 import shutil
-import socket
 import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-NAMES = ("a", "b", "c")
+from raft_node import (
+    NAMES,
+    VOTERS,
+    Counting,
+    cpu_of,
+    free_ports,
+    kill,
+    leader_of,
+    open_host,
+    questions,
+    say,
+    start_nodes,
+)
+
+from raft.host import Host, HostLimits
+from raft.messages import Entry
+from raft.types import GroupId, Index
+
+GROUP = GroupId(1)
 KEY = b"k"
 VALUE = b"v" * 256
-ROOT = Path(__file__).parents[2]
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 # -- one of our nodes, as a process of its own
 
 
-def serve(name: str, directory: str, ports: list[int]) -> None:
-    """Clients connect to the last port given; lines on stdin ask for facts."""
-    import uvloop
+class Answering(Counting):
+    """The machine: answers the connection whose proposal was applied."""
 
-    from raft.host import Host, HostLimits
-    from raft.messages import Entry
-    from raft.store import LogStore
-    from raft.transport import Transport
-    from raft.types import GroupId, Index, NodeId, SnapshotMeta, Term, node_id
+    __slots__ = ("waiting",)
 
-    group = GroupId(1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: dict[int, asyncio.Transport] = {}
 
-    class Answering:
-        """The machine: answers the connection whose proposal was applied."""
+    def apply(self, entries: Sequence[Entry]) -> None:
+        waiting = self.waiting
+        for entry in entries:
+            connection = waiting.pop(entry.index, None)
+            if connection is not None and not connection.is_closing():
+                connection.write(b"\x01")
+        self.applied = entries[-1].index
 
-        def __init__(self) -> None:
-            self.applied = Index(0)
-            self.waiting: dict[int, asyncio.Transport] = {}
 
-        def apply(self, entries: Sequence[Entry]) -> None:
-            waiting = self.waiting
-            for entry in entries:
-                connection = waiting.pop(entry.index, None)
-                if connection is not None and not connection.is_closing():
-                    connection.write(b"\x01")
-            self.applied = entries[-1].index
+class Client(asyncio.Protocol):
+    """Every value that comes is proposed."""
 
-        def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None: ...
+    def __init__(self, host: Host, machine: Answering) -> None:
+        self._host, self._machine = host, machine
+        self._pending = b""
 
-        def snapshot(self) -> tuple[Index, Iterable[bytes]]:
-            return self.applied, []
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection: Any = transport
 
-        def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
-            self.applied = meta.index
+    def data_received(self, data: bytes) -> None:
+        self._pending += data
+        while len(self._pending) >= len(VALUE):
+            value, self._pending = self._pending[: len(VALUE)], self._pending[len(VALUE) :]
+            _, index = self._host.propose(GROUP, value)
+            self._machine.waiting[index] = self._connection
 
-        def durable_index(self) -> Index:
-            return self.applied  # there is no state: the log may be cut
 
-    async def run() -> None:
-        mine = NAMES.index(name)
-        store = LogStore.open(directory, node_name=name, cluster_name="bench")
-        transport = Transport(
-            node=node_id(name),
-            name=name,
-            cluster="bench",
-            listen_host="127.0.0.1",
-            listen_port=ports[mine],
-            routes=[("127.0.0.1", port) for port in ports[:3] if port != ports[mine]],
-        )
-        await transport.start()
-        limits = HostLimits(waiting_bytes_max=16 << 20)
-        host = Host(node=node_id(name), store=store, transport=transport, limits=limits)
-        machine = Answering()
-        voters = [node_id(n) for n in NAMES]
-        host.add_group(group, voters=voters, machine=machine, applied=Index(0))
-
-        class Client(asyncio.Protocol):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                self.connection: Any = transport
-                self.pending = b""
-
-            def data_received(self, data: bytes) -> None:
-                self.pending += data
-                while len(self.pending) >= len(VALUE):
-                    value, self.pending = self.pending[: len(VALUE)], self.pending[len(VALUE) :]
-                    _, index = host.propose(group, value)
-                    machine.waiting[index] = self.connection
-
-        loop = asyncio.get_running_loop()
-        clients = await loop.create_server(Client, "127.0.0.1", ports[3 + mine])
-        task = asyncio.create_task(host.run())
-        reader = asyncio.StreamReader()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        while await reader.readline():
-            facts: dict[str, Any] = {"leads": host.leader(group) == host.node}
-            facts |= {"cpu": time.process_time(), "flushes": host.statistics().flushes}
-            say(json.dumps(facts))
-        clients.close()
-        await host.stop()
-        await task
-
-    uvloop.run(run())
+async def serve(name: str, directory: str, ports: list[int]) -> None:
+    """Clients connect to one of the last three ports; lines on stdin ask for facts."""
+    limits = HostLimits(waiting_bytes_max=16 << 20)
+    host, _ = await open_host(name, directory, ports, limits)
+    machine = Answering()
+    host.add_group(GROUP, voters=VOTERS, machine=machine, applied=Index(0))
+    clients = await asyncio.get_running_loop().create_server(
+        lambda: Client(host, machine), "127.0.0.1", ports[3 + NAMES.index(name)]
+    )
+    task = asyncio.create_task(host.run())
+    async for _ in questions():
+        say(json.dumps({"leads": host.leader(GROUP) == host.node}))
+    clients.close()
+    await host.stop()
+    await task
 
 
 @dataclass
@@ -136,24 +115,9 @@ class Cluster:
     processes: list[subprocess.Popen[str]]
     port: int
     writer: type[Writer]
-    leader: int = 0
-
-    def ask(self, line: str = "") -> dict[str, Any]:
-        process = self.processes[self.leader]
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-        facts: dict[str, Any] = json.loads(process.stdout.readline())
-        return facts
 
     def cpu(self) -> float:
-        """CPU seconds of all three so far."""
-        ticks = 0
-        for process in self.processes:
-            fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(") ", 1)[1].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return cpu_of(self.processes)
 
     def revision(self) -> int:
         """Of etcd: one more with every put."""
@@ -161,42 +125,13 @@ class Cluster:
         return int(status.get("header", {}).get("revision", 0))
 
     def stop(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+        kill(self.processes)
 
 
 def start_ours(directory: Path) -> Cluster:
     ports = free_ports(6)
-    command = [sys.executable, __file__, "--ports", *map(str, ports)]
-    processes = [
-        subprocess.Popen(
-            [*command, "--node", name, "--directory", str(directory / name)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        for name in NAMES
-    ]
-    cluster = Cluster(processes, 0, OurWriter)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for cluster.leader in range(3):
-            if cluster.ask()["leads"]:
-                cluster.port = ports[3 + cluster.leader]
-                return cluster
-        time.sleep(0.1)
-    cluster.stop()
-    sys.exit("our nodes elect no leader")
+    processes = start_nodes(__file__, directory, ports)
+    return Cluster(processes, ports[3 + leader_of(processes)], OurWriter)
 
 
 def start_etcd(directory: Path) -> Cluster:
@@ -430,7 +365,9 @@ def main() -> None:
     parser.add_argument("--ports", type=int, nargs="*", default=[])
     options = parser.parse_args()
     if options.node:
-        serve(options.node, options.directory, options.ports)
+        import uvloop
+
+        uvloop.run(serve(options.node, options.directory, options.ports))
     else:
         measure(options.seconds, options.repeat, options.directory)
 
