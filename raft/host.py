@@ -44,6 +44,7 @@ from raft.ticker import Ticker
 from raft.transport import RAFT_BULK, RAFT_CONTROL, Transport
 from raft.types import GroupId, Index, NodeId, Role, SnapshotMeta, Term
 from raft.vigil import Vigil
+from raft.watch import Watch
 
 __all__ = [
     "CompactionPolicy",
@@ -128,6 +129,16 @@ class Host:
             complaints=self._complaints,
             touch=self._touch,
             failed=self.group_failed,
+        )
+        self._watch = Watch(
+            groups=self._groups,
+            store=store,
+            rounds=self._rounds,
+            ticker=self._ticker,
+            recovery=self._recovery,
+            exchange=self._exchange,
+            vigil=self._vigil,
+            complaints=self._complaints,
         )
         self._running = False
         self._tasks: asyncio.TaskGroup | None = None
@@ -294,50 +305,10 @@ class Host:
         return self._store.trouble() if self.failure is None else str(self.failure)
 
     def statistics(self) -> HostStatistics:
-        rounds, store = self._rounds, self._store.statistics()
-        held = self._groups.values()
-        flushes = rounds.flush_latency.snapshot()
-        waiting_groups, waiting_batches, waiting_promises = rounds.depths()
-        return HostStatistics(
-            groups=len(held),
-            leading=sum(group.core.role is Role.LEADER for group in held),
-            stopped={group.id: group.stopped for group in held if group.stopped is not None},
-            healthy=self.trouble() is None,
-            failure=self.trouble(),
-            rounds=rounds.rounds,
-            flushes=flushes.count,
-            flush_seconds_total=flushes.seconds_total,
-            flush_seconds_max=flushes.seconds_max,
-            written_bytes=store.written_bytes,
-            applied_entries=rounds.applied_entries,
-            refused_writes=store.refusals,
-            late_ticks=self._ticker.late,
-            loop_lag_seconds_last=self._ticker.lag_last,
-            loop_lag_seconds_max=self._ticker.lag_max,
-            recoveries=self._recovery.count,
-            snapshots_sent=self._exchange.sent,
-            snapshots_resumed=self._exchange.resumed,
-            snapshots_installed=self._exchange.installed,
-            awake=len(self._vigil.awake),
-            recovering=sum(group.core.recovering for group in held),
-            waiting_groups=waiting_groups,
-            waiting_batches=waiting_batches,
-            waiting_promises=waiting_promises,
-            waiting_bytes=sum(group.waiting_bytes for group in held),
-            refused_messages=self._complaints.refused_messages,
-            stray_messages=self._complaints.stray_messages,
-            refused_entries=self._complaints.refused_entries,
-            flush_latency=flushes,
-            commit_latency=rounds.commit_latency.snapshot(),
-        )
+        return self._watch.statistics(self.trouble())
 
     def metrics(self) -> HostMetrics:
-        groups = self._groups.values()
-        return HostMetrics(
-            self.statistics(),
-            terms={group.id: group.core.term for group in groups},
-            leaders={group.id: group.core.leader for group in groups},
-        )
+        return self._watch.metrics(self.trouble())
 
     # life
 

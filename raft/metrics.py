@@ -1,7 +1,7 @@
 """What a host can tell about itself, as frozen snapshots.
 
 Owns: HostStatistics, HostMetrics, the latency histogram.
-May not touch: groups, the store; the host fills these in.
+May not touch: groups, the store; watch.py fills these in.
 Spec: DESIGN section 6 (a loop that lags is measured and reported)."""
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ class HostStatistics:
     failure: str | None
     rounds: int
     flushes: int
-    flush_seconds_total: float
-    flush_seconds_max: float
     written_bytes: int
     applied_entries: int
     refused_writes: int
@@ -90,7 +88,7 @@ class HostStatistics:
 
 @dataclass(frozen=True, slots=True)
 class HostMetrics:
-    """HostStatistics and what it would cost a walk over all groups to tell."""
+    """HostStatistics, and term and leader of every group."""
 
     statistics: HostStatistics
     terms: dict[GroupId, Term]

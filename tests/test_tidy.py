@@ -142,3 +142,10 @@ def test_specifications_can_be_looked_up(path: Path) -> None:
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
         assert (path.parent / target).exists(), f"{path}: {target}"
+
+
+def test_every_decision_is_in_the_overview() -> None:
+    overview = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        assert f"(decisions/{path.name})" in overview, f"no row for {path.name}"
+        assert path.read_text().startswith(f"# {int(path.name[:4])}. "), f"{path.name}: number"

@@ -72,7 +72,7 @@ async def propose(host: Host, machine: Counting, size: int, seconds: float) -> d
         "seconds": passed,
         "leader_cpu": time.process_time() - cpu,
         "flushes": flushes,
-        "flush_ms": (after.flush_seconds_total - before.flush_seconds_total)
+        "flush_ms": (after.flush_latency.seconds_total - before.flush_latency.seconds_total)
         / max(1, flushes)
         * 1e3,
     }
