@@ -23,6 +23,7 @@ DOCUMENTS = sorted(
     for path in (ROOT / top).glob("*.md")
 )
 LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
 
 # Which packages a package may import; "broker.x" stands for everything below it.
 MAY_IMPORT = {
@@ -118,6 +119,15 @@ def test_modules_say_what_they_own(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_functions_fit_on_a_screen(path: Path) -> None:
+    """But for constructors: wiring is as long as what it joins."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__":
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= FUNCTION_LINES_MAX, f"{path}: {node.name} has {lines} lines"
+
+
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_stay_short(path: Path) -> None:
     text = path.read_text()
@@ -149,3 +159,12 @@ def test_every_decision_is_in_the_overview() -> None:
     for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
         assert f"(decisions/{path.name})" in overview, f"no row for {path.name}"
         assert path.read_text().startswith(f"# {int(path.name[:4])}. "), f"{path.name}: number"
+
+
+@pytest.mark.parametrize("package", ["cluster", "jetstream", "server", "store"])
+def test_a_large_package_has_a_guide_to_its_modules(package: str) -> None:
+    folder = ROOT / "broker" / package
+    guide = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    named = set(re.findall(r"\w+", guide))
+    missing = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
+    assert not missing, f"broker/{package}/__init__.py says nothing of {sorted(missing)}"

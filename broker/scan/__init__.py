@@ -1,1 +1,1 @@
-"""broker.scan"""
+"""Bulk reads: stored blocks as they are, from any replica. `protocol` has the format."""

@@ -1,1 +1,10 @@
-"""broker.server"""
+"""The core server: NATS without JetStream, which comes in through `runtime`.
+
+Begin with `run` (the process), `server` (what it holds), `connection` (one client) and `router`
+(from a publish to its takers). Around them:
+
+- the socket of a client: listener endpoint tls connect liveness outbound client_sink closing
+- what is said of the server: info identity times log record lag files user_info
+- accounts: imports reserved inbox
+- a running server changes: reload
+- messages that are traced: tracing message_trace traced_storing; protocol lines: trace"""

@@ -1,1 +1,1 @@
-"""broker.spark"""
+"""The Spark data source. It runs in Spark's processes and knows only `broker.scan`."""
