@@ -177,9 +177,13 @@ class JetStreamNode:
         self.meta_group.load()
         self.formation.start()
 
-    async def stop(self) -> None:
+    async def leave(self) -> None:
+        """Until others lead what they can lead, for a bounded time."""
         self.hand_over()
         await eventually(self._leads_nothing_shared, timeout_s=HAND_OVER_WITHIN_S, every_s=0.01)
+
+    async def stop(self) -> None:
+        await self.leave()
         for replica in self.replicas.values():
             replica.close()
         self.meta_group.close()

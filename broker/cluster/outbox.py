@@ -107,6 +107,10 @@ class Outbox:
     def __post_init__(self) -> None:
         self._acks = PubAcks(self.stream, self.account, self.router, extra=self.ack_extra)
 
+    @property
+    def unanswered(self) -> bool:
+        return bool(self.in_flight or self._waiting or self._builder.rows)
+
     def answers(self, reply: bytes) -> bool:
         """Of a fast batch not every message is answered."""
         return not self.silent and not reply.endswith(FAST_SUFFIX)

@@ -94,6 +94,18 @@ class Runtime:
             return 1
         return 1 + self.mesh.transport.foreign_seeds()
 
+    async def hand_over(self) -> None:
+        if self.jetstream is not None:
+            await self.jetstream.node.leave()
+
+    def all_answered(self) -> bool:
+        if self.jetstream is None:
+            return True
+        return not any(outbox.unanswered for outbox in self.jetstream.node.outboxes.values())
+
+    def serve_elsewhere(self) -> bool:
+        return self.mesh is not None and any(peer.connected for peer in self.mesh.peers())
+
     async def stop(self) -> None:
         if self.jetstream is not None:
             await self.jetstream.stop()

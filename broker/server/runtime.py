@@ -29,6 +29,15 @@ class JetStreamRuntime(Protocol):
 
     async def stop(self) -> None: ...
 
+    async def hand_over(self) -> None:
+        """Until others lead what they can lead, for a bounded time."""
+
+    def all_answered(self) -> bool:
+        """Whether every publish that came from a client here has its answer."""
+
+    def serve_elsewhere(self) -> bool:
+        """Whether a client that leaves finds another node."""
+
     def lame_duck(self) -> None:
         """Hand leaderships over; clients leave soon."""
 

@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 DEFAULT_AUTH_SECONDS = 2.0
 PEER_WAIT_SECONDS = 0.5  # the ports file waits this long for a first peer, if routes are given
 CLOSE_PAUSE_SECONDS_MAX = 1.0
+IDLE_WITHIN_S = 0.25  # a stopping server looks so long for a moment without open publishes
+ANSWERED_WITHIN_S = 2.0  # and waits so long for their answers once it reads no more
 
 
 @dataclass(slots=True)
@@ -319,12 +321,14 @@ class Server:
         logger.info("Initiating Shutdown...")
         self._close_listener()
         if self.services is not None:
+            await self._answer_the_last(self.services)
+            if self.services.serve_elsewhere():
+                self._close_clients()  # there they lose no more time
             await self.services.stop()
         if self.monitor is not None:
             await self.monitor.stop()
-        # Last: who watches us takes a closed connection for the end of the process.
-        for connection in list(self.connections.values()):
-            connection.close(Reason.SERVER_SHUTDOWN)
+        # Last: who watches us alone takes a closed connection for the end of the process.
+        self._close_clients()
         ours = asyncio.current_task()
         for task in list(self._tasks):
             if task is not ours:
@@ -336,6 +340,20 @@ class Server:
                 files.remove(path)
         logger.info("Server Exiting..")
         self.finished.set()
+
+    async def _answer_the_last(self, services: JetStreamRuntime) -> None:
+        """What was published here is answered before its client has to go. The best moment is one
+        in which nothing is under way; if there is none, nothing more is read."""
+        await services.hand_over()
+        if await _in_time(services.all_answered, IDLE_WITHIN_S):
+            return
+        for connection in self.connections.values():
+            connection.pause_reading()
+        await _in_time(services.all_answered, ANSWERED_WITHIN_S)
+
+    def _close_clients(self) -> None:
+        for connection in list(self.connections.values()):
+            connection.close(Reason.SERVER_SHUTDOWN)
 
     def _close_listener(self) -> None:
         if self._listener is not None:
@@ -384,6 +402,16 @@ class Server:
             connection.apply_limits(options.limits)
             if connection.connect_received or connection.authorized:
                 connection.reauthenticate()
+
+
+async def _in_time(check: Callable[[], bool], seconds: float) -> bool:
+    """Looks once per turn of the loop: the moment may be a short one."""
+    deadline = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0)
+    return True
 
 
 def load_tls(options: Options) -> ssl.SSLContext:
