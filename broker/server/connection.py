@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from broker.accounts import Account
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from broker.server.server import Server
 
 PONG = b"PONG\r\n"
+LEAVING_PER_TURN = 1000  # subscriptions of a client that goes, taken out in one turn of the loop
 LOOK_MASK = 63  # every 64th operation looks at the clock
 SYSTEM_QUEUE = b"_sys_"
 SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # who may not plan a bulk read may not do one
@@ -66,9 +68,17 @@ class Connection(Endpoint):
     def _begin_close(self, reason: Reason) -> None:
         super()._begin_close(reason)
         self.server.forget(self)
-        # Out of every table at once: the router must not choose a client that is leaving.
-        for sub in list(self.subs.values()):
+        # Members of queues first. Whoever is still in a table takes nothing any more, and a queue
+        # goes on to its next member.
+        subs = self.subs.values()
+        self._leave(iter(sorted(subs, key=lambda sub: not sub.queue)))
+
+    def _leave(self, subs: Iterator[Subscription]) -> None:
+        """Out of the tables: so many now, the others in later turns of the loop."""
+        for sub in islice(subs, LEAVING_PER_TURN):
             self.drop_subscription(sub)
+        if self.subs:
+            self._loop.call_soon(self._leave, subs)
 
     # -- operations -------------------------------------------------------------------------
 
