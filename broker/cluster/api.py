@@ -21,6 +21,7 @@ from broker.cluster.gets import answer_gets
 from broker.cluster.leader_api import LeaderApi
 from broker.cluster.rpc import CallFailed, CallRefused
 from broker.cluster.stream_api import StreamApi
+from broker.jetstream.ack import has_ack_form
 from broker.jetstream.api import (
     SYSTEM_KINDS,
     ApiKind,
@@ -49,6 +50,7 @@ from raft import NodeId
 
 API_SUBJECTS = b"$JS.API.>"
 ACK_SUBJECTS = b"$JS.ACK.>"
+NEXT_SUBJECTS = b".API.CONSUMER.MSG.NEXT."
 FLOW_SUBJECTS = b"$JS.FC.>"
 REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as the reference server does
 DIRECT_WITHIN_S = 2.0
@@ -170,6 +172,8 @@ class ApiService:
         if bucket is not None:
             return self.node.server.router.publish(account, bucket, reply, headers, payload) > 0
         request = parse_api_subject(subject, domain=domain)
+        if request is None and NEXT_SUBJECTS in subject:
+            return False  # nobody listens to pulls that name no consumer
         if request is None or request.kind in SYSTEM_KINDS:
             return True  # swallowed: the client times out, as with the reference server
         call = ApiCall(account, request, subject, reply, headers, payload, origin)
@@ -198,6 +202,8 @@ class ApiService:
     def _errand(
         self, account: Account, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
+        if subject.startswith(ACK_SUBJECTS[:-1]) and not has_ack_form(subject):
+            return False
         tokens = subject.split(b".", 5)
         at = 2 if len(tokens) < 6 or subject.count(b".") < 10 else 4
         name = tokens[at] if len(tokens) > at else b""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ACK_PREFIX = b"$JS.ACK."
 FLOW_PREFIX = b"$JS.FC."
-NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
+NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: %s\r\n\r\n"
 NEVER = 1 << 63
 EXPIRY_CHECK_MIN_NS = 250_000_000  # age timers run no faster
 
@@ -135,12 +135,20 @@ class Leading:
         now = self.replica.node.now_ns()
         if subject.startswith(ACK_PREFIX):
             parsed = parse_ack_subject(subject)
-            engine = self.engines.get(parsed[1].decode()) if parsed is not None else None
-            if parsed is None or engine is None:
+            if parsed is None:
                 return
-            if engine.consumer.config.ack_policy is AckPolicy.NONE:
+            name = parsed[1].decode(errors="replace")
+            engine = self.engines.get(name)
+            known = self.replica.stream.consumers.get(name)
+            if engine is None and known is not None:
+                return  # we do not serve it yet, or any more
+            if (
+                engine is None or engine.consumer.config.ack_policy is AckPolicy.NONE
+            ):  # nobody listens
                 if reply:
-                    self.sender.status(reply, b"", NO_RESPONDERS)  # nobody listens for acks
+                    self.sender.status(
+                        reply, b"", NO_RESPONDERS % subject
+                    )  # nobody listens for acks
                 return
             engine.ack(parsed, payload, reply, now)
         elif subject.startswith(FLOW_PREFIX):
@@ -153,7 +161,7 @@ class Leading:
             request = parse_api_subject(subject, domain=self.replica.node.options.domain.encode())
             engine = self.engines.get(request.consumer) if request is not None else None
             if engine is None:
-                self.sender.status(reply, b"", NO_RESPONDERS)
+                self.sender.status(reply, b"", NO_RESPONDERS % subject)
                 return
             engine.pull(payload, reply, now)
             self._listening[engine] = None

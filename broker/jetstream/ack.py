@@ -18,6 +18,7 @@ AckSubject = tuple[bytes, bytes, int, int, int, int, int]
 
 _V1_TOKENS: Final = 9
 _V2_TOKENS: Final = 11
+_DIGITS_MAX: Final = 20  # of a uint64
 
 
 class AckKind(Enum):
@@ -42,18 +43,24 @@ def parse_ack_subject(subject: bytes) -> AckSubject | None:
     root, verb, stream, consumer, delivered, stream_seq, consumer_seq, time_ns, pending = tokens
     if verb != b"ACK" or root != b"$JS":
         return None
-    try:
-        return (
-            stream,
-            consumer,
-            int(delivered),
-            int(stream_seq),
-            int(consumer_seq),
-            int(time_ns),
-            int(pending),
-        )
-    except ValueError:
-        return None
+    numbers = (delivered, stream_seq, consumer_seq, time_ns, pending)
+    if not all(number.isdigit() and len(number) <= _DIGITS_MAX for number in numbers):
+        return None  # int() would read more than digits: signs, underscores
+    return (
+        stream,
+        consumer,
+        int(delivered),
+        int(stream_seq),
+        int(consumer_seq),
+        int(time_ns),
+        int(pending),
+    )
+
+
+def has_ack_form(subject: bytes) -> bool:
+    """As many tokens as an ack has, whatever they say: somebody listens there."""
+    count = subject.count(b".") + 1
+    return count == _V1_TOKENS or count >= _V2_TOKENS
 
 
 def classify(payload: bytes) -> AckKind:

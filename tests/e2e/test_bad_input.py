@@ -100,6 +100,31 @@ def test_api_refuses_with_the_codes_of_the_contract(
     run(work)
 
 
+def test_names_that_are_no_text_end_nothing(server: LocalCluster) -> None:
+    """From every node, so that some go to a leader elsewhere."""
+
+    async def work() -> None:
+        for node in server.nodes:
+            client = await connect(node)
+            if node is server.nodes[0]:
+                await client.jetstream().add_stream(name="TEXT", subjects=["text"], num_replicas=3)
+            for subject in (b"$JS.ACK.TEXT.\xff.1.1.1.1.1", b"$JS.FC.TEXT.\xff.x",
+                            b"$JS.API.CONSUMER.MSG.NEXT.TEXT.\xff"):  # fmt: skip
+                line = b"PUB " + subject + b" 0\r\n\r\nPING\r\n"
+                with socket.create_connection(("127.0.0.1", node.client_port), timeout=10) as raw:
+                    raw.sendall(b'CONNECT {"verbose":false}\r\n' + line * 2)
+                    heard = b""
+                    while heard.count(b"PONG") < 2:
+                        part = raw.recv(4096)
+                        assert part, "the connection was ended"
+                        heard += part
+            await client.jetstream().publish("text", b"still here")
+            await client.close()
+
+    run(work)
+    assert not any("UnicodeDecodeError" in node.log_path.read_text() for node in server.nodes)
+
+
 def start_and_fail(node: Node) -> str:
     done = subprocess.run(
         [*our_command(), "-c", str(node.directory / "server.conf")],

@@ -249,9 +249,24 @@ ACKS = [
         "NONE.C.1.1.1.1700000000000000000.0",
         "BAD.C",
         "BAD",
+        "BAD.C.1.+1.1.1700000000000000000.0",
+        "BAD.C.1.0_1.1.1700000000000000000.0",
         "_._.BAD.C.1.99.99.1700000000000000000.0.rnd",
     )
     for body in (b"", b"+ACK", b"-NAK", b'-NAK {"delay":-1}', b"-NAK {", b"+WPI", b"+TERM", b"?")
+]
+
+UNHEARD = [  # acks and pulls that no consumer listens to
+    (subject, b"")
+    for subject in (
+        "$JS.ACK.BAD",
+        "$JS.ACK.BAD.C",
+        "$JS.ACK.BAD.C.1",
+        "$JS.ACK.BAD.NONE.1.1.1.1700000000000000000.0",
+        "$JS.ACK.NONE.C.1.1.1.1700000000000000000.0",
+        "$JS.API.CONSUMER.MSG.NEXT.BAD",
+        "$JS.API.CONSUMER.MSG.NEXT.BAD.C.D",
+    )
 ]
 
 PUBLISHES = [
@@ -267,6 +282,7 @@ GROUPS = {
     "reads": READS,
     "pulls": PULLS,
     "publishes": PUBLISHES,
+    "unheard": UNHEARD,
 }
 
 

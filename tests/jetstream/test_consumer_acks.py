@@ -23,6 +23,9 @@ from broker.jetstream.times import parse_go_duration
     ("subject", "parsed"),
     [
         (b"$JS.ACK.S.C.1.2.3.4.5", (b"S", b"C", 1, 2, 3, 4, 5)),
+        (b"$JS.ACK.S.C.1.1_0.3.4.5", None),
+        (b"$JS.ACK.S.C.1.+2.3.4.5", None),
+        (b"$JS.ACK.S.C.1.2.3.4." + b"9" * 21, None),
         (b"$JS.ACK._.hash.S.C.1.2.3.4.5", (b"S", b"C", 1, 2, 3, 4, 5)),
         (b"$JS.ACK.hub.hash.S.C.1.2.3.4.5.token.more", (b"S", b"C", 1, 2, 3, 4, 5)),
         (b"$JS.ACK.S.C.1.2.3.4", None),
