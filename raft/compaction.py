@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
+from raft.batch import Batch
 from raft.exchange import SnapshotExchange
 from raft.group import Group
 from raft.records import StoreBusy
@@ -95,7 +96,7 @@ class Compactor:
     def run(self, groups: Iterable[Group]) -> None:
         """Cut every log that may be cut, in one write that nobody waits for. Raises
         StoreFailed."""
-        batch = self._store.begin()
+        batch = Batch()
         for group in groups:
             if group.stopped is not None or group.installing:
                 continue

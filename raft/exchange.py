@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final, Protocol
 
+from raft.batch import Batch
 from raft.group import Arrived, Group, HostLimits
 from raft.group_log import GroupLog
 from raft.messages import Message, MessageKind
@@ -26,7 +27,7 @@ from raft.rounds import Rounds
 from raft.snapshot import FrameKind, read_frame
 from raft.snapshot_in import Incoming, SnapshotReceiver
 from raft.snapshot_out import SnapshotSender
-from raft.store import Batch, LogStore
+from raft.store import LogStore
 from raft.transport import SNAPSHOTS, Transport
 from raft.types import GroupId, Index, InvariantViolation, NodeId, Role, SnapshotMeta, Term
 
@@ -212,7 +213,7 @@ class SnapshotExchange:
         meta = arrived.meta
         try:
             if group.persistent:
-                await self._write(lambda batch: self._store.put_installing(batch, group.id, meta))
+                await self._write(lambda batch: batch.put_installing(group.id, meta))
             restoring = group.machine.restore(meta, arrived.chunks)
             if inspect.isawaitable(restoring):
                 await restoring
@@ -245,14 +246,14 @@ class SnapshotExchange:
         if term is not None and applied > log.last_index():
             meta = SnapshotMeta(applied, term, log.members_at(log.last_index()))
         if meta.index and applied == meta.index and log.term(meta.index) != meta.term:
-            batch = self._store.begin()
-            self._store.put_snapshot(batch, log.group, meta)
+            batch = Batch()
+            batch.put_snapshot(log.group, meta)
             self._store.write(batch, may_wait=True)
             self._store.flush()
 
     def wipe(self, group: GroupId) -> None:
-        batch = self._store.begin()
-        self._store.remove(batch, group)
+        batch = Batch()
+        batch.remove(group)
         self._store.write(batch, may_wait=True)
 
     # the disk
@@ -260,7 +261,7 @@ class SnapshotExchange:
     async def _write(self, fill: Callable[[Batch], None]) -> None:
         """Written and flushed when it returns. `fill` and the write are one step of the loop."""
         while True:
-            batch = self._store.begin()
+            batch = Batch()
             fill(batch)
             try:
                 self._store.write(batch)
@@ -271,7 +272,7 @@ class SnapshotExchange:
 
     def _replace_log(self, batch: Batch, group: GroupId, meta: SnapshotMeta) -> None:
         self._rounds.supersede(group)
-        self._store.put_snapshot(batch, group, meta)
+        batch.put_snapshot(group, meta)
 
     async def _off_loop(self, blocking: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, blocking)

@@ -19,13 +19,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from raft.batch import Batch
 from raft.codec import CONTROL_KINDS, encode_frames
 from raft.group import Group
 from raft.messages import Entry, Message, MessageKind
 from raft.metrics import Histogram
 from raft.ready import Ready
 from raft.records import StoreBusy, StoreFailed, StoreFull
-from raft.store import Batch, LogStore
+from raft.store import LogStore
 from raft.transport import RAFT_BULK, RAFT_CONTROL, Transport
 from raft.types import GroupId, HardState, Index, NodeId, Role, SnapshotMeta, Term
 
@@ -64,7 +65,7 @@ class _Owed:
 class _Gathering:
     """A batch, and the promises that wait until it is written and flushed."""
 
-    batch: Batch
+    batch: Batch = field(default_factory=Batch)
     owed: list[_Owed] = field(default_factory=list)
     urgent: bool = False  # some promise of it may not leave before the flush
 
@@ -115,7 +116,7 @@ class Rounds:
         self._dirty: dict[GroupId, Group] = {}
         self._scheduled = False
         # Written from the left, one at a time; the rightmost takes what comes.
-        self._gatherings = deque([_Gathering(store.begin())])
+        self._gatherings = deque([_Gathering()])
         self._in_flight: _Gathering | None = None  # written, waits for the flush under way
         self._flush: asyncio.Future[None] | None = None
         self._retry: asyncio.TimerHandle | None = None  # the database refused the write for now
@@ -167,13 +168,13 @@ class Rounds:
         """The store was opened anew: what was not confirmed counts as never written. Only the
         groups with their logs in memory are still there: their terms and votes are written again
         before anything that they promise."""
-        fresh = _Gathering(self._store.begin())
+        fresh = _Gathering()
         for gathering in self._unconfirmed():
             for owed in gathering.owed:
                 if owed.group.stopped is None:
                     fresh.owed.append(owed)
                     if owed.group.promised is not None:
-                        self._store.put_hard_state(fresh.batch, owed.group.id, owed.group.promised)
+                        fresh.batch.put_hard_state(owed.group.id, owed.group.promised)
         self._in_flight = None
         self._gatherings = deque([fresh])
         self._dirty = {g.id: g for g in self._dirty.values() if g.stopped is None}
@@ -248,10 +249,10 @@ class Rounds:
         if not group.persistent and ready.entries:
             group.log.appended(ready.entries)
         if self._gatherings[-1].batch.nbytes >= _BATCH_BYTES_GOAL:
-            self._gatherings.append(_Gathering(self._store.begin()))
+            self._gatherings.append(_Gathering())
         batch = self._gatherings[-1].batch
         if ready.entries and group.persistent:
-            self._store.put_entries(batch, group.id, ready.entries)
+            batch.put_entries(group.id, ready.entries)
         hard_state = ready.hard_state
         urgent = not group.relaxed
         if hard_state is not None and (group.relaxed or not group.persistent):
@@ -259,7 +260,7 @@ class Rounds:
             urgent = promises is not None  # terms and votes are never put off
             hard_state = hard_state if group.persistent else promises
         if hard_state is not None:
-            self._store.put_hard_state(batch, group.id, hard_state)
+            batch.put_hard_state(group.id, hard_state)
         elif not (ready.entries and group.persistent) and not group.unflushed:
             return False
         group.unflushed += 1
@@ -339,7 +340,7 @@ class Rounds:
             return
         self._gatherings.popleft()
         if not self._gatherings:
-            self._gatherings.append(_Gathering(self._store.begin()))
+            self._gatherings.append(_Gathering())
         if not gathering.batch:  # they waited for an earlier flush only, and that is done
             self._settle(gathering.owed)
             return
@@ -364,7 +365,7 @@ class Rounds:
     def _flush_due(self, loop: asyncio.AbstractEventLoop) -> None:
         self._due = None
         if self._in_flight is None:  # one under way covers all that is written
-            self._begin_flush(loop, _Gathering(self._store.begin()))
+            self._begin_flush(loop, _Gathering())
 
     def _try_again(self) -> None:
         self._retry = None

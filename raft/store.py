@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,6 @@ from raft import garbage
 from raft.batch import Batch
 from raft.database import Identity, StoreTuning, open_database
 from raft.group_log import GroupLog
-from raft.messages import Entry
 from raft.records import (
     KEY,
     DamagedLog,
@@ -47,7 +46,6 @@ from raft.room import Room
 from raft.types import GroupId, HardState, Index, SnapshotMeta
 
 __all__ = [
-    "Batch",
     "DamagedLog",
     "Identity",
     "LogStore",
@@ -245,44 +243,13 @@ class LogStore:
 
     # batches
 
-    def begin(self) -> Batch:
-        return Batch()
-
-    def put_entries(self, batch: Batch, group: GroupId, entries: Sequence[Entry]) -> None:
-        """Anything at or above the first entry's index goes; the entries must be contiguous."""
-        if not entries:
-            return
-        batch.nbytes += sum(len(entry.data) for entry in entries)
-        known = batch.entries.get(group)
-        if known is None:
-            batch.entries[group] = list(entries)
-            return
-        del known[max(0, entries[0].index - known[0].index) :]
-        known.extend(entries)
-
-    def put_hard_state(self, batch: Batch, group: GroupId, hard_state: HardState) -> None:
-        batch.hard_states[group] = hard_state
-
-    def put_snapshot(self, batch: Batch, group: GroupId, meta: SnapshotMeta) -> None:
-        """Forget the whole log: it starts anew after the snapshot. Entries of the same batch
-        are written after it."""
-        batch.snapshots[group] = meta
-
-    def put_installing(self, batch: Batch, group: GroupId, meta: SnapshotMeta) -> None:
-        """A machine's state is about to be replaced by this snapshot; put_snapshot follows."""
-        batch.installs[group] = meta
-
     def compact(self, batch: Batch, group: GroupId, upto: Index) -> None:
         """Forget entries up to and with `upto`, which must be in the log."""
         log = self.reader(group)
         term = log.term(upto)
         if term is None:
             raise StoreError(f"group {group}: cannot cut the log at {upto}, it is not there")
-        batch.cuts[group] = SnapshotMeta(upto, term, log.members_at(upto))
-
-    def remove(self, batch: Batch, group: GroupId) -> None:
-        """Forget the group, also a damaged one."""
-        batch.removed.add(group)
+        batch.cut(group, SnapshotMeta(upto, term, log.members_at(upto)))
 
     def give_up_log(self, group: GroupId) -> GroupLog:
         """Forget the entries of a damaged log and keep its promises: the member has lost its

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from host_cluster import BrokenDisk, Cluster, G, Ledger, run, until
 
+from raft.batch import Batch
 from raft.group import Group, GroupStopped
 from raft.group_log import MemoryLog
 from raft.messages import Entry, Message, MessageKind
@@ -184,8 +185,8 @@ def test_a_promise_that_leans_on_a_failed_flush_waits_with_it(tmp_path: Path) ->
 def test_what_the_log_showed_is_in_new_files_after_reopening(tmp_path: Path) -> None:
     """After a failed flush the write-ahead log may be in the page cache only. Take it away."""
     store = LogStore.open(tmp_path / "a", node_name="a", cluster_name="t")
-    batch = store.begin()
-    store.put_entries(batch, G, [Entry(Index(1), Term(1), b"one")])
+    batch = Batch()
+    batch.put_entries(G, [Entry(Index(1), Term(1), b"one")])
     store.write(batch)
     before = {file.name for file in (tmp_path / "a").glob("*.log")}
     BrokenDisk(store, "flush_wal", EIO).mend()

@@ -15,6 +15,7 @@ from host_cluster import (
     until,
 )
 
+from raft.batch import Batch
 from raft.compaction import CompactionPolicy, cut_point
 from raft.host import HostLimits
 from raft.snapshot_out import PIECE_BYTES, WINDOW_BYTES
@@ -86,8 +87,8 @@ def test_a_machine_ahead_of_its_log_is_damage_unless_an_installation_was_noted(
         ledger.applied = Index(50)
         with pytest.raises(DamagedLog):
             host.add_group(G, voters=c.voters, machine=ledger, applied=Index(50))
-        batch = store.begin()
-        store.put_installing(batch, G, SnapshotMeta(Index(50), Term(7)))
+        batch = Batch()
+        batch.put_installing(G, SnapshotMeta(Index(50), Term(7)))
         store.write(batch)
         host.add_group(G, voters=c.voters, machine=ledger, applied=Index(50))
         assert store.reader(G).snapshot() == SnapshotMeta(Index(50), Term(7))

@@ -10,6 +10,7 @@ import pytest
 from rocksdict import Options, Rdict, WriteBatch
 from rocksdict import WriteOptions as RocksWriteOptions
 
+from raft.batch import Batch
 from raft.messages import Entry, EntryKind
 from raft.records import KEY, entry_value
 from raft.store import (
@@ -35,8 +36,8 @@ def entries(first: int, last: int, *, term: int = 1, size: int = 10) -> list[Ent
 
 
 def append(store: LogStore, group: GroupId, new: list[Entry]) -> None:
-    batch = store.begin()
-    store.put_entries(batch, group, new)
+    batch = Batch()
+    batch.put_entries(group, new)
     store.write(batch)
 
 
@@ -64,11 +65,11 @@ def newest_wal(path: Path) -> Path:
 
 def test_entries_hard_state_and_terms_come_back(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    batch = store.begin()
+    batch = Batch()
     noop = Entry(Index(1), Term(3), b"", EntryKind.NOOP)
-    store.put_entries(batch, G, [noop, *entries(2, 5, term=3)])
-    store.put_hard_state(batch, G, HardState(Term(3), NodeId(2**63 - 1), Index(4)))
-    store.put_entries(batch, GroupId(9), entries(1, 2, term=1))
+    batch.put_entries(G, [noop, *entries(2, 5, term=3)])
+    batch.put_hard_state(G, HardState(Term(3), NodeId(2**63 - 1), Index(4)))
+    batch.put_entries(GroupId(9), entries(1, 2, term=1))
     store.write(batch)
     append(store, G, entries(6, 8, term=4))
     store.close()
@@ -112,10 +113,10 @@ def test_a_conflicting_append_replaces_the_tail(tmp_path: Path) -> None:
 
 def test_entries_of_one_batch_are_joined_and_the_later_ones_win(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    batch = store.begin()
-    store.put_entries(batch, G, entries(1, 5, term=1))
-    store.put_entries(batch, G, entries(4, 4, term=2))
-    store.put_entries(batch, G, entries(5, 6, term=2))
+    batch = Batch()
+    batch.put_entries(G, entries(1, 5, term=1))
+    batch.put_entries(G, entries(4, 4, term=2))
+    batch.put_entries(G, entries(5, 6, term=2))
     store.write(batch)
     assert all_entries(store) == [*entries(1, 3, term=1), *entries(4, 6, term=2)]
     store.close()
@@ -125,7 +126,7 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
     store = open_store(tmp_path)
     append(store, G, [*entries(1, 4, term=1), *entries(5, 10, term=2)])
     append(store, GroupId(8), entries(1, 1))
-    batch = store.begin()
+    batch = Batch()
     store.compact(batch, G, Index(6))
     store.write(batch)
     for _ in range(2):
@@ -135,10 +136,10 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
         assert [e.index for e in all_entries(store)] == [7, 8, 9, 10]
         store.close()
         store = open_store(tmp_path)
-    batch = store.begin()
-    store.put_snapshot(batch, G, SnapshotMeta(Index(50), Term(9)))
-    store.put_hard_state(batch, G, HardState(Term(9), NodeId(0), Index(50)))
-    store.put_entries(batch, G, entries(51, 52, term=9))
+    batch = Batch()
+    batch.put_snapshot(G, SnapshotMeta(Index(50), Term(9)))
+    batch.put_hard_state(G, HardState(Term(9), NodeId(0), Index(50)))
+    batch.put_entries(G, entries(51, 52, term=9))
     store.write(batch)
     store.close()
     store = open_store(tmp_path)
@@ -147,8 +148,8 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
     assert [e.index for e in all_entries(store, GroupId(8))] == [1]
     assert store.reader(G).entries(Index(50), Index(52), 1000) == []  # cut away
     with pytest.raises(StoreError):
-        store.compact(store.begin(), G, Index(60))
-    batch = store.begin()
+        store.compact(Batch(), G, Index(60))
+    batch = Batch()
     store.compact(batch, G, Index(52))
     store.write(batch)
     assert (store.reader(G).first_index(), store.reader(G).last_index()) == (53, 52)
@@ -160,15 +161,15 @@ def test_an_installation_that_has_begun_is_remembered_until_the_log_follows(
 ) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 4))
-    batch = store.begin()
-    store.put_installing(batch, G, SnapshotMeta(Index(9), Term(2)))
+    batch = Batch()
+    batch.put_installing(G, SnapshotMeta(Index(9), Term(2)))
     store.write(batch)
     store.close()
     store = open_store(tmp_path)
     assert store.reader(G).record.installing == SnapshotMeta(Index(9), Term(2))
     assert store.reader(G).last_index() == 4
-    batch = store.begin()
-    store.put_snapshot(batch, G, SnapshotMeta(Index(9), Term(2)))
+    batch = Batch()
+    batch.put_snapshot(G, SnapshotMeta(Index(9), Term(2)))
     store.write(batch)
     assert store.reader(G).record.installing.index == 0
     assert store.reader(G).first_index() == 10
@@ -179,8 +180,8 @@ def test_a_removed_group_leaves_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 3))
     append(store, GroupId(8), entries(1, 2))
-    batch = store.begin()
-    store.remove(batch, G)
+    batch = Batch()
+    batch.remove(G)
     store.write(batch)
     assert store.groups() == [GroupId(8)]
     assert store.reader(G).last_index() == 0
@@ -241,8 +242,8 @@ def test_damage_inside_a_log_quarantines_that_group_only(tmp_path: Path, damage:
         store.reader(G)
     assert caught.value.group == G
     assert len(all_entries(store, GroupId(8))) == 5
-    batch = store.begin()
-    store.remove(batch, G)
+    batch = Batch()
+    batch.remove(G)
     store.write(batch)
     assert store.reader(G).last_index() == 0
     store.close()
@@ -251,8 +252,8 @@ def test_damage_inside_a_log_quarantines_that_group_only(tmp_path: Path, damage:
 def test_a_log_shorter_than_its_commit_is_damage(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 5))
-    batch = store.begin()
-    store.put_hard_state(batch, G, HardState(Term(1), NodeId(0), Index(5)))
+    batch = Batch()
+    batch.put_hard_state(G, HardState(Term(1), NodeId(0), Index(5)))
     store.write(batch)
     store.column("raft").delete(KEY.pack(G, 5))
     store.close()
