@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from raft.types import NodeId
 _log = logging.getLogger("raft.transport")
 _LINGER_SECONDS: Final = 0.5  # for queued frames to leave when the transport stops
 _REASONS_MAX: Final = 256  # refusals remembered so that each is logged once
+_REASONS_SECONDS: Final = 60.0  # when so many are remembered, they are forgotten no more often
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Mesh:
         self._dialers: dict[tuple[str, int], Dialer] = {}
         self._owners: dict[NodeId, Dialer] = {}
         self._reasons: set[str] = set()
+        self._reasons_since = time.monotonic()
 
     def dial_seeds(self) -> None:
         """Dial the seeds whose node is unknown or not connected."""
@@ -144,10 +147,21 @@ class Mesh:
         return self.peers[node].name if node in self.peers else str(node)
 
     def log_once(self, sentence: str) -> None:
-        """One line per reason: a refused peer keeps on trying."""
-        if sentence not in self._reasons and len(self._reasons) < _REASONS_MAX:
-            self._reasons.add(sentence)
-            _log.warning("%s: %s", self.ourselves.name, sentence)
+        """One line per reason: a refused peer keeps on trying. Who finds ever new reasons fills
+        the memory of them, and neither the log nor the silence for others is without end."""
+        if sentence in self._reasons:
+            return
+        now = time.monotonic()
+        if len(self._reasons) >= _REASONS_MAX:
+            if now - self._reasons_since < _REASONS_SECONDS:
+                return
+            self._reasons.clear()
+        if not self._reasons:
+            self._reasons_since = now
+        self._reasons.add(sentence)
+        _log.warning("%s: %s", self.ourselves.name, sentence)
+        if len(self._reasons) == _REASONS_MAX:
+            _log.warning("%s: further reasons are not logged for now", self.ourselves.name)
 
     def tls_failed(self, whom: str, error: OSError) -> None:
         """A connection that did not come to be."""

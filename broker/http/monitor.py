@@ -36,6 +36,7 @@ Answer: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 HEADERS = {"Access-Control-Allow-Origin": "*"}
 PATHS = ("varz", "connz", "routez", "subsz", "jsz", "healthz", "metrics")
 SHUTDOWN_SECONDS = 0.5
+IDLE_SECONDS = 15.0  # for a request to come whole, or the next one: a descriptor is not for ever
 
 
 class Monitor:
@@ -71,7 +72,11 @@ class Monitor:
         for path, answer in self._answers().items():
             app.router.add_get(self._options.base_path.rstrip("/") + path, answer)
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+            keepalive_timeout=IDLE_SECONDS,
         )
         await self._runner.setup()
         context = self._server.tls_context if self._options.tls else None

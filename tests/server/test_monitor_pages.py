@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from broker.http import connz
 from broker.server import record
-from tests.server.support import RawClient, run, running, until
+from tests.server.support import PATIENCE, RawClient, run, running, until
 from tests.server.test_monitor import HTTP, document
 
 
@@ -79,5 +81,21 @@ def test_lists_end_where_counts_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
             found = await document(server, "/connz?state=closed&subs=detail")
             for one in found["connections"]:
                 assert len(one["subscriptions_list_detail"]) == 2
+
+    run(test())
+
+
+def test_a_request_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.http.monitor.IDLE_SECONDS", 0.3)
+
+    async def test() -> None:
+        async with running(http=HTTP) as server:
+            await document(server, "/varz")  # it listens before it answers
+            assert server.monitor is not None
+            slow = await asyncio.open_connection("127.0.0.1", server.monitor.port)
+            slow[1].write(b"GET /varz HTTP/1.1\r\nHost: x\r\nX-")
+            async with asyncio.timeout(PATIENCE):
+                assert await slow[0].read() == b""
+            slow[1].close()
 
     run(test())
