@@ -316,12 +316,11 @@ class Host:
         """Ticks and rounds until `stop`. On the way out no flush is left in flight; the store
         stays open and is the caller's to close."""
         loop = asyncio.get_running_loop()
-        thread = ThreadPoolExecutor(1, thread_name_prefix="raft-storage")
         # Flushing a whole state takes long: the flush of the log must not stand behind it.
         snapshot_thread = ThreadPoolExecutor(1, thread_name_prefix="raft-snapshot")
         self._running = self._inbound.open = True
         try:
-            self._rounds.open(loop, thread)
+            self._rounds.open(loop)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 self._exchange.open(tasks, snapshot_thread)
@@ -333,7 +332,6 @@ class Host:
         finally:
             self._running = self._inbound.open = False
             await self._rounds.close()
-            thread.shutdown(wait=True)
             snapshot_thread.shutdown(wait=True)
             self._ended.set()
 

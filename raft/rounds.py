@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from raft.batch import Batch
 from raft.codec import CONTROL_KINDS, encode_frames
+from raft.flusher import Flusher
 from raft.group import Group
 from raft.messages import Entry, Message, MessageKind
 from raft.metrics import Histogram
@@ -112,18 +112,21 @@ class Rounds:
         self._transport = transport
         self._supervisor = supervisor
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: Executor | None = None
+        self._flusher: Flusher | None = None
         self._dirty: dict[GroupId, Group] = {}
         self._scheduled = False
         # Written from the left, one at a time; the rightmost takes what comes.
         self._gatherings = deque([_Gathering()])
         self._in_flight: _Gathering | None = None  # written, waits for the flush under way
-        self._flush: asyncio.Future[None] | None = None
+        self._flush_began = 0.0
+        self._idle = asyncio.Event()  # no flush is under way
+        self._idle.set()
         self._retry: asyncio.TimerHandle | None = None  # the database refused the write for now
         self._due: asyncio.TimerHandle | None = None  # the flush of what was promised without one
 
-    def open(self, loop: asyncio.AbstractEventLoop, thread: Executor) -> None:
-        self._loop, self._thread = loop, thread
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._flusher = Flusher(loop, self._store, self._flushed)
         if self._dirty:
             self._schedule(loop)
 
@@ -133,8 +136,9 @@ class Rounds:
         for timer in (self._retry, self._due):
             if timer is not None:
                 timer.cancel()
-        if self._flush is not None:
-            await asyncio.wait([self._flush])
+        await self._idle.wait()
+        if self._flusher is not None:
+            self._flusher.stop()
 
     def mark(self, group: Group) -> None:
         """The group may have a Ready: look at it in the next round."""
@@ -162,7 +166,7 @@ class Rounds:
 
     @property
     def flushing(self) -> bool:
-        return self._flush is not None
+        return not self._idle.is_set()
 
     def start_over(self) -> None:
         """The store was opened anew: what was not confirmed counts as never written. Only the
@@ -197,7 +201,7 @@ class Rounds:
 
     def _round(self) -> None:
         self._scheduled = False
-        if self._loop is None:
+        if self._loop is None or not self._dirty:
             return
         self.rounds += 1
         dirty = self._take_dirty()
@@ -346,42 +350,44 @@ class Rounds:
             return
         interval_s = self._store.flush_interval_s
         if interval_s is None or gathering.urgent:
-            self._begin_flush(self._loop, gathering)
+            self._begin_flush(gathering)
             return
         if self._due is None:
-            self._due = self._loop.call_later(interval_s, self._flush_due, self._loop)
+            self._due = self._loop.call_later(interval_s, self._flush_due)
         self._settle(gathering.owed)
         self._advance()
 
-    def _begin_flush(self, loop: asyncio.AbstractEventLoop, written: _Gathering) -> None:
+    def _begin_flush(self, written: _Gathering) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None
+        assert self._flusher is not None
         self._in_flight = written
-        began = time.monotonic()
-        self._flush = loop.run_in_executor(self._thread, self._store.flush)
-        self._flush.add_done_callback(lambda flush: self._flushed(flush, began))
+        self._idle.clear()
+        self._flush_began = time.monotonic()
+        self._flusher.ask()
 
-    def _flush_due(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _flush_due(self) -> None:
         self._due = None
         if self._in_flight is None:  # one under way covers all that is written
-            self._begin_flush(loop, _Gathering())
+            self._begin_flush(_Gathering())
 
     def _try_again(self) -> None:
         self._retry = None
         self._advance()
 
-    def _flushed(self, flush: asyncio.Future[None], began: float) -> None:
-        self._flush = None
-        error = flush.exception()
+    def _flushed(self, error: BaseException | None) -> None:
+        self._idle.set()
         if error is not None:
             self._supervisor.store_failed(error)
             return
-        self.flush_latency.observe(time.monotonic() - began)
+        self.flush_latency.observe(time.monotonic() - self._flush_began)
         durable, self._in_flight = self._in_flight, None
+        self._scheduled = True  # what is committed now is applied at once, not a turn later
         if durable is not None:
             self._settle(durable.owed)
         self._advance()
+        self._round()
 
     def _settle(self, durable: list[_Owed]) -> None:
         """Keep the promises whose writes are flushed, in the order they were made."""
