@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from raft.leading import COMMIT_NOTICE, SLEEP
 from raft.log import RaftLog
-from raft.member import Member
+from raft.member import LEARNER_PATIENCE, Member
 from raft.messages import Message, MessageKind
 from raft.ready import CoreConfig
 from raft.replica import Replica
@@ -83,7 +83,7 @@ class Follower(Member):
         """Not as leader, nor with a log that is lost or about to be replaced."""
         return (
             self._leading is None
-            and (self._voter or self._still_needed())
+            and (self._voter or self._still_needed() or self._is_last_resort())
             and not self.recovering
             and self._replica.installing is None
         )
@@ -94,6 +94,13 @@ class Follower(Member):
         that decide (thesis 4.2.2)."""
         at = self.log.members_index
         return at > self.commit and self.members_at(Index(at - 1)).has_voter(self.node)
+
+    def _is_last_resort(self) -> bool:
+        """A learner by our log, and long without a leader. Others may know us as a voter, in a
+        configuration that is not committed, and yet we cannot vote for them: our log has the
+        newer end, of a leader that is gone. If we lead for as long as it takes to commit that,
+        or lose to one of them, they can go on."""
+        return self._unled > LEARNER_PATIENCE and self.node in self._members.learners
 
     def snapshot_installed(self, index: Index, term: Term, members: Members | None = None) -> None:
         """Machine and stored log now start at this snapshot, durably. `members` are those of

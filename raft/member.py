@@ -23,6 +23,7 @@ from raft.ready import CoreConfig
 from raft.types import NO_NODE, HardState, Index, Members, NodeId, Role, Term
 
 TRANSFER_VOTE = 1  # context of a vote request that the leader itself asked for (thesis 3.10)
+LEARNER_PATIENCE = 4  # election timeouts without a leader before a learner tries
 FROM_LEADER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT})
 
 
@@ -41,6 +42,7 @@ class Member:
         "_recovered_at",
         "_suspicious",
         "_timeout",
+        "_unled",
         "_voter",
         "_wary",
         "leader",
@@ -82,6 +84,7 @@ class Member:
         self._outbox = Outbox()
         self._elapsed = 0  # ticks since we heard the leader, or last tried ourselves
         self._timeout = 0
+        self._unled = 0  # timeouts in a row without a leader
         self._suspicious = False  # the leader's node seems gone: others may have our vote
         # Before our restart we may have upheld a lease: no vote until it has run out.
         self._wary = config.lease_reads and hard_state.term > 0
@@ -109,6 +112,7 @@ class Member:
     def _election_due(self) -> None:
         """No leader was heard for a whole timeout."""
         self._reset_timer()
+        self._unled += 1
         self._wary = False
         self.leader = None
         if self.recovering:
@@ -191,6 +195,8 @@ class Member:
         # have a log too short to win, and must not keep better ones from trying.
         if leader is not None or self.role not in (Role.FOLLOWER, Role.LEARNER):
             self._reset_timer()
+        if leader is not None or self._leading is not None:
+            self._unled = 0
         self.role = self._resting_role()
         self.leader = leader
         self._suspicious = False
