@@ -14,7 +14,7 @@ import msgspec
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.versioning import same_stream
-from broker.subjects import collides
+from broker.subjects import Patterns
 from raft import GroupId, Index, NodeId
 
 META_GROUP = GroupId(1)
@@ -155,11 +155,11 @@ class Meta:
 
     def overlap(self, account: str, config: StreamConfig) -> str | None:
         """The name of another stream of the account that captures one of these subjects."""
-        wanted = [subject.encode() for subject in config.subjects]
+        wanted = Patterns(config.subject_patterns)
         for (owner, name), other in self._streams.items():
             if owner != account or name == config.name:
                 continue
-            if any(collides(s.encode(), w) for s in other.config.subjects for w in wanted):
+            if any(map(wanted.meet, other.config.subject_patterns)):
                 return name
         return None
 
