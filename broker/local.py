@@ -52,7 +52,8 @@ def is_taken(port: int) -> bool:
 
 
 def our_command() -> list[str]:
-    return [sys.executable, "-m", "broker", "serve"]
+    """-P: a folder "broker" where the user happens to stand is not ours."""
+    return [sys.executable, "-P", "-m", "broker", "serve"]
 
 
 @contextmanager
@@ -158,7 +159,9 @@ class Node:
     def wait_healthy(self, *, timeout_s: float = READY_WITHIN_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not self.healthy() or not self._answers_itself():
-            if self.process is not None and self.process.poll() is not None:
+            if self.process is None:  # by another thread, while this one waits
+                raise NodeFailed(f"{self.name} was stopped")
+            if self.process.poll() is not None:
                 raise NodeFailed(f"{self.name} exited: {self.log_tail()}")
             if time.monotonic() > deadline:
                 raise NodeFailed(f"{self.name} is not healthy in {timeout_s} s: {self.log_tail()}")

@@ -224,10 +224,12 @@ class LeaderApi:
         others = [voter for voter in voters if voter != self.node.node]
         preferred = body.placement.preferred if body.placement is not None else ""
         if preferred:
+            leads = node_id(preferred) == self.node.node
             others = [peer for peer in others if peer == node_id(preferred)]
             if not others:
+                problem = "is already leader" if leads else "not known"
                 raise JetStreamError.of(
-                    ErrCode.CLUSTER_NO_PEERS, err="preferred server is not a member"
+                    ErrCode.CLUSTER_NO_PEERS, err=f'preferred server "{preferred}" {problem}'
                 )
         living = [peer for peer in others if self.node.mesh.connected(peer)]
         if living:

@@ -183,7 +183,7 @@ class JetStreamNode:
         await eventually(self._leads_nothing_shared, timeout_s=HAND_OVER_WITHIN_S, every_s=0.01)
 
     async def stop(self) -> None:
-        await self.leave()
+        """After `leave`."""
         for replica in self.replicas.values():
             replica.close()
         self.meta_group.close()

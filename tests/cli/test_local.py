@@ -194,7 +194,7 @@ def test_a_missing_log_is_said(one: Node) -> None:
 
 
 def test_our_command_is_this_python() -> None:
-    assert our_command() == [sys.executable, "-m", "broker", "serve"]
+    assert our_command() == [sys.executable, "-P", "-m", "broker", "serve"]
 
 
 def test_the_configuration_is_one_that_both_servers_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,8 +17,14 @@ from broker.local import LocalCluster
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LocalCluster(tmp_path_factory.mktemp("cli"), size=1) as cluster:
-        yield cluster.urls[0]
+    """Started from a folder with a package of the same name as ours, which is not to be run."""
+    (place := tmp_path_factory.mktemp("project")).joinpath("broker").mkdir()
+    (place / "broker" / "__init__.py").write_text("raise SystemExit('not this one')")
+    cluster = LocalCluster(tmp_path_factory.mktemp("cli"), size=1)
+    with contextlib.chdir(place):
+        cluster.start()
+    yield cluster.urls[0]
+    cluster.stop()
 
 
 def run(url: str, *words: str, code: int = 0) -> str:

@@ -123,6 +123,15 @@ def test_a_command_that_is_ended_leaves_no_servers(
         child.wait()
 
 
+def test_nobody_waits_for_a_node_that_was_stopped(tmp_path: Path) -> None:
+    """Ctrl-C stops the nodes while a thread still waits for their health."""
+    cluster = LocalCluster(tmp_path, size=1, command=[sys.executable, "-S", "-c", "input()"])
+    cluster.prepare()
+    cluster.stop()
+    with pytest.raises(NodeFailed, match="local-1 was stopped"):
+        cluster.nodes[0].wait_healthy(timeout_s=WITHIN_S)
+
+
 def test_a_signal_waits_until_a_new_process_is_known(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path, size=1, command=[sys.executable, "-S", "-c", "input()"])
     cluster.prepare()

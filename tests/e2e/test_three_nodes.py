@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,20 @@ def test_every_publish_around_a_delete_is_answered(cluster: LocalCluster) -> Non
 
 async def _true(value: bool) -> bool:
     return value
+
+
+def test_a_preferred_leader_that_cannot_be_is_told_why(cluster: LocalCluster) -> None:
+    async def work() -> None:
+        client = await connect(*cluster.nodes)
+        config = StreamConfig(name="PREFER", subjects=["prefer"], num_replicas=3)
+        await client.jetstream().add_stream(config)
+        leader = await leader_of(client, cluster, "PREFER")
+        for name, problem in ((leader.name, "is already leader"), ("nobody", "not known")):
+            wish = json.dumps({"placement": {"preferred": name}}).encode()
+            answer = await client.request("$JS.API.STREAM.LEADER.STEPDOWN.PREFER", wish, timeout=10)
+            error = json.loads(answer.data)["error"]
+            assert error["err_code"] == 10005
+            assert error["description"] == f'preferred server "{name}" {problem}'
+        await client.close()
+
+    run(work)
