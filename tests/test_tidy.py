@@ -32,15 +32,18 @@ MAY_IMPORT = {
     "broker.subjects": {"broker.subjects", "broker.wire"},
     "broker.jetstream": {"broker.jetstream", "broker.subjects", "broker.wire", "broker.store"},
     "broker.store": {"broker.store", "broker.wire", "broker.subjects"},
-    "broker.accounts": {"broker.accounts", "broker.subjects", "broker.config"},
-    "broker.config": {"broker.config", "broker.subjects"},
+    "broker.credentials": {"broker.credentials"},
+    "broker.accounts": {
+        "broker.accounts", "broker.subjects", "broker.config", "broker.credentials",
+    },
+    "broker.config": {"broker.config", "broker.subjects", "broker.credentials"},
     "broker.scan": {"broker.scan", "broker.store", "broker.wire", "broker.subjects"},
     "broker.spark": {
         "broker.spark", "broker.scan", "broker.store", "broker.wire", "broker.subjects",
     },
     "broker.server": {
         "broker.server", "broker.accounts", "broker.config", "broker.subjects", "broker.wire",
-        "broker.http",
+        "broker.http", "broker.credentials",
     },
     "broker.http": {
         "broker.http", "broker.server", "broker.config", "broker.subjects", "broker.wire",
@@ -52,8 +55,8 @@ MAY_IMPORT = {
     "chaos.sim": {"chaos.sim", "raft"},
 }  # fmt: skip
 PURE = (
-    "broker.wire", "broker.subjects", "broker.jetstream", "raft.core", "raft.log",
-    "raft.replica", "raft.member", "raft.progress", "raft.quorum", "raft.leading",
+    "broker.wire", "broker.subjects", "broker.jetstream", "broker.credentials", "raft.core",
+    "raft.log", "raft.replica", "raft.member", "raft.progress", "raft.quorum", "raft.leading",
     "raft.messages", "raft.ready", "raft.types", "raft.follower", "raft.confchange", "raft.reads",
 )  # fmt: skip
 FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "socket", "os", "logging", "threading", "secrets"}

@@ -1,4 +1,4 @@
-"""Who a CONNECT is from: token, user and password, or the no-auth user.
+"""Who a CONNECT is from: token, user and password, signed nonce, or the no-auth user.
 
 Owns: the comparison of credentials with the configuration.
 May not touch: sockets, timers; bcrypt is slow, so the caller runs `check` where it may wait.
@@ -10,7 +10,8 @@ import hmac
 from dataclasses import dataclass
 
 from broker.accounts.account import GLOBAL_ACCOUNT
-from broker.config.options import Authorization, Permissions
+from broker.config.options import STANDARD, Authorization, Permissions, User
+from broker.credentials import nkeys
 
 BCRYPT_PREFIXES = ("$2a$", "$2b$", "$2x$", "$2y$")
 
@@ -22,10 +23,14 @@ class Credentials:
     user: str = ""
     password: str = ""
     token: str = ""
+    nkey: str = ""
+    signature: str = ""  # of the nonce, as text
+    nonce: str = ""  # what it was asked to sign
+    connection_type: str = STANDARD
 
     @property
     def empty(self) -> bool:
-        return not (self.user or self.password or self.token)
+        return not (self.user or self.password or self.token or self.nkey)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,12 @@ def is_bcrypt(secret: str) -> bool:
 class Authenticator:
     """Built once per configuration; `identify` gives a verdict for one set of credentials."""
 
-    __slots__ = ("_auth", "_users")
+    __slots__ = ("_auth", "_nkeys", "_users")
 
     def __init__(self, auth: Authorization) -> None:
         self._auth = auth
-        self._users = {user.name: user for user in auth.users}
+        self._users = {user.name: user for user in auth.users if not user.nkey}
+        self._nkeys = {user.name: user for user in auth.users if user.nkey}
 
     @property
     def required(self) -> bool:
@@ -58,6 +64,11 @@ class Authenticator:
     def announced(self) -> bool:
         """auth_required in INFO: hidden when anonymous clients get in as somebody."""
         return self._auth.required and not self._auth.no_auth_user
+
+    @property
+    def asks_for_signatures(self) -> bool:
+        """Does INFO carry a nonce?"""
+        return bool(self._nkeys)
 
     def slow(self, given: Credentials) -> bool:
         """Would `identify` spend milliseconds on a hash?"""
@@ -69,10 +80,9 @@ class Authenticator:
             return Identity()
         if self._auth.open_to_all:
             return Identity()
-        user = self._users.get(self._auth.no_auth_user) if self._auth.no_auth_user else None
-        if user is None:
-            return None
-        return Identity(user.name, user.account, user.permissions or self._auth.default_permissions)
+        name = self._auth.no_auth_user
+        user = (self._users.get(name) or self._nkeys.get(name)) if name else None
+        return None if user is None else self._identity(user)
 
     def identify(self, given: Credentials) -> Identity | None:
         """None = Authorization Violation."""
@@ -82,22 +92,38 @@ class Authenticator:
         if auth.users:
             if given.empty and (auth.no_auth_user or auth.open_to_all):
                 return self.anonymous()
-            user = self._users.get(given.user)
-            if user is None or not _same(user.password, given.password):
+            user = self._nkeys.get(given.nkey) if given.nkey else self._users.get(given.user)
+            if user is None or not _allows(user, given) or not _proves(user, given):
                 return None
-            permissions = user.permissions or auth.default_permissions
-            return Identity(user.name, user.account, permissions)
+            return self._identity(user)
         if auth.token:
             return Identity() if _same(auth.token, given.token) else None
         if _same_text(auth.user, given.user) and _same(auth.password, given.password):
             return Identity(auth.user)
         return None
 
+    def _identity(self, user: User) -> Identity:
+        permissions = user.permissions or self._auth.default_permissions
+        return Identity(user.name, user.account, permissions)
+
     def _secret_for(self, given: Credentials) -> str:
+        if given.nkey:
+            return ""
         if self._auth.users:
             user = self._users.get(given.user)
             return user.password if user is not None else ""
         return self._auth.token or self._auth.password
+
+
+def _allows(user: User, given: Credentials) -> bool:
+    return user.connection_types is None or given.connection_type in user.connection_types
+
+
+def _proves(user: User, given: Credentials) -> bool:
+    if not user.nkey:
+        return _same(user.password, given.password)
+    signed = nkeys.signature(given.signature)
+    return bool(given.nonce) and nkeys.verify(user.name, given.nonce.encode(), signed)
 
 
 def _same_text(expected: str, given: str) -> bool:

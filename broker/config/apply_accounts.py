@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from broker.config import known, values
 from broker.config.apply_auth import permissions, read_users
 from broker.config.draft import Draft
@@ -16,6 +18,7 @@ from broker.config.options import AccountOptions, AccountStore, Export, Import, 
 from broker.config.parser import Item, Map
 from broker.config.report import Report
 from broker.config.values import BadValue
+from broker.credentials import nkeys
 from broker.subjects import valid_subject
 
 RESERVED = "$G"
@@ -92,9 +95,16 @@ def _account(report: Report, draft: Draft, name: str, block: Map) -> None:
                 report.refuse(raw, item, known.ACCOUNT)
     draft.accounts.append(AccountOptions(name, **settings))
     for user in users:
-        draft.account_users.append(
-            User(user.name, user.password, user.permissions or default, account=name)
-        )
+        rules = user.permissions or default
+        draft.account_users.append(replace(user, permissions=rules, account=name))
+
+
+def _nkey(key: str, item: Item) -> dict[str, Any]:
+    """An identity that other servers could know the account by; here its name is enough."""
+    text = values.text(key, item)
+    if not nkeys.is_public(text, nkeys.Kind.ACCOUNT):
+        raise BadValue(f'Not a valid public nkey for an account: "{text}"')
+    return {}
 
 
 def _limits(outer: str, block: Item) -> dict[str, int]:
@@ -135,6 +145,7 @@ def _trace(key: str, item: Item) -> dict[str, Any]:
 
 _READ: dict[str, Callable[[str, Item], dict[str, Any]]] = {
     "limits": _limits,
+    "nkey": _nkey,
     "msg_trace": _trace,
     "trace_dest": _trace,
 }

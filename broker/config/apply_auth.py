@@ -13,8 +13,12 @@ from broker.config.options import Permissions, ResponseRules, SubjectRules, User
 from broker.config.parser import Item, Map
 from broker.config.report import Report
 from broker.config.values import BadValue
+from broker.credentials import nkeys
 from broker.subjects import valid_subject
 
+CONNECTION_TYPES = frozenset(
+    ["STANDARD", "WEBSOCKET", "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS"]
+)
 _PERMISSIONS = ("permission", "permissions", "authorization")
 
 
@@ -58,11 +62,35 @@ def _user(report: Report, block: Map) -> User:
             settings["password"] = values.text(key, item)
         elif key in _PERMISSIONS:
             settings["permissions"] = permissions(_map(key, item))
+        elif key == "nkey":
+            settings["nkey"] = values.text(key, item)
+        elif key in ("allowed_connection_types", "connection_types", "clients"):
+            settings["connection_types"] = _connection_types(key, item)
         else:
             report.refuse(raw, item, known.USER)
+    public = settings.pop("nkey", "")
+    if public:
+        settings |= _nkey_user(public, settings)
     if not settings.get("name"):
         raise BadValue("User entry requires a user")
     return User(**settings)
+
+
+def _nkey_user(public: str, settings: dict[str, Any]) -> dict[str, Any]:
+    if not nkeys.is_public(public, nkeys.Kind.USER):
+        raise BadValue("Not a valid public nkey for a user")
+    if settings.get("name") or settings.get("password"):
+        raise BadValue("Nkey users do not take usernames or passwords")
+    return {"name": public, "nkey": True}
+
+
+def _connection_types(key: str, item: Item) -> frozenset[str]:
+    found = frozenset(word.upper() for word in values.texts(key, item))
+    unknown = sorted(found - CONNECTION_TYPES)
+    if unknown:
+        listed = " ".join(f'"{word}"' for word in unknown)
+        raise BadValue(f"invalid connection types [{listed}]")
+    return found
 
 
 def permissions(block: Map) -> Permissions:

@@ -161,10 +161,12 @@ class Draft:
             raise BadOptions("Can not have a single user/pass and a users array")
         if auth.users and auth.token:
             raise BadOptions("Can not have a token and a users array")
-        names = [user.name for user in auth.users]
-        for name in names:
-            if names.count(name) > 1:
-                raise BadOptions(f'Duplicate user "{name}" detected')
+        names: dict[str, User] = {}
+        for user in auth.users:
+            if user.name in names:
+                kind = "nkey" if user.nkey else "user"
+                raise BadOptions(f'Duplicate {kind} "{user.name}" detected')
+            names[user.name] = user
         if auth.no_auth_user and not auth.users:
             raise BadOptions(
                 f'no_auth_user: "{auth.no_auth_user}" present, but users/nkeys are not defined'

@@ -57,11 +57,9 @@ TOP = frozenset(
     ]
 )
 AUTHORIZATION = frozenset(["auth_callout", "auth_hook", "proxy_required"])
-ACCOUNT = frozenset(["nkey", "mappings", "maps"])
+ACCOUNT = frozenset(["mappings", "maps"])
 EXPORT = frozenset(["latency", "account_token_position", "advertise", "name", "description"])
-USER = frozenset(
-    ["nkey", "allowed_connection_types", "connection_types", "clients", "proxy_required"]
-)
+USER = frozenset(["proxy_required"])
 TLS = frozenset(
     [
         "verify_and_map",

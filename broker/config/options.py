@@ -20,6 +20,7 @@ DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - the reference binds all interfaces too
 DEFAULT_CLUSTER_PORT = 6222
 GLOBAL_ACCOUNT = "$G"
 SYSTEM_ACCOUNT = "$SYS"
+STANDARD = "STANDARD"  # the connection type of a client on a plain or TLS socket
 
 
 class SubjectRules(Struct, frozen=True):
@@ -45,6 +46,8 @@ class User(Struct, frozen=True):
     password: str = ""
     permissions: Permissions | None = None
     account: str = GLOBAL_ACCOUNT
+    nkey: bool = False  # the name is a public key; who has it signs the nonce of INFO
+    connection_types: frozenset[str] | None = None  # None = all
 
 
 class Authorization(Struct, frozen=True):

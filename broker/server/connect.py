@@ -34,10 +34,20 @@ class ConnectOptions:
     password: str = ""
     auth_token: str = ""
     account: str = ""
+    nkey: str = ""
+    sig: str = ""
 
     @property
-    def credentials(self) -> Credentials:
-        return Credentials(self.user, self.password, self.auth_token)
+    def shown_user(self) -> str:
+        """Who wanted to come in, as the log says it."""
+        if self.nkey:
+            return f'Nkey "{self.nkey}"'
+        return f'User "{self.user}"' if self.user else "User N/A"
+
+    def credentials(self, nonce: str) -> Credentials:
+        return Credentials(
+            self.user, self.password, self.auth_token, self.nkey, self.sig, nonce=nonce
+        )
 
 
 _BOOLS = ("verbose", "pedantic", "echo", "headers", "no_responders", "tls_required")
@@ -49,6 +59,8 @@ _TEXTS = {
     "pass": "password",
     "auth_token": "auth_token",
     "account": "account",
+    "nkey": "nkey",
+    "sig": "sig",
 }
 
 

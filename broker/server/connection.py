@@ -13,12 +13,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from broker.accounts import Account
-from broker.accounts.authentication import Identity
+from broker.accounts.authentication import Credentials, Identity
 from broker.accounts.permissions import PermissionSet
 from broker.server import trace, tracing
 from broker.server.closing import VIOLATION_REASONS, Reason
-from broker.server.connect import BadConnect, ConnectOptions, parse_connect
+from broker.server.connect import BadConnect, parse_connect
 from broker.server.endpoint import OK, Endpoint
+from broker.server.identity import nonce
 from broker.server.log import TRACE, logger
 from broker.server.reserved import refusals
 from broker.server.router import TURN_S
@@ -44,6 +45,7 @@ class Connection(Endpoint):
         limits = server.options.limits
         self.account: Account = server.global_account
         self.identity = Identity()
+        self.nonce = nonce() if server.authenticator.asks_for_signatures else ""
         self.echo = True
         self.no_responders = False
         self.guarded = True  # verbose and pedantic are the defaults before CONNECT
@@ -63,7 +65,7 @@ class Connection(Endpoint):
         self.server.admit(self)
 
     def _info(self) -> bytes:
-        return self.server.info_line(self)
+        return self.server.info_line(self, nonce=self.nonce)
 
     def _begin_close(self, reason: Reason) -> None:
         super()._begin_close(reason)
@@ -338,18 +340,22 @@ class Connection(Endpoint):
         authenticator = self.server.authenticator
         if options.account:
             self._authorization_violation()
-        elif authenticator.slow(options.credentials):
+        elif authenticator.slow(given := self.credentials):
             # A hash takes tens of milliseconds: not on the loop. What follows waits in order.
             self._held = []
             self.pause_reading()
-            self.server.spawn(self._identify_slowly(options), name=f"auth cid={self.cid}")
+            self.server.spawn(self._identify_slowly(given), name=f"auth cid={self.cid}")
         else:
-            self._admit(authenticator.identify(options.credentials))
+            self._admit(authenticator.identify(given))
 
-    async def _identify_slowly(self, options: ConnectOptions) -> None:
+    @property
+    def credentials(self) -> Credentials:
+        return self.connect.credentials(self.nonce)
+
+    async def _identify_slowly(self, given: Credentials) -> None:
         identify = self.server.authenticator.identify
         try:
-            identity = await self._loop.run_in_executor(None, identify, options.credentials)
+            identity = await self._loop.run_in_executor(None, identify, given)
         finally:
             held, self._held = self._held or [], None
             self.resume_reading()
@@ -400,8 +406,7 @@ class Connection(Endpoint):
 
     def reauthenticate(self) -> None:
         """The configuration changed: leave, or keep what is still permitted."""
-        given = self.connect.credentials
-        identity = self.server.authenticator.identify(given)
+        identity = self.server.authenticator.identify(self.credentials)
         if identity is None or identity.account != self.account.name:
             self._authorization_violation()
             return
@@ -418,8 +423,7 @@ class Connection(Endpoint):
             self.error(f"Permissions Violation for Subscription to {place}")
 
     def _authorization_violation(self) -> None:
-        who = f'User "{self.connect.user}"' if self.connect.user else "User N/A"
-        logger.error("%s - authentication error - %s", self.label, who)
+        logger.error("%s - authentication error - %s", self.label, self.connect.shown_user)
         self.fail("Authorization Violation", Reason.AUTHENTICATION_VIOLATION)
 
     def _trace_in(self, event: tuple[Any, ...]) -> None:

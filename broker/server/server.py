@@ -179,9 +179,16 @@ class Server:
         self._info = base_info(self)
 
     def info_line(
-        self, connection: Connection, *, connect_info: bool = False, ldm: bool = False
+        self,
+        connection: Connection,
+        *,
+        connect_info: bool = False,
+        ldm: bool = False,
+        nonce: str = "",
     ) -> bytes:
         document = dict(self._info)
+        if nonce:
+            document["nonce"] = nonce
         document["client_id"] = connection.cid
         document["client_ip"] = connection.host
         if connection.payload_max >= 0:

@@ -1,0 +1,93 @@
+"""nkeys: ed25519 public keys as text, and the check of what they signed.
+
+Owns: the text form (prefix byte, 32 bytes, checksum in base32) and both ways to write a signature.
+May not touch: private keys; nothing here signs.
+Spec: core contract 3.6; CRC-16/XMODEM, little endian, no padding, 56 characters."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from enum import IntEnum
+
+KEY_BYTES = 32
+TEXT_CHARS = 56
+SIGNATURE_BYTES = 64
+
+
+class Kind(IntEnum):
+    """What a key stands for: the byte that gives its text the first letter."""
+
+    OPERATOR = 0x70  # O
+    SERVER = 0x68  # N
+    CLUSTER = 0x10  # C
+    ACCOUNT = 0x00  # A
+    USER = 0xA0  # U
+
+
+class BadKey(Exception):
+    """Not the text of a public key; str() says why."""
+
+
+def crc16(data: bytes) -> int:
+    crc = 0
+    for byte in data:
+        crc ^= byte << 8
+        for _ in range(8):
+            crc = (crc << 1) ^ 0x1021 if crc & 0x8000 else crc << 1
+        crc &= 0xFFFF
+    return crc
+
+
+def encode(kind: Kind, key: bytes) -> str:
+    assert len(key) == KEY_BYTES
+    body = bytes((kind,)) + key
+    return base64.b32encode(body + crc16(body).to_bytes(2, "little")).decode().rstrip("=")
+
+
+def decode(text: str) -> tuple[Kind, bytes]:
+    """The kind and the 32 bytes of a public key. Raises BadKey."""
+    if len(text) != TEXT_CHARS:
+        raise BadKey(f"a public key has {TEXT_CHARS} characters")
+    try:
+        raw = base64.b32decode(text)
+    except (binascii.Error, ValueError) as error:
+        raise BadKey("a public key is written in base32") from error
+    body, checksum = raw[:-2], raw[-2:]
+    if crc16(body).to_bytes(2, "little") != checksum:
+        raise BadKey("the checksum does not fit")
+    try:
+        return Kind(body[0]), body[1:]
+    except ValueError as error:
+        raise BadKey("no kind of public key begins like this") from error
+
+
+def is_public(text: str, *kinds: Kind) -> bool:
+    """Is it the text of a public key of one of these kinds?"""
+    try:
+        return decode(text)[0] in kinds
+    except BadKey:
+        return False
+
+
+def signature(text: str) -> bytes:
+    """From a CONNECT: base64 of either alphabet, padded or not. Empty when it is none."""
+    padding = "=" * (-len(text) % 4)
+    try:
+        return base64.b64decode(text + padding, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def verify(text: str, data: bytes, signed: bytes) -> bool:
+    """Did the owner of this public key sign the data? Takes about a tenth of a millisecond."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    if len(signed) != SIGNATURE_BYTES:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(decode(text)[1]).verify(signed, data)
+    except (BadKey, InvalidSignature, ValueError):
+        return False
+    return True
