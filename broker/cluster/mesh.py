@@ -151,10 +151,17 @@ class Mesh:
 
     def _tell_clients(self) -> None:
         urls: list[str] = []
+        ws_urls: list[str] = []
         for peer in self.peers():
             if peer.connected:
-                urls.extend(url for url in peer.hello.get("urls", []) if isinstance(url, str))
-        asyncio.get_running_loop().call_soon(self.server.set_cluster_urls, urls)
+                urls.extend(_texts(peer.hello.get("urls")))
+                ws_urls.extend(_texts(peer.hello.get("ws_urls")))
+        asyncio.get_running_loop().call_soon(self.server.set_cluster_urls, urls, ws_urls)
+
+
+def _texts(told: object) -> list[str]:
+    """What a peer says is checked: a list of strings, or nothing."""
+    return [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
 
 
 def _advertised(options: ClusterOptions) -> tuple[str, int] | None:

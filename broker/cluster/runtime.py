@@ -59,7 +59,11 @@ class Runtime:
             server=server,
             options=cluster,
             spawn=spawn,
-            hello={"urls": server.client_urls(), "client": client_address(server)},
+            hello={
+                "urls": server.client_urls(),
+                "ws_urls": server.ws_urls(),
+                "client": client_address(server),
+            },
         )
         if self.options.jetstream is not None:
             from broker.cluster.assembly import open_jetstream
@@ -114,7 +118,7 @@ class Runtime:
 
     def lame_duck(self) -> None:
         if self.mesh is not None:
-            self.mesh.tell(urls=[])
+            self.mesh.tell(urls=[], ws_urls=[])
         if self.jetstream is not None:
             self.jetstream.node.hand_over()
 

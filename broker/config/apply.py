@@ -12,6 +12,7 @@ from typing import TypeAlias
 from broker.config import known, values
 from broker.config.apply_accounts import apply_accounts
 from broker.config.apply_auth import apply_authorization
+from broker.config.apply_websocket import apply_websocket
 from broker.config.draft import Draft
 from broker.config.parser import Item, Map
 from broker.config.report import Report
@@ -122,6 +123,11 @@ def _authorization(file: _File, key: str, item: Item) -> None:
 
 def _accounts(file: _File, key: str, item: Item) -> None:
     apply_accounts(file.report, file.draft, item)
+
+
+def _websocket(file: _File, key: str, item: Item) -> None:
+    settings = file.draft.websocket = dict(file.draft.websocket or {})
+    apply_websocket(file.report, settings, item, lambda block: _tls_settings(file, block))
 
 
 def _no_auth_user(file: _File, key: str, item: Item) -> None:
@@ -349,6 +355,8 @@ _TOP: dict[str, Setter] = {
     "jetstream": _jetstream,
     "store_dir": _store_dir,
     "cluster": _cluster,
+    "websocket": _websocket,
+    "ws": _websocket,
     "debug": _boolean("logging", "debug"),
     "trace": _boolean("logging", "trace"),
     "logtime": _boolean("logging", "logtime"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.config.apply_websocket import BadWebSocket, check_websocket
 from broker.config.check_accounts import BadAccounts, check_accounts
 from broker.config.options import (
     DEFAULT_HOST,
@@ -29,6 +30,7 @@ from broker.config.options import (
     Ping,
     TlsOptions,
     User,
+    WebSocketOptions,
 )
 
 LAME_DUCK_MIN_NS = 30 * SECOND
@@ -53,6 +55,7 @@ class Draft:
     tls: dict[str, Any] | None = None
     jetstream: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
+    websocket: dict[str, Any] | None = None
     accounts: list[AccountOptions] = field(default_factory=list)
     account_users: list[User] = field(default_factory=list)
     account_stores: dict[str, AccountStore] = field(default_factory=dict)
@@ -74,6 +77,7 @@ class Draft:
             tls=None if self.tls is None else TlsOptions(**self.tls),
             jetstream=self._jetstream(),
             cluster=None if self.cluster is None else self._cluster(host),
+            websocket=self._websocket(),
         )
         self._check(options)
         return options
@@ -114,6 +118,15 @@ class Draft:
             settings["tls"] = TlsOptions(**settings["tls"])
         return ClusterOptions(**settings)
 
+    def _websocket(self) -> WebSocketOptions | None:
+        settings = dict(self.websocket or {})
+        if not settings.get("port"):  # without a port nobody listens, whatever else is said
+            return None
+        settings["host"] = settings.get("host") or DEFAULT_HOST
+        if isinstance(settings.get("tls"), dict):
+            settings["tls"] = TlsOptions(**settings["tls"])
+        return WebSocketOptions(**settings)
+
     def _check(self, options: Options) -> None:
         limits = options.limits
         if limits.max_payload > limits.max_pending:
@@ -130,6 +143,11 @@ class Draft:
         self._check_authorization(options.authorization)
         self._check_tls(options)
         self._check_cluster(options)
+        if options.websocket is not None:
+            try:
+                check_websocket(options.websocket, options.authorization)
+            except BadWebSocket as problem:
+                raise BadOptions(str(problem)) from problem
 
     def _check_lame_duck(self, lame_duck: LameDuck) -> None:
         if lame_duck.duration_ns < LAME_DUCK_MIN_NS:
@@ -178,7 +196,8 @@ class Draft:
             )
 
     def _check_tls(self, options: Options) -> None:
-        for tls in (options.tls, None if options.cluster is None else options.cluster.tls):
+        blocks = (options, options.cluster, options.websocket)
+        for tls in (block.tls for block in blocks if block is not None):
             if tls is None:
                 continue
             if not tls.cert_file:

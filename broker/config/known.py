@@ -48,8 +48,6 @@ TOP = frozenset(
         "gateway",
         "leafnodes",
         "leaf",
-        "websocket",
-        "ws",
         "mqtt",
         "no_system_account",
         "no_sys_acc",

@@ -222,6 +222,28 @@ class ClusterOptions(Struct, frozen=True):
     no_advertise: bool = False
 
 
+class WebSocketOptions(Struct, frozen=True):
+    host: str = DEFAULT_HOST
+    port: int = 0  # -1 = any free port
+    advertise: str = ""
+    no_tls: bool = False
+    tls: TlsOptions | None = None
+    same_origin: bool = False
+    allowed_origins: tuple[str, ...] = ()  # empty = all
+    compression: bool = False
+    handshake_timeout_ns: int = 0  # 0 = what the server thinks fit
+    user_cookie: str = ""
+    pass_cookie: str = ""
+    token_cookie: str = ""
+    no_auth_user: str = ""
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    auth_timeout_ns: int | None = None  # None = as on the client port
+    headers: dict[str, str] = field(default_factory=dict)
+    ping_interval_ns: int = 0  # 0 = as on the client port
+
+
 class Http(Struct, frozen=True):
     host: str
     port: int  # -1 = any free port
@@ -238,6 +260,7 @@ class Options(Struct, frozen=True):
     http: Http | None = None
     jetstream: JetStreamOptions | None = None
     cluster: ClusterOptions | None = None
+    websocket: WebSocketOptions | None = None
     authorization: Authorization = field(default_factory=Authorization)
     accounts: tuple[AccountOptions, ...] = ()
     system_account: str = SYSTEM_ACCOUNT

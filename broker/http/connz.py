@@ -135,7 +135,7 @@ def _connection(found: ConnectionRecord, now: float, *, auth: bool) -> Document:
     document: Document = {
         "cid": found.cid,
         "kind": "Client",
-        "type": "nats",
+        "type": found.kind,
         "ip": found.host,
         "port": found.port,
         "start": timestamp(found.started),

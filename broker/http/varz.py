@@ -18,6 +18,7 @@ from broker.server.times import span, timestamp
 
 if TYPE_CHECKING:
     from broker.server.server import Counters, Server
+    from broker.server.websocket_door import WebSocketDoor
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -72,7 +73,7 @@ def varz(server: Server, *, cpu: float, requests: dict[str, int]) -> Document:
         "gateway": {},
         "leaf": {},
         "mqtt": {},
-        "websocket": {},
+        "websocket": {} if server.door is None else _websocket(server.door),
         "jetstream": {} if server.services is None else server.services.varz_jetstream(),
         "tls_timeout": 0 if options.tls is None else options.tls.timeout_ns / 1e9,
         "write_deadline": options.limits.write_deadline_ns,
@@ -102,10 +103,13 @@ def varz(server: Server, *, cpu: float, requests: dict[str, int]) -> Document:
             "leafs": 0,
         },
     }
-    urls = server.connect_urls()
-    if urls:
-        document["connect_urls"] = urls
-    return document
+    return document | _urls(server)
+
+
+def _urls(server: Server) -> Document:
+    """Where clients may go; a server without peers names none."""
+    found = {"connect_urls": server.connect_urls(), "ws_connect_urls": server.ws_connect_urls()}
+    return {name: urls for name, urls in found.items() if urls}
 
 
 def _traffic(traffic: Counters) -> Document:
@@ -146,6 +150,22 @@ def _http(server: Server) -> Document:
         "http_base_path": "" if http is None else http.base_path,
         "https_port": port if secure else 0,
     }
+
+
+def _websocket(door: WebSocketDoor) -> Document:
+    options = door.options
+    document: Document = {"host": options.host, "port": door.port}
+    optional: Document = {
+        "advertise": options.advertise,
+        "no_auth_user": options.no_auth_user,
+        "handshake_timeout": options.handshake_timeout_ns,
+        "auth_timeout": (options.auth_timeout_ns or 0) / 1e9,
+        "no_tls": options.no_tls,
+        "same_origin": options.same_origin,
+        "allowed_origins": list(options.allowed_origins),
+        "compression": options.compression,
+    }
+    return document | {name: value for name, value in optional.items() if value}
 
 
 def _cluster(options: Options) -> Document:

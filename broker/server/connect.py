@@ -6,7 +6,7 @@ Spec: core contract 1.5; keys in any case, unknown keys ignored, verbose and ech
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -47,6 +47,17 @@ class ConnectOptions:
     def credentials(self, nonce: str) -> Credentials:
         return Credentials(
             self.user, self.password, self.auth_token, self.nkey, self.sig, nonce=nonce
+        )
+
+    def completed(self, brought: Credentials) -> ConnectOptions:
+        """With credentials that came another way, where CONNECT names none."""
+        if brought.empty:
+            return self
+        return replace(
+            self,
+            user=self.user or brought.user,
+            password=self.password or brought.password,
+            auth_token=self.auth_token or brought.token,
         )
 
 

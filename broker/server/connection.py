@@ -27,11 +27,13 @@ from broker.subjects import Subscription, valid_subject
 from broker.wire import ClientParser, Op, ProtocolViolation, PubRun
 
 if TYPE_CHECKING:
+    from broker.server.entrance import Entrance
     from broker.server.runtime import JetStreamRuntime
     from broker.server.server import Server
 
 PONG = b"PONG\r\n"
 LEAVING_PER_TURN = 1000  # subscriptions of a client that goes, taken out in one turn of the loop
+NOTHING_BROUGHT = Credentials()
 LOOK_MASK = 63  # every 64th operation looks at the clock
 SYSTEM_QUEUE = b"_sys_"
 SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # who may not plan a bulk read may not do one
@@ -40,12 +42,19 @@ SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # who may not plan a bulk read may n
 class Connection(Endpoint):
     """A client from accept to close. Created by the listener for every socket."""
 
-    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(server, loop)
+    def __init__(
+        self,
+        server: Server,
+        loop: asyncio.AbstractEventLoop,
+        entrance: Entrance,
+        brought: Credentials = NOTHING_BROUGHT,
+    ) -> None:
+        super().__init__(server, loop, entrance)
+        self._brought = brought  # credentials that came before CONNECT, for what it leaves out
         limits = server.options.limits
         self.account: Account = server.global_account
         self.identity = Identity()
-        self.nonce = nonce() if server.authenticator.asks_for_signatures else ""
+        self.nonce = nonce() if entrance.authenticator.asks_for_signatures else ""
         self.echo = True
         self.no_responders = False
         self.guarded = True  # verbose and pedantic are the defaults before CONNECT
@@ -56,7 +65,7 @@ class Connection(Endpoint):
         self._held: list[Any] | None = None
         self._unfinished: tuple[PubRun, int] | None = None  # a run, and the row it goes on from
         self._afterwards: Callable[[], None] | None = None  # once nothing waits any more
-        anonymous = server.authenticator.anonymous()
+        anonymous = entrance.authenticator.anonymous()
         if anonymous is not None:
             self._enter(anonymous)
 
@@ -103,7 +112,7 @@ class Connection(Endpoint):
         else:
             self._violation(violation)
 
-    def _ended(self) -> None:
+    def peer_ended(self) -> None:
         self._when_done(lambda: self.close(Reason.CLIENT_CLOSED))
 
     def _violation(self, violation: ProtocolViolation) -> None:
@@ -323,7 +332,7 @@ class Connection(Endpoint):
 
     def _connect(self, text: bytes) -> None:
         try:
-            options = parse_connect(text)
+            options = parse_connect(text).completed(self._brought)
         except BadConnect as bad:
             logger.debug("%s - %s", self.label, bad)
             self.close(Reason.PROTOCOL_VIOLATION)
@@ -337,7 +346,7 @@ class Connection(Endpoint):
         if options.protocol not in (0, 1):
             self.fail("invalid client protocol", Reason.BAD_CLIENT_PROTOCOL)
             return
-        authenticator = self.server.authenticator
+        authenticator = self.entrance.authenticator
         if options.account:
             self._authorization_violation()
         elif authenticator.slow(given := self.credentials):
@@ -353,7 +362,7 @@ class Connection(Endpoint):
         return self.connect.credentials(self.nonce)
 
     async def _identify_slowly(self, given: Credentials) -> None:
-        identify = self.server.authenticator.identify
+        identify = self.entrance.authenticator.identify
         try:
             identity = await self._loop.run_in_executor(None, identify, given)
         finally:
@@ -406,7 +415,7 @@ class Connection(Endpoint):
 
     def reauthenticate(self) -> None:
         """The configuration changed: leave, or keep what is still permitted."""
-        identity = self.server.authenticator.identify(self.credentials)
+        identity = self.entrance.authenticator.identify(self.credentials)
         if identity is None or identity.account != self.account.name:
             self._authorization_violation()
             return

@@ -17,10 +17,11 @@ from broker.server.closing import Reason
 from broker.server.connect import ConnectOptions
 from broker.server.liveness import Liveness
 from broker.server.log import TRACE, logger
-from broker.server.tls import HANDSHAKE_RECORD, TlsFailed, TlsLayer
+from broker.server.tls import HANDSHAKE_RECORD, TlsFailed, TlsLayer, describe
 from broker.subjects import Subscription
 
 if TYPE_CHECKING:
+    from broker.server.entrance import Entrance
     from broker.server.server import Server
 
 OK = b"+OK\r\n"
@@ -33,10 +34,11 @@ class Endpoint(ClientSink):
 
     cid: int
 
-    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop, entrance: Entrance) -> None:
         options = server.options
         super().__init__(loop, max_pending=options.limits.max_pending)
         self.server = server
+        self.entrance = entrance
         self.cid = server.next_cid()
         self.connect = ConnectOptions()
         self.authorized = False
@@ -46,6 +48,7 @@ class Endpoint(ClientSink):
         self.subs: dict[bytes, Subscription] = {}
         self.host = ""
         self.port = 0
+        self._forwarded_for = ""
         self.started = time.time()
         self.opened = loop.time()
         self.last_data = self.opened  # loop time of the last bytes, either way of meaning
@@ -64,27 +67,27 @@ class Endpoint(ClientSink):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername") or ("", 0)
         self.host, self.port = str(peer[0]).removeprefix("::ffff:"), int(peer[1])
+        self._forwarded_for = str(transport.get_extra_info("forwarded_for") or "")
         high = max(1, min(self.max_pending, TRANSPORT_BUFFER))
         self._transport.set_write_buffer_limits(high=high, low=high // 2)
 
     def greet(self) -> None:
         """First words: INFO, or with handshake_first silence until TLS is up."""
-        options = self.server.options
-        context = self.server.tls_context
-        if options.tls is None or context is None:
+        if self.entrance.tls is None:
             self._send_first_info()
             self.live.await_connect()
             return
-        if options.tls.handshake_first:
+        tls, context = self.entrance.tls
+        if tls.handshake_first:
             self._tls = TlsLayer(context)
-            if options.tls.handshake_fallback_ns:
-                self.live.await_first_bytes(options.tls.handshake_fallback_ns / 1e9)
+            if tls.handshake_fallback_ns:
+                self.live.await_first_bytes(tls.handshake_fallback_ns / 1e9)
         else:
             self._send_first_info()
-            self._first_byte_decides = options.allow_non_tls
+            self._first_byte_decides = self.server.options.allow_non_tls
             if not self._first_byte_decides:
                 self._tls = TlsLayer(context)
-        self.live.await_handshake(options.tls.timeout_ns / 1e9)
+        self.live.await_handshake(tls.timeout_ns / 1e9)
 
     def _send_first_info(self) -> None:
         self._info_sent = True
@@ -107,7 +110,7 @@ class Endpoint(ClientSink):
         if chunk:
             self._receive(chunk)
         if self._tls is not None and self._tls.ended:
-            self._ended()
+            self.peer_ended()
 
     def _decide_by_first_byte(self, chunk: bytes) -> None:
         self._first_byte_decides = False
@@ -146,7 +149,10 @@ class Endpoint(ClientSink):
         return data if tls is None or not tls.established else tls.encrypt(data)
 
     def tls_description(self) -> tuple[str, str] | None:
-        return None if self._tls is None else self._tls.description()
+        if self._tls is not None:
+            return self._tls.description()
+        below = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        return None if below is None else describe(below)
 
     def connection_lost(self, error: Exception | None) -> None:
         reason = Reason.CLIENT_CLOSED if error is None else Reason.READ_ERROR
@@ -160,7 +166,8 @@ class Endpoint(ClientSink):
         options = self.connect
         about = ":".join(part for part in (options.version, options.lang, options.name) if part)
         shown = f' - "v{about}"' if about else ""
-        return f"{self.host}:{self.port} - cid:{self.cid}{shown}"
+        via = f"{self._forwarded_for}/" if self._forwarded_for else ""
+        return f"{via}{self.host}:{self.port} - {self.entrance.mark}:{self.cid}{shown}"
 
     def _ok(self) -> None:
         if self.connect.verbose:
@@ -259,7 +266,7 @@ class Endpoint(ClientSink):
     def _info(self) -> bytes:
         raise NotImplementedError
 
-    def _ended(self) -> None:
+    def peer_ended(self) -> None:
         """The peer sends no more."""
         raise NotImplementedError
 

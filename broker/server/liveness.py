@@ -84,7 +84,7 @@ class Liveness:
         if connection.authorized:
             self.start_pings()
             return
-        self._arm(connection.server.auth_timeout_s, self._look_once_more)
+        self._arm(connection.entrance.auth_timeout_s, self._look_once_more)
 
     def connect_seen(self) -> None:
         self.stop()
@@ -103,7 +103,7 @@ class Liveness:
     # -- pings ------------------------------------------------------------------------------
 
     def start_pings(self) -> None:
-        interval = self._connection.server.options.ping.interval_ns / 1e9
+        interval = self._connection.entrance.ping_interval_s
         first = min(interval, FIRST_PING_SECONDS)
         self._arm(first * (1 + 0.2 * random()), self._ping_due)
 
@@ -120,7 +120,7 @@ class Liveness:
     def _ping_due(self) -> None:
         connection = self._connection
         ping = connection.server.options.ping
-        interval = ping.interval_ns / 1e9
+        interval = connection.entrance.ping_interval_s
         now = self._loop.time()
         quiet = now - self._last_heard >= interval or not self.rtt_s
         if quiet and connection.pingable:

@@ -22,6 +22,7 @@ class ConnectionRecord:
     """Numbers and names of one connection at one moment."""
 
     cid: int
+    kind: str  # nats or websocket
     host: str
     port: int
     started: float
@@ -59,6 +60,7 @@ def record(connection: Connection, *, now: float, loop_now: float) -> Connection
     reason = connection.reason
     return ConnectionRecord(
         cid=connection.cid,
+        kind=connection.entrance.kind,
         host=connection.host,
         port=connection.port,
         started=connection.started,

@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from broker.config.options import JETRAFT_VERSION, VERSION, Options
 from broker.server import files, listener
 from broker.server.closing import Reason
 from broker.server.connection import Connection
+from broker.server.entrance import Entrance
 from broker.server.identity import server_id
 from broker.server.imports import join_accounts
 from broker.server.info import base_info
@@ -31,12 +32,13 @@ from broker.server.log import logger
 from broker.server.record import ConnectionRecord, record
 from broker.server.router import Router
 from broker.server.runtime import Document, JetStreamRuntime, StartFailed
-from broker.server.tls import server_context
+from broker.server.tls import load_context
 from broker.server.tracing import Tracing
 from broker.server.user_info import UserInfo
 
 if TYPE_CHECKING:
     from broker.http.monitor import Monitor
+    from broker.server.websocket_door import WebSocketDoor
 
 DEFAULT_AUTH_SECONDS = 2.0
 PEER_WAIT_SECONDS = 0.5  # the ports file waits this long for a first peer, if routes are given
@@ -78,6 +80,8 @@ class Server:
         self.history: deque[ConnectionRecord] = deque(maxlen=options.limits.max_closed_clients)
         self.counters = Counters()
         self.authenticator = Authenticator(options.authorization)
+        self._entrance = Entrance(self)
+        self.door: WebSocketDoor | None = None
         self.tls_context: ssl.SSLContext | None = None
         self.started = time.time()
         self.config_loaded = self.started
@@ -93,10 +97,11 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._socket: socket.socket | None = None
         self._peer_urls: list[str] = []
+        self._peer_ws_urls: list[str] = []
         self._peers_known = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ports_file = ""
-        self._info: Document = {}
+        self.info: Document = {}
 
     # -- what connections ask ---------------------------------------------------------------
 
@@ -176,7 +181,7 @@ class Server:
 
     def refresh_info(self) -> None:
         """The part of INFO that all clients share; call when a source of it changed."""
-        self._info = base_info(self)
+        self.info = base_info(self)
 
     def info_line(
         self,
@@ -186,7 +191,7 @@ class Server:
         ldm: bool = False,
         nonce: str = "",
     ) -> bytes:
-        document = dict(self._info)
+        document = connection.entrance.info()
         if nonce:
             document["nonce"] = nonce
         document["client_id"] = connection.cid
@@ -198,7 +203,7 @@ class Server:
             document["remote_account"] = connection.account.name
             if connection.account.name == self.options.system_account:
                 document["acc_is_sys"] = True
-        urls = self.connect_urls(ldm=ldm)
+        urls = connection.entrance.connect_urls(ldm=ldm)
         if urls:
             document["connect_urls"] = urls
         if ldm:
@@ -212,20 +217,27 @@ class Server:
             return []
         return listener.advertised(self.host, self.port, self.options.client_advertise)
 
-    def connect_urls(self, *, ldm: bool = False) -> list[str]:
-        if not self._peer_urls:
-            return []
-        own = [] if ldm or self.lame_duck else self.client_urls()
-        return own + [url for url in self._peer_urls if url not in own]
+    def ws_urls(self) -> list[str]:
+        """The same for clients that speak WebSocket."""
+        cluster = self.options.cluster
+        hidden = self.lame_duck or (cluster is not None and cluster.no_advertise)
+        return [] if hidden or self.door is None else self.door.own_urls()
 
-    def set_cluster_urls(self, urls: list[str]) -> None:
+    def connect_urls(self, *, ldm: bool = False) -> list[str]:
+        return _with_own([] if ldm else self.client_urls(), self._peer_urls)
+
+    def ws_connect_urls(self, *, ldm: bool = False) -> list[str]:
+        return _with_own([] if ldm else self.ws_urls(), self._peer_ws_urls)
+
+    def set_cluster_urls(self, urls: list[str], ws_urls: Sequence[str] = ()) -> None:
         """Client URLs of the peers, in a stable order; clients hear of real changes only."""
         cluster = self.options.cluster
         if cluster is not None and cluster.no_advertise:
             return
-        if urls == self._peer_urls:
+        if urls == self._peer_urls and list(ws_urls) == self._peer_ws_urls:
             return
         self._peer_urls = list(urls)
+        self._peer_ws_urls = list(ws_urls)
         if urls:
             self._peers_known.set()
         self._tell_info()
@@ -243,14 +255,17 @@ class Server:
         options = self.options
         self._log_banner()
         if options.tls is not None:
-            self.tls_context = load_tls(options)
+            self.tls_context = load_context(options.tls)
         self._socket = listener.bind(options.host, options.port)
         self.port = self._socket.getsockname()[1]
+        self._bind_door()
         self.refresh_info()
         if self.services is not None:
             await self.services.start(self)
             self.refresh_info()
         await self._listen(self._socket)
+        if self.door is not None:
+            await self.door.listen()
         self.lag = LoopLag(self._loop)
         self.lag.start()
         if options.http is not None:
@@ -270,6 +285,13 @@ class Server:
         if options.ports_file_dir:
             await self._write_ports()
 
+    def _bind_door(self) -> None:
+        if self.options.websocket is not None:
+            from broker.server.websocket_door import WebSocketDoor  # only where it is wanted
+
+            self.door = WebSocketDoor(self, self.options.websocket)
+            self.door.bind()
+
     async def _listen(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
@@ -278,7 +300,7 @@ class Server:
             shown = listener.join_host_port(self.options.host, self.port)
             raise StartFailed(listener.refusal(shown, error)) from error
         self._listener = await loop.create_server(
-            lambda: Connection(self, loop), sock=sock, backlog=listener.BACKLOG
+            lambda: Connection(self, loop, self._entrance), sock=sock, backlog=listener.BACKLOG
         )
 
     def _log_banner(self) -> None:
@@ -307,6 +329,9 @@ class Server:
                 logger.debug("No route yet; writing the ports file without waiting longer")
         scheme = "tls" if self.options.tls is not None else "nats"
         found = {"nats": files.urls(scheme, self.options.host, self.port)}
+        if self.door is not None:
+            host = self.door.options.host
+            found["websocket"] = files.urls(self.door.scheme, host, self.door.port)
         http = self.options.http
         if http is not None and self.monitor is not None:
             found["monitoring"] = files.urls(
@@ -369,6 +394,8 @@ class Server:
         elif self._socket is not None:
             self._socket.close()
         self._socket = None
+        if self.door is not None:
+            self.door.close()
 
     async def enter_lame_duck(self) -> None:
         """No new clients; the present ones are told, then closed one by one, then the end."""
@@ -402,7 +429,9 @@ class Server:
         self.options = options
         self.authenticator = Authenticator(options.authorization)
         if options.tls is not None:
-            self.tls_context = load_tls(options)
+            self.tls_context = load_context(options.tls)
+        if self.door is not None:
+            self.door.reconfigure(options)
         self.config_loaded = time.time()
         self.refresh_info()
         for connection in list(self.connections.values()):
@@ -421,10 +450,6 @@ async def _in_time(check: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def load_tls(options: Options) -> ssl.SSLContext:
-    assert options.tls is not None
-    try:
-        return server_context(options.tls)
-    except (OSError, ssl.SSLError) as error:
-        text = f"error parsing X509 certificate/key pair: {error}"
-        raise StartFailed(text) from error
+def _with_own(own: list[str], peers: list[str]) -> list[str]:
+    """A server that knows no peers tells nothing: its clients know the way they came."""
+    return own + [url for url in peers if url not in own] if peers else []

@@ -38,6 +38,15 @@ def server_context(options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
+def load_context(options: TlsOptions) -> ssl.SSLContext:
+    """For a listener of clients. Raises StartFailed."""
+    try:
+        return server_context(options)
+    except (OSError, ssl.SSLError) as error:
+        text = f"error parsing X509 certificate/key pair: {error}"
+        raise StartFailed(text) from error
+
+
 def client_context(options: TlsOptions) -> ssl.SSLContext:
     """For links this server dials."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -126,6 +135,10 @@ class TlsLayer:
 
     def description(self) -> tuple[str, str]:
         """(tls_version, tls_cipher_suite) as the monitor shows them."""
-        cipher = self._object.cipher()
-        version = (self._object.version() or "").removeprefix("TLSv")
-        return version, cipher[0] if cipher else ""
+        return describe(self._object)
+
+
+def describe(session: ssl.SSLObject) -> tuple[str, str]:
+    cipher = session.cipher()
+    version = (session.version() or "").removeprefix("TLSv")
+    return version, cipher[0] if cipher else ""

@@ -169,7 +169,7 @@ def test_the_keys_of_the_skeleton(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("websocket { port: 1 }", r'server.conf:1:1: not supported yet: "websocket"'),
+        ("websocket { port: 1 }", "websocket requires TLS configuration"),
         ("\n  leafnodes { port: 1 }", r'server.conf:2:3: not supported yet: "leafnodes"'),
         ("hokus: 1", r'server.conf:1:1: unknown field "hokus"'),
         ("cluster { pool_size: 3 }", r'not supported yet: "pool_size"'),
