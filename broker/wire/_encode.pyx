@@ -7,9 +7,9 @@ Spec: encode_py.py."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memchr, memcmp
+from libc.string cimport memchr, memcmp, memcpy
 
 from broker.wire._run cimport PubRecord, PubRun
 from broker.wire._text cimport digits, msg_size, put, put_number, put_sizes, reserve
@@ -197,3 +197,26 @@ def encode_pub_acks(
             at = put(at, tail_text, tail_size)
     assert at == PyBytes_AS_STRING(encoded) + total
     return encoded
+
+
+def unmask(bytes data not None, bytes key not None):
+    cdef Py_ssize_t size = len(data), at = 0
+    cdef bytes mixed = PyBytes_FromStringAndSize(NULL, size)
+    cdef const char* given = PyBytes_AS_STRING(data)
+    cdef char* put_at = PyBytes_AS_STRING(mixed)
+    cdef char pad[8]
+    cdef uint64_t mask, word
+    if len(key) != 4:
+        raise ValueError("a mask has 4 bytes")
+    memcpy(pad, PyBytes_AS_STRING(key), 4)
+    memcpy(pad + 4, pad, 4)
+    memcpy(&mask, pad, 8)
+    while at + 8 <= size:
+        memcpy(&word, given + at, 8)
+        word ^= mask
+        memcpy(put_at + at, &word, 8)
+        at += 8
+    while at < size:
+        put_at[at] = given[at] ^ pad[at & 7]
+        at += 1
+    return mixed

@@ -112,3 +112,13 @@ def encode_pub_acks(  # noqa: PLR0917
             body = b'{"stream":"%b","seq":%d%b}' % (stream, first_seq + k, extra)
             parts.append(encode_msg(reply, sid, b"", b"", body))
     return b"".join(parts)
+
+
+def unmask(data: bytes, key: bytes) -> bytes:
+    """The payload of a WebSocket frame without its mask; the key begins with its first byte."""
+    size = len(data)
+    if len(key) != 4:
+        raise ValueError("a mask has 4 bytes")
+    pad = (key * (size // 4 + 1))[:size]
+    mixed = int.from_bytes(data, "little") ^ int.from_bytes(pad, "little")
+    return mixed.to_bytes(size, "little")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import zlib
 from enum import IntEnum
 
+from broker.wire import unmask
+
 PIECE_SIZE = 256 * 1024  # `read` stops gathering here: what one call may hold
 FRAME_MAX = 64 * 1024  # payload of one frame that we send
 COMPRESS_ABOVE = 64  # shorter output is sent as it is
@@ -48,14 +50,6 @@ class FrameViolation(Exception):
     def __init__(self, text: str, status: Status = Status.PROTOCOL_ERROR) -> None:
         super().__init__(text)
         self.status = status
-
-
-def unmask(data: bytes, key: bytes) -> bytes:
-    """Also masks; the key begins with the first byte of the data."""
-    size = len(data)
-    pad = (key * (size // 4 + 1))[:size]
-    mixed = int.from_bytes(data, "little") ^ int.from_bytes(pad, "little")
-    return mixed.to_bytes(size, "little")
 
 
 def header(opcode: int, size: int, flags: int = FINAL) -> bytes:
