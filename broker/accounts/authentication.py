@@ -7,39 +7,16 @@ Spec: core contract 3.1, 3.2 and 3.8."""
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
+import logging
+import time
 
-from broker.accounts.account import GLOBAL_ACCOUNT
-from broker.config.options import STANDARD, Authorization, Permissions, User
+from broker.accounts import tokens
+from broker.accounts.identity import Credentials, Identity
+from broker.config.options import Authorization, User
 from broker.credentials import nkeys
 
+logger = logging.getLogger("broker")
 BCRYPT_PREFIXES = ("$2a$", "$2b$", "$2x$", "$2y$")
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """What a CONNECT brought along."""
-
-    user: str = ""
-    password: str = ""
-    token: str = ""
-    nkey: str = ""
-    signature: str = ""  # of the nonce, as text
-    nonce: str = ""  # what it was asked to sign
-    connection_type: str = STANDARD
-
-    @property
-    def empty(self) -> bool:
-        return not (self.user or self.password or self.token or self.nkey)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who it turned out to be."""
-
-    user: str = ""
-    account: str = GLOBAL_ACCOUNT
-    permissions: Permissions | None = None
 
 
 def is_bcrypt(secret: str) -> bool:
@@ -68,11 +45,11 @@ class Authenticator:
     @property
     def asks_for_signatures(self) -> bool:
         """Does INFO carry a nonce?"""
-        return bool(self._nkeys)
+        return bool(self._nkeys) or self._auth.tokens is not None
 
     def slow(self, given: Credentials) -> bool:
         """Would `identify` spend milliseconds on a hash?"""
-        return is_bcrypt(self._secret_for(given))
+        return self._auth.tokens is None and is_bcrypt(self._secret_for(given))
 
     def anonymous(self) -> Identity | None:
         """The identity of a client that sent nothing, if there is one."""
@@ -89,6 +66,12 @@ class Authenticator:
         auth = self._auth
         if not auth.required:
             return Identity()
+        if auth.tokens is not None:
+            try:
+                return tokens.identify(auth.tokens, given, now=time.time())
+            except tokens.Refused as refused:
+                logger.debug("User JWT refused: %s", refused)
+                return None
         if auth.users:
             if given.empty and (auth.no_auth_user or auth.open_to_all):
                 return self.anonymous()

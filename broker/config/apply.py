@@ -12,6 +12,7 @@ from typing import TypeAlias
 from broker.config import known, values
 from broker.config.apply_accounts import apply_accounts
 from broker.config.apply_auth import apply_authorization
+from broker.config.apply_operator import apply_operator, apply_preload, apply_resolver
 from broker.config.apply_websocket import apply_websocket
 from broker.config.draft import Draft
 from broker.config.parser import Item, Map
@@ -128,6 +129,18 @@ def _accounts(file: _File, key: str, item: Item) -> None:
 def _websocket(file: _File, key: str, item: Item) -> None:
     settings = file.draft.websocket = dict(file.draft.websocket or {})
     apply_websocket(file.report, settings, item, lambda block: _tls_settings(file, block))
+
+
+def _operator(file: _File, key: str, item: Item) -> None:
+    apply_operator(file.draft, key, item)
+
+
+def _resolver(file: _File, key: str, item: Item) -> None:
+    apply_resolver(file.draft, key, item)
+
+
+def _preload(file: _File, key: str, item: Item) -> None:
+    apply_preload(file.draft, key, item)
 
 
 def _no_auth_user(file: _File, key: str, item: Item) -> None:
@@ -348,6 +361,10 @@ _TOP: dict[str, Setter] = {
     "no_auth_user": _no_auth_user,
     "authorization": _authorization,
     "accounts": _accounts,
+    **dict.fromkeys(("operator", "operators", "root", "roots"), _operator),
+    **dict.fromkeys(("root_operator", "root_operators"), _operator),
+    **dict.fromkeys(("resolver", "account_resolver", "account_resolvers"), _resolver),
+    "resolver_preload": _preload,
     "system_account": _text("top", "system_account"),
     "system": _text("top", "system_account"),
     "tls": _tls,

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from broker.config.options import AccountOptions, Export, Import
 from broker.subjects import collides, is_subset
 from broker.subjects.mapping import BadMapping, Mapping
@@ -34,6 +36,23 @@ def check_accounts(accounts: Sequence[AccountOptions], system_account: str) -> N
     for account in accounts:
         for wanted in account.imports:
             _check_import(by_name, account, wanted)
+
+
+def usable_imports(accounts: list[AccountOptions]) -> list[tuple[str, str]]:
+    """Leaves out what cannot be imported, as tokens of two accounts may come apart at any time;
+    returns the accounts concerned and why."""
+    by_name = {one.name: one for one in accounts}
+    problems: list[tuple[str, str]] = []
+    for position, account in enumerate(accounts):
+        kept: list[Import] = []
+        for wanted in account.imports:
+            try:
+                _check_import(by_name, account, wanted)
+                kept.append(wanted)
+            except BadAccounts as bad:
+                problems.append((account.name, str(bad)))
+        accounts[position] = by_name[account.name] = replace(account, imports=tuple(kept))
+    return problems
 
 
 def export_of(exporter: AccountOptions, importer: str, wanted: Import) -> Export | None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.config.apply_websocket import BadWebSocket, check_websocket
-from broker.config.check_accounts import BadAccounts, check_accounts
+from broker.config.check_accounts import BadAccounts, check_accounts, usable_imports
+from broker.config.claims import BadClaims
 from broker.config.options import (
     DEFAULT_HOST,
     GLOBAL_ACCOUNT,
@@ -32,6 +33,7 @@ from broker.config.options import (
     User,
     WebSocketOptions,
 )
+from broker.credentials.jwt import Token
 
 LAME_DUCK_MIN_NS = 30 * SECOND
 PAYLOAD_WARN = 8 * MIB
@@ -59,12 +61,17 @@ class Draft:
     accounts: list[AccountOptions] = field(default_factory=list)
     account_users: list[User] = field(default_factory=list)
     account_stores: dict[str, AccountStore] = field(default_factory=dict)
+    operators: list[Token] = field(default_factory=list)
+    resolver: bool = False  # of accounts; the one kind there is
+    preloaded: dict[str, Token] = field(default_factory=dict)
     store_dir: str = ""  # given outside the jetstream block; alone it enables nothing
     warnings: list[str] = field(default_factory=list)
 
     def build(self) -> Options:
         """Raises BadOptions."""
         host = self.top.get("host") or DEFAULT_HOST
+        if self.operators:
+            self._operator_mode()
         options = Options(
             **{**self.top, "host": host},
             limits=Limits(**self.limits),
@@ -81,6 +88,24 @@ class Draft:
         )
         self._check(options)
         return options
+
+    def _operator_mode(self) -> None:
+        from broker.config.apply_operator import settle
+
+        if self.accounts:
+            raise BadOptions("operators do not allow Accounts to be configured directly")
+        if self.authorization.get("users") or self.authorization.get("user"):
+            raise BadOptions("operators do not allow users to be configured directly")
+        if self.authorization.get("no_auth_user"):
+            raise BadOptions("no_auth_user not compatible with Trusted Operator")
+        if not self.resolver:
+            raise BadOptions("operators require an account resolver to be configured")
+        try:
+            self.authorization["tokens"] = settle(self)
+        except BadClaims as bad:
+            raise BadOptions(str(bad)) from bad
+        for account, problem in usable_imports(self.accounts):
+            self.warnings.append(f"Account [{account}]: {problem}")
 
     def _http(self, host: str) -> Http | None:
         if "port" not in self.http or not self.http["port"]:

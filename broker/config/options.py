@@ -7,6 +7,8 @@ takes a tenth of the time in which a server should be up."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct, field
 
 SECOND = 1_000_000_000
@@ -50,6 +52,17 @@ class User(Struct, frozen=True):
     connection_types: frozenset[str] | None = None  # None = all
 
 
+class AccountClaims(Struct, frozen=True):
+    """Of an account that its operator signed: who may sign its users, and which are revoked."""
+
+    name: str
+    signing_keys: dict[str, dict[str, Any] | None]  # to the claims that a scope grants its users
+    revocations: dict[str, int]  # of tokens issued until then
+    bearer_allowed: bool = True
+    default_permissions: Permissions | None = None
+    expires: int = 0  # seconds since 1970; 0 = never
+
+
 class Authorization(Struct, frozen=True):
     token: str = ""
     user: str = ""
@@ -59,11 +72,12 @@ class Authorization(Struct, frozen=True):
     no_auth_user: str = ""
     # Only the system account has users: everybody else comes in without, to the global account.
     open_to_all: bool = False
+    tokens: dict[str, AccountClaims] | None = None  # operator mode: users bring tokens
     timeout_ns: int | None = None  # None = 2 s, or the TLS timeout + 1 s
 
     @property
     def required(self) -> bool:
-        return bool(self.token or self.user or self.users)
+        return bool(self.token or self.user or self.users) or self.tokens is not None
 
 
 class Export(Struct, frozen=True):

@@ -13,6 +13,7 @@ class Reason(Enum):
     CLIENT_CLOSED = "Client Closed"
     AUTHENTICATION_TIMEOUT = "Authentication Timeout"
     AUTHENTICATION_VIOLATION = "Authentication Failure"
+    AUTHENTICATION_EXPIRED = "Authentication Expired"
     TLS_HANDSHAKE_ERROR = "TLS Handshake Failure"
     SLOW_CONSUMER_PENDING = "Slow Consumer (Pending Bytes)"
     SLOW_CONSUMER_DEADLINE = "Slow Consumer (Write Deadline)"

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from broker.accounts.authentication import Credentials
+from broker.accounts.identity import Credentials
 
 
 class BadConnect(Exception):
@@ -35,6 +35,7 @@ class ConnectOptions:
     auth_token: str = ""
     account: str = ""
     nkey: str = ""
+    jwt: str = ""
     sig: str = ""
 
     @property
@@ -42,11 +43,21 @@ class ConnectOptions:
         """Who wanted to come in, as the log says it."""
         if self.nkey:
             return f'Nkey "{self.nkey}"'
+        if self.jwt:
+            return "JWT User"
         return f'User "{self.user}"' if self.user else "User N/A"
 
-    def credentials(self, nonce: str) -> Credentials:
+    def credentials(self, nonce: str, host: str, connection_type: str) -> Credentials:
         return Credentials(
-            self.user, self.password, self.auth_token, self.nkey, self.sig, nonce=nonce
+            user=self.user,
+            password=self.password,
+            token=self.auth_token,
+            nkey=self.nkey,
+            jwt=self.jwt,
+            signature=self.sig,
+            nonce=nonce,
+            host=host,
+            connection_type=connection_type,
         )
 
     def completed(self, brought: Credentials) -> ConnectOptions:
@@ -71,6 +82,7 @@ _TEXTS = {
     "auth_token": "auth_token",
     "account": "account",
     "nkey": "nkey",
+    "jwt": "jwt",
     "sig": "sig",
 }
 

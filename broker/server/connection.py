@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from broker.accounts import Account
-from broker.accounts.authentication import Credentials, Identity
+from broker.accounts.identity import Credentials, Identity
 from broker.accounts.permissions import PermissionSet
 from broker.server import trace, tracing
 from broker.server.closing import VIOLATION_REASONS, Reason
@@ -284,8 +284,9 @@ class Connection(Endpoint):
             return f'Permissions Violation for Subscription to "{shown}"{named}'
         if 0 < limits.max_sub_tokens < subject.count(b".") + 1:
             return f'Permissions Violation for Subscription to "{shown}", too many tokens'
-        account_max = self.account.options.max_subscriptions
-        if 0 < limits.max_subscriptions <= len(self.subs) or 0 <= account_max <= len(self.subs):
+        granted = (self.account.options.max_subscriptions, self.identity.max_subscriptions)
+        count = len(self.subs)
+        if 0 < limits.max_subscriptions <= count or any(0 <= one <= count for one in granted):
             return "maximum subscriptions exceeded"
         return None
 
@@ -359,7 +360,8 @@ class Connection(Endpoint):
 
     @property
     def credentials(self) -> Credentials:
-        return self.connect.credentials(self.nonce)
+        kind = self.entrance.connection_type
+        return self.connect.credentials(self.nonce, self.host, kind)
 
     async def _identify_slowly(self, given: Credentials) -> None:
         identify = self.entrance.authenticator.identify
@@ -402,6 +404,7 @@ class Connection(Endpoint):
         self.account.connections.pop(self.cid, None)
         self.account = self.server.account(identity.account)
         self.account.connections[self.cid] = self
+        self.live.end_at(identity.expires, identity.farewell)
         self._parser.max_payload = self.payload_max
         rules = identity.permissions
         self.permissions = None if rules is None else PermissionSet(rules)
@@ -409,8 +412,9 @@ class Connection(Endpoint):
 
     @property
     def payload_max(self) -> int:
-        """What this client may send: the smaller one of its account's and the server's limit."""
-        limits = (self.server.options.limits.max_payload, self.account.options.max_payload)
+        """What this client may send: the smallest limit of the server, its account and itself."""
+        server = self.server.options.limits.max_payload
+        limits = (server, self.account.options.max_payload, self.identity.max_payload)
         return min((limit for limit in limits if limit >= 0), default=-1)
 
     def reauthenticate(self) -> None:

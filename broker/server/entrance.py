@@ -10,7 +10,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from broker.accounts.authentication import Authenticator
-from broker.config.options import TlsOptions
+from broker.config.options import STANDARD, TlsOptions
 from broker.server.runtime import Document
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class Entrance:
 
     kind = "nats"  # the type that /connz shows
     mark = "cid"  # how the log counts the clients
+    connection_type = STANDARD  # what users may be bound to
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -26,6 +26,7 @@ class Liveness:
 
     __slots__ = (
         "_connection",
+        "_end",
         "_fallback",
         "_last_heard",
         "_loop",
@@ -40,12 +41,17 @@ class Liveness:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._fallback: asyncio.TimerHandle | None = None
+        self._end: asyncio.TimerHandle | None = None
         self._outstanding = 0
         self._ping_sent = 0.0
         self._last_heard = 0.0
         self.rtt_s = 0.0
 
     def stop(self) -> None:
+        self._quiet()
+        self.end_at(0, "")
+
+    def _quiet(self) -> None:
         for timer in (self._timer, self._fallback):
             if timer is not None:
                 timer.cancel()
@@ -70,7 +76,7 @@ class Liveness:
             self._fallback = None
 
     def handshake_done(self) -> None:
-        self.stop()
+        self._quiet()
 
     def _handshake_timeout(self) -> None:
         logger.error("%s - TLS handshake timeout", self._connection.label)
@@ -87,7 +93,19 @@ class Liveness:
         self._arm(connection.entrance.auth_timeout_s, self._look_once_more)
 
     def connect_seen(self) -> None:
-        self.stop()
+        self._quiet()
+
+    def end_at(self, moment: float, farewell: str) -> None:
+        """The time of the user is over then (seconds since 1970); 0 = never."""
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+        if moment:
+            self._end = self._loop.call_later(max(0.0, moment - time.time()), self._over, farewell)
+
+    def _over(self, farewell: str) -> None:
+        logger.debug("%s - %s", self._connection.label, farewell)
+        self._connection.fail(farewell, Reason.AUTHENTICATION_EXPIRED)
 
     def _look_once_more(self) -> None:
         """Bytes that are already in the socket beat the clock: let the loop read first."""

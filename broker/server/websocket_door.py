@@ -12,7 +12,8 @@ import ssl
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from broker.accounts.authentication import Authenticator, Credentials
+from broker.accounts.authentication import Authenticator
+from broker.accounts.identity import Credentials
 from broker.config.options import Authorization, Options, TlsOptions, WebSocketOptions
 from broker.server import listener
 from broker.server.connection import Connection
@@ -36,6 +37,7 @@ class WebSocketDoor(Entrance):
 
     kind = "websocket"
     mark = "wid"
+    connection_type = "WEBSOCKET"
 
     def __init__(self, server: Server, options: WebSocketOptions) -> None:
         super().__init__(server)

@@ -1,0 +1,138 @@
+"""Users that bring a token: whether the chain from the operator to them holds, here and now.
+
+Owns: the checks of a user token against its account, and the end of its time.
+May not touch: sockets, clocks (now is an argument), how tokens are written.
+Spec: core contract 3.6; any doubt is a refusal."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from broker.accounts.identity import Credentials, Identity
+from broker.config.claims import BadClaims, permissions_of
+from broker.config.options import AccountClaims
+from broker.credentials import jwt, nkeys
+
+# What claims of the wrong shape end in; signed or not, they let nobody in.
+_DAMAGE = (TypeError, KeyError, AttributeError, ArithmeticError)
+USER_EXPIRED = "User Authentication Expired"
+ACCOUNT_EXPIRED = "Account Authentication Expired"
+
+
+class Refused(Exception):
+    """str() goes to the log; the client hears of a violation only."""
+
+
+def identify(accounts: Mapping[str, AccountClaims], given: Credentials, *, now: float) -> Identity:
+    """Raises Refused."""
+    try:
+        token = jwt.decode(given.jwt)
+        if token.kind != "user":
+            raise Refused("not the token of a user")
+        name = token.claims.get("issuer_account") or token.issuer
+        account = accounts.get(name)
+        if account is None:
+            raise Refused("account unknown")
+        if token.issuer not in account.signing_keys:
+            raise Refused("not signed by a key of its account")
+        scope = account.signing_keys[token.issuer]
+        claims = token.claims if scope is None else {**scope, "issuer_account": name}
+        _check_times(token, account, now)
+        _check_revoked(token, account)
+        _check_holder(token, claims, account, given)
+        _check_place(claims, given)
+        return _identity(token, claims, account, name, now)
+    except (jwt.BadToken, BadClaims, ValueError, *_DAMAGE) as bad:
+        raise Refused(str(bad)) from bad
+
+
+def _check_times(token: jwt.Token, account: AccountClaims, now: float) -> None:
+    if token.expires and token.expires <= now:
+        raise Refused("user token expired")
+    if token.not_before > now:
+        raise Refused("user token not valid yet")
+    if account.expires and account.expires <= now:
+        raise Refused("account token expired")
+
+
+def _check_revoked(token: jwt.Token, account: AccountClaims) -> None:
+    for key in (token.subject, "*"):
+        if account.revocations.get(key, -1) >= token.issued_at:
+            raise Refused("user revoked")
+
+
+def _check_holder(
+    token: jwt.Token, claims: Mapping[str, Any], account: AccountClaims, given: Credentials
+) -> None:
+    """Whoever shows a bearer token is its user; any other one has to be shown with a signature."""
+    if claims.get("bearer_token") is True:
+        if not account.bearer_allowed:
+            raise Refused("account allows no bearer tokens")
+        return
+    signed = nkeys.signature(given.signature)
+    if not given.nonce or not nkeys.verify(token.subject, given.nonce.encode(), signed):
+        raise Refused("signature not verified")
+
+
+def _check_place(claims: Mapping[str, Any], given: Credentials) -> None:
+    types = claims.get("allowed_connection_types")
+    if types and given.connection_type not in {str(one).upper() for one in types}:
+        raise Refused("connection type not allowed")
+    sources = claims.get("src")
+    if sources:
+        words = sources.split(",") if isinstance(sources, str) else sources  # version 1, version 2
+        networks = [ipaddress.ip_network(word.strip(), strict=False) for word in words]
+        if not any(ipaddress.ip_address(given.host) in network for network in networks):
+            raise Refused("address not allowed")
+
+
+def _identity(
+    token: jwt.Token, claims: Mapping[str, Any], account: AccountClaims, name: str, now: float
+) -> Identity:
+    words = {
+        "name()": token.name,
+        "subject()": token.subject,
+        "account-name()": account.name,
+        "account-subject()": name,
+    }
+    permissions = permissions_of(claims, words) or account.default_permissions
+    ends: list[tuple[float, str]] = [
+        (token.expires, USER_EXPIRED),
+        (account.expires, ACCOUNT_EXPIRED),
+    ]
+    ends.append((_end_of_shift(claims, now), USER_EXPIRED))
+    expires, farewell = min((end for end in ends if end[0]), default=(0, ""))
+    absent = -1 if token.version == 1 else 0
+    return Identity(
+        token.subject,
+        name,
+        permissions,
+        max_subscriptions=int(claims.get("subs", absent)),
+        max_payload=int(claims.get("payload", absent)),
+        expires=expires,
+        farewell=farewell,
+    )
+
+
+def _end_of_shift(claims: Mapping[str, Any], now: float) -> float:
+    """When the present one of the user's times of day ends; 0 = it has none."""
+    times = claims.get("times")
+    if not times:
+        return 0
+    here = datetime.fromtimestamp(now, ZoneInfo(claims.get("times_location") or "UTC"))
+    for entry in times:
+        start = datetime.combine(here, _clock(entry["start"]), here.tzinfo)
+        end = datetime.combine(here, _clock(entry["end"]), here.tzinfo)
+        if start > end:
+            end += timedelta(days=1)
+        if start < here < end:
+            return end.timestamp()
+    raise Refused("not at this time of day")
+
+
+def _clock(text: str) -> Any:
+    return datetime.strptime(text, "%H:%M:%S").time()  # noqa: DTZ007 - a time of day
