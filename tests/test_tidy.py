@@ -43,10 +43,14 @@ MAY_IMPORT = {
     },
     "broker.server": {
         "broker.server", "broker.accounts", "broker.config", "broker.subjects", "broker.wire",
-        "broker.http", "broker.credentials",
+        "broker.http", "broker.credentials", "broker.system",
     },
     "broker.http": {
         "broker.http", "broker.server", "broker.config", "broker.subjects", "broker.wire",
+    },
+    "broker.system": {
+        "broker.system", "broker.http", "broker.server", "broker.accounts", "broker.config",
+        "broker.subjects", "broker.wire",
     },
     "broker.cluster": {
         "broker.cluster", "broker.server", "broker.accounts", "broker.config", "broker.jetstream",

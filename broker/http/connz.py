@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from broker.http.accountz import sublist
 from broker.http.query import BadQuery, boolean, integer
 from broker.server.record import ConnectionRecord, SubscriptionRecord, record, subscriptions_of
 from broker.server.runtime import Document, Query
@@ -183,19 +184,10 @@ def subsz(server: Server, query: Query) -> Document:
         for account in server.accounts.values()
         if query.get("acc") in (None, "", account.name)
     ]
-    totals = [account.subs.statistics for account in accounts]
-    looked_up = sum(one.matches for one in totals)
     document: Document = {
         "server_id": server.id,
         "now": timestamp(time.time()),
-        "num_subscriptions": sum(len(account.subs) for account in accounts),
-        "num_cache": sum(account.subs.cache_size for account in accounts),
-        "num_inserts": sum(one.inserts for one in totals),
-        "num_removes": sum(one.removes for one in totals),
-        "num_matches": looked_up,
-        "cache_hit_rate": sum(one.cache_hits for one in totals) / looked_up if looked_up else 0,
-        "max_fanout": 0,
-        "avg_fanout": 0,
+        **sublist(accounts),
     }
     if boolean(query, "subs") or query.get("test"):
         document |= _listed(server, query, offset=offset, limit=limit)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,13 +17,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from broker.config.options import Http
-from broker.http.connz import connz, subsz
 from broker.http.query import BadQuery
-from broker.http.varz import CpuMeter, varz
 from broker.server.listener import BACKLOG, bind, join_host_port
 from broker.server.log import logger
 from broker.server.runtime import Document, Query
-from broker.server.times import timestamp
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -34,7 +30,6 @@ if TYPE_CHECKING:
 Answer: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
 HEADERS = {"Access-Control-Allow-Origin": "*"}
-PATHS = ("varz", "connz", "routez", "subsz", "jsz", "healthz", "metrics")
 SHUTDOWN_SECONDS = 0.5
 IDLE_SECONDS = 15.0  # for a request to come whole, or the next one: a descriptor is not for ever
 
@@ -47,8 +42,7 @@ class Monitor:
         self._options = options
         self._runner: web.AppRunner | None = None
         self._socket: socket.socket | None = None
-        self._requests: dict[str, int] = {}
-        self._cpu = CpuMeter()
+        self._documents = server.documents
         self.port = 0
 
     def open(self) -> None:
@@ -91,17 +85,8 @@ class Monitor:
             sock.close()
 
     def _answers(self) -> dict[str, Answer]:
-        documents: dict[str, Callable[[Query], Document]] = {
-            "/varz": lambda _: varz(
-                self._server, cpu=self._cpu.percent(), requests=dict(self._requests)
-            ),
-            "/connz": lambda query: connz(self._server, query),
-            "/subsz": lambda query: subsz(self._server, query),
-            "/subscriptionsz": lambda query: subsz(self._server, query),
-            "/routez": lambda _: self._routez(),
-            "/jsz": self._jsz,
-        }
-        answers = {path: self._document(path, make) for path, make in documents.items()}
+        documents = {**self._documents.by_name, "subscriptionsz": self._documents.by_name["subsz"]}
+        answers = {f"/{name}": self._document(f"/{name}", one) for name, one in documents.items()}
         answers |= {"/healthz": self._healthz, "/metrics": self._metrics, "/": self._index}
         return answers
 
@@ -109,7 +94,7 @@ class Monitor:
         async def answer(request: web.Request) -> web.StreamResponse:
             from aiohttp import web
 
-            self._requests[path] = self._requests.get(path, 0) + 1
+            self._count(path)
             try:
                 document = make(request.query)
             except BadQuery as error:
@@ -119,33 +104,15 @@ class Monitor:
 
         return answer
 
-    def _routez(self) -> Document:
-        services = self._server.services
-        document: Document = {"num_routes": 0, "routes": []}
-        if services is not None:
-            document = services.routez()
-        return {
-            "server_id": self._server.id,
-            "server_name": self._server.name,
-            "now": timestamp(time.time()),
-            **document,
-        }
-
-    def _jsz(self, query: Query) -> Document:
-        services = self._server.services
-        head: Document = {"server_id": self._server.id, "now": timestamp(time.time())}
-        if services is None:
-            return {**head, "disabled": True, "config": {}, "memory": 0, "storage": 0}
-        return {**head, **services.jsz(query)}
+    def _count(self, path: str) -> None:
+        requests = self._documents.requests
+        requests[path] = requests.get(path, 0) + 1
 
     async def _healthz(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
-        self._requests["/healthz"] = self._requests.get("/healthz", 0) + 1
-        services = self._server.services
-        code, document = 200, {"status": "ok"}
-        if services is not None:
-            code, document = services.healthz(request.query)
+        self._count("/healthz")
+        code, document = self._documents.healthz(request.query)
         body = msgspec.json.encode(document)
         return web.Response(
             status=code, body=body, content_type="application/json", headers=HEADERS
@@ -163,6 +130,7 @@ class Monitor:
         from aiohttp import web
 
         base = self._options.base_path.rstrip("/")
-        links = "".join(f'<li><a href="{base}/{name}">{name}</a></li>' for name in PATHS)
+        names = [*self._documents.by_name, "healthz", "metrics"]
+        links = "".join(f'<li><a href="{base}/{name}">{name}</a></li>' for name in names)
         page = f"<!doctype html><title>{self._server.name}</title><ul>{links}</ul>"
         return web.Response(text=page, content_type="text/html", headers=HEADERS)

@@ -20,7 +20,9 @@ import msgspec
 from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.accounts.authentication import Authenticator
 from broker.config.options import JETRAFT_VERSION, VERSION, Options
+from broker.http.documents import Documents
 from broker.server import files, listener
+from broker.server.about import About
 from broker.server.closing import Reason
 from broker.server.connection import Connection
 from broker.server.entrance import Entrance
@@ -35,6 +37,7 @@ from broker.server.runtime import Document, JetStreamRuntime, StartFailed
 from broker.server.tls import load_context
 from broker.server.tracing import Tracing
 from broker.server.user_info import UserInfo
+from broker.system.services import Services
 
 if TYPE_CHECKING:
     from broker.http.monitor import Monitor
@@ -70,6 +73,7 @@ class Server:
         self.id = server_id()
         self.name = options.server_name or self.id
         self.accounts: dict[str, Account] = {}
+        self.about = About(self)
         self._user_info = UserInfo(self)
         for name in (GLOBAL_ACCOUNT, options.system_account):
             self.account(name)
@@ -91,7 +95,9 @@ class Server:
         self.stopping = False
         self.finished = asyncio.Event()
         self.lag: LoopLag | None = None
+        self.documents = Documents(self)
         self.monitor: Monitor | None = None
+        self.system = Services(self, self.documents)
         self._cid = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: asyncio.Server | None = None
@@ -263,6 +269,7 @@ class Server:
         if self.services is not None:
             await self.services.start(self)
             self.refresh_info()
+        self.system.start()  # now that peers hear what is subscribed here
         await self._listen(self._socket)
         if self.door is not None:
             await self.door.listen()

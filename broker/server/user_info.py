@@ -6,14 +6,12 @@ Spec: core contract 9.3. Answered by the server the client is connected to."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.config.options import VERSION, Permissions, SubjectRules
+from broker.config.options import Permissions, SubjectRules
 from broker.server.runtime import Document
-from broker.server.times import timestamp
 from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import PubRun
 
@@ -31,7 +29,6 @@ class UserInfo:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._answered = 0
 
     def serve(self, account: Account) -> None:
         account.subs.insert(Subscription(self, account, SUBJECT))
@@ -45,9 +42,8 @@ class UserInfo:
         for row in range(start, stop):
             reply = run.message(row)[1]
             if reply:
-                self._answered += 1
                 document = {
-                    "server": self._about_server(),
+                    "server": self._server.about.stamp(),
                     "data": about_user(
                         connection.identity.user,
                         connection.account.name,
@@ -63,22 +59,6 @@ class UserInfo:
     ) -> bool:
         """Without a connection there is nobody to tell about."""
         return False
-
-    def _about_server(self) -> Document:
-        server = self._server
-        document: Document = {
-            "name": server.name,
-            "host": server.host,
-            "id": server.id,
-            "ver": VERSION,
-            "jetstream": server.options.jetstream is not None,
-            "seq": self._answered,
-            "time": timestamp(time.time()),
-        }
-        cluster = server.options.cluster
-        if cluster is not None and cluster.name:
-            document["cluster"] = cluster.name
-        return document
 
 
 def about_user(user: str, account: str, permissions: Permissions | None) -> Document:

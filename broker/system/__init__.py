@@ -1,0 +1,1 @@
+"""The system account: what this server answers and tells there."""

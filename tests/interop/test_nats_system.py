@@ -1,0 +1,117 @@
+"""`nats server ...` of the official tool, by a user of the system account of three nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.local import LocalCluster
+from tests.interop.nats_tool import WITHIN_S, Cli, needs_the_tool
+
+pytestmark = needs_the_tool
+
+ACCOUNTS = """
+accounts {
+  SYS { users [{user: admin, password: pw}] }
+  A { jetstream: enabled, users [{user: otto, password: pw}] }
+}
+system_account: SYS
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    place = tmp_path_factory.mktemp("system")
+    with LocalCluster(place, size=3, name="sys", more=ACCOUNTS) as running:
+        home = tmp_path_factory.mktemp("home")
+        otto = _cli(running, home, "otto")
+        otto("stream", "add", "ORDERS", "--subjects", "orders.*", "--replicas", "3", "--defaults")
+        otto("pub", "orders.us", "--count=10", "hi {{Count}}")
+        yield running
+
+
+def _cli(cluster: LocalCluster, home: Path, user: str) -> Cli:
+    return Cli(cluster.nodes[0].url.replace("nats://", f"nats://{user}:pw@"), home)
+
+
+@pytest.fixture
+def admin(cluster: LocalCluster, tmp_path: Path) -> Cli:
+    return _cli(cluster, tmp_path, "admin")
+
+
+NAMES = ["sys-1", "sys-2", "sys-3"]
+
+
+def test_all_servers_are_listed_and_pinged(admin: Cli) -> None:
+    listed = admin.json("server", "ls")
+    assert sorted(one["server"]["name"] for one in listed) == NAMES
+    assert [one["statsz"]["active_servers"] for one in listed] == [3, 3, 3]
+    shown = admin("server", "ls")
+    assert all(name in shown for name in NAMES)
+    assert "3 replies" in admin("server", "ping", "3")
+
+
+def test_a_server_is_shown_by_name_and_by_id(admin: Cli) -> None:
+    assert "Server information for sys-2" in admin("server", "info", "sys-2")
+    listed = {one["server"]["name"]: one["server"]["id"] for one in admin.json("server", "ls")}
+    assert "Server information for sys-3" in admin("server", "info", listed["sys-3"])
+
+
+@pytest.mark.parametrize("report", ["jetstream", "health", "routes", "cpu", "mem"])
+def test_reports_name_every_server(admin: Cli, report: str) -> None:
+    found = admin("server", "report", report)
+    assert all(name in found for name in NAMES), found
+
+
+def test_connections_of_all_servers_are_reported(admin: Cli, cluster: LocalCluster) -> None:
+    with ExitStack() as held:
+        for node in cluster.nodes:
+            otto = Cli(node.url.replace("nats://", "nats://otto:pw@"), admin.home)
+            assert "Subscribing on" in held.enter_context(otto.running("sub", "a")).readline()
+        found = admin("server", "report", "connections")
+        accounts = admin("server", "report", "accounts")
+    assert all(name in found for name in NAMES), found
+    assert re.search(r"A +│ 3 ", accounts), accounts
+    assert re.search(r"SYS +│ 1 ", accounts), accounts
+
+
+def _requested(admin: Cli, *words: str) -> list[Any]:
+    """One document per server, a line each or over several."""
+    text, found = admin("server", "request", *words), []
+    decoder = json.JSONDecoder()
+    while text.strip():
+        document, end = decoder.raw_decode(text.lstrip())
+        found.append(document)
+        text = text.lstrip()[end:]
+    return found
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["variables", "connections", "subscriptions", "routes", "accounts", "gateways", "leafnodes",
+     "jetstream", "jetstream-health"],
+)  # fmt: skip
+def test_documents_are_requested_of_all_servers(admin: Cli, document: str) -> None:
+    found = _requested(admin, document)
+    assert sorted(one["server"]["name"] for one in found) == NAMES
+    assert all("data" in one for one in found)
+    alone = _requested(admin, document, "--name", "sys-2")
+    assert [one["server"]["name"] for one in alone] == ["sys-2"]
+
+
+def test_jetstream_of_all_servers_is_counted(admin: Cli) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while True:  # followers store a little later
+        found = _requested(admin, "jetstream")
+        stored = [one["data"]["messages"] for one in found]
+        if stored == [10, 10, 10] or time.monotonic() > deadline:
+            break
+    assert stored == [10, 10, 10]
+    assert {one["data"]["meta_cluster"]["cluster_size"] for one in found} == {3}
