@@ -23,6 +23,8 @@ _URL = re.compile(r"\s*url\(", re.IGNORECASE)
 
 
 def apply_operator(draft: Draft, key: str, item: Item) -> None:
+    if not isinstance(item.value, str | list):
+        raise BadValue("error parsing operators: unsupported type")
     for word in values.texts(key, item):
         if word.startswith("eyJ"):
             text = word
@@ -46,8 +48,13 @@ def apply_operator(draft: Draft, key: str, item: Item) -> None:
 def apply_resolver(draft: Draft, key: str, item: Item) -> None:
     if isinstance(item.value, dict) or (isinstance(item.value, str) and _URL.match(item.value)):
         raise BadValue('not supported yet: resolvers other than "MEMORY"')
-    if not isinstance(item.value, str) or not _MEMORY.fullmatch(item.value):
-        raise BadValue('error parsing account resolver, should be MEM or URL("url")')
+    if not isinstance(item.value, str):
+        raise BadValue("error parsing operator resolver, wrong type")
+    if not _MEMORY.fullmatch(item.value):
+        raise BadValue(
+            'error parsing account resolver, should be MEM or  URL("url") or a map containing '
+            "dir and type state=[FULL|CACHE])"
+        )
     draft.resolver = True
 
 
@@ -61,7 +68,7 @@ def apply_preload(draft: Draft, key: str, item: Item) -> None:
         try:
             token = jwt.decode(text)
         except jwt.BadToken as bad:
-            raise BadValue(f"invalid account JWT for {public}: {bad}") from bad
+            raise BadValue("invalid account JWT") from bad
         if token.kind != "account" or token.subject != public:
             raise BadValue(f"the JWT for {public} is not of this account")
         draft.preloaded[public] = token

@@ -76,7 +76,7 @@ def decode(text: str) -> Token:
         raise BadToken("the issuer is not a key that may sign this")
     signed = parts[1] if version == 1 else f"{parts[0]}.{parts[1]}"
     if not nkeys.verify(payload.iss, signed.encode(), nkeys.signature(parts[2])):
-        raise BadToken("claim failed signature verification")
+        raise BadToken(f"claim failed V{version} signature verification")
     return Token(
         kind=kind,
         version=version,

@@ -31,7 +31,7 @@ def test_both_versions_are_read(version: int) -> None:
 def test_a_change_breaks_the_signature(version: int) -> None:
     head, _, signature = token(ACCOUNT, "user", USER.public, version=version).split(".")
     other = token(ACCOUNT, "user", USER.public, version=version, exp=1).split(".")[1]
-    with pytest.raises(BadToken, match="failed signature verification"):
+    with pytest.raises(BadToken, match=r"failed V\d signature verification"):
         decode(f"{head}.{other}.{signature}")
 
 
@@ -39,7 +39,7 @@ def test_versions_sign_different_things() -> None:
     """Who signed the payload only has not signed a token of version 2."""
     head, body, _ = token(ACCOUNT, "user", USER.public).split(".")
     signed = base64.urlsafe_b64encode(ACCOUNT.sign(body.encode())).decode().rstrip("=")
-    with pytest.raises(BadToken, match="failed signature verification"):
+    with pytest.raises(BadToken, match=r"failed V\d signature verification"):
         decode(f"{head}.{body}.{signed}")
 
 

@@ -263,3 +263,21 @@ def test_a_close_is_answered_with_the_same_status() -> None:
             assert server.history[-1].reason == "Client Closed"
 
     run(test())
+
+
+def test_users_may_be_bound_to_this_kind_of_connection() -> None:
+    kinds = {"web": frozenset(["WEBSOCKET"]), "plain": frozenset(["STANDARD"])}
+    users = tuple(User(name, "x", connection_types=kind) for name, kind in kinds.items())
+
+    async def test() -> None:
+        async with serving(authorization=Authorization(users=users)) as server:
+            client = await nats.connect(url(server), user="web", password="x")
+            await client.close()
+            refused = nats.NATS()
+            with pytest.raises(nats.errors.Error, match="Authorization Violation"):
+                await refused.connect(
+                    url(server), user="plain", password="x", allow_reconnect=False
+                )
+            await refused.close()
+
+    run(test())
