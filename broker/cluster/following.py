@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from broker.accounts import insider
 from broker.cluster.origin import (
     SETUP_FAILED,
     Origin,
@@ -226,15 +227,12 @@ class Follower:
         return OriginAddress(remote.urls, remote.user, remote.password, remote.token, api)
 
     def _loopback(self) -> OriginAddress:
-        """A stream of our own cluster: read it through our own client port."""
-        auth = self.node.server.options.authorization
+        """A stream of our own cluster and account: read it through our own client port."""
         host = self.node.client_address(self.node.node)
         scheme = "tls" if self.node.server.options.tls is not None else "nats"
-        user, password = auth.user, auth.password
-        if not user and auth.users:
-            user, password = auth.users[0].name, auth.users[0].password
+        us = insider.credentials(self.replica.account.name)
         return OriginAddress(
-            (f"{scheme}://{host}",), user, password, auth.token, trust_any_certificate=True
+            (f"{scheme}://{host}",), us.user, us.password, trust_any_certificate=True
         )
 
 

@@ -13,7 +13,7 @@ import nats
 import nats.errors
 import nats.js.errors
 import pytest
-from nats.js.api import ConsumerConfig, StreamConfig
+from nats.js.api import ConsumerConfig, StreamConfig, StreamSource
 
 from broker.local import LocalCluster
 from tests.e2e.support import eventually, nats_server, run
@@ -220,3 +220,26 @@ def test_acks_and_replies_forged_by_another_account_have_no_effect(cluster: Loca
     run(work)
     for node in cluster.nodes:
         assert "Traceback" not in node.log_path.read_text()
+
+
+def test_mirrors_read_the_streams_of_their_own_account(cluster: LocalCluster) -> None:
+    """Both accounts have a stream of that name; only the first user of the file is of A."""
+
+    async def work() -> None:
+        a, b = await client(cluster, "a"), await client(cluster, "b")
+        for user, body in ((a, b"of A"), (b, b"of B")):
+            await user.jetstream().add_stream(StreamConfig(name="SAME", subjects=["same"]))
+            await user.jetstream().publish("same", body)
+        await b.jetstream().add_stream(StreamConfig(name="COPY", mirror=StreamSource(name="SAME")))
+
+        async def copied() -> Any:
+            return await b.jetstream().get_msg("COPY", 1)
+
+        found = await eventually(copied, "the mirror has its message")
+        assert found.data == b"of B"
+        for user, stream in ((b, "COPY"), (b, "SAME"), (a, "SAME")):
+            await user.jetstream().delete_stream(stream)
+        await a.close()
+        await b.close()
+
+    run(work)
