@@ -39,10 +39,8 @@ def jsz(node: JetStreamNode, api: ApiService, query: Query) -> Document:
             **({"sync_always": True} if node.options.flush_interval_s is None else {}),
             "domain": node.options.domain,
         },
-        "memory": sum(
-            r.stream.store.bytes for r in replicas if r.stream.config.storage == "memory"
-        ),
-        "storage": sum(r.stream.store.bytes for r in replicas if r.stream.config.storage == "file"),
+        "memory": _stored(replicas, "memory"),
+        "storage": _stored(replicas, "file"),
         "reserved_memory": 0,
         "reserved_storage": 0,
         "accounts": len({a.account for a in node.meta}) or 1,
@@ -83,33 +81,49 @@ def _meta_cluster(node: JetStreamNode) -> Document:
 
 
 def _accounts(node: JetStreamNode, replicas: list[Replica], query: Query) -> list[Document]:
-    by_account: dict[str, list[Document]] = {}
+    by_account: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda r: r.name):
-        details = by_account.setdefault(replica.assignment.account, [])
-        wire = to_wire(stream_info(node, replica, shown=False))
-        assert isinstance(wire, dict)
-        detail: Document = {
-            "name": replica.name, "created": wire["created"], "state": wire["state"],
-            "cluster": wire.get("cluster"), "applied": replica.stream.applied,
-            "leads": replica.leading is not None,
-        }  # fmt: skip
-        if _asked(query, "config"):
-            detail["config"] = wire["config"]
-        if _asked(query, "consumers"):
-            detail["consumer_detail"] = [
-                to_wire(consumer_info(node, replica, consumer, shown=False))
-                for consumer in replica.stream.consumers.values()
-                if isinstance(consumer, Consumer)
-            ]
-        details.append(detail)
+        if query.get("acc") in (None, "", replica.assignment.account):
+            by_account.setdefault(replica.assignment.account, []).append(replica)
+    led_only = _asked(query, "stream-leader-only")
+    named = _asked(query, "streams", "consumers")
     return [
         {
             "name": account,
             "id": account,
-            "stream_detail": details if _asked(query, "streams", "consumers") else [],
+            "memory": _stored(held, "memory"),
+            "storage": _stored(held, "file"),
+            "stream_detail": [
+                _stream(node, replica, query)
+                for replica in held
+                if named and (replica.leading is not None or not led_only)
+            ],
         }
-        for account, details in by_account.items()
+        for account, held in by_account.items()
     ]
+
+
+def _stream(node: JetStreamNode, replica: Replica, query: Query) -> Document:
+    wire = to_wire(stream_info(node, replica, shown=False))
+    assert isinstance(wire, dict)
+    detail: Document = {
+        "name": replica.name, "created": wire["created"], "state": wire["state"],
+        "cluster": wire.get("cluster"), "applied": replica.stream.applied,
+        "leads": replica.leading is not None,
+    }  # fmt: skip
+    if _asked(query, "config"):
+        detail["config"] = wire["config"]
+    if _asked(query, "consumers"):
+        detail["consumer_detail"] = [
+            to_wire(consumer_info(node, replica, consumer, shown=False))
+            for consumer in replica.stream.consumers.values()
+            if isinstance(consumer, Consumer)
+        ]
+    return detail
+
+
+def _stored(replicas: list[Replica], storage: str) -> int:
+    return sum(r.stream.store.bytes for r in replicas if r.stream.config.storage == storage)
 
 
 def healthz(node: JetStreamNode, query: Query) -> tuple[int, Document]:

@@ -39,7 +39,7 @@ def account_info(server: Server, name: str) -> Document:
     document |= {
         "expired": False,
         "complete": True,
-        "jetstream_enabled": _has_jetstream(server, name),
+        "jetstream_enabled": has_jetstream(server, name),
         "leafnode_connections": 0,
         "client_connections": len(account.connections),
         "subscriptions": len(account.subs),
@@ -69,7 +69,7 @@ def sublist(accounts: list[Account]) -> Document:
     }
 
 
-def _has_jetstream(server: Server, name: str) -> bool:
+def has_jetstream(server: Server, name: str) -> bool:
     options = server.options.jetstream
     return options is not None and name in (options.accounts or (server.global_account.name,))
 

@@ -6,6 +6,7 @@ Spec: core contract 9.1; number and time are stamped when the message is sent.""
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,16 @@ class About:
             "time": timestamp(time.time()),
         }
         return document
+
+
+def event(server: Server, kind: str) -> Document:
+    """How every event begins."""
+    return {
+        "type": f"io.nats.server.advisory.v1.{kind}",
+        "id": secrets.token_hex(11),
+        "timestamp": timestamp(time.time()),
+        "server": server.about.stamp(),
+    }
 
 
 def cluster_name(server: Server) -> str:

@@ -29,6 +29,7 @@ class Reason(Enum):
     SERVER_SHUTDOWN = "Server Shutdown"
     MESSAGE_HEADER_VIOLATION = "Message Header Violation"
     NO_RESPONDERS_HEADERS = "No Responders Requires Headers"
+    KICKED = "Kicked"
 
 
 VIOLATION_REASONS = {

@@ -21,6 +21,7 @@ from broker.server.connect import BadConnect, parse_connect
 from broker.server.endpoint import OK, Endpoint
 from broker.server.identity import nonce
 from broker.server.log import TRACE, logger
+from broker.server.record import ConnectionRecord, record
 from broker.server.reserved import refusals
 from broker.server.router import TURN_S
 from broker.subjects import Subscription, valid_subject
@@ -57,6 +58,7 @@ class Connection(Endpoint):
         self.nonce = nonce() if entrance.authenticator.asks_for_signatures else ""
         self.echo = True
         self.no_responders = False
+        self.admitted = False  # once a CONNECT was accepted
         self.guarded = True  # verbose and pedantic are the defaults before CONNECT
         self._parser = ClientParser(
             max_control_line=limits.max_control_line, max_payload=limits.max_payload
@@ -396,6 +398,12 @@ class Connection(Endpoint):
         self.guarded = bool(options.verbose or options.pedantic or self.permissions)
         self._ok()
         self.live.start_pings()
+        if not self.admitted:
+            self.admitted = True
+            self.server.system.events.connected(self)
+
+    def record(self) -> ConnectionRecord:
+        return record(self, now=time.time(), loop_now=self._loop.time())
 
     def _enter(self, identity: Identity) -> None:
         """Become that user, in that account."""

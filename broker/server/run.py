@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -108,6 +109,7 @@ class _Process:
     async def run(self) -> int:
         try:
             server = self._server = Server(self._options, build_runtime(self._options))
+            server.reload = self.reload
             self._trap_signals()
             await server.start()
         except StartFailed as error:
@@ -161,6 +163,12 @@ class _Process:
         logger.info("File log re-opened")
 
     def _reload(self) -> None:
+        """What a signal does; a failure is in the log."""
+        with suppress(ValueError):
+            self.reload()
+
+    def reload(self) -> None:
+        """Raises ValueError with the reason."""
         try:
             if not self._line.config_file:
                 raise NotReloadable(
@@ -173,8 +181,8 @@ class _Process:
             self.server.reconfigure(options)
         except (BadSettings, NotReloadable, StartFailed, OSError) as error:
             logger.error("Failed to reload server configuration: %s", error)
-        else:
-            logger.info("Reloaded server configuration")
+            raise ValueError(str(error)) from error
+        logger.info("Reloaded server configuration")
 
 
 def _send_signal(text: str) -> int:

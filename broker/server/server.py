@@ -31,13 +31,13 @@ from broker.server.imports import join_accounts
 from broker.server.info import base_info
 from broker.server.lag import LoopLag
 from broker.server.log import logger
-from broker.server.record import ConnectionRecord, record
+from broker.server.record import ConnectionRecord
 from broker.server.router import Router
 from broker.server.runtime import Document, JetStreamRuntime, StartFailed
 from broker.server.tls import load_context
 from broker.server.tracing import Tracing
 from broker.server.user_info import UserInfo
-from broker.system.services import Services
+from broker.system.account import SystemAccount
 
 if TYPE_CHECKING:
     from broker.http.monitor import Monitor
@@ -74,6 +74,9 @@ class Server:
         self.name = options.server_name or self.id
         self.accounts: dict[str, Account] = {}
         self.about = About(self)
+        self.documents = Documents(self)
+        self.system = SystemAccount(self, self.documents)
+        self.reload: Callable[[], None] = _nothing_to_reload  # raises ValueError
         self._user_info = UserInfo(self)
         for name in (GLOBAL_ACCOUNT, options.system_account):
             self.account(name)
@@ -95,9 +98,7 @@ class Server:
         self.stopping = False
         self.finished = asyncio.Event()
         self.lag: LoopLag | None = None
-        self.documents = Documents(self)
         self.monitor: Monitor | None = None
-        self.system = Services(self, self.documents)
         self._cid = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: asyncio.Server | None = None
@@ -121,6 +122,7 @@ class Server:
             known = next((one for one in self.options.accounts if one.name == name), None)
             found = self.accounts[name] = Account(name, known)
             self._user_info.serve(found)
+            self.system.serve(found)
         return found
 
     def next_cid(self) -> int:
@@ -158,8 +160,9 @@ class Server:
         counters.out_msgs += connection.out_msgs
         counters.out_bytes += connection.out_bytes
         counters.stalls += connection.stalls
-        loop_now = asyncio.get_running_loop().time()
-        self.history.append(record(connection, now=time.time(), loop_now=loop_now))
+        last = connection.record()
+        self.history.append(last)
+        self.system.events.gone(connection, last)
 
     def traffic(self) -> Counters:
         """The counters of the whole server at this moment, open connections included."""
@@ -358,6 +361,7 @@ class Server:
             return
         self.stopping = True
         logger.info("Initiating Shutdown...")
+        self.system.events.shutdown()
         self._close_listener()
         if self.services is not None:
             await self._answer_the_last(self.services)
@@ -372,6 +376,7 @@ class Server:
         for task in list(self._tasks):
             if task is not ours:
                 task.cancel()
+        self.system.events.stop()
         if self.lag is not None:
             self.lag.stop()
         for path in (self._ports_file, self.options.pid_file):
@@ -410,6 +415,7 @@ class Server:
             return
         self.lame_duck = True
         logger.info("Entering lame duck mode, stop accepting new clients")
+        self.system.events.lame_duck()
         self._close_listener()
         if self.services is not None:
             self.services.lame_duck()
@@ -445,6 +451,10 @@ class Server:
             connection.apply_limits(options.limits)
             if connection.connect_received or connection.authorized:
                 connection.reauthenticate()
+
+
+def _nothing_to_reload() -> None:
+    raise ValueError("can only reload config when a file is provided using -c or --config")
 
 
 async def _in_time(check: Callable[[], bool], seconds: float) -> bool:

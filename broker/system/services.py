@@ -1,83 +1,66 @@
-"""Requests to the servers of a cluster: each one that is meant answers for itself.
+"""Requests to servers: each one that is meant answers for itself.
 
-Owns: the subjects in the system account, and the envelope of an answer.
+Owns: the subjects under $SYS.REQ.SERVER, and what one server can be ordered to do.
 May not touch: the documents; the monitor has the same ones.
-A subject is subscribed to as a client would: peers hear of it, so that a request reaches every
-server, and one for a server that is not there has no responders.
-Spec: core contract 9.1 and 9.2."""
+Spec: core contract 9.2."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from broker.http.query import BadQuery
-from broker.server.inbox import Inbox
+from broker.server.closing import Reason
 from broker.server.runtime import Document, Query
 from broker.system import requests
+from broker.system.desk import enveloped, failure
 from broker.system.statsz import statsz
 
 if TYPE_CHECKING:
-    from broker.accounts import Account
     from broker.http.documents import Documents
-    from broker.server.server import Server
-
-Make = Callable[[Query], Document]
+    from broker.server.connection import Connection
+    from broker.system.desk import Desk
 
 PING = "$SYS.REQ.SERVER.PING"
+Order = Callable[[dict[str, Any]], None]  # raises Refused
+
+
+class Refused(Exception):
+    """An order that was not carried out; str() says why (500)."""
 
 
 class Services:
-    """What this server answers. Open from `start` on; the server's end is their end."""
+    """What this server answers of itself."""
 
-    def __init__(self, server: Server, documents: Documents) -> None:
-        self._server = server
+    def __init__(self, desk: Desk, documents: Documents) -> None:
+        self._desk = desk
+        self._server = desk.server
         self._documents = documents
-        self._inboxes: list[Inbox] = []
 
     def start(self) -> None:
-        server = self._server
-        self._subscribe(PING, self._statsz)
-        for where in (PING, f"$SYS.REQ.SERVER.{server.id}"):
-            self._subscribe(f"{where}.STATSZ", self._statsz)
-            self._subscribe(f"{where}.IDZ", self._idz)
-            self._answer(f"{where}.HEALTHZ", self._healthz)
+        desk, ours = self._desk, f"$SYS.REQ.SERVER.{self._server.id}"
+        desk.listen(PING, self._statsz)
+        for where in (PING, ours):
+            desk.listen(f"{where}.STATSZ", self._statsz)
+            desk.listen(f"{where}.IDZ", self._idz)
+            desk.serve(f"{where}.HEALTHZ", self._healthz)
             for name, make in self._documents.by_name.items():
-                self._answer(f"{where}.{name.upper()}", make)
+                desk.serve(f"{where}.{name.upper()}", self._jsz if name == "jsz" else make)
+        orders = {"KICK": self._kick, "LDM": self._send_away, "RELOAD": self._reload}
+        for name, order in orders.items():
+            desk.listen(f"{ours}.{name}", partial(self._ordered, order))
 
-    def _answer(self, subject: str, make: Make) -> None:
-        self._subscribe(subject, partial(self._asked, make))
-
-    def _subscribe(self, subject: str, taken: Callable[[bytes, bytes, bytes, bytes], None]) -> None:
-        account = self._system_account
-        self._inboxes.append(Inbox(self._server.router, account, subject.encode(), taken))
-
-    @property
-    def _system_account(self) -> Account:
-        return self._server.account(self._server.options.system_account)
-
-    # -- answers --------------------------------------------------------------------------------
-
-    def _asked(
-        self, make: Make, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes
-    ) -> None:
-        if not reply:
-            return
-        document = answer(self._server, make, payload)
-        if document is not None:
-            self._send(reply, document)
+    # -- documents ------------------------------------------------------------------------------
 
     def _statsz(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
         """Without a reply the answer goes where the regular ones go."""
-        document = answer(self._server, self._numbers, payload)
+        document = enveloped(self._server, self._numbers, payload)
         if document is None:
             return
         if "data" in document:
             document["statsz"] = document.pop("data")
-        self._send(reply or f"$SYS.SERVER.{self._server.id}.STATSZ".encode(), document)
+        self._desk.send(reply or f"$SYS.SERVER.{self._server.id}.STATSZ".encode(), document)
 
     def _numbers(self, _: Query) -> Document:
         return statsz(self._server, cpu=self._documents.cpu.percent())
@@ -90,32 +73,56 @@ class Services:
         except requests.BadRequest:
             meant = True
         if reply and meant:
-            self._send(reply, {"name": server.name, "host": server.host, "id": server.id})
+            self._desk.send(reply, {"name": server.name, "host": server.host, "id": server.id})
 
     def _healthz(self, query: Query) -> Document:
         code, document = self._documents.healthz(query)
         return {**document, "status_code": code}
 
-    def _send(self, to: bytes, document: Document) -> None:
-        body = msgspec.json.encode(document)
-        self._server.router.publish(self._system_account, to, b"", b"", body)
-
-
-def answer(server: Server, make: Make, payload: bytes) -> Document | None:
-    """The envelope, or None where another server is meant."""
-    try:
-        filters, asked = requests.read(payload)
-        if not filters.mean(server):
+    def _jsz(self, query: Query) -> Document | None:
+        """With leader_only, of the server that leads the meta group."""
+        document = self._documents.by_name["jsz"](query)
+        leader = document.get("meta_cluster", {}).get("leader", self._server.name)
+        if query.get("leader-only") == "true" and leader != self._server.name:
             return None
-        query = requests.query(asked)
-    except requests.BadRequest as error:
-        return {"server": server.about.stamp(), "error": _error(400, error)}
-    try:
-        data = make(query)
-    except BadQuery as error:
-        return {"server": server.about.stamp(), "data": None, "error": _error(500, error)}
-    return {"server": server.about.stamp(), "data": data}
+        return document
 
+    # -- orders ---------------------------------------------------------------------------------
 
-def _error(code: int, error: Exception) -> Document:
-    return {"code": code, "description": str(error)}
+    def _ordered(
+        self, order: Order, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes
+    ) -> None:
+        """Carried out in the next turn: it may close whoever is being served in this one."""
+        asyncio.get_running_loop().call_soon(self._carry_out, order, reply, payload)
+
+    def _carry_out(self, order: Order, reply: bytes, payload: bytes) -> None:
+        error = None
+        try:
+            order(requests.read(payload)[1])
+        except requests.BadRequest as bad:
+            error = failure(400, bad)
+        except Refused as refused:
+            error = failure(500, refused)
+        if reply:
+            document: Document = {"server": self._server.about.stamp()}
+            self._desk.send(reply, document | ({} if error is None else {"error": error}))
+
+    def _kick(self, asked: dict[str, Any]) -> None:
+        self._connection(asked, "no such client or leafnode id").close(Reason.KICKED)
+
+    def _send_away(self, asked: dict[str, Any]) -> None:
+        connection = self._connection(asked, "no such client id")
+        connection.queue(self._server.info_line(connection, ldm=True))
+
+    def _connection(self, asked: dict[str, Any], unknown: str) -> Connection:
+        cid = asked.get("cid")
+        found = self._server.connections.get(cid) if isinstance(cid, int) else None
+        if found is None:
+            raise Refused(unknown)
+        return found
+
+    def _reload(self, _: dict[str, Any]) -> None:
+        try:
+            self._server.reload()
+        except ValueError as error:
+            raise Refused(str(error)) from error

@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import IO, Any
 
 import pytest
 
@@ -115,3 +116,66 @@ def test_jetstream_of_all_servers_is_counted(admin: Cli) -> None:
             break
     assert stored == [10, 10, 10]
     assert {one["data"]["meta_cluster"]["cluster_size"] for one in found} == {3}
+
+
+def test_a_client_of_another_server_is_kicked(admin: Cli, cluster: LocalCluster) -> None:
+    otto = Cli(cluster.nodes[2].url.replace("nats://", "nats://otto:pw@"), admin.home)
+    with otto.running("sub", "kicked") as shown:
+        assert "Subscribing on" in shown.readline()
+        (served,) = _requested(admin, "connections", "--name", "sys-3", "--filter-account", "A")
+        (connection,) = served["data"]["connections"]
+        admin("server", "request", "kick", str(connection["cid"]), served["server"]["id"])
+        closed = _requested(
+            admin,
+            "connections",
+            "--name",
+            "sys-3",
+            "--filter-account",
+            "A",
+            "--filter-state",
+            "closed",
+        )
+    kicked = [one for one in closed[0]["data"]["connections"] if one["cid"] == connection["cid"]]
+    assert [one["reason"] for one in kicked] == ["Kicked"]
+
+
+def test_a_configuration_is_loaded_again(admin: Cli) -> None:
+    before = _requested(admin, "variables", "--name", "sys-2")[0]
+    admin("server", "config", "reload", before["server"]["id"], "--force")
+    after = _requested(admin, "variables", "--name", "sys-2")[0]
+    assert after["data"]["config_load_time"] > before["data"]["config_load_time"]
+
+
+def test_events_of_clients_are_shown(admin: Cli, cluster: LocalCluster) -> None:
+    otto = Cli(cluster.nodes[1].url.replace("nats://", "nats://otto:pw@"), admin.home)
+    seen = Event()
+
+    def come_and_go() -> None:
+        while not seen.is_set():  # the first ones may come before the other node hears of the SUB
+            otto("pub", "a", "b")
+
+    with admin.running("events") as shown:
+        assert "Listening for" in shown.readline()
+        clients = Thread(target=come_and_go)
+        clients.start()
+        try:
+            told = _up_to(shown, "Client Disconnection") + _up_to(shown, "User: otto")
+        finally:
+            seen.set()
+            clients.join()
+    assert "Client Connection" in told
+
+
+def _up_to(shown: IO[str], text: str) -> str:
+    read = ""
+    while text not in read:
+        line = shown.readline()
+        assert line, f"no {text!r} in {read}"
+        read += line
+    return read
+
+
+def test_checks_of_the_server(admin: Cli) -> None:
+    assert admin("server", "check", "server", "--name", "sys-2").startswith("OK")
+    assert admin("server", "check", "meta", "--expect", "3", "--lag-critical", "10",
+                 "--seen-critical", "10s").startswith("OK")  # fmt: skip
