@@ -204,12 +204,10 @@ class FrameReader:
         self._budget -= len(packed) - len(tail) + len(part)
         if self._budget < 0:
             raise FrameViolation("message too big", Status.TOO_BIG)
-        if tail or len(part) == PIECE_SIZE:  # a full piece may have left something inside
-            self._waiting = tail
-        else:
-            self._waiting = None
-            if self._end and not self._left:
-                self._inflater = None
+        # The flush mark is taken last, so that nothing can be left inside when a message ends.
+        self._waiting = tail or None
+        if not tail and self._end and not self._left:
+            self._inflater = None
         return part
 
     # -- headers ----------------------------------------------------------------------------
