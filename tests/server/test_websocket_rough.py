@@ -9,7 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from broker.config.options import SECOND, Limits
+from broker.server import connection as connections
 from broker.server import websocket, websocket_door
+from broker.server.connection import Connection
+from broker.wire import websocket as frames
 from tests.server.support import run, until
 from tests.server.websocket_support import (
     BINARY,
@@ -175,17 +178,27 @@ def test_pings_of_a_client_that_does_not_read_pile_up_nowhere() -> None:
     async def test() -> None:
         async with serving() as server:
             client = await RawWebSocket.open(server)
+            client.send(b"SUB flood 1\r\n")
             await client.flush()
             (connection,) = server.connections.values()
-            flood = masked(b"p" * 125, PING) * 1000
-            for _ in range(300):
-                client.writer.write(flood)
-            async with asyncio.timeout(20):
-                await client.writer.drain()
-            assert connection.pending_bytes < 2 * 1024 * 1024
-            client.writer.write(masked(b"last", PING))
-            while (await client.frame()) != (PONG, b"last"):
-                pass
+            good = await plain(server)
+            good.send(b"SUB done 1\r\n")
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            while connection.pending_bytes < 8 * 1024 * 1024:  # the socket takes no more
+                good.send(b"PUB flood 1000000\r\n" + b"x" * 1_000_000 + b"\r\n")
+                await good.flush()
+            before = connection.pending_bytes
+            for _ in range(20):
+                client.send(b"p" * 125, PING)
+                client.send(b"PUB done 0\r\n\r\n")
+                await good.exactly(b"MSG done 1 0\r\n\r\n")
+            assert connection.pending_bytes <= before
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            client.send(b"last", PING)
+            pongs = 0
+            while (found := await client.frame()) != (PONG, b"last"):
+                pongs += found[0] == PONG
+            assert pongs <= 1
             assert not connection.closed
 
     run(test())
@@ -208,21 +221,30 @@ def test_one_who_never_reads_is_a_slow_consumer() -> None:
     run(test())
 
 
-def test_frames_wait_here_while_the_connection_carries_out_others() -> None:
-    """A turn that ends in the middle of a chunk leaves the rest in order."""
+def test_frames_wait_here_while_the_connection_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that ends in the middle of a chunk leaves the rest, in order, to later ones."""
+    paused: list[int] = []
+    receive = Connection.data_received
+
+    def watched(connection: Connection, chunk: bytes) -> None:
+        paused.append(connection._reading_pauses)
+        receive(connection, chunk)
+
+    monkeypatch.setattr(Connection, "data_received", watched)
+    monkeypatch.setattr(frames, "PIECE_SIZE", 10)
+    monkeypatch.setattr(connections, "TURN_S", -1.0)
+    monkeypatch.setattr(connections, "LOOK_MASK", 1)
 
     async def test() -> None:
         async with serving() as server:
-            taker = await plain(server)
-            taker.send(b"SUB many 1\r\n")
-            await taker.flush()
             client = await RawWebSocket.open(server)
-            one = b"".join(b"PUB many 5\r\n%05d\r\n" % number for number in range(20_000))
-            for at in range(0, len(one), 1000):
-                client.send(one[at : at + 1000])
-            assert await client.flush() == b""
-            got = await taker.flush()
-            bodies = got.split(b"\r\n")[1::2]
-            assert bodies == [b"%05d" % number for number in range(20_000)]
+            numbers = range(200)
+            one = b"".join(masked(b"SUB a %d\r\nUNSUB %d\r\n" % (n, n)) for n in numbers)
+            client.writer.write(one + masked(b"PING\r\n"))
+            while b"PONG" not in (await client.frame())[1]:
+                pass
+            assert len(paused) > len(numbers)
+            assert set(paused) == {0}
+            assert not next(iter(server.connections.values())).subs
 
     run(test())

@@ -208,6 +208,18 @@ def test_what_fits_may_inflate_and_the_next_message_has_its_own_room() -> None:
     assert drain(found, wire * 2) == body * 2
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_end_of_a_long_match_is_not_lost(alone: bool) -> None:
+    """A piece may be full in the middle of a match whose bits have all been taken."""
+    for beyond in range(1, 300):
+        body = bytes(PIECE_SIZE + beyond)
+        if alone:
+            wire = frame(packed(body), first=0xC2)
+        else:
+            wire = frame(packed(body), first=0x42) + frame(b"", first=0x80)
+        assert drain(reader(compression=True, max_payload=PIECE_SIZE), wire) == body
+
+
 def test_broken_compression_is_invalid_data() -> None:
     with pytest.raises(FrameViolation, match="compressed data") as violation:
         drain(reader(compression=True), frame(b"\xff\xff\xff\xff", first=0xC2))
@@ -244,7 +256,7 @@ def test_output_is_binary_messages_of_bounded_size(size: int) -> None:
 def test_every_message_inflates_alone_though_the_compressor_is_shared() -> None:
     writer = FrameWriter(deflater=Deflater())
     other = b"MSG secret 1 1\r\n" * 30
-    for data in (other, b"PING\r\n", other, other + b"+OK\r\n"):
+    for data in (other, b"PING\r\n", b"a" * 64, b"a" * 65, other, other + b"+OK\r\n"):
         ((first, body),) = unframed(writer.write(data))
         if first == 0xC2:
             assert len(body) < len(data)
