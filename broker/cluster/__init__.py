@@ -13,4 +13,4 @@ Around them:
 - the API: api stream_api leader_api infos direct gets snapshots restoring no_jetstream
 - accounts: tenancy usage
 - mirrors and sources: mirroring following origin
-- what is told: advising monitoring planning"""
+- what is told: advising monitoring raftz planning"""

@@ -22,6 +22,7 @@ from broker.cluster.mirroring import Followers
 from broker.cluster.no_jetstream import NoJetStream
 from broker.cluster.node import JetStreamNode, Spawn
 from broker.cluster.planning import PlanService
+from broker.cluster.raftz import raftz
 from broker.cluster.stream_api import StreamApi
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
@@ -51,6 +52,9 @@ class JetStream:
 
     def jsz(self, query: Query) -> Document:
         return monitoring.jsz(self.node, self.api, query)
+
+    def raftz(self, query: Query) -> Document:
+        return raftz(self.node, query)
 
     def healthz(self, query: Query) -> tuple[int, Document]:
         return monitoring.healthz(self.node, query)

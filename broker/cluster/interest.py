@@ -97,6 +97,8 @@ class PeerSink:
         self._before_send = before_send
         self._queued: list[_Queued] = []
         self._single: tuple[object, ...] | None = None  # what deliver() queued last
+        self.messages_in = 0
+        self.bytes_in = 0
         self.messages_out = 0
         self.bytes_out = 0
 
@@ -355,10 +357,14 @@ class Interest:
     def received_routed(self, peer: NodeId, frame: bytes) -> None:
         message = _routed.decode(frame)
         account = self.account(message.account)
+        sink = self.sinks.get(peer)
         parser = ClientParser(max_control_line=1 << 20, max_payload=1 << 30)
         for event in parser.receive(message.protocol):
             if event[0] != Op.PUB:
                 raise ValueError("routed frame holds something else than publishes")
+            if sink is not None:
+                sink.messages_in += len(event[1])
+                sink.bytes_in += event[1].total_bytes
             traced = tracing.rows(event[1], account) if event[1].has_headers else None
             pieces = tracing.pieces(event[1], traced) if traced else [(event[1], False)]
             for run, alone in pieces:

@@ -55,7 +55,7 @@ class Mesh:
     interest: Interest = field(init=False)
     rpc: Rpc = field(init=False)
     _on_peer: list[PeerCallback] = field(default_factory=list)
-    _up: set[NodeId] = field(default_factory=set)
+    _up: dict[NodeId, float] = field(default_factory=dict)  # since when, in wall time
 
     def __post_init__(self) -> None:
         server = self.server
@@ -109,6 +109,10 @@ class Mesh:
     def connected(self, node: NodeId) -> bool:
         return node == self.node or node in self._up
 
+    def connected_since(self, node: NodeId) -> float:
+        """Wall time; 0 while there are no links to it."""
+        return self._up.get(node, 0.0)
+
     def silent_ns(self, node: NodeId) -> int:
         """For how long nothing was heard of the node; 0 when it never was."""
         heard = self.transport.heard_at(node) if self.transport is not None else 0.0
@@ -137,11 +141,11 @@ class Mesh:
         node = peer.node
         fresh = connected and node not in self._up
         if fresh:
-            self._up.add(node)
+            self._up[node] = time.time()
             logger.info("node %s is connected", peer.name)
             self.interest.peer_joined(node)
         elif not connected and node in self._up:
-            self._up.discard(node)
+            del self._up[node]
             logger.warning("node %s is gone", peer.name)
             self.interest.peer_left(node)
             self.rpc.peer_lost(node)

@@ -7,18 +7,21 @@ Spec: the server's runtime seam (broker/server/runtime.py); core contract 7 for 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from broker.cluster.mesh import Mesh
 from broker.config.options import Options
 from broker.server.runtime import Document, Query, StartFailed
+from broker.server.times import span, timestamp
 from raft.types import node_id
 
 if TYPE_CHECKING:
     from broker.cluster.assembly import JetStream
     from broker.server.connection import Connection
     from broker.server.server import Server
+    from raft.transport import Peer
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -60,6 +63,7 @@ class Runtime:
             options=cluster,
             spawn=spawn,
             hello={
+                "id": server.id,
                 "urls": server.client_urls(),
                 "ws_urls": server.ws_urls(),
                 "client": client_address(server),
@@ -144,23 +148,19 @@ class Runtime:
             return 200, {"status": "ok"}
         return self.jetstream.healthz(query)
 
+    def raftz(self, query: Query) -> Document:
+        return self.jetstream.raftz(query) if self.jetstream is not None else {}
+
     def varz_jetstream(self) -> Document:
         return self.jetstream.varz() if self.jetstream is not None else {}
 
     def routez(self) -> Document:
-        peers = self.mesh.peers() if self.mesh is not None else []
+        mesh = self.mesh
+        peers = mesh.peers() if mesh is not None else []
         routes = [
-            {
-                "rid": position,
-                "remote_id": f"{peer.node:016x}",
-                "remote_name": peer.name,
-                "did_solicit": True,
-                "is_configured": True,
-                "ip": peer.host,
-                "port": peer.port,
-            }
+            _route(mesh, peer, position)
             for position, peer in enumerate(peers, 1)
-            if peer.connected
+            if mesh is not None and peer.connected
         ]
         return {"num_routes": len(routes), "routes": routes}
 
@@ -181,6 +181,35 @@ class Runtime:
             await self.jetstream.scan(connection, request_json)
         else:
             connection.queue(b'-SCAN {"code":"NOSTREAM","message":"JetStream is off"}\r\n')
+
+
+def _route(mesh: Mesh, peer: Peer, position: int) -> Document:
+    """All links to a peer are shown as one."""
+    now, since = time.time(), mesh.connected_since(peer.node)
+    silent_s = mesh.silent_ns(peer.node) / 1e9
+    document: Document = {
+        "rid": position,
+        "remote_id": str(peer.hello.get("id", "")),
+        "remote_name": peer.name,
+        "did_solicit": True,
+        "is_configured": True,
+        "ip": peer.host,
+        "port": peer.port,
+        "start": timestamp(since),
+        "last_activity": timestamp(now - silent_s),
+        "uptime": span(now - since),
+        "idle": span(silent_s),
+    }
+    sink = mesh.interest.sinks.get(peer.node)
+    if sink is not None:
+        document |= {
+            "in_msgs": sink.messages_in,
+            "out_msgs": sink.messages_out,
+            "in_bytes": sink.bytes_in,
+            "out_bytes": sink.bytes_out,
+            "subscriptions": len(sink.subscriptions),
+        }
+    return document
 
 
 async def _coroutine(work: Awaitable[None]) -> None:

@@ -48,6 +48,9 @@ class JetStreamRuntime(Protocol):
 
     def healthz(self, query: Query) -> tuple[int, Document]: ...
 
+    def raftz(self, query: Query) -> Document:
+        """{account: {group: {...}}}."""
+
     def varz_jetstream(self) -> Document: ...
 
     def routez(self) -> Document:

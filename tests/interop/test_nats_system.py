@@ -179,3 +179,24 @@ def test_checks_of_the_server(admin: Cli) -> None:
     assert admin("server", "check", "server", "--name", "sys-2").startswith("OK")
     assert admin("server", "check", "meta", "--expect", "3", "--lag-critical", "10",
                  "--seen-critical", "10s").startswith("OK")  # fmt: skip
+
+
+def test_raft_groups_are_shown(admin: Cli) -> None:
+    found = _requested(admin, "raft")
+    groups = [one["data"]["SYS"]["_meta_"] for one in found]
+    assert sorted(one["state"] for one in groups) == ["FOLLOWER", "FOLLOWER", "LEADER"]
+    assert len({one["leader"] for one in groups}) == 1
+
+
+def test_routes_tell_who_is_at_the_other_end(admin: Cli) -> None:
+    ids = {one["server"]["name"]: one["server"]["id"] for one in admin.json("server", "ls")}
+    for one in _requested(admin, "routes"):
+        others = {name: ids[name] for name in NAMES if name != one["server"]["name"]}
+        routes = one["data"]["routes"]
+        assert {route["remote_name"]: route["remote_id"] for route in routes} == others
+        assert all(route["subscriptions"] > 0 for route in routes)
+    asked_at = next(
+        one["data"]["routes"] for one in _requested(admin, "routes")
+        if one["server"]["name"] == NAMES[0]
+    )  # fmt: skip
+    assert all(route["in_msgs"] > 0 and route["out_msgs"] > 0 for route in asked_at)

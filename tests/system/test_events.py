@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.server.server import Server
+from broker.config.options import Authorization
 from broker.system import events
 from tests.server.support import PATIENCE, RawClient, run, running, until
-from tests.system.support import SETTINGS, client
+from tests.system.support import SETTINGS, USERS, client
 
 PREFIX = "io.nats.server.advisory.v1."
 
@@ -112,15 +112,30 @@ def test_lame_duck_and_shutdown_are_told() -> None:
             admin = await client(server)
             heard = await admin.subscribe("$SYS.SERVER.*.*")
             await admin.flush()
-            server.system.events.lame_duck()
-            assert (await next_of(heard))["id"] == server.id
-            await _stop_and_hear(server, heard)
+            server.spawn(server.enter_lame_duck(), name="lame duck")
+            for what in ("LAMEDUCK", "SHUTDOWN"):
+                message = await heard.next_msg(PATIENCE)
+                assert message.subject == f"$SYS.SERVER.{server.id}.{what}"
+                assert msgspec.json.decode(message.data)["name"] == "n-1"
+                await server.stop()
 
     run(test())
 
 
-async def _stop_and_hear(server: Server, heard: Any) -> None:
-    await server.stop()
-    message = await heard.next_msg(PATIENCE)
-    assert message.subject == f"$SYS.SERVER.{server.id}.SHUTDOWN"
-    assert msgspec.json.decode(message.data)["name"] == "n-1"
+def test_who_came_in_without_a_name_and_gave_a_wrong_one_never_came() -> None:
+    async def test() -> None:
+        authorization = Authorization(users=USERS, no_auth_user="otto")
+        async with running(**{**SETTINGS, "authorization": authorization}) as server:
+            admin = await client(server)
+            everything = await admin.subscribe("$SYS.ACCOUNT.A.*")
+            await admin.flush()
+            intruder = await RawClient.open(
+                server, connect=b'CONNECT {"user":"otto","pass":"no","protocol":1}\r\n'
+            )
+            await intruder.end()
+            otto = await client(server, "otto")
+            assert (await next_of(everything))["type"] == PREFIX + "client_connect"
+            await otto.close()
+            await admin.close()
+
+    run(test())

@@ -77,7 +77,8 @@ def test_every_service_answers_to_all_and_to_one_by_its_id() -> None:
                     subject = f"$SYS.REQ.SERVER.{where}.{name.upper()}"
                     found = await ask(asking, subject)
                     assert found["server"]["id"] == server.id
-                    assert found["data"]["server_id"] == server.id, subject
+                    if name != "raftz":  # which is empty without JetStream
+                        assert found["data"]["server_id"] == server.id, subject
                 health = await ask(asking, f"$SYS.REQ.SERVER.{where}.HEALTHZ")
                 assert health["data"] == {"status": "ok", "status_code": 200}
                 stats = await ask(asking, f"$SYS.REQ.SERVER.{where}.STATSZ")
