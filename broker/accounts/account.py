@@ -6,6 +6,7 @@ Spec: core contract 3.4; the same subject in two accounts never meets."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from broker.config.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, AccountOptions
@@ -18,18 +19,47 @@ class Member(Protocol):
     """A connection, as its account knows it."""
 
     cid: int
+    in_msgs: int
+    in_bytes: int
+    out_msgs: int
+    out_bytes: int
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Messages and bytes, in and out."""
+
+    in_msgs: int = 0
+    in_bytes: int = 0
+    out_msgs: int = 0
+    out_bytes: int = 0
+
+    def add(self, other: Traffic | Member) -> None:
+        self.in_msgs += other.in_msgs
+        self.in_bytes += other.in_bytes
+        self.out_msgs += other.out_msgs
+        self.out_bytes += other.out_bytes
 
 
 class Account:
     """One tenant. Its tree holds clients, peers, streams and services alike."""
 
-    __slots__ = ("connections", "name", "options", "subs")
+    __slots__ = ("connections", "name", "options", "past", "subs")
 
     def __init__(self, name: str, options: AccountOptions | None = None) -> None:
         self.name = name
         self.options = options or AccountOptions(name)
         self.subs = SubjectTree()
         self.connections: dict[int, Member] = {}
+        self.past = Traffic()  # of connections that have ended
+
+    def traffic(self) -> Traffic:
+        """Of all connections there ever were."""
+        total = Traffic()
+        total.add(self.past)
+        for connection in self.connections.values():
+            total.add(connection)
+        return total
 
     def __repr__(self) -> str:
         return f"Account({self.name!r}, {len(self.subs)} subscriptions)"

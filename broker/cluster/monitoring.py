@@ -12,6 +12,7 @@ from broker.cluster.infos import consumer_info, stream_info
 from broker.cluster.meta import META_GROUP
 from broker.jetstream.consumer import Consumer
 from broker.jetstream.consumer_update import is_internal
+from broker.jetstream.names import get_hash
 from broker.jetstream.strict_json import to_wire
 from broker.jetstream.times import rfc3339
 from broker.jetstream.versioning import API_LEVEL
@@ -68,6 +69,8 @@ def _meta_cluster(node: JetStreamNode) -> Document:
             "name": node.member_name(member),
             "current": node.mesh.connected(member),
             "offline": not node.mesh.connected(member),
+            "active": node.mesh.silent_ns(member),
+            "peer": get_hash(node.member_name(member)),
         }
         for member in node.members
         if member != leader
@@ -75,7 +78,10 @@ def _meta_cluster(node: JetStreamNode) -> Document:
     return {
         "name": node.mesh.cluster,
         "leader": node.member_name(leader) if leader is not None else "",
+        "peer": get_hash(node.member_name(leader)) if leader is not None else "",
         "cluster_size": len(node.members),
+        "quorum_needed": len(node.members) // 2 + 1,
+        "pending": 0,
         "replicas": replicas,
     }
 

@@ -18,7 +18,7 @@ from broker.http.query import BadQuery, boolean, integer
 from broker.server.record import ConnectionRecord, SubscriptionRecord, record, subscriptions_of
 from broker.server.runtime import Document, Query
 from broker.server.times import short_span, span, timestamp
-from broker.subjects import Subscription, matches
+from broker.subjects import Subscription, collides, matches
 
 if TYPE_CHECKING:
     from broker.server.connection import Connection
@@ -113,7 +113,8 @@ def _selected(
     loop_now = asyncio.get_running_loop().time()
     cid = integer(query, "cid", 0)
     open_ones = server.connections.values()
-    filtered = cid or query.get("user") or query.get("acc")
+    pattern = query.get("filter_subject", "").encode()
+    filtered = cid or pattern or query.get("user") or query.get("acc")
     if state == "open" and in_order and not filtered:  # as they stand in the table
         shown = islice(open_ones, page[0], sum(page))
         return [record(one, now=now, loop_now=loop_now) for one in shown], len(open_ones)
@@ -128,7 +129,17 @@ def _selected(
         found = [one for one in found if one.user == query["user"]]
     if query.get("acc"):
         found = [one for one in found if one.account == query["acc"]]
+    if pattern:
+        found = [one for one in found if _takes(server, one, pattern)]
     return found, None
+
+
+def _takes(server: Server, found: ConnectionRecord, pattern: bytes) -> bool:
+    """Whether it has, or had, a subscription that can meet the pattern."""
+    connection = server.connections.get(found.cid)
+    if connection is not None:
+        return any(collides(sub.subject, pattern) for sub in connection.subs.values())
+    return any(collides(sub.subject.encode(), pattern) for sub in found.subscriptions)
 
 
 def _connection(found: ConnectionRecord, now: float, *, auth: bool) -> Document:

@@ -38,6 +38,7 @@ class Documents:
             "leafz": lambda _: {**self._head(), "leafnodes": 0, "leafs": []},
             "accountz": lambda query: {**self._head(), **accountz(server, query)},
             "jsz": self._jsz,
+            "ipqueuesz": lambda _: {},  # of what the reference has for its goroutines, nothing
             "raftz": lambda query: server.services.raftz(query) if server.services else {},
         }  # fmt: skip
 

@@ -153,7 +153,8 @@ class Server:
         """The connection has ended: keep its numbers and its record."""
         if self.connections.pop(connection.cid, None) is None:
             return
-        connection.account.connections.pop(connection.cid, None)
+        if connection.account.connections.pop(connection.cid, None) is not None:
+            connection.account.past.add(connection)
         counters = self.counters
         counters.in_msgs += connection.in_msgs
         counters.in_bytes += connection.in_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -104,7 +104,7 @@ class AccountServices:
         return {
             "server_id": self._server.id,
             "now": timestamp(time.time()),
-            "account_statz": [account_numbers(self._server, account) for account in wanted],
+            "account_statz": [account_numbers(account) for account in wanted],
         }
 
     def _conns(self, subject: bytes, reply: bytes, _headers: bytes, _payload: bytes) -> None:
@@ -136,31 +136,24 @@ def subscriber_count(account: Account, subject: bytes, queue: bytes = b"") -> in
     )
 
 
-def account_numbers(server: Server, account: Account) -> Document:
-    """Traffic of the connections that are open; nothing crosses to gateways or leaf nodes."""
-    connections = [
-        connection for cid in account.connections if (connection := server.connections.get(cid))
-    ]
+def account_numbers(account: Account) -> Document:
+    """Traffic of clients; what crosses to other nodes is not counted per account."""
+    traffic = account.traffic()
     return {
         "acc": account.name,
         "name": account.name,
-        "conns": len(connections),
+        "conns": len(account.connections),
         "leafnodes": 0,
-        "total_conns": len(connections),
+        "total_conns": len(account.connections),
         "num_subscriptions": len(account.subs),
-        "sent": _traffic((one.out_msgs, one.out_bytes) for one in connections),
-        "received": _traffic((one.in_msgs, one.in_bytes) for one in connections),
+        "sent": {"msgs": traffic.out_msgs, "bytes": traffic.out_bytes},
+        "received": {"msgs": traffic.in_msgs, "bytes": traffic.in_bytes},
         "slow_consumers": 0,
     }
 
 
 def connections_event(server: Server, account: Account) -> Document:
-    return event(server, "account_connections") | account_numbers(server, account)
-
-
-def _traffic(counts: Iterable[tuple[int, int]]) -> Document:
-    listed = list(counts)
-    return {"msgs": sum(msgs for msgs, _ in listed), "bytes": sum(size for _, size in listed)}
+    return event(server, "account_connections") | account_numbers(account)
 
 
 def _known(account: Account | None) -> list[Account]:

@@ -200,3 +200,24 @@ def test_routes_tell_who_is_at_the_other_end(admin: Cli) -> None:
         if one["server"]["name"] == NAMES[0]
     )  # fmt: skip
     assert all(route["in_msgs"] > 0 and route["out_msgs"] > 0 for route in asked_at)
+
+
+def test_only_the_leader_answers_where_only_it_is_asked(admin: Cli) -> None:
+    shown = admin("request", "$SYS.REQ.SERVER.PING.JSZ", '{"leader_only":true}', "--raw",
+                  "--replies", "0", "--timeout", "3s")  # fmt: skip
+    (answer,) = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
+    assert answer["data"]["meta_cluster"]["leader"] == answer["server"]["name"]
+
+
+def test_streams_are_told_by_their_leader_where_only_it_is_asked(admin: Cli) -> None:
+    body = '{"streams":true,"stream_leader_only":true}'
+    shown = admin("request", "$SYS.REQ.SERVER.PING.JSZ", body, "--raw",
+                  "--replies", "3", "--timeout", "10s")  # fmt: skip
+    answers = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
+    streams = [
+        stream["name"]
+        for answer in answers
+        for account in answer["data"]["account_details"]
+        for stream in account["stream_detail"]
+    ]
+    assert (len(answers), streams) == (3, ["ORDERS"])

@@ -7,7 +7,7 @@ from typing import Any
 import nats.errors
 import pytest
 
-from tests.server.support import PATIENCE, run, running
+from tests.server.support import PATIENCE, run, running, until
 from tests.system.support import SETTINGS, ask, asked, client
 
 
@@ -83,6 +83,11 @@ def test_numbers_of_accounts_that_are_in_use() -> None:
             (numbers,) = statz["data"]["account_statz"]
             assert (numbers["acc"], numbers["conns"]) == ("A", 1)
             assert numbers["received"] == {"msgs": 1, "bytes": 5}
+            more = await client(server, "otto")
+            await otto.close()
+            await until(lambda: len(server.accounts["A"].connections) == 1)
+            statz = await ask(admin, "$SYS.REQ.ACCOUNT.A.STATZ")
+            assert statz["data"]["account_statz"][0]["received"] == {"msgs": 1, "bytes": 5}
             everybody = await ask(admin, "$SYS.REQ.ACCOUNT.PING.STATZ")
             assert {one["acc"] for one in everybody["data"]["account_statz"]} == {"A", "SYS"}
             conns = await ask(admin, "$SYS.REQ.ACCOUNT.A.CONNS")
@@ -92,7 +97,7 @@ def test_numbers_of_accounts_that_are_in_use() -> None:
                 len(await asked(admin, "$SYS.REQ.ACCOUNT.$G.STATZ", {"include_unused": True})) == 1
             )
             await admin.close()
-            await otto.close()
+            await more.close()
 
     run(test())
 
@@ -113,6 +118,21 @@ def test_subscribers_are_counted() -> None:
             assert await count(b'{"acc":"A","subject":"a.b"}') == b"3"
             assert await count(b'{"acc":"A","subject":"a.b","queue":"cQ=="}') == b"1"
             assert await count(b'{"acc":"A","subject":"$SYS.REQ.ACCOUNT.PING.STATZ"}') == b"0"
+            await admin.close()
+            await otto.close()
+
+    run(test())
+
+
+def test_connections_are_found_by_what_they_take() -> None:
+    async def test() -> None:
+        async with running(**SETTINGS) as server:
+            admin, otto = await client(server), await client(server, "otto", name="me")
+            await otto.subscribe("a.*")
+            await otto.flush()
+            for pattern, names in (("a.b", ["me"]), ("a.>", ["me"]), ("b.>", [])):
+                found = await ask(admin, "$SYS.REQ.SERVER.PING.CONNZ", {"filter_subject": pattern})
+                assert [one["name"] for one in found["data"]["connections"]] == names
             await admin.close()
             await otto.close()
 
