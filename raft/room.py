@@ -21,13 +21,14 @@ class Room:
         self._path = path
         self._free_bytes_min = free_bytes_min
 
-    def is_short(self, coming: int) -> bool:
-        """Whether the disk has no room for `coming` bytes and the reserve."""
+    def is_short(self, coming: int, *, last: bool = False) -> bool:
+        """Whether the disk has no room for `coming` bytes and the reserve; half of it is for the
+        `last` that was under way when it was found short."""
         if not self._free_bytes_min:
             return False
         disk = os.statvfs(self._path)
         reserve = min(self._free_bytes_min, disk.f_blocks * disk.f_frsize // 10)
-        return disk.f_bavail * disk.f_frsize < coming + reserve
+        return disk.f_bavail * disk.f_frsize < coming + (reserve // 2 if last else reserve)
 
     def probe(self) -> None:
         """Blocking. Raises OSError unless the disk takes and flushes a file and has room for what

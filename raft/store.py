@@ -272,9 +272,15 @@ class LogStore:
         itself; to be asked often enough that what is written between two calls fits into the
         reserve."""
         if self.failure is None:
-            buffered = sum(c.property_int_value(_BUFFERED) or 0 for c in self._columns.values())
-            self.full = self._room.is_short(buffered)
+            self.full = self._room.is_short(self._buffered_bytes())
         return not self.full
+
+    def _fits(self, batch: Batch) -> bool:
+        """What was taken before the disk was found full should still be answered."""
+        return not self._room.is_short(self._buffered_bytes() + batch.nbytes, last=True)
+
+    def _buffered_bytes(self) -> int:
+        return sum(c.property_int_value(_BUFFERED) or 0 for c in self._columns.values())
 
     def write(self, batch: Batch, *, may_wait: bool = False) -> None:
         """Write without flushing. Raises StoreBusy (nothing written, the batch stays good; not
@@ -282,7 +288,8 @@ class LogStore:
         only frees space) or StoreFailed (until it is opened anew)."""
         if self.failure is not None:
             raise StoreFailed("the log store has failed before") from self.failure
-        if self.full and not may_wait and (batch.entries or batch.hard_states or batch.snapshots):
+        grows = bool(batch.entries or batch.hard_states or batch.snapshots)
+        if self.full and grows and not may_wait and not self._fits(batch):
             raise StoreFull("the disk is full")
         raw, records = self._build(batch)
         self._write(raw, self._patient if may_wait else self._write_options)

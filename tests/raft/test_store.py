@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rocksdict import Options, Rdict, WriteBatch
@@ -18,12 +19,14 @@ from raft.store import (
     LogStore,
     StoreError,
     StoreFailed,
+    StoreFull,
     StoreTuning,
     WrongDirectory,
 )
 from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term
 
 G = GroupId(7)
+_MEMTABLES = "rocksdb.cur-size-all-mem-tables"
 SMALL = StoreTuning(log_buffer_bytes=8 << 20, state_buffer_bytes=8 << 20)
 
 
@@ -370,4 +373,21 @@ def test_a_failed_flush_or_write_is_final(tmp_path: Path) -> None:
     assert not store.statistics().healthy
     with pytest.raises(StoreFailed):
         append(store, G, entries(2, 2))
+    store.close()
+
+
+def test_what_was_taken_before_the_disk_was_full_still_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning = StoreTuning(log_buffer_bytes=8 << 20, free_bytes_min=1 << 20)
+    store = LogStore.open(tmp_path, node_name="n1", cluster_name="c", tuning=tuning)
+    buffered = sum(store.column(n).property_int_value(_MEMTABLES) or 0 for n in ("raft", "state"))
+    free = buffered + (900 << 10)  # less than the reserve, more than half of it
+    facts = SimpleNamespace(f_bavail=free, f_blocks=1 << 40, f_frsize=1)
+    monkeypatch.setattr("raft.room.os.statvfs", lambda _path: facts)
+    assert not store.check_space()
+    append(store, G, entries(1, 3))
+    with pytest.raises(StoreFull):
+        append(store, G, entries(4, 4, size=600 << 10))
+    assert [entry.index for entry in all_entries(store)] == [1, 2, 3]
     store.close()
