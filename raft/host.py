@@ -140,7 +140,7 @@ class Host:
             vigil=self._vigil,
             complaints=self._complaints,
         )
-        self._running = False
+        self._running = self._told_full = False
         self._tasks: asyncio.TaskGroup | None = None
         self._recovering: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -364,13 +364,14 @@ class Host:
 
     def _disk_full(self) -> bool:
         """Without room we fall silent, so that others lead, and go on when there is room."""
-        before = self._store.full
-        if self._store.check_space() == before:
-            if before:
-                _log.warning("there is room on the disk again, this node goes on")
-            else:
+        full = not self._store.check_space()
+        if full != self._told_full:
+            self._told_full = full
+            if full:
                 _log.critical("the disk is full: this node acknowledges nothing until it has room")
-        return self._store.full
+            else:
+                _log.warning("there is room on the disk again, this node goes on")
+        return full
 
     def _tick_group(self, group: Group) -> None:
         try:

@@ -20,6 +20,7 @@ class Room:
         """`free_bytes_min`: see StoreTuning."""
         self._path = path
         self._free_bytes_min = free_bytes_min
+        self.stride = 0 if free_bytes_min else 1 << 62  # bytes that may be written unasked
 
     def is_short(self, coming: int, *, last: bool = False) -> bool:
         """Whether the disk has no room for `coming` bytes and the reserve; half of it is for the
@@ -28,6 +29,7 @@ class Room:
             return False
         disk = os.statvfs(self._path)
         reserve = min(self._free_bytes_min, disk.f_blocks * disk.f_frsize // 10)
+        self.stride = reserve // 8
         return disk.f_bavail * disk.f_frsize < coming + (reserve // 2 if last else reserve)
 
     def probe(self) -> None:

@@ -102,6 +102,7 @@ class LogStore:
         self._patient = RocksWriteOptions()
         self._rewriting = self._closing = False
         self._writes = self._written_bytes = self._flushes = self._refusals = 0
+        self._unchecked_bytes = 0
 
     @classmethod
     def open(
@@ -269,8 +270,9 @@ class LogStore:
 
     def check_space(self) -> bool:
         """Whether the disk has room, also for what is still in memory and will be written by
-        itself; to be asked often enough that what is written between two calls fits into the
-        reserve."""
+        itself. To be asked now and then; who writes much asks by himself, so that what is written
+        between two calls fits into the reserve."""
+        self._unchecked_bytes = 0
         if self.failure is None:
             self.full = self._room.is_short(self._buffered_bytes())
         return not self.full
@@ -307,6 +309,9 @@ class LogStore:
             raise StoreFailed(f"writing the log failed: {error}") from error
         self._writes += 1
         self._written_bytes += size
+        self._unchecked_bytes += size
+        if self._unchecked_bytes > self._room.stride:
+            self.check_space()
 
     def write_state(self, raw: WriteBatch, options: RocksWriteOptions) -> None:
         """For who fills column "state". Raises StoreFailed."""

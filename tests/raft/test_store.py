@@ -391,3 +391,19 @@ def test_what_was_taken_before_the_disk_was_full_still_fits(
         append(store, G, entries(4, 4, size=600 << 10))
     assert [entry.index for entry in all_entries(store)] == [1, 2, 3]
     store.close()
+
+
+def test_who_writes_much_notices_by_himself_that_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning = StoreTuning(log_buffer_bytes=8 << 20, free_bytes_min=1 << 20)
+    store = LogStore.open(tmp_path, node_name="n1", cluster_name="c", tuning=tuning)
+    facts = SimpleNamespace(f_bavail=1 << 30, f_blocks=1 << 40, f_frsize=1)
+    monkeypatch.setattr("raft.room.os.statvfs", lambda _path: facts)
+    assert store.check_space()
+    facts.f_bavail = 0
+    append(store, G, entries(1, 1, size=64 << 10))
+    assert not store.full
+    append(store, G, entries(2, 2, size=128 << 10))
+    assert store.full
+    store.close()
