@@ -2,8 +2,8 @@
 
 Owns: the thread, and the way of its answer back to the loop.
 May not touch: what is flushed, when it is asked (raft.rounds).
-Spec: DESIGN section 4, step 5. An executor and two futures would do the same: they cost 15 more
-system calls and two more turns of the loop per flush, a tenth of the time of a lone write."""
+Spec: DESIGN section 4, step 5. An executor does the same by two futures per flush, which cost
+more locks and two more turns of the loop."""
 
 from __future__ import annotations
 
