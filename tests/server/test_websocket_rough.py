@@ -86,9 +86,19 @@ def test_who_dawdles_with_the_request_is_cut_off() -> None:
             slow.writer.write(REQUEST)
             assert await slow.end() == b""
             assert not server.door.waiting
+
+    run(test())
+
+
+def test_the_deadline_is_for_the_request_alone() -> None:
+    async def test() -> None:
+        async with serving(websocket=PLAIN) as server:
+            assert server.door is not None
+            slow = await RawWebSocket.dial(server)
             kept = await RawWebSocket.open(server)
-            await asyncio.sleep(0.15)  # the deadline is for the request alone
+            await until(lambda: server.door is not None and len(server.door.waiting) == 1)
             assert await kept.flush() == b""
+            slow.writer.close()
 
     run(test())
 
