@@ -14,6 +14,7 @@ import uvloop
 
 from raft.transport import Peer, Transport, TransportLimits
 from raft.types import node_id
+from tests.listener import Listener
 
 FAST = TransportLimits(ping_seconds=0.05, connect_seconds=1.0, retry_last_seconds=0.1)
 
@@ -107,24 +108,21 @@ class Proxy:
         self.target = 0
         self.bytes_to_target = 0
         self.alter: Callable[[bytes], bytes] | None = None
-        self._ends: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
 
     async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener = Listener(self._accepted)
+        self.port = self._listener.port
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-        await until(lambda: not self._ends)
+        assert self._listener is not None
+        await self._listener.close()
 
     def cut(self) -> None:
         """End every connection that stands."""
-        for end in self._ends:
-            end.transport.abort()
+        assert self._listener is not None
+        self._listener.cut()
 
     def flip(self, offset: int, *, of_at_least: int) -> None:
         """Change a bit of one byte in the next chunk of at least that size."""
@@ -139,8 +137,6 @@ class Proxy:
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        ends = {writer, far_writer}
-        self._ends |= ends
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._pump(reader, far_writer, to_target=True))
@@ -148,9 +144,8 @@ class Proxy:
         except* OSError:
             pass  # cut, or the far side went away: both ends are closed below
         finally:
-            for end in ends:
-                end.transport.abort()
-            self._ends -= ends
+            writer.transport.abort()
+            far_writer.transport.abort()
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, to_target: bool

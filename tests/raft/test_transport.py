@@ -17,6 +17,7 @@ from links import Cluster, cluster_test, loop_kind, until
 
 from raft.transport import TransportLimits
 from raft.types import NodeId
+from tests.listener import Listener
 
 __all__ = ["loop_kind"]  # a fixture: every test here runs on both event loops
 
@@ -265,7 +266,6 @@ def test_a_link_that_falls_silent_is_given_up() -> None:
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         swallow = asyncio.Event()
-        writers: list[asyncio.StreamWriter] = []
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
             while data := await source.read(65536):
@@ -274,28 +274,26 @@ def test_a_link_that_falls_silent_is_given_up() -> None:
 
         async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", a.port)
-            writers.extend([writer, far_writer])
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(pump(reader, far_writer))
                     tasks.create_task(pump(far_reader, writer))
             except* OSError:
-                writer.close()
+                pass  # one end is gone: the other is closed as well
+            finally:
+                far_writer.transport.abort()
 
-        server = await asyncio.start_server(proxy, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
+        listener = Listener(proxy)
         # `advertise` sends a's dials to the proxy as well: both directions cross it.
-        b = await c.start("b", port, advertise=("127.0.0.1", 1))
+        b = await c.start("b", listener.port, advertise=("127.0.0.1", 1))
         await until(lambda: b.connected(a.node))
         swallow.set()
         await until(lambda: not b.connected(a.node))
         assert ("a", False) in c.events["b"]
-        server.close()
         await b.stop()
         await a.stop()
         c.transports.clear()
-        for writer in writers:
-            writer.transport.abort()
+        await listener.close()
 
     cluster_test(body)
 

@@ -15,6 +15,7 @@ from links import Cluster, cluster_test, loop_kind, run, until
 
 from raft.transport import Transport, TransportLimits
 from raft.types import node_id
+from tests.listener import Listener
 
 __all__ = ["loop_kind"]  # a fixture: every test here runs on both event loops
 
@@ -92,19 +93,18 @@ def test_dialling_backs_off_to_the_last_delay() -> None:
     async def body() -> None:
         attempts: list[float] = []
 
-        async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def hang_up(*_: object) -> None:
             attempts.append(time.monotonic())
-            writer.close()
 
-        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        listener = Listener(hang_up)
         limits = TransportLimits(retry_first_seconds=0.02, retry_last_seconds=0.2, ping_seconds=60)
-        a = node("a", 0, [server.sockets[0].getsockname()[1]], limits=limits)
+        a = node("a", 0, [listener.port], limits=limits)
         await a.start()
         await until(lambda: len(attempts) >= 10)
         gaps = [later - earlier for earlier, later in pairwise(attempts)]
         assert all(gap >= 0.2 * 0.9 for gap in gaps[7:])  # 0.02 * 1.5 ** 6 > 0.2
         assert all(gap >= 0.02 * 0.9 for gap in gaps)
         await a.stop()
-        server.close()
+        await listener.close()
 
     run(body())

@@ -17,6 +17,7 @@ from links import Cluster, Proxy, cluster_test, loop_kind, until
 from raft.handshake import HELLO, MAGIC, VERSION, LinkClass, Ourselves, frame
 from raft.transport import Transport, TransportLimits
 from raft.types import node_id
+from tests.listener import Listener
 
 __all__ = ["loop_kind"]  # a fixture: every test here runs on both event loops
 
@@ -171,13 +172,12 @@ def test_a_server_of_an_older_version_is_refused_with_a_sentence(
     async def older(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(struct.pack("<IB", 23, 0) + b"G" + MAGIC + b"\x01" + bytes(16))
         await reader.read()
-        writer.close()
 
     async def body(c: Cluster) -> None:
-        server = await asyncio.start_server(older, "127.0.0.1", 0)
-        a = await c.start("a", server.sockets[0].getsockname()[1])
+        listener = Listener(older)
+        a = await c.start("a", listener.port)
         await until(lambda: a.statistics().refused.get("version", 0) >= 2)
-        server.close()
+        await listener.close()
 
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)

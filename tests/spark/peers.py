@@ -17,6 +17,7 @@ from broker.scan.server import Scans, ScanSource
 from broker.store.block import BlockBuilder
 from broker.store.messages import MessageStore
 from broker.wire import ClientParser, Op
+from tests.listener import Listener
 
 STREAM = "ORDERS"
 SECOND = 1_000_000_000
@@ -96,22 +97,18 @@ class Peer:
         self.scans = Scans(concurrent_max=4)
         self.requests: list[bytes] = []
         self.port = 0
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._listener: Listener | None = None
 
     async def listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener = Listener(self._serve, port=self.port)
+        self.port = self._listener.port
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for writer in list(self._writers):
-            writer.transport.abort()
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
         info = {"server_name": self.name, "headers": True, "max_payload": 1048576}
         writer.write(b"INFO " + json.dumps(info).encode() + b" \r\n")
         parser = ClientParser(max_control_line=65536, max_payload=1048576)
@@ -122,9 +119,6 @@ class Peer:
                     await self._answer(event, writer, inbox_sid)
         except ConnectionError:
             return
-        finally:
-            self._writers.discard(writer)
-            writer.close()
 
     async def _answer(
         self, event: tuple, writer: asyncio.StreamWriter, inbox_sid: dict[bytes, bytes]
@@ -171,7 +165,7 @@ class Peer:
             die = self.faults.die_after_bytes
             if die is not None and sent >= die:
                 self.faults.die_after_bytes = None
-                self.port_closed()
+                self._refuse()
                 writer.transport.abort()
                 raise ConnectionAbortedError
             writer.write(chunk)
@@ -189,10 +183,9 @@ class Peer:
 
         await self.scans.serve(write, drain, body, find)
 
-    def port_closed(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+    def _refuse(self) -> None:
+        if self._listener is not None:
+            self._listener.refuse()
 
 
 class Cluster:
@@ -260,7 +253,3 @@ class Cluster:
     async def _end(self) -> None:
         for peer in self.peers:
             await peer.close()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
