@@ -17,7 +17,8 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from raft.handshake import LinkClass
 from raft.types import NO_NODE

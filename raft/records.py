@@ -18,7 +18,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 from typing import Final
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from raft.confchange import decode_members, encode_members
 from raft.messages import Entry, EntryKind

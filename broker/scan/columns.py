@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from broker.store.block_py import (
     CRC_FROM,

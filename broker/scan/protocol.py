@@ -23,9 +23,9 @@ import struct
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeVar
-from zlib import crc32
 
 import msgspec
+from isal.isal_zlib import crc32
 
 from broker.store.block_py import CRC_FROM
 

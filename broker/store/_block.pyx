@@ -6,7 +6,7 @@ May not touch: files, clocks, what a message means.
 Spec: block_py.py, where the format is stated."""
 
 import sys
-from zlib import crc32
+from isal.isal_zlib import crc32
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer

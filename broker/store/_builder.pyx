@@ -5,7 +5,7 @@ Owns: rows not yet sealed, and their numbering.
 May not touch: files, clocks, what a message means.
 Spec: builder_py.py; the format is stated in block_py.py."""
 
-from zlib import crc32
+from isal.isal_zlib import crc32
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

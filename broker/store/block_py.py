@@ -25,7 +25,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, final
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 MAGIC: Final = 0x3142524A
 VERSION: Final = 1

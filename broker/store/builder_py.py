@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Set as AbstractSet
 from typing import final
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from broker.store.block_py import (
     CRC_AT,

@@ -10,7 +10,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from struct import pack_into
 from typing import Final
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from broker.store.block import Block, Rows
 
