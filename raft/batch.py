@@ -15,7 +15,8 @@ from raft.types import GroupId, HardState, SnapshotMeta
 
 @dataclass(slots=True)
 class Batch:
-    """Changes of any groups, written together or not at all. May be written again if refused."""
+    """Changes of any groups. A crash keeps all of them, or all but some of the last entries. May be
+    written again if refused."""
 
     entries: dict[GroupId, list[Entry]] = field(default_factory=dict)
     hard_states: dict[GroupId, HardState] = field(default_factory=dict)

@@ -60,6 +60,7 @@ __all__ = [
 
 _log = logging.getLogger("raft.store")
 _LAST_INDEX: Final = 2**64 - 1
+_PIECE_BYTES: Final = 32 << 10  # RocksDB moves what a write holds each time it outgrows its room
 _BUFFERED: Final = "rocksdb.cur-size-all-mem-tables"
 
 
@@ -103,6 +104,7 @@ class LogStore:
         self._rewriting = self._closing = False
         self._writes = self._written_bytes = self._flushes = self._refusals = 0
         self._unchecked_bytes = 0
+        self._begun: set[GroupId] = set()  # a refused batch may have left some entries of theirs
 
     @classmethod
     def open(
@@ -285,16 +287,22 @@ class LogStore:
         return sum(c.property_int_value(_BUFFERED) or 0 for c in self._columns.values())
 
     def write(self, batch: Batch, *, may_wait: bool = False) -> None:
-        """Write without flushing. Raises StoreBusy (nothing written, the batch stays good; not
-        with may_wait, which is for rare and small writes), its kind StoreFull (not for what
-        only frees space) or StoreFailed (until it is opened anew)."""
+        """Write without flushing. Raises StoreBusy (the batch stays good and is to be written
+        again; not with may_wait, which is for rare and small writes), its kind StoreFull (not for
+        what only frees space) or StoreFailed (until it is opened anew)."""
         if self.failure is not None:
             raise StoreFailed("the log store has failed before") from self.failure
         grows = bool(batch.entries or batch.hard_states or batch.snapshots)
         if self.full and grows and not may_wait and not self._fits(batch):
             raise StoreFull("the disk is full")
         raw, records = self._build(batch)
-        self._write(raw, self._patient if may_wait else self._write_options)
+        try:
+            for piece in self._pieces(batch, raw):
+                self._write(piece, self._patient if may_wait else self._write_options)
+        except StoreBusy:
+            self._begun.update(batch.entries)
+            raise
+        self._begun.difference_update(batch.entries)
         self._note(batch, records)
 
     def _write(self, raw: WriteBatch, options: RocksWriteOptions) -> None:
@@ -411,7 +419,8 @@ class LogStore:
         )
 
     def _build(self, batch: Batch) -> tuple[WriteBatch, dict[GroupId, GroupRecord]]:
-        """RocksDB's batch (consumed by one attempt to write it) and the changed group records."""
+        """All but the entries, as RocksDB's batch (consumed by one attempt to write it), and the
+        changed group records."""
         raw = WriteBatch(raw_mode=True)
         handle = self._log_handle
         records: dict[GroupId, GroupRecord] = {}
@@ -432,24 +441,31 @@ class LogStore:
         for group, hard_state in batch.hard_states.items():
             record = records.get(group) or self.reader(group).record
             records[group] = record.with_hard_state(hard_state)
-        self._build_entries(batch, raw, records)
+        for group in batch.entries:
+            log = self.reader(group)
+            if group not in records and log.last_index() == 0:
+                records[group] = log.record  # a log without its record reads as damage
         for group, record in records.items():
             raw.put(KEY.pack(group, 0), group_value(group, record), handle)
         return raw, records
 
-    def _build_entries(
-        self, batch: Batch, raw: WriteBatch, records: dict[GroupId, GroupRecord]
-    ) -> None:
+    def _pieces(self, batch: Batch, raw: WriteBatch) -> Iterator[WriteBatch]:
+        """What is to be written one after the other: `raw`, and the entries. A crash between two
+        pieces leaves a prefix of the new entries, as one that tears the last piece would; but what
+        is replaced goes in one piece with what replaces it."""
         handle = self._log_handle
         for group, entries in batch.entries.items():
-            log = self.reader(group)
             first = entries[0].index
-            if first <= log.last_index():
+            replaces = group in self._begun or first <= self.reader(group).last_index()
+            if replaces:
                 raw.delete_range(KEY.pack(group, first), KEY.pack(group, _LAST_INDEX), handle)
-            if group not in records and log.last_index() == 0:
-                records[group] = log.record  # a log without its record reads as damage
             for entry in entries:
                 raw.put(KEY.pack(group, entry.index), entry_value(group, entry), handle)
+                if not replaces and raw.size_in_bytes() > _PIECE_BYTES:
+                    yield raw
+                    raw = WriteBatch(raw_mode=True)
+        if len(raw):
+            yield raw
 
     def _note(self, batch: Batch, records: dict[GroupId, GroupRecord]) -> None:
         """The batch is written: the readers learn it."""

@@ -35,10 +35,12 @@ from broker.bench.stored import (
     many_messages,
     many_subjects,
 )
+from broker.bench.warming import warm
 from broker.local import LocalCluster, our_command
 
 OURS, PEER = "jetraft", "nats-server"
 ALWAYS_SYNCED = "sync_interval: always"
+WARM_MB = 1000  # about what a round writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ def measure(scenario: Scenario, server: str, command: Sequence[str], sample: Sam
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         settings = "" if ours else scenario.peer_jetstream
         place = Path(directory)
+        warm(place, WARM_MB)
         with LocalCluster(
             place, size=scenario.nodes, command=command, jetstream=settings
         ) as cluster:

@@ -5,9 +5,9 @@
 
 Three processes; the leader proposes as fast as back-pressure allows. Reported per entry size:
 MB/s of proposals applied on the leader, from the first to the last of the run; CPU of all three
-nodes per entry and per byte, and of the leader alone. Beside them what this disk gives to one
-process that appends and flushes 8 MB at a time: three nodes on one disk write everything three
-times, at least.
+nodes per entry and per byte, and of the leader alone. Beside them what this disk, warm, gives to
+one process that appends and flushes 8 MB at a time: three nodes on one disk write everything
+three times, at least.
 
 Wanted: 100 MB/s with 64 KB entries."""
 
@@ -37,10 +37,12 @@ from raft_node import (
     start_nodes,
 )
 
+from broker.bench.warming import warm
 from raft.host import GroupBusy, Host, HostLimits
 from raft.types import GroupId, Index
 
 SIZES = (256, 4096, 65536)
+WARM_MB = 4000  # about what three nodes write in a run
 GROUP = GroupId(1)
 WAITING_MAX = 32 << 20
 PER_TURN_BYTES = 1 << 20  # proposed in one turn of the loop, then others have theirs
@@ -104,24 +106,12 @@ async def serve(name: str, directory: str, ports: list[int], profile: str | None
 # -- who asks them
 
 
-def disk_rate(directory: Path) -> float:
-    """MB/s of one process that appends 8 MB and flushes, 16 times."""
-    block = os.urandom(8 << 20)
-    with (directory / "disk").open("wb", buffering=0) as file:
-        began = time.monotonic()
-        for _ in range(16):
-            file.write(block)
-            os.fdatasync(file.fileno())
-        passed = time.monotonic() - began
-    (directory / "disk").unlink()
-    return 16 * len(block) / passed / 1e6
-
-
 def measure(
     seconds: float, directory: str | None, sizes: Sequence[int], profile: str | None
 ) -> None:
     with tempfile.TemporaryDirectory(dir=directory) as path:
-        say(f"this disk, one process, 8 MB at a time: {disk_rate(Path(path)):.0f} MB/s flushed")
+        rate = warm(Path(path), WARM_MB)
+        say(f"this disk, one process, 8 MB at a time: {rate:.0f} MB/s flushed")
         flags = ["--profile", profile] if profile else []
         processes = start_nodes(__file__, path, free_ports(3), *flags)
         try:

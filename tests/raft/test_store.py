@@ -6,6 +6,7 @@ import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rocksdict import Options, Rdict, WriteBatch
@@ -17,6 +18,7 @@ from raft.records import KEY, entry_value
 from raft.store import (
     DamagedLog,
     LogStore,
+    StoreBusy,
     StoreError,
     StoreFailed,
     StoreFull,
@@ -203,6 +205,68 @@ def test_flushed_writes_survive_a_crash_and_a_torn_tail_is_cut(tmp_path: Path) -
     store = open_store(image)
     assert store.reader(G).last_index() == 100
     assert all_entries(store) == entries(1, 100, size=1000)
+    store.close()
+
+
+def test_a_crash_in_a_large_write_leaves_a_prefix_of_its_entries(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a")
+    append(store, G, entries(1, 3))
+    batch = Batch()
+    batch.put_entries(G, entries(4, 40, size=20_000))
+    batch.put_hard_state(G, HardState(Term(1), NodeId(5), Index(3)))
+    store.write(batch)
+    image = crash_image(tmp_path / "a", tmp_path / "b")
+    store.close()
+    with newest_wal(image).open("r+b") as wal:
+        wal.truncate(wal.seek(0, 2) - 300_000)
+    store = open_store(image)
+    last = store.reader(G).last_index()
+    assert 10 < last < 40
+    assert all_entries(store) == [*entries(1, 3), *entries(4, last, size=20_000)]
+    assert store.hard_state(G).vote == NodeId(5)
+    store.close()
+
+
+def test_a_crash_never_leaves_less_than_a_conflicting_append_replaces(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a")
+    append(store, G, entries(1, 30))
+    append(store, G, entries(21, 30, term=2, size=20_000))
+    image = crash_image(tmp_path / "a", tmp_path / "b")
+    store.close()
+    with newest_wal(image).open("r+b") as wal:
+        wal.truncate(wal.seek(0, 2) - 30_000)
+    store = open_store(image)
+    assert all_entries(store) == entries(1, 30)
+    store.close()
+
+
+def test_what_a_refused_write_has_begun_does_not_outlive_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 3))
+    batch = Batch()
+    batch.put_entries(G, entries(4, 9, size=40_000))
+    written = store._write
+    calls = []
+
+    def refuse_the_fourth(*write: Any) -> None:
+        calls.append(write)
+        if len(calls) == 4:
+            raise StoreBusy("not now")
+        written(*write)
+
+    monkeypatch.setattr(store, "_write", refuse_the_fourth)
+    with pytest.raises(StoreBusy):
+        store.write(batch)
+    assert store.reader(G).last_index() == 3
+    batch.put_entries(G, entries(5, 5, term=2))  # another leader: 6 to 9 were never there
+    store.write(batch)
+    expected = [*entries(1, 3), *entries(4, 4, size=40_000), *entries(5, 5, term=2)]
+    assert all_entries(store) == expected
+    store.close()
+    store = open_store(tmp_path)
+    assert all_entries(store) == expected
     store.close()
 
 
