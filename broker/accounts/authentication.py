@@ -1,4 +1,4 @@
-"""Who a CONNECT is from: token, user and password, signed nonce, the no-auth user, or ourselves.
+"""Who a CONNECT is from: token, user and password, signed nonce, or the no-auth user.
 
 Owns: the comparison of credentials with the configuration.
 May not touch: sockets, timers; bcrypt is slow, so the caller runs `check` where it may wait.
@@ -10,7 +10,7 @@ import hmac
 import logging
 import time
 
-from broker.accounts import insider, tokens
+from broker.accounts import tokens
 from broker.accounts.identity import Credentials, Identity
 from broker.config.options import Authorization, User
 from broker.credentials import nkeys
@@ -64,9 +64,6 @@ class Authenticator:
     def identify(self, given: Credentials) -> Identity | None:
         """None = Authorization Violation."""
         auth = self._auth
-        ours = insider.identify(given)
-        if ours is not None:
-            return ours
         if not auth.required:
             return Identity()
         if auth.tokens is not None:

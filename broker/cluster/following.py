@@ -16,7 +16,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from broker.accounts import insider
 from broker.cluster.origin import (
     SETUP_FAILED,
     Origin,
@@ -31,6 +30,7 @@ from broker.jetstream.errors import ErrCode, ErrorBody, JetStreamError
 from broker.jetstream.info import SourceInfo
 from broker.jetstream.sourcing import SourceMapping
 from broker.jetstream.stream_config import StreamSource
+from broker.server import inside
 from broker.store.block import BlockBuilder
 from broker.wire import headers as wire_headers
 from raft import NotLeader, RaftError
@@ -143,7 +143,7 @@ class Follower:
 
     async def _follow(self) -> None:
         source = self.source
-        origin = self._origin = await Origin.connect(self._address())
+        origin = self._origin = await self._connect()
         try:
             self._known = self.position()
             if source.consumer is not None:
@@ -214,26 +214,21 @@ class Follower:
 
     # -- where the origin is --------------------------------------------------------------------
 
-    def _address(self) -> OriginAddress:
-        source = self.source
-        if source.external is None or not source.external.api:
-            return self._loopback()
-        tokens = source.external.api.split(".")
-        name = tokens[1] if len(tokens) == 3 and tokens[0] == "$JS" else source.external.api
+    async def _connect(self) -> Origin:
+        external = self.source.external
+        if external is not None and external.api:
+            return await Origin.connect(self._address(external.api))
+        account = self.replica.account.name
+        return await Origin.over(await inside.connect(self.node.server, account))
+
+    def _address(self, api: str) -> OriginAddress:
+        tokens = api.split(".")
+        name = tokens[1] if len(tokens) == 3 and tokens[0] == "$JS" else api
         remote = self.node.options.remotes.get(name)
         if remote is None:
             raise NoSuchRemote(f'no remote "{name}" is configured (jetstream {{ remotes }})')
         api = f"$JS.{remote.domain}.API" if remote.domain else "$JS.API"
         return OriginAddress(remote.urls, remote.user, remote.password, remote.token, api)
-
-    def _loopback(self) -> OriginAddress:
-        """A stream of our own cluster and account: read it through our own client port."""
-        host = self.node.client_address(self.node.node)
-        scheme = "tls" if self.node.server.options.tls is not None else "nats"
-        us = insider.credentials(self.replica.account.name)
-        return OriginAddress(
-            (f"{scheme}://{host}",), us.user, us.password, trust_any_certificate=True
-        )
 
 
 def without_headers(headers: bytes, dropped: tuple[bytes, ...]) -> bytes:

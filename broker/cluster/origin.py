@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
@@ -55,7 +56,6 @@ class OriginAddress:
     password: str = ""
     token: str = ""
     api: str = "$JS.API"
-    trust_any_certificate: bool = False  # our own loopback
 
 
 @dataclass(slots=True)
@@ -119,6 +119,18 @@ class _Head:
 _Message = tuple[_Head, bytes, bytes]  # with headers and payload
 
 
+def _credentials(address: OriginAddress, url: SplitResult) -> dict[str, str]:
+    """What CONNECT says of us. What is configured goes before what is in the URL."""
+    user, password = unquote(url.username or ""), unquote(url.password or "")
+    if address.token:
+        return {"auth_token": address.token}
+    if address.user:
+        return {"user": address.user, "pass": address.password}
+    if user and password:
+        return {"user": user, "pass": password}
+    return {"auth_token": user} if user else {}  # one word before the host is a token
+
+
 def _numbers(head: _Head) -> tuple[int, int, int, int]:
     """Stream and consumer sequence, time, and how many are pending: a reply ends in them. A newer
     form has two tokens more in front of them, and may have others behind."""
@@ -165,38 +177,42 @@ class Origin:
         reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
         origin = cls(reader, writer, address.api)
         try:
-            line = await origin._line()
-            if not line.startswith(b"INFO "):
-                raise OriginLost("this is no NATS server")
-            info = msgspec.json.decode(line[5:], type=dict[str, Any])
+            info = await origin._info()
             if info.get("tls_required") or parts.scheme == "tls":
-                context = ssl.create_default_context()
-                if address.trust_any_certificate:
-                    context.check_hostname = False
-                    context.verify_mode = ssl.CERT_NONE
-                await writer.start_tls(context, server_hostname=host)
-            await origin._greet(
-                address, unquote(parts.username or ""), unquote(parts.password or "")
-            )
+                await writer.start_tls(ssl.create_default_context(), server_hostname=host)
+            await origin._greet(_credentials(address, parts))
         except BaseException:
             writer.close()
             raise
         return origin
 
-    async def _greet(self, address: OriginAddress, user: str, password: str) -> None:
+    @classmethod
+    async def over(cls, sock: socket.socket) -> Origin:
+        """Through a Unix socket that is connected, to a server that knows who we are."""
+        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=READ_LIMIT)
+        origin = cls(reader, writer, "$JS.API")
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN_S):
+                await origin._info()
+                await origin._greet({})
+        except BaseException:
+            writer.close()
+            raise
+        return origin
+
+    async def _info(self) -> dict[str, Any]:
+        line = await self._line()
+        if not line.startswith(b"INFO "):
+            raise OriginLost("this is no NATS server")
+        return msgspec.json.decode(line[5:], type=dict[str, Any])
+
+    async def _greet(self, credentials: dict[str, str]) -> None:
         options: dict[str, Any] = {
             "verbose": False, "pedantic": False, "headers": True, "no_responders": True,
             "protocol": 0, "lang": "jetraft", "version": "0.1", "name": "mirror",
         }  # fmt: skip
-        if address.token:
-            options["auth_token"] = address.token
-        elif address.user:
-            options |= {"user": address.user, "pass": address.password}
-        elif user and password:
-            options |= {"user": user, "pass": password}
-        elif user:  # a URL with one word before the host gives a token
-            options["auth_token"] = user
-        self.writer.write(b"CONNECT " + msgspec.json.encode(options) + b"\r\nPING\r\n")
+        told = msgspec.json.encode(options | credentials)
+        self.writer.write(b"CONNECT " + told + b"\r\nPING\r\n")
         while (line := await self._line()) != b"PONG":
             self._other(line)
 

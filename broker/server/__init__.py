@@ -5,6 +5,7 @@ Begin with `run` (the process), `server` (what it holds), `connection` (one clie
 
 - the socket of a client: listener endpoint tls connect liveness outbound client_sink closing
 - clients that come by HTTP: websocket websocket_door; what listeners differ in: entrance
+- the server as a client of itself: inside
 - what is said of the server: info identity times log record lag files about user_info
 - accounts: imports reserved inbox
 - a running server changes: reload

@@ -41,6 +41,7 @@ from broker.system.account import SystemAccount
 
 if TYPE_CHECKING:
     from broker.http.monitor import Monitor
+    from broker.server.inside import Insider
     from broker.server.websocket_door import WebSocketDoor
 
 DEFAULT_AUTH_SECONDS = 2.0
@@ -84,6 +85,7 @@ class Server:
         join_accounts(self)
         self.tracing = Tracing(self)
         self.connections: dict[int, Connection] = {}
+        self.insiders: set[Insider] = set()  # connections of our own, that count as none
         self.history: deque[ConnectionRecord] = deque(maxlen=options.limits.max_closed_clients)
         self.counters = Counters()
         self.authenticator = Authenticator(options.authorization)
@@ -397,7 +399,7 @@ class Server:
         await _in_time(services.all_answered, ANSWERED_WITHIN_S)
 
     def _close_clients(self) -> None:
-        for connection in list(self.connections.values()):
+        for connection in [*self.connections.values(), *self.insiders]:
             connection.close(Reason.SERVER_SHUTDOWN)
 
     def _close_listener(self) -> None:

@@ -1,0 +1,86 @@
+"""Mirrors and sources of the same server, whatever it asks of those who connect from outside.
+
+Every test runs against our server and against the reference server, with the same file."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.js.api import StreamConfig, StreamSource
+
+from broker.local import LocalCluster, Node, our_command
+from tests.e2e.support import eventually, nats_server, run
+
+CERTS = Path(__file__).parents[1] / "server" / "certs"
+COUNT = 20
+TLS = f"""
+  cert_file: "{CERTS / "server-cert.pem"}"
+  key_file: "{CERTS / "server-key.pem"}"
+  ca_file: "{CERTS / "ca.pem"}"
+"""
+DOORS = {
+    "tls": f"tls {{ {TLS} }}",
+    "certificates": f"tls {{ {TLS} verify: true }}",
+    "handshake first": f"tls {{ {TLS} verify: true, handshake_first: true }}",
+    "one connection": "max_connections: 1",
+    "another address": 'client_advertise: "127.0.0.1:1"',
+    "account of one connection": """accounts { A {
+        users: [{ user: a, password: a }], jetstream: enabled, limits { max_connections: 1 }
+    } }""",
+    "users": "authorization { timeout: 0.5, users: [{ user: a, password: a }] }",
+}
+
+
+async def connect(node: Node, door: str) -> Any:
+    """The one client there is, with all that its door asks for."""
+    if "tls" not in DOORS[door]:
+        who = {"user": "a", "password": "a"} if "user: a" in DOORS[door] else {}
+        return await nats.connect(node.url, allow_reconnect=False, **who)
+    context = ssl.create_default_context(cafile=str(CERTS / "ca.pem"))
+    context.load_cert_chain(CERTS / "client-cert.pem", CERTS / "client-key.pem")
+    return await nats.connect(
+        f"tls://localhost:{node.client_port}",
+        tls=context,
+        tls_handshake_first=door == "handshake first",
+        allow_reconnect=False,
+    )
+
+
+async def follow(client: Any) -> None:
+    """A mirror and a sourcing stream come to have what their origin has."""
+    streams = client.jetstream()
+    await streams.add_stream(StreamConfig(name="ORDERS", subjects=["orders.*"]))
+    for i in range(COUNT):
+        await streams.publish(f"orders.{i}", b"order %d" % i)
+    origin = StreamSource(name="ORDERS")
+    await streams.add_stream(StreamConfig(name="COPY", mirror=origin))
+    await streams.add_stream(StreamConfig(name="ALL", sources=[origin]))
+    for name in ("COPY", "ALL"):
+
+        async def caught_up(name: str = name) -> bool:
+            return bool((await streams.stream_info(name)).state.messages == COUNT)
+
+        await eventually(caught_up, f"{name} has all {COUNT} messages")
+
+
+@pytest.mark.parametrize("command", [our_command, nats_server], ids=["ours", "nats-server"])
+@pytest.mark.parametrize("door", list(DOORS))
+def test_a_server_follows_its_own_streams_behind_any_door(
+    tmp_path: Path, door: str, command: Any
+) -> None:
+    with LocalCluster(tmp_path, size=1, command=command(), more=DOORS[door]) as cluster:
+        (node,) = cluster.nodes
+
+        async def work() -> None:
+            client = await connect(node, door)
+            await follow(client)
+            assert node.http("/connz")["num_connections"] == 1
+            numbers = node.http("/varz")
+            assert (numbers["connections"], numbers["total_connections"]) == (1, 1)
+            await client.close()
+
+        run(work)
