@@ -22,6 +22,9 @@ RATE = "msgs/s"
 CPU = "CPU s/million"
 WINDOW = 16_384
 FILL_SUBJECT = "BENCH.a"
+IDLE_S = 0.5
+IDLE_CPU_S = 0.03  # of one server in that time: timers only
+SETTLED_WITHIN_S = 60.0
 
 
 def connect(cluster: LocalCluster) -> closing[LoadClient]:
@@ -34,6 +37,18 @@ def measured(cluster: LocalCluster, work: Callable[[], Load]) -> Figures:
     load = work()
     used = sum(cpu_seconds(node.pid) for node in cluster.nodes) - before
     return {RATE: load.per_second, CPU: used / load.messages * 1e6}
+
+
+def settle(cluster: LocalCluster) -> None:
+    """Until no server works any more: what follows from earlier work is not of the next."""
+    deadline = time.monotonic() + SETTLED_WITHIN_S
+    used = -1.0
+    while time.monotonic() < deadline:
+        before, used = used, sum(cpu_seconds(node.pid) for node in cluster.nodes)
+        if used - before <= IDLE_CPU_S * len(cluster.nodes):
+            return
+        time.sleep(IDLE_S)
+    raise TimeoutError(f"the servers were still busy after {SETTLED_WITHIN_S} s")
 
 
 def create_stream(

@@ -22,6 +22,7 @@ from broker.bench.scenarios import (
     create_consumer,
     create_stream,
     measured,
+    settle,
 )
 from broker.local import LocalCluster, Node
 
@@ -228,12 +229,14 @@ def _probe(
 ) -> None:
     """CPU per million of publishing messages, and of pulling just these with acks."""
     count = PROBE_MESSAGES
+    settle(cluster)
     published = measured(
         cluster,
         lambda: client.publish_acked(FILL_SUBJECT, size=SMALL_BYTES, count=count, window=WINDOW),
     )
     start = {"deliver_policy": "by_start_sequence", "opt_start_seq": stored + 1}
     create_consumer(client, "PROBE", ack_policy="explicit", max_ack_pending=20_000, **start)
+    settle(cluster)
     pulled = measured(
         cluster, lambda: client.pull_acked("BENCH", "PROBE", count=count // 2, batch=500)
     )
