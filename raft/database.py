@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rocksdict import (
-    BlockBasedOptions,
-    ChecksumType,
-    DBCompressionType,
-    DBRecoveryMode,
-    Options,
-    Rdict,
-)
+from rocksdict import DBCompressionType, DBRecoveryMode, Options, Rdict
 
 from raft.garbage import keep_values_apart
 from raft.records import FORMAT, StoreError, WrongDirectory
@@ -91,23 +84,19 @@ def _database_options(tuning: StoreTuning) -> Options:
 
 
 def _column_options(tuning: StoreTuning) -> dict[str, Options]:
-    """No compression: blocks are read by scans. Logs are cut before they are compacted: their
-    values need no files of their own, whose checksums cost more than those of tables."""
-    log = _column(tuning.log_buffer_bytes, tuning)
-    tables = BlockBasedOptions()
-    tables.set_checksum_type(ChecksumType.xxh3())
-    log.set_block_based_table_factory(tables)
-    state = _column(tuning.state_buffer_bytes, tuning)
-    keep_values_apart(state)
-    return {"raft": log, "state": state}
-
-
-def _column(buffer_bytes: int, tuning: StoreTuning) -> Options:
-    options = Options(raw_mode=True)
-    options.set_write_buffer_size(buffer_bytes)
-    options.set_max_write_buffer_number(tuning.buffers_max)
-    options.set_compression_type(DBCompressionType.none())
-    return options
+    """No compression: blocks are read by scans."""
+    columns: dict[str, Options] = {}
+    for name, buffer_bytes in (
+        ("raft", tuning.log_buffer_bytes),
+        ("state", tuning.state_buffer_bytes),
+    ):
+        options = Options(raw_mode=True)
+        options.set_write_buffer_size(buffer_bytes)
+        options.set_max_write_buffer_number(tuning.buffers_max)
+        options.set_compression_type(DBCompressionType.none())
+        keep_values_apart(options)
+        columns[name] = options
+    return columns
 
 
 def _claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> Identity:
