@@ -38,6 +38,7 @@ from broker.jetstream.responses import (
 )
 from broker.jetstream.stream_config import StreamConfigRequest
 from broker.jetstream.versioning import REQUIRED_LEVEL_HEADER, check_required_level
+from broker.store.block import BlockDamaged
 from broker.subjects import Origin, SinkKind, Subscription
 from broker.wire import PubRun
 from broker.wire import headers as wire_headers
@@ -130,14 +131,17 @@ class ApiService:
         return taken
 
     def deliver_gets(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
-    ) -> list[int]:
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None, *,
+        deadline: float,
+    ) -> tuple[int, list[int]]:  # fmt: skip
         account = self.node.server.account(sub.account.name)
 
         def otherwise(row: int) -> bool:
             return self._take(sub, *run.message(row), origin=origin)
 
-        return answer_gets(self.node, account, run, start, stop, otherwise=otherwise)
+        return answer_gets(
+            self.node, account, run, start, stop, deadline=deadline, otherwise=otherwise
+        )
 
     def deliver_acks(
         self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]
@@ -181,6 +185,8 @@ class ApiService:
             return self._pull(call)
         if request.kind is ApiKind.DIRECT_GET:
             return self._direct(call)
+        if request.kind is ApiKind.STREAM_MSG_GET and self._get_here(call):
+            return True
         self._spawn(self._answer(call))
         return True
 
@@ -291,6 +297,29 @@ class ApiService:
         except (TimeoutError, CallFailed):
             nobody = JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False)
             failed, body = True, encode_error(kind, nobody)
+        self._tell(call, body, failed=failed)
+
+    def _get_here(self, call: ApiCall) -> bool:
+        """A get that the leader of the stream can answer at once, which is here. Its client waits
+        for its turn with many of them; tasks would all be done in one round of the loop."""
+        assignment = self.node.meta.get(call.account.name, call.request.stream)
+        replica = self.node.replicas.get(assignment.group) if assignment is not None else None
+        if replica is None or replica.leading is None or not replica.reads_are_current:
+            return False
+        kind = call.request.kind
+        try:
+            check_required_level(_required_level(call.headers))
+            body = self.leader_api.get_message(replica, call.payload)
+        except JetStreamError as refused:
+            self._tell(call, encode_error(kind, refused), failed=True)
+        except BlockDamaged:
+            return False  # a task meets it again and is logged; this connection stays
+        else:
+            self._tell(call, body, failed=False)
+        return True
+
+    def _tell(self, call: ApiCall, body: bytes, *, failed: bool) -> None:
+        kind = call.request.kind
         if call.reply:
             self.node.server.router.publish(call.account, call.reply, b"", b"", body)
         if kind is not ApiKind.STREAM_MSG_GET or failed:  # a read that succeeds is no API use

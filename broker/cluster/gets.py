@@ -7,6 +7,7 @@ Spec: JetStream sheet 1.6 (DIRECT.GET.<stream>.<subject>)."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
 
 from broker.cluster.direct import last_of_subject
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from broker.server.client_sink import ClientSink
 
 DIRECT_GET: Final = b"$JS.API.DIRECT.GET."
+LOOK_BYTES: Final = 64 * 1024  # answered between two looks at the clock
 
 
 class _Answers:
@@ -65,27 +67,40 @@ def answer_gets(
     start: int,
     stop: int,
     *,
+    deadline: float,
     otherwise: Callable[[int], bool],
-) -> list[int]:
+) -> tuple[int, list[int]]:
     """Answer the rows that ask for the last message of one subject of a stream led here; pass
-    the others to `otherwise`. Returns the rows that nobody serves."""
+    the others to `otherwise`. Returns the row it came to when the clock showed `deadline`, and
+    the rows that nobody serves."""
     answers = _Answers(node, account)
     missing: list[int] = []
     current: bytes | None = None
     stream: Stream | None = None
+    unseen = 0  # bytes answered since the last look at the clock
     for row in range(start, stop):
+        if unseen > LOOK_BYTES:
+            if perf_counter() > deadline:
+                stop = row
+                break
+            unseen = 0
         subject, reply, headers, payload = run.message(row)
         name, _, key = subject[len(DIRECT_GET) :].partition(b".")
-        if name != current:
+        if not subject.startswith(DIRECT_GET):
+            stream = current = None
+        elif name != current:
             current, stream = name, _led_here(node, account.name, name)
         if stream is None or headers or payload or not (reply and key) or has_wildcard(key):
             answers.send()
             if not otherwise(row):
                 missing.append(row)
+            unseen += LOOK_BYTES + 1
             continue
-        answers.add(reply, *last_of_subject(stream, key))
+        found, data = last_of_subject(stream, key)
+        answers.add(reply, found, data)
+        unseen += len(data)
     answers.send()
-    return missing
+    return stop, missing
 
 
 def _led_here(node: JetStreamNode, account: str, name: bytes) -> Stream | None:

@@ -183,6 +183,13 @@ class LeaderApi:
         )
         return encode_response(ApiKind.STREAM_INFO, paged, info)
 
+    def get_message(self, replica: Replica, payload: bytes) -> bytes:
+        """MSG.GET of a stream whose reads are current. Raises the JetStreamError to answer."""
+        strict = self.node.options.strict
+        body = decode_request(ApiKind.STREAM_MSG_GET, payload, strict=strict)
+        assert isinstance(body, MsgGetRequest)
+        return self._get_message(replica, body)
+
     def _get_message(self, replica: Replica, body: MsgGetRequest) -> bytes:
         message = direct.find_message(replica.stream.store, body)
         if message is None:

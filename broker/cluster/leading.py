@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from broker.cluster.errands import AckErrand, Errand
@@ -25,6 +26,7 @@ from broker.jetstream.effects import Advisory, Confirm, Deliver, Effect, Propose
 from broker.jetstream.flush import flush
 from broker.jetstream.hooks import StreamConsumer
 from broker.jetstream.pull import CONSUMER_DELETED, LEADERSHIP_CHANGE
+from broker.server.turns import TURN_S
 
 if TYPE_CHECKING:
     from broker.cluster.replica import Replica
@@ -264,25 +266,39 @@ class Leading:
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        """One turn: pump every engine that has something to do, then propose what must last."""
-        self._scheduled = False
+        """One turn: pump the engines that have something to do, then propose what must last."""
         if self.closed:
             return
         now = self.replica.node.now_ns()
-        dirty, self._dirty = self._dirty, {}
-        for engine in dirty:
-            self._carry_out(engine, engine.pump(now))
-            if engine.more_work:
-                self._wake(engine)
-        proposal = flush(dirty, now)
+        pumped = self._pump(now)
+        self._scheduled = bool(self._dirty)
+        if self._scheduled:
+            self.replica.node.server.turns.wait(self._run)
+        proposal = flush(pumped, now)
         if proposal is not None:
             self.replica.propose_all(proposal.commands, proposal.confirms)
-        for engine in dirty:
+        for engine in pumped:
             at = engine.next_deadline()
             if at is not None and at < self._armed.get(engine, NEVER):
                 self._armed[engine] = at
                 heappush(self._timers, (at, next(self._serial), engine))
         self._arm()
+
+    def _pump(self, now: int) -> list[Delivery]:
+        """Those that the turn had time for; the others are the first of the next one."""
+        deadline = perf_counter() + TURN_S
+        dirty, self._dirty = self._dirty, {}
+        pumped: list[Delivery] = []
+        for engine in dirty:
+            self._carry_out(engine, engine.pump(now))
+            pumped.append(engine)
+            if engine.more_work:
+                self._dirty[engine] = None
+            if perf_counter() > deadline:
+                rest = dict.fromkeys(islice(dirty, len(pumped), None))
+                self._dirty = rest | self._dirty
+                break
+        return pumped
 
     def _carry_out(self, engine: Delivery, effects: Iterable[Effect]) -> None:
         advised: list[Advisory] = []

@@ -4,6 +4,7 @@ Begin with `run` (the process), `server` (what it holds), `connection` (one clie
 (from a publish to its takers). Around them:
 
 - the socket of a client: listener endpoint tls connect liveness outbound client_sink closing
+- whose work goes on when: turns
 - clients that come by HTTP: websocket websocket_door; what listeners differ in: entrance
 - the server as a client of itself: inside
 - what is said of the server: info identity times log record lag files about user_info

@@ -23,7 +23,7 @@ from broker.server.identity import nonce
 from broker.server.log import TRACE, logger
 from broker.server.record import ConnectionRecord, record
 from broker.server.reserved import refusals
-from broker.server.router import TURN_S
+from broker.server.turns import TURN_S
 from broker.subjects import Subscription, valid_subject
 from broker.wire import ClientParser, Op, ProtocolViolation, PubRun
 
@@ -149,6 +149,8 @@ class Connection(Endpoint):
             if self._held is not None:
                 self._held.extend(events[position + 1 :])
                 return
+        if events and time.perf_counter() > deadline:
+            self._end_turn([])  # else the next chunk of a full socket is read at once
 
     # -- turns ------------------------------------------------------------------------------
 
@@ -156,7 +158,7 @@ class Connection(Endpoint):
         """Others first. What waits is carried out in order before anything else is read."""
         self._held = held
         self.pause_reading()
-        self._loop.call_soon(self._next_turn)
+        self.server.turns.wait(self._next_turn)
 
     def _next_turn(self) -> None:
         held, self._held = self._held or [], None

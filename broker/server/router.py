@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from broker.accounts import Account
+from broker.server.turns import TURN_S
 from broker.subjects import BulkService, Match, Origin, Sink, SinkKind, Subscription
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 ACK_PREFIX = b"$JS.ACK."
 GET_PREFIX = b"$JS.API.DIRECT.GET."
-TURN_S = 0.005  # after it a client's publishes wait until others had their turn
+READ_PREFIXES = (GET_PREFIX, b"$JS.API.STREAM.MSG.GET.")  # one may take milliseconds
 LOOK_EVERY = 256  # deliveries between two looks at the clock
 PIECE_MAX = 4096  # rows times takers delivered in one piece
 InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
@@ -122,32 +123,35 @@ class Router:
         reached = last
         work = 0
         for subject, start, stop in run.segments(first, last):
-            if work > LOOK_EVERY:
-                if taker is not None and taker.sink.kind is SinkKind.SERVICE:
-                    self._to_one(origin, taker, run, begun, start)
-                    taker = None
+            found = self._reserved(origin, subject) if subject[:1] == b"$" else match(subject)
+            joinable = found.quick or found is gets
+            late = work > LOOK_EVERY
+            if taker is not None and (
+                not (joinable and found.single is taker)  # else one delivery for all of them
+                or (late and taker.sink.kind is SinkKind.SERVICE)
+            ):
+                done = self._to_one(origin, taker, run, begun, start, deadline=deadline)
+                if done < start:
+                    return done
+                taker = None
+            if late:
                 if perf_counter() > deadline:
                     reached = start
                     break
                 work = 0
-            found = self._reserved(origin, subject) if subject[:1] == b"$" else match(subject)
-            joinable = found.quick or found is gets
             work += 2 if joinable else found.weight + 1
             if taker is not None:
-                if joinable and found.single is taker:
-                    continue  # one delivery for all of them
-                self._to_one(origin, taker, run, begun, start)
-                taker = None
+                continue
             sub = found.single
             if joinable and sub is not None and not sub.max_msgs and not origin.guarded:
                 taker, begun = sub, start
                 continue
-            reached = self._in_pieces(origin, run, found, start, stop=stop, deadline=deadline)
-            if reached < stop:
-                return reached
-            reached = last
+            work += LOOK_EVERY if subject.startswith(READ_PREFIXES) else 0
+            done = self._in_pieces(origin, run, found, start, stop=stop, deadline=deadline)
+            if done < stop:
+                return done
         if taker is not None:
-            self._to_one(origin, taker, run, begun, reached)
+            return self._to_one(origin, taker, run, begun, reached, deadline=deadline)
         return reached
 
     def _in_pieces(
@@ -157,6 +161,8 @@ class Router:
         """One segment. Many rows for many takers can end the turn between two pieces."""
         sub = found.single
         share = max(1, PIECE_MAX // (found.weight or 1))
+        if sub is None and run.segments(start, start + 1)[0][0].startswith(READ_PREFIXES):
+            share = 1  # read by the service, and somebody listens to the requests
         for row in range(start, stop, share):
             if row > start and perf_counter() > deadline:
                 return row
@@ -164,7 +170,9 @@ class Router:
             if origin.guarded and not origin.may_publish(run, run.message(row)[0], row, end):
                 continue
             if sub is not None and not sub.max_msgs:
-                self._to_one(origin, sub, run, row, end)
+                reached = self._to_one(origin, sub, run, row, end, deadline=deadline)
+                if reached < end:
+                    return reached
                 continue
             covered = self._fan_out(origin, found, run, row, end)
             if covered < end:
@@ -172,16 +180,22 @@ class Router:
         return stop
 
     def _to_one(
-        self, origin: Publisher, sub: Subscription, run: PubRun, start: int, stop: int
-    ) -> None:
-        if sub.sink.kind is SinkKind.SERVICE and run.message(start)[0].startswith(GET_PREFIX):
+        self, origin: Publisher, sub: Subscription, run: PubRun, start: int, stop: int, *,
+        deadline: float,
+    ) -> int:  # fmt: skip
+        """Returns the row it came to: less than `stop` when reads took the rest of the turn."""
+        if sub.sink.kind is SinkKind.SERVICE and run.message(start)[0].startswith(READ_PREFIXES):
             service = cast(BulkService, sub.sink)
-            for row in service.deliver_gets(sub, run, start, stop, origin):
+            reached, missing = service.deliver_gets(
+                sub, run, start, stop, origin, deadline=deadline
+            )
+            for row in missing:
                 self._not_taken(origin, run, row, row + 1)
-            return
+            return reached
         silent = sub.sink is origin and not origin.echo
         if silent or not sub.sink.deliver_run(sub, run, start, stop, origin):
             self._not_taken(origin, run, start, stop)
+        return stop
 
     def _not_taken(self, origin: Publisher, run: PubRun, start: int, stop: int) -> None:
         if origin.no_responders and run.any_reply(start, stop):

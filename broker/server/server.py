@@ -36,6 +36,7 @@ from broker.server.router import Router
 from broker.server.runtime import Document, JetStreamRuntime, StartFailed
 from broker.server.tls import load_context
 from broker.server.tracing import Tracing
+from broker.server.turns import Turns
 from broker.server.user_info import UserInfo
 from broker.system.account import SystemAccount
 
@@ -82,6 +83,7 @@ class Server:
         for name in (GLOBAL_ACCOUNT, options.system_account):
             self.account(name)
         self.router = Router()
+        self.turns = Turns()
         join_accounts(self)
         self.tracing = Tracing(self)
         self.connections: dict[int, Connection] = {}

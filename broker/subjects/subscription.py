@@ -62,9 +62,11 @@ class BulkService(Sink, Protocol):
     """A service that takes in bulk what clients send most."""
 
     def deliver_gets(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
-    ) -> list[int]:
-        """Requests for single keys, of any subjects; returns the rows that nobody serves."""
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None, *,
+        deadline: float,
+    ) -> tuple[int, list[int]]:  # fmt: skip
+        """Requests for stored messages, of any subjects, until the clock shows `deadline`, but
+        one at least. Returns the row it came to, and the rows before it that nobody serves."""
 
     def deliver_acks(
         self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]

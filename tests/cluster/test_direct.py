@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -99,7 +100,10 @@ def asked(
         who.log.append(("passed on", row))
         return run.message(row)[0].startswith(b"$JS.API.DIRECT.GET.S")
 
-    missing = answer_gets(cast(Any, node), account, run, 0, len(run), otherwise=otherwise)
+    reached, missing = answer_gets(
+        cast(Any, node), account, run, 0, len(run), deadline=math.inf, otherwise=otherwise
+    )
+    assert reached == len(run)
     return who, passed, missing
 
 

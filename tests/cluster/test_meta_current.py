@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -92,13 +92,8 @@ def test_creates_and_restores_are_decided_by_a_table_that_is_current(
 
         request = parse_api_subject(subject, domain=b"")
         assert request is not None
-        nothing: Any = SimpleNamespace(audit=lambda *_: None, publish=lambda *_: None)
-        node = SimpleNamespace(
-            meta_calls=SimpleNamespace(current=current),
-            advising=nothing,
-            server=SimpleNamespace(router=nothing),
-        )
-        service = SimpleNamespace(node=node, _here=here, total=0, errors=0)
+        node = SimpleNamespace(meta_calls=SimpleNamespace(current=current))
+        service = SimpleNamespace(node=node, _here=here, _tell=lambda *_, **__: None)
         call = ApiCall(Account("$G"), request, subject, b"reply", b"", b"{}")
         await ApiService._answer(cast(ApiService, service), call)
         assert order == (["current", "decided"] if waits else ["decided"])

@@ -30,10 +30,12 @@ class Taker:
         return self.takes
 
     def deliver_gets(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
-    ) -> list[int]:
-        self.log.append((self.name, [run.message(row)[0] for row in range(start, stop)]))
-        return [row for row in range(start, stop) if run.message(row)[0].endswith(b".missing")]
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None, *,
+        deadline: float,
+    ) -> tuple[int, list[int]]:  # fmt: skip
+        asked = {row: run.message(row)[0] for row in range(start, stop)}
+        self.log.append((self.name, list(asked.values())))
+        return stop, [row for row, subject in asked.items() if subject.endswith(b".missing")]
 
     def deliver_run(
         self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
