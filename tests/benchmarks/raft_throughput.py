@@ -42,7 +42,7 @@ from raft.host import GroupBusy, Host, HostLimits
 from raft.types import GroupId, Index
 
 SIZES = (256, 4096, 65536)
-WARM_MB = 4000  # about what three nodes write in a run
+WARM_MB = 1500  # what three nodes write in a few seconds
 GROUP = GroupId(1)
 WAITING_MAX = 32 << 20
 PER_TURN_BYTES = 1 << 20  # proposed in one turn of the loop, then others have theirs
@@ -110,12 +110,12 @@ def measure(
     seconds: float, directory: str | None, sizes: Sequence[int], profile: str | None
 ) -> None:
     with tempfile.TemporaryDirectory(dir=directory) as path:
-        rate = warm(Path(path), WARM_MB)
-        say(f"this disk, one process, 8 MB at a time: {rate:.0f} MB/s flushed")
         flags = ["--profile", profile] if profile else []
         processes = start_nodes(__file__, path, free_ports(3), *flags)
         try:
             for size in sizes:
+                rate = warm(Path(path), WARM_MB)
+                say(f"this disk, one process, 8 MB at a time: {rate:.0f} MB/s flushed")
                 leader = processes[leader_of(processes)]
                 cpu = cpu_of(processes)
                 run = ask(leader, f"{size} {seconds}")
