@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -175,3 +177,12 @@ def test_a_large_package_has_a_guide_to_its_modules(package: str) -> None:
     named = set(re.findall(r"\w+", guide))
     missing = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
     assert not missing, f"broker/{package}/__init__.py says nothing of {sorted(missing)}"
+
+
+def test_every_dependency_has_a_version_that_was_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    names = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in wanted}
+    lock = (ROOT / "requirements.lock").read_text().lower().replace("_", "-")
+    missing = {name for name in names if f"\n{name}==" not in lock}
+    assert not missing, f"requirements.lock has no {sorted(missing)}"
