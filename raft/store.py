@@ -1,7 +1,7 @@
 """The logs of all groups of one node, in one RocksDB.
 
-Owns: the database, its identity, column family "raft", and the rule that one write and one
-flush of the write-ahead log cover every group's entries of a moment.
+Owns: the database, its identity, column family "raft", and the rule that one flush of
+the write-ahead log covers every group's entries of a moment.
 May not touch: column family "state" beyond opening and flushing it (broker.store writes it, with
 the write-ahead log off), the consensus rules, the event loop.
 Spec: DESIGN section 5. `write` holds the interpreter lock and stays on the loop; `flush` and
