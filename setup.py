@@ -10,11 +10,11 @@ CODECS = (
     "broker.wire._run",
     "broker.wire._encode",
     "broker.wire._parser",
-    "broker.store._block",
-    "broker.store._builder",
-    "broker.store._deliveries",
-    "broker.store._hashes",
-    "broker.store._index",
+    "broker.store.block._block",
+    "broker.store.block._builder",
+    "broker.store.block._deliveries",
+    "broker.store.index._hashes",
+    "broker.store.index._index",
 )
 
 setup(

@@ -4,10 +4,10 @@ Owns: the public names of the pure part; the shells are imported by module.
 May not touch: broker.
 Spec: DIVERGENCE.md says where it leaves the paper."""
 
-from raft.core import CoreConfig, RaftCore, Ready, Status
-from raft.log import LogReader, MemoryReader, RaftLog
-from raft.messages import Entry, EntryKind, Message, MessageKind
-from raft.ready import ReadState
+from raft.core.log import LogReader, MemoryReader, RaftLog
+from raft.core.messages import Entry, EntryKind, Message, MessageKind
+from raft.core.raft_core import CoreConfig, RaftCore, Ready, Status
+from raft.core.ready import ReadState
 from raft.types import (
     NO_NODE,
     ChangeRefused,

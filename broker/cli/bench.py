@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 import click
 
 from broker.cli.client import AT_LEAST_ONE, server_option
-from broker.cli.ending import end_by_signal
+from broker.cli.end_by_signal import end_by_signal
 
 
 @click.group()

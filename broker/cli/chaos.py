@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from broker.cli.ending import end_by_signal
+from broker.cli.end_by_signal import end_by_signal
 
 
 @click.group()

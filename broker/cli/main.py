@@ -40,9 +40,12 @@ COMMANDS = {
     "serve": ("broker.cli.servers", "Run one server (takes nats-server's flags and config file)."),
     "up": ("broker.cli.servers", "Start three nodes on this machine and say where they are."),
     "down": ("broker.cli.servers", "Stop the nodes that `up --detach` started."),
-    "stream": ("broker.cli.assets", "Create, list, look at, purge and delete streams."),
+    "stream": (
+        "broker.cli.jetstream",
+        "Create, list, look at, purge and delete streams.",
+    ),
     "consumer": (
-        "broker.cli.assets",
+        "broker.cli.jetstream",
         "Create, list, look at and delete consumers; fetch messages.",
     ),
     "pub": (

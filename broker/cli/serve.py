@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 def serve(argv: Sequence[str] | None = None) -> int:
     """Runs until the server ends; returns the exit code."""
-    from broker.server.run import main
+    from broker.main import main
 
     return main(sys.argv[1:] if argv is None else argv)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from broker.cli.client import server_option, with_connection
-from broker.cli.ending import end_by_signal
+from broker.cli.end_by_signal import end_by_signal
 from broker.local import LocalCluster, NodeFailed, is_taken
 
 STATE_FILE = "cluster.json"

@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.accounts import GLOBAL_ACCOUNT
-from broker.cluster import monitoring
-from broker.cluster.api import ApiService
-from broker.cluster.leader_api import LeaderApi
-from broker.cluster.mesh import Mesh
-from broker.cluster.mirroring import Followers
-from broker.cluster.no_jetstream import NoJetStream
+from broker.cluster.api.jetstream_api import ApiService
+from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.api.no_jetstream import NoJetStream
+from broker.cluster.api.scan_plan import PlanService
+from broker.cluster.api.stream_api import StreamApi
 from broker.cluster.node import JetStreamNode, Spawn
-from broker.cluster.planning import PlanService
-from broker.cluster.raftz import raftz
-from broker.cluster.stream_api import StreamApi
+from broker.cluster.observe import jsz as monitoring
+from broker.cluster.observe.raftz import raftz
+from broker.cluster.origins.mirroring import Followers
+from broker.cluster.peers.mesh import Mesh
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
-from broker.server.runtime import Document, Query, StartFailed
-from raft.store import StoreError
+from broker.server.services import Document, Query, StartFailed
+from raft.store.log_store import StoreError
 
 if TYPE_CHECKING:
-    from broker.server.connection import Connection
+    from broker.server.client.connection import Connection
     from broker.server.server import Server
 
 logger = logging.getLogger("jetraft.cluster")

@@ -19,34 +19,40 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from broker.cluster.advising import Advising
-from broker.cluster.alone import Alone
-from broker.cluster.errands import CHANNEL_ACKS, CHANNEL_ERRANDS, AckErrand, Errand, Errands
-from broker.cluster.flushing import Flushing
-from broker.cluster.formation import Candidate, Formation, Founding, next_session
-from broker.cluster.leaders import NO_LEADER_WITHIN_S, Leaders
-from broker.cluster.leading import Leading
-from broker.cluster.membership import Membership
-from broker.cluster.mesh import Mesh
-from broker.cluster.meta import META_GROUP, Assignment, Meta
-from broker.cluster.meta_calls import MetaCalls
-from broker.cluster.metagroup import MetaGroup, eventually
-from broker.cluster.outbox import Outbox
-from broker.cluster.publishing import Publishing
-from broker.cluster.replica import Replica
-from broker.cluster.rpc import CallFailed
-from broker.cluster.tenancy import Tenancy
-from broker.jetstream.pull import LEADERSHIP_CHANGE, status
+from broker.cluster.consumer_requests.forwarding import (
+    CHANNEL_ACKS,
+    CHANNEL_ERRANDS,
+    AckErrand,
+    Errand,
+    Errands,
+)
+from broker.cluster.limits.account_limits import Tenancy
+from broker.cluster.meta.assignments import META_GROUP, Assignment, Meta
+from broker.cluster.meta.founding import Candidate, Formation, Founding, next_session
+from broker.cluster.meta.meta_group import MetaGroup, eventually
+from broker.cluster.meta.meta_requests import MetaCalls
+from broker.cluster.observe.advisories import Advising
+from broker.cluster.peers.leader_table import NO_LEADER_WITHIN_S, Leaders
+from broker.cluster.peers.mesh import Mesh
+from broker.cluster.peers.no_peers import Alone
+from broker.cluster.peers.rpc import CallFailed
+from broker.cluster.publish.forwarding import Publishing
+from broker.cluster.publish.outbox import Outbox
+from broker.cluster.replica.leadership import Leading
+from broker.cluster.replica.membership import Membership
+from broker.cluster.replica.replica import Replica
+from broker.cluster.replica.state_flush import Flushing
+from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE, status
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
 from broker.subjects import Subscription
 from raft import GroupId, NodeId, Term, node_id
-from raft.host import Host
-from raft.store import LogStore, StoreTuning
-from raft.transport import Peer, Transport
+from raft.host.host import Host
+from raft.store.log_store import LogStore, StoreTuning
+from raft.transport.transport import Peer, Transport
 
 if TYPE_CHECKING:
-    from broker.cluster.following import Follower
+    from broker.cluster.origins.origin_reader import Follower
     from broker.config.options import JetStreamOptions
     from broker.server.server import Server
 

@@ -11,17 +11,17 @@ import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from broker.cluster.mesh import Mesh
+from broker.cluster.peers.mesh import Mesh
 from broker.config.options import Options
-from broker.server.runtime import Document, Query, StartFailed
-from broker.server.times import span, timestamp
+from broker.server.process.times import span, timestamp
+from broker.server.services import Document, Query, StartFailed
 from raft.types import node_id
 
 if TYPE_CHECKING:
     from broker.cluster.assembly import JetStream
-    from broker.server.connection import Connection
+    from broker.server.client.connection import Connection
     from broker.server.server import Server
-    from raft.transport import Peer
+    from raft.transport.transport import Peer
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -131,7 +131,7 @@ class Runtime:
     def on_connect_info(self) -> Document:
         info: Document = {}
         if self.options.jetstream is not None:
-            from broker.jetstream.versioning import API_LEVEL
+            from broker.jetstream.config.api_levels import API_LEVEL
 
             info |= {"jetstream": True, "api_lvl": API_LEVEL}
             if self.options.jetstream.domain:

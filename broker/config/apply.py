@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from broker.config import known, values
+from broker.config import known_keys as known
+from broker.config import values
 from broker.config.apply_accounts import apply_accounts
 from broker.config.apply_auth import apply_authorization
 from broker.config.apply_operator import apply_operator, apply_preload, apply_resolver

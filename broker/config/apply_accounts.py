@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from broker.config import known, values
+from broker.config import known_keys as known
+from broker.config import values
 from broker.config.apply_auth import permissions, read_users
 from broker.config.draft import Draft
 from broker.config.options import AccountOptions, AccountStore, Export, Import, User

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.config import known, values
+from broker.config import known_keys as known
+from broker.config import values
 from broker.config.options import Permissions, ResponseRules, SubjectRules, User
 from broker.config.parser import Item, Map
 from broker.config.report import Report

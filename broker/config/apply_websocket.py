@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from broker.config import known, values
+from broker.config import known_keys as known
+from broker.config import values
 from broker.config.options import Authorization, WebSocketOptions
 from broker.config.parser import Item, Map
 from broker.config.report import Report

@@ -24,7 +24,7 @@ from broker.scan.protocol import (
     ScanRefused,
     ScanRequest,
 )
-from broker.store.block_py import BlockDamaged
+from broker.store.block.block_py import BlockDamaged
 
 logger = logging.getLogger("jetraft.scan")
 

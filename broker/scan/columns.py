@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from isal.isal_zlib import crc32
 
-from broker.store.block_py import (
+from broker.store.block.block_py import (
     CRC_FROM,
     HAS_SEQS,
     HEADER,

@@ -20,30 +20,31 @@ import msgspec
 from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.accounts.authentication import Authenticator
 from broker.config.options import JETRAFT_VERSION, VERSION, Options
-from broker.http.documents import Documents
-from broker.server import files, listener
-from broker.server.about import About
-from broker.server.closing import Reason
-from broker.server.connection import Connection
-from broker.server.entrance import Entrance
-from broker.server.identity import server_id
-from broker.server.imports import join_accounts
-from broker.server.info import base_info
-from broker.server.lag import LoopLag
-from broker.server.log import logger
-from broker.server.record import ConnectionRecord
-from broker.server.router import Router
-from broker.server.runtime import Document, JetStreamRuntime, StartFailed
-from broker.server.tls import load_context
-from broker.server.tracing import Tracing
-from broker.server.turns import Turns
-from broker.server.user_info import UserInfo
-from broker.system.account import SystemAccount
+from broker.monitor.documents.documents import Documents
+from broker.monitor.system.server_summary import About
+from broker.monitor.system.system_account import SystemAccount
+from broker.monitor.system.user_info import UserInfo
+from broker.server.client import listener
+from broker.server.client.close_reason import Reason
+from broker.server.client.connection import Connection
+from broker.server.client.connection_record import ConnectionRecord
+from broker.server.client.info import base_info
+from broker.server.client.listener_profile import Entrance
+from broker.server.client.tls import load_context
+from broker.server.process import pid_files as files
+from broker.server.process.log import logger
+from broker.server.process.loop_lag import LoopLag
+from broker.server.process.server_id import server_id
+from broker.server.routing.fair_queue import Turns
+from broker.server.routing.imports import join_accounts
+from broker.server.routing.router import Router
+from broker.server.services import Document, JetStreamRuntime, StartFailed
+from broker.server.tracing.tracing import Tracing
 
 if TYPE_CHECKING:
-    from broker.http.monitor import Monitor
-    from broker.server.inside import Insider
-    from broker.server.websocket_door import WebSocketDoor
+    from broker.monitor.http_server import Monitor
+    from broker.server.client.internal_client import Insider
+    from broker.server.client.websocket_listener import WebSocketDoor
 
 DEFAULT_AUTH_SECONDS = 2.0
 PEER_WAIT_SECONDS = 0.5  # the ports file waits this long for a first peer, if routes are given
@@ -284,7 +285,7 @@ class Server:
         self.lag = LoopLag(self._loop)
         self.lag.start()
         if options.http is not None:
-            from broker.http.monitor import Monitor  # only where it is wanted
+            from broker.monitor.http_server import Monitor  # only where it is wanted
 
             self.monitor = Monitor(self, options.http)
             self.monitor.open()
@@ -302,7 +303,9 @@ class Server:
 
     def _bind_door(self) -> None:
         if self.options.websocket is not None:
-            from broker.server.websocket_door import WebSocketDoor  # only where it is wanted
+            from broker.server.client.websocket_listener import (
+                WebSocketDoor,  # only where it is wanted
+            )
 
             self.door = WebSocketDoor(self, self.options.websocket)
             self.door.bind()

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from broker.store import scan
-from broker.store.block import Block, BlockBuilder, Rows
+from broker.store.block.block import Block, BlockBuilder, Rows
 from broker.store.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
 from broker.store.files import BlockFiles, MemoryDb
-from broker.store.index import SubjectFilter, SubjectIndex, subjects_taken
+from broker.store.index.index import SubjectFilter, SubjectIndex, subjects_taken
 from broker.store.removal import Removal
 from broker.store.segments import BlockCache, Segments
 

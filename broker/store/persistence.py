@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 from pyroaring import BitMap64
 
-from broker.store.block import Block, BlockBuilder, BlockDamaged
+from broker.store.block.block import Block, BlockBuilder, BlockDamaged
 from broker.store.files import BLOCK, DELETES, SUMMARY, StateBatch, key
-from broker.store.index import SubjectFilter, subject_hashes
+from broker.store.index.index import SubjectFilter, subject_hashes
 from broker.store.messages import MessageStore
 from broker.store.scan import live_stretches
 from broker.store.segments import (

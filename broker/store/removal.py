@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from broker.store.index import SubjectEntry, SubjectFilter
+from broker.store.index.index import SubjectEntry, SubjectFilter
 from broker.store.scan import live_stretches, row_at, without_deleted
 from broker.store.segments import Segment, View
 

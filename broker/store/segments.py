@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 from pyroaring import BitMap64
 
-from broker.store.block import Block, BlockBuilder, BlockDamaged, Rows
+from broker.store.block.block import Block, BlockBuilder, BlockDamaged, Rows
 from broker.store.columns import Columns
 from broker.store.files import BLOCK, SUMMARY, BlockFiles
-from broker.store.index import SubjectFilter, among_hashes, subject_hashes
+from broker.store.index.index import SubjectFilter, among_hashes, subject_hashes
 
 SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192

@@ -15,8 +15,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raft.messages import Entry, EntryKind, Message, MessageKind
-from raft.quorum import majority
+from raft.core.messages import Entry, EntryKind, Message, MessageKind
+from raft.core.quorum import majority
 from raft.types import Index, Members, NodeId, Role, Term
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from chaos.sim.nemesis import Nemesis
 from chaos.sim.network import Network
 from chaos.sim.node import Node
 from chaos.sim.schedule import MS, Schedule, dice
-from raft.core import RaftCore
-from raft.messages import Message
+from raft.core.messages import Message
+from raft.core.raft_core import RaftCore
 from raft.types import Members, NodeId, NotLeader
 
 SETTLE_COMMITS = 3

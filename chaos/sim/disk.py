@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from raft.log import MemoryReader
-from raft.messages import Entry
+from raft.core.log import MemoryReader
+from raft.core.messages import Entry
 from raft.types import HardState, Index, Members, SnapshotMeta, Term
 
 

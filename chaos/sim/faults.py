@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from chaos.sim.schedule import MS, SECOND, dice
-from raft.ready import CoreConfig
+from raft.core.ready import CoreConfig
 
 
 @dataclass(frozen=True, slots=True)

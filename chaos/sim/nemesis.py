@@ -11,8 +11,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from chaos.sim.schedule import MS, SECOND
-from raft.core import RaftCore
-from raft.quorum import majority
+from raft.core.quorum import majority
+from raft.core.raft_core import RaftCore
 from raft.types import ChangeRefused, NotLeader, Role
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from chaos.sim.disk import EMPTY, Disk, Image, MachineState, Write
 from chaos.sim.schedule import MS
-from raft.core import RaftCore
-from raft.log import RaftLog
-from raft.messages import Entry, Message, MessageKind
-from raft.ready import Ready
+from raft.core.log import RaftLog
+from raft.core.messages import Entry, Message, MessageKind
+from raft.core.raft_core import RaftCore
+from raft.core.ready import Ready
 from raft.types import Index, Members, NodeId, NotLeader, Role, SnapshotMeta, Term
 
 if TYPE_CHECKING:

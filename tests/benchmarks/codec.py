@@ -10,7 +10,7 @@ from time import process_time
 from types import SimpleNamespace
 from typing import Any
 
-from broker.store import _block, _builder, _deliveries, block_py, builder_py, deliveries_py
+from broker.store.block import _block, _builder, _deliveries, block_py, builder_py, deliveries_py
 from broker.wire import _encode, _parser, _run, encode_py, parser_py, run_py
 
 CODECS = {

@@ -32,7 +32,7 @@ from raft_node import (
     start_nodes,
 )
 
-from raft.host import Host
+from raft.host.host import Host
 from raft.types import GroupId, Index, node_id
 
 FOUNDED_WITHIN_SECONDS = 180

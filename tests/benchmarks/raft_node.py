@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from raft.host import Host, HostLimits
-from raft.messages import Entry
-from raft.store import LogStore
-from raft.transport import Transport
+from raft.core.messages import Entry
+from raft.host.host import Host, HostLimits
+from raft.store.log_store import LogStore
+from raft.transport.transport import Transport
 from raft.types import Index, NodeId, SnapshotMeta, Term, node_id
 
 NAMES = ("a", "b", "c")

@@ -38,7 +38,7 @@ from raft_node import (
 )
 
 from broker.bench.warming import warm
-from raft.host import GroupBusy, Host, HostLimits
+from raft.host.host import GroupBusy, Host, HostLimits
 from raft.types import GroupId, Index
 
 SIZES = (256, 4096, 65536)

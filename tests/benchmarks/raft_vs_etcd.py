@@ -43,8 +43,8 @@ from raft_node import (
     start_nodes,
 )
 
-from raft.host import Host, HostLimits
-from raft.messages import Entry
+from raft.core.messages import Entry
+from raft.host.host import Host, HostLimits
 from raft.types import GroupId, Index
 
 GROUP = GroupId(1)

@@ -8,7 +8,7 @@ import pytest
 
 from broker.credentials.jwt import BadToken, decode, inside
 from broker.credentials.nkeys import Kind
-from tests.credentials.keys import Key, token
+from tests.support.keys import Key, token
 
 OPERATOR = Key(Kind.OPERATOR)
 ACCOUNT = Key(Kind.ACCOUNT)

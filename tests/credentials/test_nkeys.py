@@ -19,7 +19,7 @@ from broker.credentials.nkeys import (
     signature,
     verify,
 )
-from tests.credentials.keys import Key
+from tests.support.keys import Key
 
 LETTERS = {
     Kind.OPERATOR: "O",

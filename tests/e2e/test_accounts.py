@@ -16,7 +16,7 @@ import pytest
 from nats.js.api import ConsumerConfig, StreamConfig, StreamSource
 
 from broker.local import LocalCluster
-from tests.e2e.support import eventually, nats_server, run
+from tests.support.clusters import eventually, nats_server, run
 
 CONFIG = """
 accounts {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker.local import LocalCluster, Node, free_ports, our_command
-from tests.e2e.support import connect, eventually, run
+from tests.support.clusters import connect, eventually, run
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, nats_server, run
 from tests.e2e.test_sources import api, content, fill, holds
+from tests.support.clusters import connect, eventually, nats_server, run
 
 THROUGH = {"name": "D", "deliver_subject": "carried"}
 DURABLE = {

@@ -16,7 +16,7 @@ import pytest
 from nats.js.api import ConsumerConfig, StorageType, StreamConfig
 
 from broker.local import LocalCluster, Node
-from tests.e2e.support import connect, eventually, run
+from tests.support.clusters import connect, eventually, run
 
 FAILING_FLUSHES = r"""
 #define _GNU_SOURCE

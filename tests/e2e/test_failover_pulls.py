@@ -8,7 +8,7 @@ from pathlib import Path
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
 from broker.local import LocalCluster
-from tests.e2e.support import WITHIN_S, connect, leader_of, run
+from tests.support.clusters import WITHIN_S, connect, leader_of, run
 
 PULL = "$JS.API.CONSUMER.MSG.NEXT.FAIL.C"
 ACK_WAIT_S = 2.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, run
+from tests.support.clusters import connect, eventually, run
 
 SMALL, LARGE = "48m", "600m"
 BODY = 16_000

@@ -13,9 +13,9 @@ import pytest
 from nats.js.api import StreamConfig, StreamSource
 
 from broker.local import LocalCluster, Node, our_command
-from tests.e2e.support import eventually, nats_server, run
+from tests.support.clusters import eventually, nats_server, run
 
-CERTS = Path(__file__).parents[1] / "server" / "certs"
+CERTS = Path(__file__).parents[1] / "support" / "certs"
 COUNT = 20
 TLS = f"""
   cert_file: "{CERTS / "server-cert.pem"}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from nats.js.api import StreamConfig
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, run
+from tests.support.clusters import connect, run
 
 SUBJECTS = 100
 COUNT = 12_000

@@ -9,7 +9,7 @@ from nats.js.api import ConsumerConfig, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, restart_all, run
+from tests.support.clusters import connect, eventually, restart_all, run
 
 SECRET = b"a payload that is only ever in memory "
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, leader_of, run
+from tests.support.clusters import connect, eventually, leader_of, run
 
 SECOND = 1_000_000_000
 

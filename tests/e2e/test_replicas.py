@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import ConsumerConfig
 
 from broker.local import LocalCluster, Node
-from tests.e2e.support import connect, eventually, leader_of, run
+from tests.support.clusters import connect, eventually, leader_of, run
 
 
 @pytest.fixture(scope="module")

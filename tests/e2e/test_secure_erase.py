@@ -9,7 +9,7 @@ import pytest
 from nats.js.api import StreamConfig
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, restart_all, run
+from tests.support.clusters import connect, eventually, restart_all, run
 
 
 def holders(place: Path, text: bytes) -> list[str]:

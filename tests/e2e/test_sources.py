@@ -10,7 +10,7 @@ from typing import Any
 from nats.js.api import ExternalStream, StreamConfig, StreamSource
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, leader_of, nats_server, run
+from tests.support.clusters import connect, eventually, leader_of, nats_server, run
 
 FAR = ExternalStream(api="$JS.far.API", deliver="")
 

@@ -10,7 +10,7 @@ from typing import Any
 from nats.js.api import StreamConfig
 
 from broker.local import LocalCluster
-from tests.e2e.support import WITHIN_S, connect, eventually, leader_of, run
+from tests.support.clusters import WITHIN_S, connect, eventually, leader_of, run
 
 STREAM, KEY = "STALE", "stale.key"
 

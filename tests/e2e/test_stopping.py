@@ -12,7 +12,7 @@ import pytest
 from nats.js.api import StreamConfig
 
 from broker.local import LocalCluster, Node
-from tests.e2e.support import connect, eventually, leader_of, run
+from tests.support.clusters import connect, eventually, leader_of, run
 
 AHEAD = 64  # publishes under way at any time
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from nats.js.api import StreamConfig
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, run
+from tests.support.clusters import connect, eventually, run
 
 SENTENCE = (
     "sync_interval 3600s: acks do not wait for fsync, a power cut may take acknowledged "

@@ -13,7 +13,7 @@ from nats.js.api import ConsumerConfig, StreamConfig
 
 from broker.client import scan
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, leader_of, restart_all, run
+from tests.support.clusters import connect, eventually, leader_of, restart_all, run
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import nats_server
+from tests.support.clusters import nats_server
 
 
 @pytest.fixture(scope="session")

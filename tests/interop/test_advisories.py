@@ -13,8 +13,8 @@ import pytest
 from nats.js.api import StreamConfig
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, leader_of, run
-from tests.interop.support import Body, api, check
+from tests.support.clusters import connect, eventually, leader_of, run
+from tests.support.interop import Body, api, check
 
 EXPLICIT = {"durable_name": "C", "name": "C", "ack_policy": "explicit"}
 

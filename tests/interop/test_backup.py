@@ -15,8 +15,8 @@ import nats.errors
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, run
-from tests.interop.support import Body, api, check
+from tests.support.clusters import connect, eventually, run
+from tests.support.interop import Body, api, check
 
 MESSAGES = 400
 TOOL = os.environ.get("NATS_CLI") or shutil.which("nats")

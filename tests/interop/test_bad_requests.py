@@ -15,7 +15,7 @@ import nats.errors
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import nats_server, run
+from tests.support.clusters import nats_server, run
 
 QUIET_S = 0.4  # after it a request counts as unanswered
 LONG = "N" * 300

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, run
-from tests.interop.support import api, check
+from tests.support.clusters import connect, run
+from tests.support.interop import api, check
 
 LIMITS = 'limits { max_request_batch: 50, max_ack_pending: 500, duplicate_window: "1m" }'
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, eventually, leader_of, run
-from tests.interop.support import api
+from tests.support.clusters import connect, eventually, leader_of, run
+from tests.support.interop import api
 
 START, APPEND, COMMIT, END, PING = range(5)
 # batch, flow, gap, sequence, operation, headers

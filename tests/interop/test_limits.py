@@ -11,10 +11,10 @@ import nats
 
 from broker.config.options import AccountStore, JetStreamOptions, Options
 from broker.local import LocalCluster
-from broker.server.run import build_runtime
+from broker.main import build_runtime
 from broker.server.server import Server
-from tests.e2e.support import connect, eventually, leader_of, nats_server, run
-from tests.interop.support import api
+from tests.support.clusters import connect, eventually, leader_of, nats_server, run
+from tests.support.interop import api
 
 NUMBERS = ("memory", "storage", "reserved_memory", "reserved_storage", "streams", "limits")
 ACCOUNTS = """

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.support import nats_server, run
-from tests.interop.trace_support import CONFIG, Client, Scene
-from tests.server.support import Process
+from tests.support.clusters import nats_server, run
+from tests.support.server import Process
+from tests.support.trace_rig import CONFIG, Client, Scene
 
 DEST = "Nats-Trace-Dest: t"
 ONLY = DEST + "|Nats-Trace-Only: true"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from broker.local import LocalCluster, Node
-from tests.e2e.support import nats_server, run
-from tests.interop.trace_support import Client
+from tests.support.clusters import nats_server, run
+from tests.support.trace_rig import Client
 
 DEST = "Nats-Trace-Dest: t"
 ONLY = DEST + "|Nats-Trace-Only: true"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.local import LocalCluster
-from tests.interop.nats_tool import Cli, needs_the_tool
+from tests.support.nats_tool import Cli, needs_the_tool
 
 pytestmark = needs_the_tool
 

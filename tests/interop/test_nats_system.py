@@ -14,7 +14,7 @@ from typing import IO, Any
 import pytest
 
 from broker.local import LocalCluster
-from tests.interop.nats_tool import WITHIN_S, Cli, needs_the_tool
+from tests.support.nats_tool import WITHIN_S, Cli, needs_the_tool
 
 pytestmark = needs_the_tool
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, run
-from tests.interop.support import Body, api, check
+from tests.support.clusters import connect, run
+from tests.support.interop import Body, api, check
 
 CONFIG = {
     "durable_name": "C", "ack_policy": "explicit", "priority_policy": "pinned_client",

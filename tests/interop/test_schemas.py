@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from broker.local import LocalCluster
-from tests.e2e.support import connect, run
-from tests.interop.support import PREFIX, SCHEMAS, Body, api, check, schema
+from tests.support.clusters import connect, run
+from tests.support.interop import PREFIX, SCHEMAS, Body, api, check, schema
 
 CONSUMER = {
     "durable_name": "C", "ack_policy": "explicit", "description": "d", "max_deliver": 5,

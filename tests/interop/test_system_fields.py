@@ -11,8 +11,8 @@ import nats
 import pytest
 
 from broker.local import LocalCluster, Node
-from tests.e2e.support import WITHIN_S, nats_server, run
 from tests.interop.test_nats_system import ACCOUNTS
+from tests.support.clusters import WITHIN_S, nats_server, run
 
 # What we have nothing to say about, by document; "" is the part about the server.
 LEFT_OUT = {

@@ -32,8 +32,7 @@ from broker.spark.source import (
     StreamReplacedError,
     column_names,
 )
-
-from .peers import STREAM, Cluster, Store
+from tests.support.scan_peers import STREAM, Cluster, Store
 
 positive = st.integers(1, 10**6)
 

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from .peers import START_NS, STREAM, Cluster, Store, data_of, headers_of, subject_of
+from tests.support.scan_peers import (
+    START_NS,
+    STREAM,
+    Cluster,
+    Store,
+    data_of,
+    headers_of,
+    subject_of,
+)
 
 ROWS = 20_000
 

@@ -9,7 +9,7 @@ import pytest
 from rocksdict import Options, Rdict
 
 from broker.store import persistence, segments
-from broker.store.block import Block, BlockBuilder, BlockDamaged
+from broker.store.block.block import Block, BlockBuilder, BlockDamaged
 from broker.store.compaction import compact
 from broker.store.files import BLOCK, KINDS, MemoryDb, key, wipe
 from broker.store.messages import MessageStore

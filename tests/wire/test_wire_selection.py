@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 REPORT = (
-    "import broker.wire as w, broker.store.block as b;"
+    "import broker.wire as w, broker.store.block.block as b;"
     "print(w.IMPLEMENTATION, w.PubRun.__module__, w.ClientParser.__module__,"
     " w.ReplyColumn.__module__, b.Block.__module__, b.BlockBuilder.__module__,"
     " b.encode_deliveries.__module__)"
@@ -40,9 +40,9 @@ def test_compiled_codecs_are_there_and_the_default() -> None:
         "broker.wire._run",
         "broker.wire._parser",
         "broker.wire._encode",
-        "broker.store._block",
-        "broker.store._builder",
-        "broker.store._deliveries",
+        "broker.store.block._block",
+        "broker.store.block._builder",
+        "broker.store.block._deliveries",
     ]
 
 
@@ -54,14 +54,14 @@ def test_switch_selects_the_twins() -> None:
         "broker.wire.run_py",
         "broker.wire.parser_py",
         "broker.wire.encode_py",
-        "broker.store.block_py",
-        "broker.store.builder_py",
-        "broker.store.deliveries_py",
+        "broker.store.block.block_py",
+        "broker.store.block.builder_py",
+        "broker.store.block.deliveries_py",
     ]
 
 
 def test_missing_extension_is_an_error_that_says_what_to_do() -> None:
-    for blocked in ("broker.wire._parser", "broker.store._builder"):
+    for blocked in ("broker.wire._parser", "broker.store.block._builder"):
         done = run(BLOCKER.format(blocked=blocked) + REPORT)
         assert done.returncode != 0
         assert "python setup.py build_ext --inplace" in done.stderr

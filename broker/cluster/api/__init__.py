@@ -1,0 +1,1 @@
+"""The JetStream API: who answers a request, and how."""

@@ -1,0 +1,377 @@
+"""API requests as the leader of their stream answers them.
+
+Owns: what each request does to, or reads from, one stream.
+May not touch: routing of requests and answers (api.py).
+Changes are proposed and answered when applied; reads are served from the leader's applied state.
+Spec: JetStream sheet 1.1, 1.5, 1.6, 2.3, 4.4-4.6, 5.2, 5.3, 5.12."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.cluster.api import direct_get as direct
+from broker.cluster.api.backup import Snapshots
+from broker.cluster.observe.asset_info import consumer_info, stream_info, subject_counts
+from broker.cluster.peers.rpc import CallRefused
+from broker.cluster.proposals import LostLeadership
+from broker.cluster.replica.replica import Replica
+from broker.jetstream.api.requests import (
+    MsgDeleteRequest,
+    MsgGetRequest,
+    PagedRequest,
+    PauseRequest,
+    PurgeRequest,
+    RequestBody,
+    ResetRequest,
+    SnapshotRequest,
+    StepdownRequest,
+    StreamInfoRequest,
+    UnpinRequest,
+    decode_request,
+)
+from broker.jetstream.api.responses import (
+    LIST_LIMIT,
+    ConsumerList,
+    GotMessage,
+    Paged,
+    Paused,
+    Purged,
+    Reset,
+    Success,
+    encode_consumer_names,
+    encode_response,
+    page,
+)
+from broker.jetstream.api.subjects import ApiKind, ApiRequest, parse_api_subject
+from broker.jetstream.commands.stream_commands import (
+    AnyCommand,
+    CreateConsumer,
+    DeleteConsumer,
+    DeleteMessage,
+    LoadState,
+    PauseConsumer,
+    Purge,
+    ResetConsumer,
+    UpdateConfig,
+    mirror_prefix,
+)
+from broker.jetstream.config import ConsumerConfig, ConsumerCreateRequest, StreamConfig
+from broker.jetstream.config.consumer_rules import check_consumer_config
+from broker.jetstream.config.consumer_update import (
+    check_consumer_update,
+    is_internal,
+    meet_consumers,
+    named_consumer,
+    sourcing_consumer,
+)
+from broker.jetstream.config.names import NUID_RANDOM_BYTES, consumer_name
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.store.messages import PurgePart
+from raft import NodeId, RaftError, node_id
+
+if TYPE_CHECKING:
+    from broker.cluster.node import JetStreamNode
+
+_encode = msgspec.msgpack.Encoder().encode
+_groups = msgspec.msgpack.Decoder(tuple[list[int], bool])
+_load = msgspec.msgpack.Decoder(tuple[int, bytes, bytes])
+_state = msgspec.msgpack.Decoder(LoadState)
+_reconfigured = msgspec.msgpack.Decoder(tuple[int, StreamConfig])
+
+
+CURRENT_WITHIN_S = 2.0
+
+
+class LeaderApi:
+    def __init__(self, node: JetStreamNode) -> None:
+        self.node = node
+        self.snapshots = Snapshots(node)
+        node.mesh.rpc.register("reconfigured", self._serve_reconfigured)
+        node.mesh.rpc.register("load", self._serve_load)
+
+    def find(self, account: str, subject: bytes) -> tuple[ApiRequest, Replica]:
+        """The request and the led stream it is for. CallRefused: the caller should ask again."""
+        request = parse_api_subject(subject, domain=self.node.options.domain.encode())
+        assert request is not None, "only understood requests are forwarded"
+        assignment = self.node.meta.get(account, request.stream)
+        replica = self.node.replicas.get(assignment.group) if assignment is not None else None
+        if replica is None or replica.leading is None:
+            raise CallRefused(f"not the leader of {request.stream}")
+        return request, replica
+
+    async def answer(
+        self, replica: Replica, request: ApiRequest, _headers: bytes, payload: bytes
+    ) -> bytes:
+        """Raises the JetStreamError to answer with, or CallRefused when leadership was lost."""
+        body = decode_request(request.kind, payload, strict=self.node.options.strict)
+        match body:
+            case StreamInfoRequest():
+                return await self._stream_info(replica, body)
+            case PurgeRequest():
+                return await self._purge(replica, body)
+            case MsgGetRequest():
+                await self.current(replica)
+                return self._get_message(replica, body)
+            case MsgDeleteRequest():
+                return await self._delete_message(replica, body)
+            case SnapshotRequest():
+                return self.snapshots.begin(replica, body)
+            case StepdownRequest():
+                return self._stepdown(replica, request.kind, body)
+            case PagedRequest():
+                return self._consumers(replica, request.kind, body.offset)
+            case _:
+                return await self._answer_consumer(replica, request, body)
+
+    async def _answer_consumer(
+        self, replica: Replica, request: ApiRequest, body: RequestBody
+    ) -> bytes:
+        kind = request.kind
+        match body:
+            case ConsumerCreateRequest():
+                return await self._create_consumer(replica, request, body)
+            case PauseRequest():
+                return await self._pause(replica, request, body)
+            case ResetRequest():
+                return await self._reset(replica, request, body)
+        consumer = self._consumer(replica, request)
+        if isinstance(body, UnpinRequest):
+            if body.group not in consumer.config.priority_groups:
+                raise JetStreamError(ErrCode.CONSUMER_INVALID_PRIORITY_GROUP)
+            assert replica.leading is not None
+            replica.leading.unpin(consumer.name)
+            return encode_response(kind)
+        if kind is ApiKind.CONSUMER_INFO:
+            return encode_response(kind, consumer_info(self.node, replica, consumer, shown=True))
+        assert kind is ApiKind.CONSUMER_DELETE, f"{kind} has no handler"
+        await self._propose(replica, DeleteConsumer(replica.stamp(), request.consumer))
+        return encode_response(kind, Success(success=True))
+
+    async def current(self, replica: Replica) -> None:
+        """Until the stream here shows everything that was committed before. At once, unless this
+        process was stopped or lost its peers for a moment, and others may lead meanwhile. Raises
+        CallRefused when they do."""
+        if replica.reads_are_current:
+            return
+        try:
+            async with asyncio.timeout(CURRENT_WITHIN_S):
+                await self.node.host.read_barrier(replica.group)
+        except (RaftError, TimeoutError) as error:
+            raise CallRefused(f"cannot tell whether {replica.name} is led here") from error
+
+    def direct_get(
+        self, replica: Replica, request: ApiRequest, headers: bytes, payload: bytes
+    ) -> list[tuple[bytes, bytes]]:
+        return direct.direct_get(replica.stream, request.rest, headers, payload)
+
+    # -- streams --------------------------------------------------------------------------------
+
+    async def _stream_info(self, replica: Replica, body: StreamInfoRequest) -> bytes:
+        counts, paged = None, Paged()
+        if body.subjects_filter:
+            pattern = body.subjects_filter.encode()
+            counts, found = await subject_counts(replica, pattern, offset=body.offset)
+            paged = found if found.total else paged
+        info = stream_info(
+            self.node, replica, shown=True, deleted_details=body.deleted_details, subjects=counts
+        )
+        return encode_response(ApiKind.STREAM_INFO, paged, info)
+
+    def get_message(self, replica: Replica, payload: bytes) -> bytes:
+        """MSG.GET of a stream whose reads are current. Raises the JetStreamError to answer."""
+        strict = self.node.options.strict
+        body = decode_request(ApiKind.STREAM_MSG_GET, payload, strict=strict)
+        assert isinstance(body, MsgGetRequest)
+        return self._get_message(replica, body)
+
+    def _get_message(self, replica: Replica, body: MsgGetRequest) -> bytes:
+        message = direct.find_message(replica.stream.store, body)
+        if message is None:
+            raise JetStreamError(ErrCode.NO_MESSAGE_FOUND)
+        shown = direct.shown(message, no_hdr=body.no_hdr)
+        return encode_response(ApiKind.STREAM_MSG_GET, GotMessage(shown))
+
+    async def _purge(self, replica: Replica, body: PurgeRequest) -> bytes:
+        pattern = body.filter.encode()
+        if pattern in (b"", b">"):
+            command = Purge(replica.stamp(), pattern, body.seq, body.keep)
+            purged = await self._propose(replica, command)
+            assert isinstance(purged, int)
+        else:
+            purged = await self._purge_parts(replica, pattern, body)
+        return encode_response(ApiKind.STREAM_PURGE, Purged(success=True, purged=purged))
+
+    async def _purge_parts(self, replica: Replica, pattern: bytes, body: PurgeRequest) -> int:
+        command = Purge(replica.stamp(), pattern, body.seq, body.keep, start=0)
+        purged = 0
+        while True:
+            part = await self._propose(replica, command)
+            assert isinstance(part, PurgePart)
+            purged += part.count
+            if not part.next_seq:
+                return purged
+            command = Purge(
+                replica.stamp(), pattern, part.bound, start=part.next_seq, left=part.left
+            )
+
+    async def _delete_message(self, replica: Replica, body: MsgDeleteRequest) -> bytes:
+        await self._propose(replica, DeleteMessage(replica.stamp(), body.seq, body.no_erase))
+        return encode_response(ApiKind.STREAM_MSG_DELETE, Success(success=True))
+
+    def _stepdown(self, replica: Replica, kind: ApiKind, body: StepdownRequest) -> bytes:
+        if len(self.node.members) < 2:
+            raise JetStreamError(ErrCode.CLUSTER_REQUIRED)
+        voters = self.node.host.status(replica.group).core.voters
+        others = [voter for voter in voters if voter != self.node.node]
+        preferred = body.placement.preferred if body.placement is not None else ""
+        if preferred:
+            leads = node_id(preferred) == self.node.node
+            others = [peer for peer in others if peer == node_id(preferred)]
+            if not others:
+                problem = "is already leader" if leads else "not known"
+                raise JetStreamError.of(
+                    ErrCode.CLUSTER_NO_PEERS, err=f'preferred server "{preferred}" {problem}'
+                )
+        living = [peer for peer in others if self.node.mesh.connected(peer)]
+        if living:
+            self.node.host.transfer(replica.group, living[0])
+        return encode_response(kind, Success(success=True))
+
+    async def _serve_reconfigured(self, _peer: NodeId, body: bytes) -> bytes:
+        """The meta group has a new configuration: bring it into the stream's own log."""
+        group, config = _reconfigured.decode(body)
+        replica = self.node.replicas.get(group)
+        if replica is None or replica.leading is None:
+            raise CallRefused("not the leader")
+        if replica.stream.config != config:
+            await self._propose(replica, UpdateConfig(replica.stamp(), config))
+        return b""
+
+    async def _serve_load(self, _peer: NodeId, body: bytes) -> bytes:
+        """Part of a restore: messages with their old sequences, or state (restoring.py)."""
+        group, block, state = _load.decode(body)
+        replica = self.node.replicas.get(group)
+        if replica is None or replica.leading is None:
+            raise CallRefused("not the leader")
+        if state:
+            command = _state.decode(state)
+            await self._propose(replica, msgspec.structs.replace(command, now_ns=replica.stamp()))
+            return b""
+        try:
+            await replica.propose_raw(mirror_prefix(time_ns=replica.stamp()) + block)
+        except (RaftError, LostLeadership) as error:
+            raise CallRefused(str(error) or "leadership lost") from error
+        return b""
+
+    # -- consumers ------------------------------------------------------------------------------
+
+    def _consumer(self, replica: Replica, request: ApiRequest) -> Consumer:
+        consumer = replica.stream.consumers.get(request.consumer)
+        if consumer is None:
+            raise JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
+        assert isinstance(consumer, Consumer)
+        return consumer
+
+    async def _create_consumer(
+        self, replica: Replica, request: ApiRequest, body: ConsumerCreateRequest
+    ) -> bytes:
+        stream = replica.stream
+        config = named_consumer(body, request)
+        suffix = consumer_name(secrets.token_bytes(NUID_RANDOM_BYTES))
+        config = sourcing_consumer(config, stream=stream.config, suffix=suffix)
+        view = self.node.tenancy.view(replica.account.name)
+        config = check_consumer_config(
+            config, stream=stream.config, view=view, pedantic=body.pedantic
+        )
+        name = config.name or config.durable_name or suffix
+        others = {known: consumer.config for known, consumer in stream.consumers.items()}
+        meet_consumers(  # again when applied, but there the account's limit is not known
+            name,
+            config,
+            body.action,
+            stream=stream.config,
+            consumers=others,
+            account_max_consumers=view.limits.max_consumers,
+        )
+        self._check_bound_change(replica, name, config)
+        existed = name in stream.consumers
+        await self._propose(
+            replica, CreateConsumer(replica.stamp(), name, config, str(body.action))
+        )
+        consumer = stream.consumers.get(name)
+        if not isinstance(consumer, Consumer):
+            raise JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
+        shown = consumer_info(self.node, replica, consumer, shown=True, fresh=not existed)
+        return encode_response(ApiKind.CONSUMER_CREATE, shown)
+
+    def _check_bound_change(self, replica: Replica, name: str, config: ConsumerConfig) -> None:
+        """Whether somebody listens is known to the leader alone, so it is asked before."""
+        known = replica.stream.consumers.get(name)
+        if known is None or known.config.deliver_subject == config.deliver_subject:
+            return
+        assert replica.leading is not None
+        engine = replica.leading.engines.get(name)
+        bound = engine is not None and engine.numbers(self.node.now_ns()).push_bound
+        if known.config.is_push and config.is_push:
+            check_consumer_update(known.config, config, is_bound=bound)
+
+    def _consumers(self, replica: Replica, kind: ApiKind, offset: int) -> bytes:
+        found: Mapping[str, object] = replica.stream.consumers
+        visible = sorted(
+            (c for c in found.values() if isinstance(c, Consumer) and not is_internal(c.config)),
+            key=lambda consumer: consumer.name,
+        )
+        if kind is ApiKind.CONSUMER_NAMES:
+            return encode_consumer_names([c.name for c in visible], offset)
+        part, paged = page(visible, offset, limit=LIST_LIMIT)
+        infos = tuple(consumer_info(self.node, replica, c, shown=False) for c in part)
+        return encode_response(kind, paged, ConsumerList(infos))
+
+    async def _pause(self, replica: Replica, request: ApiRequest, body: PauseRequest) -> bytes:
+        consumer = self._consumer(replica, request)
+        now = replica.stamp()
+        await self._propose(replica, PauseConsumer(now, request.consumer, body.pause_until))
+        self.node.advising.of_pause(replica, consumer)
+        paused = body.pause_until > now
+        return encode_response(
+            ApiKind.CONSUMER_PAUSE,
+            Paused(
+                paused=paused,
+                pause_until=body.pause_until,
+                pause_remaining=body.pause_until - now if paused else 0,
+            ),
+        )
+
+    async def _reset(self, replica: Replica, request: ApiRequest, body: ResetRequest) -> bytes:
+        consumer = self._consumer(replica, request)
+        result = await self._propose(
+            replica, ResetConsumer(replica.stamp(), request.consumer, body.seq)
+        )
+        info = consumer_info(self.node, replica, consumer, shown=True)
+        reset_seq = result if isinstance(result, int) else 0
+        return encode_response(ApiKind.CONSUMER_RESET, info, Reset(reset_seq))
+
+    # -- for lists and account info, asked by other nodes ---------------------------------------
+
+    async def serve_infos(self, _peer: NodeId, body: bytes) -> bytes:
+        groups, shown = _groups.decode(body)
+        led = (self.node.replicas.get(group) for group in groups)
+        infos = [stream_info(self.node, r, shown=shown) for r in led if r is not None and r.leading]
+        if len(self.node.members) < 2:  # alone, only STREAM.INFO shows a cluster
+            infos = [msgspec.structs.replace(info, cluster=None) for info in infos]
+        return _encode(infos)
+
+    async def _propose(self, replica: Replica, command: AnyCommand) -> object:
+        try:
+            result = await replica.propose(command)
+        except (RaftError, LostLeadership) as error:
+            raise CallRefused(str(error) or "leadership lost") from error
+        if isinstance(result, JetStreamError):
+            raise result
+        return result

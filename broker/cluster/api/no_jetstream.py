@@ -1,0 +1,58 @@
+"""The answer to API requests of accounts that have no JetStream.
+
+Owns: that one error.
+May not touch: streams.
+Spec: core contract 3.4; errors.json 10039."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker.jetstream.api.responses import encode_error
+from broker.jetstream.api.subjects import ApiKind, parse_api_subject
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.subjects import Origin, SinkKind, Subscription, collides
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+    from broker.server.routing.router import Router
+    from broker.wire import PubRun
+
+SUBJECTS = b"$JS.API.>"
+_UNSERVED = (ApiKind.CONSUMER_MSG_NEXT, ApiKind.DIRECT_GET)  # no such stream, so no responder
+
+
+@dataclass(slots=True)
+class NoJetStream:
+    """A SERVICE sink in an account."""
+
+    router: Router
+    account: Account
+    domain: bytes
+    kind: SinkKind = SinkKind.SERVICE
+
+    def start(self) -> None:
+        """Unless the account imports the API of another one: then that one answers."""
+        imported = (rule.local for rule in self.account.options.imports if rule.service)
+        if not any(collides(local, SUBJECTS) for local in imported):
+            self.account.subs.insert(Subscription(self, self.account, SUBJECTS))
+
+    def deliver_run(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+    ) -> bool:
+        taken = False
+        for row in range(start, stop):
+            taken = self.deliver(sub, *run.message(row)) or taken
+        return taken
+
+    def deliver(
+        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> bool:
+        request = parse_api_subject(subject, domain=self.domain)
+        if request is None or request.kind in _UNSERVED:
+            return False
+        if reply:
+            body = encode_error(request.kind, JetStreamError(ErrCode.NOT_ENABLED_FOR_ACCOUNT))
+            self.router.publish(self.account, reply, b"", b"", body)
+        return True

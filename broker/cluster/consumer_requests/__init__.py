@@ -1,0 +1,1 @@
+"""Pull requests and acks on their way to the stream's leader."""

@@ -1,0 +1,1 @@
+"""What accounts and this server may store, and what they do store."""

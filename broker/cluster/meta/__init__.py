@@ -1,0 +1,1 @@
+"""The meta group: which streams exist, with which configuration, on which nodes."""

@@ -1,0 +1,248 @@
+"""Which streams exist, with which configuration, on which nodes: the meta group's state machine.
+
+Owns: assignments, keyed by (account, stream), and the rules that two creates may not break.
+May not touch: sockets, clocks, dice, Raft; the leader stamps times and peers into the command.
+Spec: DESIGN section 6 (one meta group), JetStream sheet 2.2 (create, update, delete)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from broker.jetstream.config import StreamConfig
+from broker.jetstream.config.api_levels import same_stream
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.subjects import Patterns
+from raft import GroupId, Index, NodeId
+
+META_GROUP = GroupId(1)
+FIRST_STREAM_GROUP = 1000  # a stream's group id is this plus the meta index that assigned it
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One stream's place in the cluster. A stream deleted and created again is another group."""
+
+    account: str
+    config: StreamConfig
+    created_ns: int
+    group: int
+    peers: list[int]  # node ids: where its replicas shall be; the first is asked to lead first
+    founders: list[int] = []  # the voters its log began with
+    # Invariant: whoever has a vote in the group is named here, and was before he got it.
+    members: list[int] = []
+    first_config: StreamConfig | None = None  # that its log began with, if there was another
+    asked_ns: int = 0  # when other peers were last asked for
+    origin: int = 0  # how many replicas there were then
+
+    def __post_init__(self) -> None:
+        """Records of streams that never moved name the peers only."""
+        for name in ("founders", "members"):
+            if not getattr(self, name):
+                msgspec.structs.force_setattr(self, name, self.peers)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def begun_as(self) -> StreamConfig:
+        """What a replica that has nothing begins with: the log tells it of every change."""
+        return self.first_config or self.config
+
+    @property
+    def holders(self) -> set[int]:
+        """The nodes that keep a replica, coming and going ones included."""
+        return {*self.peers, *self.members}
+
+
+class AssignStream(msgspec.Struct, tag="assign", frozen=True):
+    account: str
+    config: StreamConfig
+    created_ns: int
+    peers: list[int]
+
+
+class ReconfigureStream(msgspec.Struct, tag="update", frozen=True):
+    account: str
+    config: StreamConfig
+    peers: list[int] = []  # empty: as they are
+    now_ns: int = 0
+
+
+class RecordMembers(msgspec.Struct, tag="members", frozen=True):
+    """The stream's leader says who votes, or is about to. Void if other peers are asked for."""
+
+    account: str
+    name: str
+    group: int
+    peers: list[int]
+    members: list[int]
+
+
+class RenewStream(msgspec.Struct, tag="renew", frozen=True):
+    """The only member has lost what the stream held. Others may have parts of it, which fit to
+    nothing that comes: the stream goes on, empty, as another group."""
+
+    account: str
+    name: str
+    group: int
+    members: list[int]
+
+
+class RemoveStream(msgspec.Struct, tag="remove", frozen=True):
+    account: str
+    name: str
+
+
+MetaCommand = AssignStream | ReconfigureStream | RecordMembers | RenewStream | RemoveStream
+MetaResult = Assignment | JetStreamError
+
+_encoder = msgspec.msgpack.Encoder()
+_command = msgspec.msgpack.Decoder(MetaCommand)
+_record = msgspec.msgpack.Decoder(tuple[int, list[Assignment]])
+
+
+def encode_command(command: MetaCommand) -> bytes:
+    return _encoder.encode(command)
+
+
+class Meta:
+    """The replicated table of assignments. `apply` is the only thing that changes it."""
+
+    def __init__(self) -> None:
+        self.applied = Index(0)
+        self._streams: dict[tuple[str, str], Assignment] = {}
+
+    def get(self, account: str, name: str) -> Assignment | None:
+        return self._streams.get((account, name))
+
+    def of_account(self, account: str) -> list[Assignment]:
+        """The account's assignments in name order."""
+        return sorted(
+            (a for (owner, _), a in self._streams.items() if owner == account), key=lambda a: a.name
+        )
+
+    def __iter__(self) -> Iterator[Assignment]:
+        return iter(list(self._streams.values()))
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def load(self, node: NodeId) -> int:
+        """How many replicas the node holds: what placement balances."""
+        return sum(1 for a in self._streams.values() if node in a.holders)
+
+    def apply(self, index: Index, data: bytes) -> tuple[MetaCommand, MetaResult]:
+        command = _command.decode(data)
+        self.applied = index
+        match command:
+            case AssignStream():
+                return command, self._assign(index, command)
+            case ReconfigureStream():
+                return command, self._reconfigure(command)
+            case RecordMembers():
+                return command, self._record(command)
+            case RenewStream():
+                return command, self._renew(index, command)
+            case _:
+                return command, self._remove(command)
+
+    def advanced(self, index: Index) -> None:
+        """An entry without a command (a new leader's first) was applied."""
+        self.applied = index
+
+    def overlap(self, account: str, config: StreamConfig) -> str | None:
+        """The name of another stream of the account that captures one of these subjects."""
+        wanted = Patterns(config.subject_patterns)
+        for (owner, name), other in self._streams.items():
+            if owner != account or name == config.name:
+                continue
+            if any(map(wanted.meet, other.config.subject_patterns)):
+                return name
+        return None
+
+    def dump(self) -> bytes:
+        ordered = [self._streams[key] for key in sorted(self._streams)]
+        return _encoder.encode((self.applied, ordered))
+
+    def load_dump(self, record: bytes) -> None:
+        applied, assignments = _record.decode(record)
+        self.applied = Index(applied)
+        self._streams = {(a.account, a.name): a for a in assignments}
+
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.dump()).digest()
+
+    def _assign(self, index: Index, command: AssignStream) -> MetaResult:
+        key = (command.account, command.config.name)
+        existing = self._streams.get(key)
+        if existing is not None:
+            same = same_stream(existing.config, command.config)
+            return existing if same else JetStreamError(ErrCode.STREAM_NAME_EXIST)
+        if self.overlap(command.account, command.config) is not None:
+            return JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
+        assignment = Assignment(
+            account=command.account,
+            config=command.config,
+            created_ns=command.created_ns,
+            group=FIRST_STREAM_GROUP + index,
+            peers=command.peers,
+        )
+        self._streams[key] = assignment
+        return assignment
+
+    def _reconfigure(self, command: ReconfigureStream) -> MetaResult:
+        key = (command.account, command.config.name)
+        existing = self._streams.get(key)
+        if existing is None:
+            return JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        if self.overlap(command.account, command.config) is not None:
+            return JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
+        updated = msgspec.structs.replace(
+            existing, config=command.config, first_config=existing.begun_as
+        )
+        if command.peers and set(command.peers) != set(existing.peers):
+            updated = msgspec.structs.replace(
+                updated,
+                peers=command.peers,
+                asked_ns=command.now_ns,
+                origin=len(existing.peers),
+            )
+        self._streams[key] = updated
+        return updated
+
+    def _record(self, command: RecordMembers) -> MetaResult:
+        key = (command.account, command.name)
+        existing = self._streams.get(key)
+        if existing is None or existing.group != command.group:
+            return JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        if existing.peers != command.peers:
+            return JetStreamError.of(
+                ErrCode.STREAM_INVALID_CONFIG, err="other peers were asked for meanwhile"
+            )
+        updated = msgspec.structs.replace(existing, members=command.members)
+        self._streams[key] = updated
+        return updated
+
+    def _renew(self, index: Index, command: RenewStream) -> MetaResult:
+        key = (command.account, command.name)
+        existing = self._streams.get(key)
+        if existing is None:
+            return JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        if existing.group != command.group or existing.members != command.members:
+            return existing
+        renewed = Assignment(
+            account=existing.account,
+            config=existing.config,
+            created_ns=existing.created_ns,
+            group=FIRST_STREAM_GROUP + index,
+            peers=existing.peers,
+        )
+        self._streams[key] = renewed
+        return renewed
+
+    def _remove(self, command: RemoveStream) -> MetaResult:
+        removed = self._streams.pop((command.account, command.name), None)
+        return removed if removed is not None else JetStreamError(ErrCode.STREAM_NOT_FOUND)

@@ -1,0 +1,154 @@
+"""The meta group on this node: its Raft state machine and the requests it takes as leader.
+
+Owns: the replicated Meta, its record on disk, and who waits for a change of it.
+May not touch: streams; it reports assignments that came, changed or went.
+Spec: DESIGN section 6."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from broker.cluster.meta.assignments import (
+    FIRST_STREAM_GROUP,
+    META_GROUP,
+    Assignment,
+    AssignStream,
+    Meta,
+    MetaCommand,
+    MetaResult,
+    ReconfigureStream,
+    RecordMembers,
+    RemoveStream,
+    RenewStream,
+    encode_command,
+)
+from broker.cluster.proposals import Waiting
+from broker.jetstream.errors import JetStreamError
+from broker.store.files import RECORD, key
+from broker.store.state_db import StateDb
+from raft import Entry, EntryKind, Index, NodeId, SnapshotMeta, Term
+from raft.host.host import Host
+
+NOTHING = Index(0)
+
+
+@dataclass(slots=True)
+class MetaGroup:
+    """Implements raft.StateMachine."""
+
+    state_db: StateDb
+    host: Host
+    on_assigned: Callable[[Assignment], None]
+    on_reconfigured: Callable[[Assignment], None]
+    on_removed: Callable[[Assignment], None]
+    on_leader: Callable[[NodeId | None], None]
+    on_written: Callable[[], None]  # changes are rare, and a restart needs them at once
+    meta: Meta = field(default_factory=Meta)
+    leader: NodeId | None = None
+    leader_since_ns: int = 0
+    is_leader: bool = False
+    _waiting: Waiting = field(default_factory=Waiting)
+    _flushed: Index = NOTHING
+
+    def load(self) -> None:
+        """Take up the record of an earlier run; what is newer comes back from the log."""
+        record = self.state_db.files(META_GROUP).get(RECORD, 0)
+        self.meta = Meta()
+        if record is not None:
+            self.meta.load_dump(record)
+        self._flushed = self.meta.applied
+
+    async def propose(self, command: MetaCommand) -> MetaResult:
+        """The result of the applied command. Raises NotLeader or LostLeadership."""
+        term, index = self.host.propose(META_GROUP, encode_command(command))
+        result = await self._waiting.add(term, index)
+        assert isinstance(result, Assignment | JetStreamError)
+        return result
+
+    # -- raft.StateMachine ----------------------------------------------------------------------
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry.kind is not EntryKind.NORMAL:
+                self.meta.advanced(entry.index)
+                continue
+            command, result = self.meta.apply(entry.index, entry.data)
+            self._report(entry.index, command, result)
+            self._waiting.applied(entry.term, entry.index, result)
+        self._waiting.passed(entries[-1].index)
+        batch = self.state_db.begin()
+        batch.put(key(META_GROUP, RECORD, 0), self.meta.dump())
+        self.state_db.write(batch)
+        self.on_written()
+
+    def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None:
+        self.leader, self.is_leader = leader, ours
+        self.on_leader(leader)
+
+    def snapshot(self) -> tuple[Index, Iterable[bytes]]:
+        return self.meta.applied, [self.meta.dump()]
+
+    def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
+        before = {(a.account, a.name): a for a in self.meta}
+        self._waiting.cancel()  # the snapshot may hold what they wait for, or not
+        self.meta.load_dump(b"".join(chunks))
+        after = {(a.account, a.name): a for a in self.meta}
+        for place, old in before.items():
+            new = after.get(place)
+            if new is None or new.group != old.group:
+                self.on_removed(old)
+        for place, new in after.items():
+            known = before.get(place)
+            if known is None or known.group != new.group:
+                self.on_assigned(new)
+            elif known != new:
+                self.on_reconfigured(new)
+        batch = self.state_db.begin()
+        batch.put(key(META_GROUP, RECORD, 0), self.meta.dump())
+        self.state_db.write(batch)
+
+    def durable_index(self) -> Index:
+        return self._flushed
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def written(self) -> Index:
+        """What the next flush of the state column makes durable."""
+        return self.meta.applied
+
+    def flushed(self, index: Index) -> None:
+        self._flushed = index
+
+    def close(self) -> None:
+        self._waiting.cancel()
+
+    def _report(self, index: Index, command: MetaCommand, result: MetaResult) -> None:
+        if not isinstance(result, Assignment):
+            return
+        match command:
+            case AssignStream():
+                if result.group == FIRST_STREAM_GROUP + index:  # else it existed already
+                    self.on_assigned(result)
+            case ReconfigureStream() | RecordMembers():
+                self.on_reconfigured(result)
+            case RenewStream():
+                if result.group == FIRST_STREAM_GROUP + index:
+                    self.on_removed(msgspec.structs.replace(result, group=command.group))
+                    self.on_assigned(result)
+            case RemoveStream():
+                self.on_removed(result)
+
+
+async def eventually(check: Callable[[], bool], *, timeout_s: float, every_s: float = 0.02) -> bool:
+    """Wait for a condition that no event announces. False when it did not come in time."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while not check():
+        if loop.time() > deadline:
+            return False
+        await asyncio.sleep(every_s)
+    return True

@@ -1,0 +1,1 @@
+"""What JetStream tells about itself: stream info, advisories, /jsz, RAFTZ."""

@@ -1,0 +1,1 @@
+"""Mirrors and sources: reading another stream, here or in another cluster."""

@@ -1,0 +1,1 @@
+"""The other nodes: links, calls, interest, who leads what."""

@@ -1,0 +1,181 @@
+"""The links between the nodes of one cluster, as the broker uses them.
+
+Owns: which frames go on which channel, who is connected, the client URLs peers have told.
+May not touch: Raft groups and streams; they register their own channels here.
+Everything the broker sends to a peer takes the one bulk link in order: interest first, then the
+messages and calls that depend on it.
+Spec: core contract 8.1, 8.2; DESIGN section 8."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from broker.cluster.peers.interest import (
+    CHANNEL_DELIVER,
+    CHANNEL_INTEREST,
+    CHANNEL_ROUTED,
+    Interest,
+)
+from broker.cluster.peers.rpc import Rpc
+from broker.config.values import BadValue, route_address, split_address
+from broker.server.client.listener import has_port, join_host_port
+from broker.server.client.tls import route_contexts
+from broker.server.services import StartFailed
+
+if TYPE_CHECKING:
+    from broker.config.options import ClusterOptions
+    from broker.server.server import Server
+from raft import NodeId
+from raft.transport.transport import Peer, Transport
+
+logger = logging.getLogger("jetraft.cluster")
+
+CHANNEL_RPC = 19
+
+PeerCallback = Callable[[Peer, bool], None]
+
+
+@dataclass(slots=True)
+class Mesh:
+    """Built and started before the client port opens."""
+
+    node: NodeId
+    name: str
+    cluster: str
+    server: Server
+    options: ClusterOptions | None
+    spawn: Callable[[Awaitable[None], str], object]
+    hello: dict[str, Any] = field(default_factory=dict)
+    transport: Transport | None = None
+    interest: Interest = field(init=False)
+    rpc: Rpc = field(init=False)
+    _on_peer: list[PeerCallback] = field(default_factory=list)
+    _up: dict[NodeId, float] = field(default_factory=dict)  # since when, in wall time
+
+    def __post_init__(self) -> None:
+        server = self.server
+        self.interest = Interest(server.router, self.send, server.account, server.tracing)
+        server.tracing.peer_name = lambda peer: self.peer_name(NodeId(peer))
+        self.rpc = Rpc(self.node, self._send_call, self.spawn)
+        if self.options is None:
+            return
+        credentials = (self.options.user, self.options.password) if self.options.user else None
+        self.transport = Transport(
+            node=self.node,
+            name=self.name,
+            cluster=self.cluster,
+            listen_host=self.options.host,
+            listen_port=max(self.options.port, 0),
+            routes=[route_address(url) for url in self.options.routes],
+            credentials=credentials,
+            tls=None if self.options.tls is None else route_contexts(self.options.tls),
+            hello=lambda: self.hello,
+            on_peer=self._peer_changed,
+            advertise=_advertised(self.options),
+        )
+        self.transport.register(CHANNEL_INTEREST, self.interest.received_interest)
+        self.transport.register(CHANNEL_ROUTED, self.interest.received_routed)
+        self.transport.register(CHANNEL_DELIVER, self.interest.received_deliver)
+        self.transport.register(CHANNEL_RPC, self.rpc.received)
+
+    async def start(self) -> None:
+        self.interest.start()
+        if self.transport is not None:
+            await self.transport.start()
+
+    async def stop(self) -> None:
+        if self.transport is not None:
+            await self.transport.stop()
+
+    def on_peer(self, callback: PeerCallback) -> None:
+        self._on_peer.append(callback)
+
+    def register(self, channel: int, on_frame: Callable[[NodeId, bytes], None]) -> None:
+        if self.transport is not None:
+            self.transport.register(channel, on_frame)
+
+    def send(self, to: NodeId, channel: int, frame: bytes) -> bool:
+        return self.transport is not None and self.transport.send(to, channel, frame)
+
+    def broadcast(self, channel: int, frame: bytes) -> None:
+        for peer in self._up:
+            self.send(peer, channel, frame)
+
+    def connected(self, node: NodeId) -> bool:
+        return node == self.node or node in self._up
+
+    def connected_since(self, node: NodeId) -> float:
+        """Wall time; 0 while there are no links to it."""
+        return self._up.get(node, 0.0)
+
+    def silent_ns(self, node: NodeId) -> int:
+        """For how long nothing was heard of the node; 0 when it never was."""
+        heard = self.transport.heard_at(node) if self.transport is not None else 0.0
+        return int((time.monotonic() - heard) * 1e9) if heard else 0
+
+    def peers(self) -> list[Peer]:
+        return list(self.transport.peers().values()) if self.transport is not None else []
+
+    def peer_name(self, node: NodeId) -> str:
+        if node == self.node:
+            return self.name
+        known = self.transport.peers().get(node) if self.transport is not None else None
+        return known.name if known is not None else ""
+
+    def tell(self, **facts: Any) -> None:
+        """Change what we say of ourselves, to present and future peers."""
+        self.hello.update(facts)
+        if self.transport is not None:
+            self.transport.update_hello()
+
+    def _send_call(self, to: NodeId, frame: bytes) -> bool:
+        self.interest.flush()
+        return self.send(to, CHANNEL_RPC, frame)
+
+    def _peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
+        node = peer.node
+        fresh = connected and node not in self._up
+        if fresh:
+            self._up[node] = time.time()
+            logger.info("node %s is connected", peer.name)
+            self.interest.peer_joined(node)
+        elif not connected and node in self._up:
+            del self._up[node]
+            logger.warning("node %s is gone", peer.name)
+            self.interest.peer_left(node)
+            self.rpc.peer_lost(node)
+        for callback in self._on_peer:
+            callback(peer, connected)
+        self._tell_clients()
+
+    def _tell_clients(self) -> None:
+        urls: list[str] = []
+        ws_urls: list[str] = []
+        for peer in self.peers():
+            if peer.connected:
+                urls.extend(_texts(peer.hello.get("urls")))
+                ws_urls.extend(_texts(peer.hello.get("ws_urls")))
+        asyncio.get_running_loop().call_soon(self.server.set_cluster_urls, urls, ws_urls)
+
+
+def _texts(told: object) -> list[str]:
+    """What a peer says is checked: a list of strings, or nothing."""
+    return [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
+
+
+def _advertised(options: ClusterOptions) -> tuple[str, int] | None:
+    """The address that peers should dial, where it is not the one we listen on.
+
+    Raises StartFailed."""
+    told = options.advertise
+    if not told:
+        return None
+    try:
+        return split_address(told if has_port(told) else join_host_port(told, options.port))
+    except BadValue as error:
+        raise StartFailed(f"cluster advertise: {error}") from error

@@ -1,0 +1,115 @@
+"""The answers to publishes on their way to the clients that wait for them.
+
+Owns: the text of a PubAck, and encoding in bulk for the common case (one inbox subscription).
+May not touch: which batch is answered, and when; the outbox knows.
+Spec: JetStream sheet 3.1 (PubAck); core contract 1.10 (no responders)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from broker.store.block.block import Block
+from broker.subjects import SinkKind, Subscription
+from broker.wire import ReplyColumn, encode_pub_acks
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+    from broker.cluster.publish.outbox import Batch, Published
+    from broker.server.client.client_sink import ClientSink
+    from broker.server.routing.router import Router
+
+
+class PubAcks:
+    """Of one stream. `extra` follows the sequence inside of every ack."""
+
+    def __init__(self, stream: bytes, account: Account, router: Router, *, extra: bytes) -> None:
+        self._stream = stream
+        self._account = account
+        self._router = router
+        self._extra = extra
+
+    def acknowledge(self, batch: Batch, answer: Published) -> None:
+        if answer.exceptions or batch.fast:
+            self._each(batch, answer)
+            return
+        for start, stop, has_replies in batch.spans:
+            if not has_replies:
+                continue
+            target = self._bulk_target(batch.replies, start, stop)
+            if target is None:
+                for row in range(start, stop):
+                    reply = batch.replies.get(row)
+                    if reply:
+                        self._publish(reply, b"", self._ack(answer.first_seq + row))
+                continue
+            acks = encode_pub_acks(
+                batch.replies, start, stop, target.sid, self._stream,
+                answer.first_seq + start, self._extra,
+            )  # fmt: skip
+            sink = cast("ClientSink", target.sink)
+            sink.deliver_encoded(
+                target,
+                acks,
+                messages=stop - start,
+                payload_bytes=self._ack_bytes(answer.first_seq + start, stop - start),
+            )
+
+    def no_responders(self, batch: Batch) -> None:
+        """The stream is gone: each publisher learns what it would learn if it asked now."""
+        block = Block(batch.block, verify=False)
+        for start, stop, has_replies in batch.spans:
+            for row in range(start, stop) if has_replies else ():
+                reply = batch.replies.get(row)
+                if reply:
+                    status = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % block.subject(row)
+                    self._publish(reply, status, b"")
+
+    def _each(self, batch: Batch, answer: Published) -> None:
+        """What the leader said of single rows. The others are acked by their sequences, but for
+        those of fast batches, which hear nothing more."""
+        said: dict[int, list[bytes]] = {}
+        for row, body in answer.exceptions:
+            said.setdefault(row, []).append(body)
+        fast = {row for span in batch.fast for row in range(span.row, span.row + span.count)}
+        seq = answer.first_seq
+        for row in said if len(fast) == batch.rows else range(batch.rows):
+            bodies = said.get(row)
+            if bodies is None:
+                if row in fast:
+                    continue
+                bodies = [self._ack(seq)]
+                seq += 1
+            reply = batch.replies.get(row)
+            if reply:
+                for body in bodies:
+                    self._publish(reply, b"", body)
+
+    def _bulk_target(self, replies: ReplyColumn, start: int, stop: int) -> Subscription | None:
+        """The one local subscription that all these replies reach, if there is just one."""
+        prefix = replies.prefix(start, stop)
+        match = self._account.subs.match_prefix(prefix) if prefix else None
+        if match is None or match.queues or len(match.plain) != 1:
+            return None
+        target = match.plain[0]
+        if target.max_msgs or target.sink.kind is not SinkKind.CLIENT:
+            return None
+        # A watchful client has each message inspected: no way around deliver() for it.
+        return None if cast("ClientSink", target.sink).watchful else target
+
+    def _ack_bytes(self, first_seq: int, count: int) -> int:
+        """Payload bytes of `count` acks from first_seq on."""
+        fixed = len(self._ack(0)) - 1
+        digits = 0
+        seq, left = first_seq, count
+        while left:
+            width = len(str(seq))
+            same = min(left, 10**width - seq)
+            digits += width * same
+            seq, left = seq + same, left - same
+        return fixed * count + digits
+
+    def _ack(self, seq: int) -> bytes:
+        return b'{"stream":"%b","seq":%d%b}' % (self._stream, seq, self._extra)
+
+    def _publish(self, reply: bytes, headers: bytes, body: bytes) -> None:
+        self._router.publish(self._account, reply, b"", headers, body)

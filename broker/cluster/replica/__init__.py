@@ -1,0 +1,1 @@
+"""One stream's Raft group on this node, and what only its leader does."""

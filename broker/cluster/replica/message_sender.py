@@ -1,0 +1,99 @@
+"""A stream's messages on their way to subscribers, here or on other nodes.
+
+Owns: encoding in bulk for the common case (one local subscriber), one frame per peer otherwise.
+May not touch: which messages; the delivery engine has chosen them.
+Spec: JetStream sheet 5.6: the message shows its own subject and carries an ack reply, while it is
+matched by the subject it is delivered to."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, cast
+
+from broker.cluster.peers.interest import CHANNEL_DELIVER, DeliverFrame, PeerSink, encode_frame
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.delivery.effects import Deliver
+from broker.store.block.block import encode_deliveries
+from broker.subjects import SinkKind, Subscription
+from broker.wire import headers as wire_headers
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+    from broker.cluster.peers.mesh import Mesh
+    from broker.server.client.client_sink import ClientSink
+    from broker.server.routing.router import Router
+
+Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
+
+
+class Sender:
+    def __init__(self, router: Router, mesh: Mesh, account: Account) -> None:
+        self._router = router
+        self._mesh = mesh
+        self._account = account
+
+    def deliver(self, effect: Deliver, consumer: Consumer) -> None:
+        prefix = b"$JS.ACK.%b.%b" % (
+            consumer.stream.config.name.encode(),
+            consumer.name.encode(),
+        )
+        target = self._router.bulk(self._account, effect.to)
+        if target is not None and not effect.headers_only and not effect.pin_id:
+            sink = cast("ClientSink", target.sink)
+            data = encode_deliveries(
+                effect.rows, effect.indices, target.sid, prefix, effect.delivered,
+                effect.consumer_seq, effect.pending, sink.headers_ok,
+            )  # fmt: skip
+            sink.deliver_encoded(
+                target, data, messages=len(effect.indices), payload_bytes=_payload_bytes(effect)
+            )
+            return
+        self._send(effect.to, _messages(effect, prefix))
+
+    def status(self, to: bytes, reply: bytes, header: bytes) -> None:
+        """A message without payload, shown under the subject it is sent to."""
+        self._send(to, [(to, reply, header, b"")])
+
+    def _send(self, to: bytes, messages: list[Message]) -> None:
+        match = self._account.subs.match(to)
+        # What goes to a peer crosses once: for its plain subscriptions, and for the queue groups
+        # whose member was chosen there.
+        peers: dict[PeerSink, tuple[list[bool], list[bytes]]] = {}
+        targets: list[Subscription] = [*match.plain]
+        targets.extend(random.choice(pool) for pool in match.queues)
+        for sub in targets:
+            if sub.sink.kind is SinkKind.ROUTE:
+                plain, queues = peers.setdefault(cast(PeerSink, sub.sink), ([], []))
+                if sub.queue:
+                    queues.append(sub.queue)
+                else:
+                    plain.append(True)
+            else:
+                for message in messages:
+                    sub.sink.deliver(sub, *message)
+        for sink, (plain, queues) in peers.items():
+            frame = DeliverFrame(self._account.name, to, bool(plain), queues, messages)
+            self._mesh.send(sink.peer, CHANNEL_DELIVER, encode_frame(frame))
+
+
+def _payload_bytes(effect: Deliver) -> int:
+    rows = effect.rows
+    return sum(len(rows.headers(i)) + len(rows.data(i)) for i in effect.indices)
+
+
+def _messages(effect: Deliver, prefix: bytes) -> list[Message]:
+    rows = effect.rows
+    found: list[Message] = []
+    for k, i in enumerate(effect.indices):
+        count = effect.delivered[k] if effect.delivered is not None else 1
+        reply = b"%b.%d.%d.%d.%d.%d" % (
+            prefix, count, rows.seq(i), effect.consumer_seq + k, rows.time(i), effect.pending - k,
+        )  # fmt: skip
+        headers, payload = rows.headers(i), rows.data(i)
+        if effect.headers_only:
+            headers = wire_headers.add(headers, [(b"Nats-Msg-Size", b"%d" % len(payload))])
+            payload = b""
+        if effect.pin_id:
+            headers = wire_headers.add(headers, [(b"Nats-Pin-Id", effect.pin_id.encode())])
+        found.append((rows.subject(i), reply, headers, payload))
+    return found

@@ -1,1 +1,0 @@
-"""HTTP: monitoring documents and metrics."""

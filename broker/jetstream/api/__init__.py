@@ -1,0 +1,1 @@
+"""The JetStream API as text: subjects, requests, responses, info documents, advisories."""

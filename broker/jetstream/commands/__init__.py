@@ -1,0 +1,1 @@
+"""What a log entry of a stream can say."""

@@ -1,0 +1,220 @@
+"""How a consumer create request meets its subject, the stream's other consumers, and itself.
+
+Owns: naming by subject form, the create/update actions, workqueue partitions, update rules.
+May not touch: delivery, interest; whether a deliver subject is bound is an argument.
+Spec: JetStream create subjects, naming and action; retention rules for consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from msgspec.structs import replace
+
+from broker.jetstream.api.subjects import ApiRequest, CreateForm
+from broker.jetstream.config.api_levels import same_consumer
+from broker.jetstream.config.consumer_config import (
+    AckPolicy,
+    ConsumerAction,
+    ConsumerConfig,
+    ConsumerCreateRequest,
+    DeliverPolicy,
+)
+from broker.jetstream.config.names import has_path_separator, valid_asset_name
+from broker.jetstream.config.stream_config import Retention, StreamConfig
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.subjects import Patterns
+
+
+def named_consumer(request: ConsumerCreateRequest, api: ApiRequest) -> ConsumerConfig:
+    """The requested configuration with the name its subject gives it ("" = make one up)."""
+    config = request.config
+    if api.stream != request.stream_name:
+        raise JetStreamError(ErrCode.STREAM_MISMATCH)
+    if has_path_separator(api.consumer or config.name):
+        raise JetStreamError(ErrCode.CONSUMER_NAME_CONTAINS_PATH_SEPARATORS)
+    _check_form(config, api)
+    if api.rest and config.filter_subjects:
+        raise JetStreamError(ErrCode.CONSUMER_MULTIPLE_FILTERS_NOT_ALLOWED)
+    if api.rest and config.filter_subject != api.rest:
+        raise JetStreamError(ErrCode.CONSUMER_CREATE_FILTER_SUBJECT_MISMATCH)
+    return replace(config, name=api.consumer) if api.consumer else config
+
+
+def sourcing_consumer(
+    config: ConsumerConfig, *, stream: StreamConfig, suffix: str
+) -> ConsumerConfig:
+    """A mirror's or source's own consumer as this stream keeps it; others are left alone.
+
+    Limits streams get a fresh one each time (hence the suffix); the others must not lose what
+    was not yet copied, so there it becomes durable and acks by flow control.
+    """
+    if not (config.direct and config.sourcing and config.name):
+        return config
+    if stream.retention is Retention.LIMITS:
+        return replace(config, name=f"{config.name}-{suffix}")
+    return replace(
+        config,
+        direct=False,
+        durable_name=config.name,
+        ack_policy=AckPolicy.FLOW_CONTROL,
+        ack_wait=0,
+        max_deliver=0,
+        inactive_threshold=0,
+    )
+
+
+class Meeting(Enum):
+    """What a create request does to the consumers that are there."""
+
+    CREATE = "create"
+    UNCHANGED = "unchanged"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    meeting: Meeting
+    config: ConsumerConfig  # what to store
+
+
+def meet_consumers(
+    name: str,
+    config: ConsumerConfig,
+    action: str,
+    *,
+    stream: StreamConfig,
+    consumers: Mapping[str, ConsumerConfig],
+    account_max_consumers: int = -1,
+    is_bound: bool = False,
+) -> Met:
+    """Judge a normalised `config` for the consumer `name` against the stream's `consumers`.
+
+    `is_bound`: someone listens on the present deliver subject, so it may not change.
+    A pause asked for by a create is ignored when the consumer exists.
+    """
+    old = consumers.get(name)
+    if old is None:
+        if action == ConsumerAction.UPDATE:
+            raise JetStreamError(ErrCode.CONSUMER_DOES_NOT_EXIST)
+        _check_room(stream, consumers, account_max_consumers, config)
+        _check_workqueue(name, config, stream, consumers)
+        if not valid_asset_name(name):
+            raise JetStreamError(ErrCode.CONSUMER_BAD_DURABLE_NAME)
+        return Met(Meeting.CREATE, config)
+    config = replace(config, pause_until=old.pause_until)
+    if same_consumer(old, config):
+        return Met(Meeting.UNCHANGED, old)
+    if action == ConsumerAction.CREATE:
+        raise JetStreamError(ErrCode.CONSUMER_ALREADY_EXISTS)
+    if stream.retention is Retention.WORKQUEUE and _shares_filter(name, config, consumers):
+        raise JetStreamError(ErrCode.CONSUMER_WQ_CONSUMER_NOT_UNIQUE)
+    check_consumer_update(old, config, is_bound=is_bound)
+    return Met(Meeting.UPDATE, config)
+
+
+def check_consumer_update(
+    old: ConsumerConfig, new: ConsumerConfig, *, is_bound: bool = False
+) -> None:
+    """Raise if `old` may not become `new`."""
+    fixed = (
+        ("deliver_policy", "deliver policy can not be updated"),
+        ("mem_storage", "storage type can not be updated"),
+        ("direct", "direct can not be updated"),
+        ("sourcing", "sourcing can not be updated"),
+        ("opt_start_seq", "start sequence can not be updated"),
+        ("opt_start_time", "start time can not be updated"),
+        ("ack_policy", "ack policy can not be updated"),
+        ("replay_policy", "replay policy can not be updated"),
+        ("idle_heartbeat", "heart beats can not be updated"),
+        ("flow_control", "flow control can not be updated"),
+    )
+    for field, reason in fixed:
+        if getattr(old, field) != getattr(new, field):
+            raise _not_updatable(reason)
+    if old.deliver_subject != new.deliver_subject:
+        if not old.is_push:
+            raise _not_updatable("can not update pull consumer to push based")
+        if not new.is_push:
+            raise _not_updatable("can not update push consumer to pull based")
+        if is_bound:
+            raise JetStreamError(ErrCode.CONSUMER_NAME_EXIST)
+    if old.max_waiting != new.max_waiting:
+        raise _not_updatable("max waiting can not be updated")
+    if new.backoff and -1 != new.max_deliver < len(new.backoff):
+        raise JetStreamError(ErrCode.CONSUMER_MAX_DELIVER_BACKOFF)
+
+
+def is_internal(config: ConsumerConfig) -> bool:
+    """Consumers of mirrors and sources do not count and do not show, unless they were made to
+    last (sourcing_consumer)."""
+    return config.direct
+
+
+def _check_form(config: ConsumerConfig, api: ApiRequest) -> None:
+    """Each form of the create subject has its own idea of durable names."""
+    durable = config.durable_name
+    match api.form:
+        case CreateForm.DURABLE:
+            if not api.consumer:
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_IN_SUBJECT)
+            if not durable:
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_SET)
+            if durable != api.consumer:
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
+        case CreateForm.NAMED:
+            if durable not in ("", api.consumer):
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
+        case _:
+            if durable:
+                raise JetStreamError(ErrCode.CONSUMER_EPHEMERAL_WITH_DURABLE_NAME)
+
+
+def _check_room(
+    stream: StreamConfig,
+    consumers: Mapping[str, ConsumerConfig],
+    account_max: int,
+    config: ConsumerConfig,
+) -> None:
+    most = stream.max_consumers
+    if most <= 0 or 0 < account_max < most:
+        most = account_max
+    if is_internal(config) or most <= 0:
+        return
+    if sum(not is_internal(other) for other in consumers.values()) >= most:
+        raise JetStreamError(ErrCode.MAXIMUM_CONSUMERS_LIMIT)
+
+
+def _check_workqueue(
+    name: str, config: ConsumerConfig, stream: StreamConfig, consumers: Mapping[str, ConsumerConfig]
+) -> None:
+    """Each message of a work queue belongs to exactly one consumer."""
+    if stream.retention is not Retention.WORKQUEUE or is_internal(config) or config.sourcing:
+        return
+    if config.ack_policy not in (AckPolicy.EXPLICIT, AckPolicy.FLOW_CONTROL):
+        raise JetStreamError(ErrCode.CONSUMER_WQ_REQUIRES_EXPLICIT_ACK)
+    if config.deliver_policy is not DeliverPolicy.ALL:
+        raise JetStreamError(ErrCode.CONSUMER_WQ_CONSUMER_NOT_DELIVER_ALL)
+    if all(is_internal(other) for other in consumers.values()):
+        return
+    if not config.filters:
+        raise JetStreamError(ErrCode.CONSUMER_WQ_MULTIPLE_UNFILTERED)
+    if _shares_filter(name, config, consumers):
+        raise JetStreamError(ErrCode.CONSUMER_WQ_CONSUMER_NOT_UNIQUE)
+
+
+def _shares_filter(
+    name: str, config: ConsumerConfig, consumers: Mapping[str, ConsumerConfig]
+) -> bool:
+    """Whether some message could go to this consumer and to another one."""
+    mine = Patterns(config.filters or (b">",))
+    return any(
+        any(map(mine.meet, other.filters or (b">",)))
+        for other_name, other in consumers.items()
+        if other_name != name and not is_internal(other)
+    )
+
+
+def _not_updatable(reason: str) -> JetStreamError:
+    return JetStreamError.of(ErrCode.CONSUMER_CREATE, err=reason)

@@ -1,0 +1,95 @@
+"""What the rules may see beyond the configuration itself: limits, and the account's streams.
+
+Owns: the limits of an account and of a server, as values.
+May not touch: usage counters, the cluster, where the numbers come from.
+Spec: JetStream account info (`limits`), server `limits` block; -1 and 0 are "no limit"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from broker.jetstream.config.stream_config import Storage, StreamConfig
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.strict_json import always
+
+
+class AccountLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """An account's limits as account info prints them."""
+
+    max_memory: int = always(-1)
+    max_storage: int = always(-1)
+    max_streams: int = always(-1)
+    max_consumers: int = always(-1)
+    max_ack_pending: int = always(-1)
+    memory_max_stream_bytes: int = always(-1)
+    storage_max_stream_bytes: int = always(-1)
+    max_bytes_required: bool = always(value=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """The server's own `limits` block; 0 is "not set"."""
+
+    duplicate_window_ns: int = 0
+    max_ack_pending: int = 0
+    max_request_batch: int = 0
+    max_memory: int = 0
+    max_storage: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AccountView:
+    """The surroundings one request is judged in. `streams` are the account's, by name."""
+
+    streams: Mapping[str, StreamConfig] = field(default_factory=dict)
+    limits: AccountLimits = field(default_factory=AccountLimits)
+    server: ServerLimits = field(default_factory=ServerLimits)
+    clustered: bool = True
+    # What streams of other accounts have set aside on this server, by storage. In a cluster the
+    # room differs from node to node, and it is placement that looks for it.
+    reserved_by_others: Mapping[Storage, int] = field(default_factory=dict)
+
+
+def reserved_bytes(streams: Iterable[StreamConfig], storage: Storage) -> int:
+    """What the streams of one storage kind have set aside: their max_bytes on every replica."""
+    return sum(max(s.max_bytes, 0) * s.num_replicas for s in streams if s.storage is storage)
+
+
+def check_account_limits(config: StreamConfig, view: AccountView) -> None:
+    """A stream to create or update must fit the account, next to the other streams there."""
+    limits = view.limits
+    others = [stream for name, stream in view.streams.items() if name != config.name]
+    is_new = config.name not in view.streams
+    if is_new and 0 <= limits.max_streams <= len(others):
+        raise JetStreamError(ErrCode.MAXIMUM_STREAMS_LIMIT)
+    if 0 < limits.max_consumers < config.max_consumers:
+        raise JetStreamError(ErrCode.MAXIMUM_CONSUMERS_LIMIT)
+    reserved = reserved_bytes([*others, config], config.storage)
+    elsewhere = view.reserved_by_others.get(config.storage, 0)
+    if config.storage is Storage.MEMORY:
+        if 0 <= limits.max_memory < reserved or _overbooked(
+            config, reserved + elsewhere, view.server.max_memory, view
+        ):
+            raise JetStreamError(ErrCode.MEMORY_RESOURCES_EXCEEDED)
+    elif 0 <= limits.max_storage < reserved or _overbooked(
+        config, reserved + elsewhere, view.server.max_storage, view
+    ):
+        raise JetStreamError(ErrCode.STORAGE_RESOURCES_EXCEEDED)
+
+
+def _overbooked(config: StreamConfig, reserved: int, most: int, view: AccountView) -> bool:
+    """Whether a server of its own would promise more than it has."""
+    return not view.clustered and config.max_bytes > 0 and 0 < most < reserved
+
+
+def check_stream_bytes(config: StreamConfig, limits: AccountLimits) -> None:
+    """Rules an account has for the max_bytes of each single stream."""
+    if limits.max_bytes_required and config.max_bytes <= 0:
+        raise JetStreamError(ErrCode.STREAM_MAX_BYTES_REQUIRED)
+    in_memory = config.storage is Storage.MEMORY
+    most = limits.memory_max_stream_bytes if in_memory else limits.storage_max_stream_bytes
+    if 0 < most < config.max_bytes:
+        raise JetStreamError(ErrCode.STREAM_MAX_STREAM_BYTES_EXCEEDED)

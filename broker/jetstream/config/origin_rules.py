@@ -1,0 +1,212 @@
+"""Rules for the origins of a stream: its mirror or its sources.
+
+Owns: what a StreamSource may say, what a mirror excludes, and the search for cycles.
+May not touch: the reading of origins.
+Spec: JetStream mirrors and sources, StreamSource fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+
+from broker.jetstream.config.limits import AccountView
+from broker.jetstream.config.names import valid_asset_name
+from broker.jetstream.config.stream_config import StreamConfig, StreamSource
+from broker.jetstream.config.transforms import mapping_problem
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.subjects import Patterns, collides, valid_subject
+
+
+def check_origins(config: StreamConfig, view: AccountView, *, pedantic: bool) -> StreamConfig:
+    """The configuration with `mirror_direct` aligned to a visible origin; raises what is wrong."""
+    if config.mirror is not None:
+        check_mirror_exclusions(config)
+        _check_mirror(config, config.mirror, view)
+        config = _aligned_with_origin(config, config.mirror, view, pedantic=pedantic)
+    if config.sources and config.allow_msg_schedules:
+        raise JetStreamError(ErrCode.SOURCE_WITH_MSG_SCHEDULES)
+    _check_sources(config, view)
+    _check_externals(config, view)
+    _check_cycles(config, view.streams)
+    return config
+
+
+def check_mirror_exclusions(config: StreamConfig) -> None:
+    """What a mirror cannot have besides its origin."""
+    exclusions = (
+        (config.first_seq, ErrCode.MIRROR_WITH_FIRST_SEQ),
+        (config.subjects, ErrCode.MIRROR_WITH_SUBJECTS),
+        (config.sources, ErrCode.MIRROR_WITH_SOURCES),
+        (config.allow_msg_counter, ErrCode.MIRROR_WITH_COUNTERS),
+        (config.allow_atomic, ErrCode.MIRROR_WITH_ATOMIC_PUBLISH),
+        (config.allow_batched, ErrCode.MIRROR_WITH_BATCH_PUBLISH),
+        (config.allow_msg_schedules, ErrCode.MIRROR_WITH_MSG_SCHEDULES),
+    )
+    for present, code in exclusions:
+        if present:
+            raise JetStreamError(code)
+
+
+def _check_mirror(config: StreamConfig, mirror: StreamSource, view: AccountView) -> None:
+    if not _source_consumer_fits(mirror):
+        raise JetStreamError(ErrCode.MIRROR_DURABLE_CONSUMER_CFG_INVALID)
+    if mirror.filter_subject and mirror.subject_transforms:
+        raise JetStreamError(ErrCode.MIRROR_MULTIPLE_FILTERS_NOT_ALLOWED)
+    if config.subject_delete_marker_ttl > 0:
+        # A marker would take a sequence the origin does not have.
+        raise _invalid("subject delete markers forbidden on mirrors")
+    _check_transforms(
+        mirror,
+        bad_source=ErrCode.MIRROR_INVALID_SUBJECT_FILTER,
+        bad_destination=ErrCode.MIRROR_INVALID_TRANSFORM_DESTINATION,
+    )
+    sources = [transform.src.encode() for transform in mirror.subject_transforms]
+    known = Patterns(sources)
+    if len(set(sources)) < len(sources) or any(map(known.meets_another, sources)):
+        raise JetStreamError(ErrCode.MIRROR_OVERLAPPING_SUBJECT_FILTERS)
+    if mirror.external is None:
+        if not valid_asset_name(mirror.name):
+            raise JetStreamError(ErrCode.MIRROR_INVALID_STREAM_NAME)
+        if _narrower_than_origin(config, view.streams.get(mirror.name)):
+            raise JetStreamError(ErrCode.MIRROR_MAX_MESSAGE_SIZE_TOO_BIG)
+
+
+def _aligned_with_origin(
+    config: StreamConfig, mirror: StreamSource, view: AccountView, *, pedantic: bool
+) -> StreamConfig:
+    origin = view.streams.get(mirror.name) if mirror.external is None else None
+    if origin is None or origin.allow_direct == config.mirror_direct:
+        return config
+    if pedantic:
+        reason = "origin stream has direct get set, mirror has it disabled"
+        raise JetStreamError.of(ErrCode.PEDANTIC, err=reason)
+    return replace(config, mirror_direct=origin.allow_direct)
+
+
+def _check_sources(config: StreamConfig, view: AccountView) -> None:
+    seen: set[object] = set()
+    consumers: set[object] = set()
+    for source in config.sources:
+        if not valid_asset_name(source.name):
+            raise JetStreamError(ErrCode.SOURCE_INVALID_STREAM_NAME)
+        if _identity(source) in seen:
+            raise JetStreamError(ErrCode.SOURCE_DUPLICATE_DETECTED)
+        seen.add(_identity(source))
+        _check_source(source)
+        if source.consumer is not None:
+            reader = (source.name, source.external, source.consumer.name)
+            if reader in consumers:
+                raise JetStreamError(ErrCode.SOURCE_DURABLE_CONSUMER_DUPLICATE_DETECTED)
+            consumers.add(reader)
+        origin = view.streams.get(source.name) if source.external is None else None
+        if _narrower_than_origin(config, origin):
+            raise JetStreamError(ErrCode.SOURCE_MAX_MESSAGE_SIZE_TOO_BIG)
+
+
+def _check_source(source: StreamSource) -> None:
+    if source.filter_subject and source.subject_transforms:
+        raise JetStreamError(ErrCode.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED)
+    _check_transforms(
+        source,
+        bad_source=ErrCode.SOURCE_INVALID_SUBJECT_FILTER,
+        bad_destination=ErrCode.SOURCE_INVALID_TRANSFORM_DESTINATION,
+    )
+    filters = [transform.src.encode() for transform in source.subject_transforms]
+    known = Patterns(filters)
+    if len(set(filters)) < len(filters) or any(map(known.within_another, filters)):
+        raise JetStreamError(ErrCode.SOURCE_OVERLAPPING_SUBJECT_FILTERS)
+    if not _source_consumer_fits(source):
+        raise JetStreamError(ErrCode.SOURCE_DURABLE_CONSUMER_CFG_INVALID)
+
+
+def _check_transforms(
+    source: StreamSource, *, bad_source: ErrCode, bad_destination: ErrCode
+) -> None:
+    for transform in source.subject_transforms:
+        if transform.src and not valid_subject(transform.src.encode(), wildcards=True):
+            raise JetStreamError.of(bad_source, err=f"invalid subject {transform.src}")
+        problem = mapping_problem(transform.src, transform.dest)
+        if problem is not None:
+            raise JetStreamError.of(bad_destination, err=problem)
+
+
+def _source_consumer_fits(source: StreamSource) -> bool:
+    """A consumer made beforehand fixes where to start and what to read."""
+    consumer = source.consumer
+    if consumer is None:
+        return True
+    free = not source.opt_start_seq and source.opt_start_time is None and not source.filter_subject
+    deliver_subject = consumer.deliver_subject.encode()
+    return (
+        free and valid_asset_name(consumer.name) and valid_subject(deliver_subject, wildcards=False)
+    )
+
+
+def _check_externals(config: StreamConfig, view: AccountView) -> None:
+    origins = [source for source in _origins(config) if source.external is None]
+    visible = [view.streams[source.name] for source in origins if source.name in view.streams]
+    sourced = [subject for origin in visible for subject in origin.subjects]
+    externals = [source.external for source in _origins(config) if source.external is not None]
+    for prefix in [external.deliver for external in externals if external.deliver]:
+        if not valid_subject(prefix.encode(), wildcards=False):
+            raise JetStreamError.of(ErrCode.STREAM_INVALID_EXTERNAL_DELIVERY_SUBJ, prefix=prefix)
+        for subject in sourced:
+            if collides(subject.encode(), f"{prefix}.{subject}".encode()):
+                raise JetStreamError.of(
+                    ErrCode.STREAM_EXTERNAL_DEL_PREFIX_OVERLAPS, prefix=prefix, subject=subject
+                )
+    for api in [external.api for external in externals if external.api]:
+        if not valid_subject(api.encode(), wildcards=False):
+            raise _invalid(
+                f'stream external api prefix "{api}" must be a valid subject without wildcards'
+            )
+        if collides(api.encode(), b"$JS.API"):
+            raise JetStreamError.of(
+                ErrCode.STREAM_EXTERNAL_API_OVERLAP, prefix=api, subject="$JS.API"
+            )
+
+
+def _check_cycles(config: StreamConfig, streams: Mapping[str, StreamConfig]) -> None:
+    """No stream may feed itself through the local streams it mirrors or sources."""
+    to_visit, visited = [config], set[str]()
+    while to_visit:
+        stream = to_visit.pop(0)
+        visited.add(stream.name)
+        for source in _origins(stream):
+            if source.external is not None:
+                continue
+            if source.name not in visited:
+                if source.name in streams:
+                    to_visit.append(streams[source.name])
+            elif source is stream.mirror or _feeds(stream, source):
+                raise _invalid("detected cycle")
+
+
+def _feeds(stream: StreamConfig, source: StreamSource) -> bool:
+    """Whether what is sourced is among what the stream captures."""
+    wanted = source.filter_subject.encode()
+    return not wanted or any(collides(mine, wanted) for mine in stream.subject_patterns)
+
+
+def _origins(config: StreamConfig) -> Iterator[StreamSource]:
+    if config.mirror is not None:
+        yield config.mirror
+    yield from config.sources
+
+
+def _identity(source: StreamSource) -> object:
+    """Two sources with the same identity would read the same messages twice."""
+    transforms = source.subject_transforms
+    filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
+    targets = tuple(t.dest or ">" for t in transforms) or (">",)
+    api = source.external.api if source.external else ""
+    return source.name, api, source.consumer and source.consumer.name, filters, targets
+
+
+def _narrower_than_origin(config: StreamConfig, origin: StreamConfig | None) -> bool:
+    return origin is not None and 0 < config.max_msg_size < origin.max_msg_size
+
+
+def _invalid(reason: str) -> JetStreamError:
+    return JetStreamError.of(ErrCode.STREAM_INVALID_CONFIG, err=reason)

@@ -1,0 +1,1 @@
+"""A consumer as every replica has it: configuration, ack floor, pending messages."""

@@ -1,0 +1,327 @@
+"""The replicated state of one consumer.
+
+Owns: configuration, position, ack state; changed only by log entries and by removals they cause.
+May not touch: time (it comes stamped in commands), delivery, timers, storage beyond reading.
+Spec: JetStream consumers: deliver policies, info numbers, pause, reset, purge effects."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from broker.jetstream.commands.consumer_commands import ConsumerAcks, ConsumerProgress, from_runs
+from broker.jetstream.commands.stream_commands import (
+    ConsumerCommand,
+    CreateConsumer,
+    PauseConsumer,
+    ResetConsumer,
+    UpdateConsumer,
+)
+from broker.jetstream.config import AckPolicy, ConsumerConfig
+from broker.jetstream.consumer.ack_floor import AckState
+from broker.jetstream.consumer.start_position import Start, reset_start, start_of
+from broker.jetstream.consumer.stream_protocol import HomeStream
+from broker.jetstream.errors import JetStreamError
+from broker.subjects import Patterns
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerNumbers:
+    """The counted part of ConsumerInfo. Times are 0 until there was a delivery or an ack."""
+
+    consumer_seq: int
+    stream_seq: int
+    last_delivered_ns: int
+    floor_consumer_seq: int
+    floor_stream_seq: int
+    last_acked_ns: int
+    num_ack_pending: int
+    num_redelivered: int
+    num_waiting: int
+    num_pending: int
+    push_bound: bool
+    paused_until_ns: int  # 0 when not paused
+    pinned_id: str = ""  # of the client that is served alone, if one is
+    pinned_ns: int = 0
+
+
+class ConsumerWatcher(Protocol):
+    """The leader's Delivery, told of what happens to its consumer outside of its own doing."""
+
+    def config_changed(self, old: ConsumerConfig) -> None: ...
+    def was_reset(self) -> None: ...
+    def messages_removed(self, seqs: Sequence[int]) -> None: ...
+    def range_removed(self, first: int, last: int) -> None: ...
+    def passed_over(self, last: int) -> None: ...
+
+
+class _Image(msgspec.Struct, array_like=True):
+    """The encoded form. New fields go to the end, with a default."""
+
+    name: str
+    config: ConsumerConfig
+    incarnation: int
+    epoch: int
+    created_ns: int
+    state: tuple[Sequence[int], ...]
+    initial: list[int]
+    resume_after: int
+    last_delivered_ns: int
+    last_acked_ns: int
+    removed_ahead: int
+
+
+class Consumer:
+    """One consumer as every replica has it. `stream` is the one it belongs to."""
+
+    def __init__(
+        self, stream: HomeStream, name: str, config: ConsumerConfig, *, index: int, created_ns: int
+    ) -> None:
+        self.stream = stream
+        self.name = name
+        self._set_config(config)
+        self.incarnation = index
+        self.epoch = index
+        self.created_ns = created_ns
+        self.state = AckState()
+        # last_per_subject: what is still to be delivered of the messages that were the last of
+        # their subject at creation, rising; then everything above resume_after.
+        self.initial: list[int] = []
+        self.resume_after = 0
+        self.last_delivered_ns = 0
+        self.last_acked_ns = 0
+        # The highest sequence that left the stream before its delivery could be known here. A
+        # Progress that reaches no higher than it may name messages that are gone.
+        self.removed_ahead = 0
+        self.watcher: ConsumerWatcher | None = None  # not replicated
+
+    @classmethod
+    def create(cls, stream: HomeStream, command: CreateConsumer, *, index: int) -> Consumer:
+        now_ns = command.now_ns
+        consumer = cls(stream, command.name, command.config, index=index, created_ns=now_ns)
+        per_subject = stream.config.max_msgs_per_subject
+        consumer._begin(start_of(command.config, stream.store, max_msgs_per_subject=per_subject))
+        return consumer
+
+    # Commands
+
+    def apply(self, command: ConsumerCommand, *, index: int) -> object:
+        """None, or a JetStreamError (returned, not raised), or the sequence a reset went to."""
+        match command:
+            case UpdateConsumer():
+                config = msgspec.structs.replace(
+                    command.config, pause_until=self.config.pause_until
+                )
+                self._configure(config)
+                return None
+            case PauseConsumer():
+                until = command.until_ns if command.until_ns > command.now_ns else None
+                self._configure(msgspec.structs.replace(self.config, pause_until=until))
+                return None
+            case ResetConsumer():
+                return self._reset(command, index)
+
+    def apply_progress(self, progress: ConsumerProgress, *, now_ns: int) -> None:
+        if progress.epoch != self.epoch:
+            return
+        state, first, again = self.state, progress.first, progress.again
+        before = state.stream_seq
+        if self.config.ack_policy is AckPolicy.NONE:
+            state.deliver_unacked(
+                stream_seq=progress.stream_seq, consumer_seq=progress.consumer_seq
+            )
+        else:
+            for i in range(0, len(first), 3):
+                low, consumer_seq, count = first[i], first[i + 1], first[i + 2]
+                state.deliver(low, low + count - 1, consumer_seq=consumer_seq)
+            for i in range(0, len(again), 2):
+                state.deliver_again(again[i], deliveries=again[i + 1])
+            state.delivered_up_to(
+                stream_seq=progress.stream_seq, consumer_seq=progress.consumer_seq
+            )
+            self._drop_missing(first)
+        self.last_delivered_ns = now_ns
+        self._trim_initial()
+        if self.config.ack_policy is AckPolicy.NONE and state.stream_seq > before:
+            self.stream.consumer_acked(self, range(before + 1, state.stream_seq + 1))
+
+    def apply_acks(self, acks: ConsumerAcks, *, now_ns: int) -> None:
+        if acks.epoch != self.epoch:
+            return
+        settled = self.state.ack(from_runs(acks.acked)) if acks.acked else []
+        if acks.up_to:
+            settled += self.state.ack_up_to(acks.up_to[0], consumer_seq=acks.up_to[1])
+        if acks.exhausted:
+            self.state.exhaust(from_runs(acks.exhausted))
+        if acks.floor:
+            self.state.raise_floor(acks.floor[0], acks.floor[1])
+        if acks.acked or acks.up_to:
+            self.last_acked_ns = now_ns
+        if settled:
+            self.stream.consumer_acked(self, settled)
+
+    # Removals, in log order on every replica
+
+    def removed(self, seqs: Sequence[int]) -> None:
+        """These messages left the stream. What was pending counts as terminated."""
+        if not seqs:
+            return
+        self.state.remove(seqs)
+        self._removed_up_to(max(seqs))
+        if self.initial:
+            for seq in seqs:
+                at = bisect_left(self.initial, seq)
+                if at < len(self.initial) and self.initial[at] == seq:
+                    del self.initial[at]
+        if self.watcher is not None:
+            self.watcher.messages_removed(seqs)
+
+    def removed_range(self, first: int, last: int) -> None:
+        """Nothing from first to last is stored any more. Only when the stream is empty does the
+        position move: messages that a limit dropped before their turn are not shown as passed."""
+        self.state.remove_range(first, last)
+        self._removed_up_to(last)
+        if self.initial:
+            del self.initial[bisect_left(self.initial, first) : bisect_right(self.initial, last)]
+        if self.watcher is not None:
+            self.watcher.range_removed(first, last)
+        if not self.stream.store.messages:
+            self.purged(last + 1)
+
+    def purged(self, first_seq: int) -> None:
+        """A purge was asked for: position and floor go behind what it removed."""
+        self.state.pass_over(first_seq - 1)
+        if self.watcher is not None:
+            self.watcher.passed_over(first_seq - 1)
+
+    # Questions
+
+    def wants(self, subject: bytes) -> bool:
+        return not self.filters or self._filter_tree.take(subject)
+
+    def settled(self, seq: int) -> bool:
+        """No interest of this consumer in `seq` is left (it is acked, passed or never meant)."""
+        if self.state.settled(seq):
+            return True
+        if self.resume_after and self.state.stream_seq < seq <= self.resume_after:
+            at = bisect_left(self.initial, seq)
+            return at == len(self.initial) or self.initial[at] != seq
+        return False
+
+    def paused_until_ns(self, now_ns: int) -> int:
+        """The end of a pause that still lasts, else 0."""
+        until = self.config.pause_until or 0
+        return until if until > now_ns else 0
+
+    def num_pending(self) -> int:
+        """Messages still to be delivered for the first time, counted afresh."""
+        store, filters = self.stream.store, self.filters
+        if self.state.stream_seq < self.resume_after:
+            return len(self.initial) + store.count_matching(filters, self.resume_after + 1)
+        return store.count_matching(filters, self.state.stream_seq + 1)
+
+    def numbers(self, now_ns: int) -> ConsumerNumbers:
+        """As committed. On the leader Delivery.numbers is ahead of this; right after creation
+        this is the snapshot before delivery that the create reply shows."""
+        state = self.state
+        return ConsumerNumbers(
+            consumer_seq=state.consumer_seq,
+            stream_seq=state.stream_seq,
+            last_delivered_ns=self.last_delivered_ns,
+            floor_consumer_seq=state.floor_consumer_seq,
+            floor_stream_seq=state.floor_stream_seq,
+            last_acked_ns=self.last_acked_ns,
+            num_ack_pending=len(state.pending),
+            num_redelivered=0 if self.config.max_deliver == 1 else len(state.redelivered),
+            num_waiting=0,
+            num_pending=self.num_pending(),
+            push_bound=False,
+            paused_until_ns=self.paused_until_ns(now_ns),
+        )
+
+    # Encoding
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(
+            _Image(
+                name=self.name,
+                config=self.config,
+                incarnation=self.incarnation,
+                epoch=self.epoch,
+                created_ns=self.created_ns,
+                state=self.state.pack(),
+                initial=self.initial,
+                resume_after=self.resume_after,
+                last_delivered_ns=self.last_delivered_ns,
+                last_acked_ns=self.last_acked_ns,
+                removed_ahead=self.removed_ahead,
+            )
+        )
+
+    @classmethod
+    def decode(cls, stream: HomeStream, blob: bytes) -> Consumer:
+        image = msgspec.msgpack.decode(blob, type=_Image)
+        consumer = cls(
+            stream, image.name, image.config, index=image.incarnation, created_ns=image.created_ns
+        )
+        consumer.epoch = image.epoch
+        consumer.state = AckState.unpack(image.state)
+        consumer.initial = image.initial
+        consumer.resume_after = image.resume_after
+        consumer.last_delivered_ns = image.last_delivered_ns
+        consumer.last_acked_ns = image.last_acked_ns
+        consumer.removed_ahead = image.removed_ahead
+        return consumer
+
+    def _begin(self, start: Start) -> None:
+        self.state.reset(start.seq - 1)
+        self.initial = start.initial
+        self.resume_after = start.resume_after
+
+    def _set_config(self, config: ConsumerConfig) -> None:
+        self.config = config
+        # Kept beside it: there may be many thousands, and every delivery asks.
+        self.filters = config.filters
+        self._filter_tree = Patterns(self.filters)
+
+    def _configure(self, config: ConsumerConfig) -> None:
+        old = self.config
+        self._set_config(config)
+        if self.watcher is not None:
+            self.watcher.config_changed(old)
+
+    def _reset(self, command: ResetConsumer, index: int) -> int | JetStreamError:
+        target = reset_start(
+            self.config, self.stream.store, command.seq, floor=self.state.floor_stream_seq
+        )
+        if isinstance(target, JetStreamError):
+            return target
+        self._begin(Start(target))
+        self.last_delivered_ns = self.last_acked_ns = 0
+        self.epoch = index
+        if self.watcher is not None:
+            self.watcher.was_reset()
+        return target
+
+    def _removed_up_to(self, seq: int) -> None:
+        if seq > self.state.stream_seq:
+            self.removed_ahead = max(self.removed_ahead, seq)
+
+    def _drop_missing(self, first: Sequence[int]) -> None:
+        """Deliveries of messages that a removal, logged between sending and this, took away."""
+        missing: list[int] = []
+        for i in range(0, len(first), 3):
+            low, end = first[i], first[i] + first[i + 2]
+            if low > self.removed_ahead:
+                break
+            missing += [seq for seq in range(low, end) if not self.stream.store.has(seq)]
+        if missing:
+            self.state.remove(missing)
+
+    def _trim_initial(self) -> None:
+        if self.initial:
+            del self.initial[: bisect_right(self.initial, self.state.stream_seq)]

@@ -1,0 +1,86 @@
+"""Where a consumer starts, and where a reset may take it.
+
+Owns: the deliver policies.
+May not touch: consumer state; it answers with a position.
+Spec: JetStream deliver policies; RESET (10204)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from broker.jetstream.config import ConsumerConfig, DeliverPolicy
+from broker.jetstream.consumer.stream_protocol import MessageSource
+from broker.jetstream.errors import ErrCode, JetStreamError
+
+
+@dataclass(slots=True)
+class Start:
+    """The first sequence to look at.
+
+    For last_per_subject: `initial` is delivered first, then what lies above `resume_after`.
+    """
+
+    seq: int
+    initial: list[int] = field(default_factory=list)
+    resume_after: int = 0
+
+
+def start_of(config: ConsumerConfig, store: MessageSource, *, max_msgs_per_subject: int) -> Start:
+    first, after_last = max(store.first_seq, 1), store.last_seq + 1
+    match config.deliver_policy:
+        case DeliverPolicy.ALL:
+            return Start(first)
+        case DeliverPolicy.LAST:
+            last = store.last_matching(config.filters) if store.messages else 0
+            return Start(max(last, 1) if store.messages else first)
+        case DeliverPolicy.NEW:
+            return Start(after_last)
+        case DeliverPolicy.BY_START_SEQUENCE:
+            return Start(max(config.opt_start_seq, first))
+        case DeliverPolicy.BY_START_TIME:
+            return Start(store.first_at_time(config.opt_start_time or 0) or after_last)
+        case DeliverPolicy.LAST_PER_SUBJECT:
+            if max_msgs_per_subject == 1:
+                return Start(first)  # every stored message is the last of its subject
+            return _last_per_subject(config, store)
+        case unknown:
+            assert_never(unknown)
+
+
+def _last_per_subject(config: ConsumerConfig, store: MessageSource) -> Start:
+    last_seqs: set[int] = set()
+    for subject in store.subjects_matching(*config.filters or (b">",)):
+        state = store.subject_state(subject)
+        if state is not None:
+            last_seqs.add(state[2])
+    if not last_seqs:  # the last message is none of ours: starting there or behind it is the same
+        return Start(store.last_seq if store.messages else store.last_seq + 1)
+    initial = sorted(last_seqs)
+    return Start(initial[0], initial, store.last_seq)
+
+
+def reset_start(
+    config: ConsumerConfig, store: MessageSource, seq: int, *, floor: int
+) -> int | JetStreamError:
+    """The sequence a reset goes to. 0 asks for the one above the ack floor."""
+    if seq == 0:
+        return floor + 1
+    match config.deliver_policy:
+        case DeliverPolicy.ALL:
+            return seq
+        case DeliverPolicy.BY_START_SEQUENCE:
+            if seq < config.opt_start_seq:
+                return _refused("below start seq")
+            return seq
+        case DeliverPolicy.BY_START_TIME:
+            earliest = store.first_at_time(config.opt_start_time or 0) or store.last_seq + 1
+            if seq < earliest:
+                return _refused("below start time")
+            return seq
+        case _:
+            return _refused("not allowed")
+
+
+def _refused(reason: str) -> JetStreamError:
+    return JetStreamError.of(ErrCode.CONSUMER_INVALID_RESET, err=reason)

@@ -1,0 +1,64 @@
+"""How many messages a consumer has still to deliver for the first time (num_pending).
+
+Owns: that count, kept up to date without counting anew for every message.
+May not touch: positions; they are arguments.
+Spec: JetStream consumer info, num_pending: incremental, recomputed on purge or filter change."""
+
+from __future__ import annotations
+
+from broker.jetstream.consumer.stream_protocol import MessageSource
+
+RECOUNT_INTERVAL_NS = 100_000_000
+
+
+class Backlog:
+    """Counted once, then followed: new messages add, deliveries take away. A removal among the
+    counted messages makes the number uncertain until the next recount, which deliveries ask for
+    at most ten times a second and info always. A stream without gaps is never counted."""
+
+    __slots__ = ("_count", "_counted_to", "_filters", "_recounted_at", "_store", "_uncertain")
+
+    def __init__(self, store: MessageSource, filters: tuple[bytes, ...]) -> None:
+        self._store = store
+        self._filters = filters
+        self._count = 0
+        self._counted_to = -1  # highest stream sequence that is in the count; -1: nothing counted
+        self._uncertain = True
+        self._recounted_at = 0
+
+    def count(self, next_seq: int, *, now: int, exact: bool = False) -> int:
+        """Stored matching messages at or above next_seq."""
+        store = self._store
+        last_seq = store.last_seq
+        if next_seq > last_seq:
+            self._set(0, last_seq)
+        elif not self._filters and not store.num_deleted:
+            self._set(last_seq + 1 - max(next_seq, store.first_seq), last_seq)
+        elif self._counted_to < 0 or (self._uncertain and (exact or self._stale(now))):
+            self._set(store.count_matching(self._filters, next_seq), last_seq)
+            self._recounted_at = now
+        elif last_seq > self._counted_to:
+            start = max(self._counted_to + 1, next_seq)
+            self._count += store.count_matching(self._filters, start)
+            self._counted_to = last_seq
+        return self._count
+
+    def delivered(self, count: int) -> None:
+        self._count = max(self._count - count, 0)
+
+    def removed(self, highest: int, next_seq: int) -> None:
+        """Messages up to `highest` left the stream."""
+        if highest >= next_seq:
+            self._uncertain = True
+
+    def recount(self) -> None:
+        """The position jumped."""
+        self._counted_to = -1
+
+    def _stale(self, now: int) -> bool:
+        return now - self._recounted_at >= RECOUNT_INTERVAL_NS
+
+    def _set(self, count: int, counted_to: int) -> None:
+        self._count = count
+        self._counted_to = counted_to
+        self._uncertain = False

@@ -1,0 +1,345 @@
+"""Pull requests: their body, the queue they wait in, the statuses that end them.
+
+Owns: parsing and refusing a request, whose turn it is, expiry and heartbeats of requests.
+May not touch: messages and ack state; what was sent to a request is reported to it.
+Spec: JetStream pull consumers: MSG.NEXT bodies, status table, request modes, distribution."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import Annotated, Final
+
+import msgspec
+
+from broker.jetstream.config import ConsumerConfig, PriorityPolicy
+from broker.jetstream.delivery.effects import Status
+from broker.jetstream.errors import JetStreamError
+from broker.jetstream.strict_json import decode
+from broker.jetstream.times import go_duration
+
+PRIORITIES: Final = 10
+HEARTBEAT_NS_MIN: Final = 10_000_000  # a request may ask for less, and gets this
+MAX_WAITING_DEFAULT: Final = 512
+
+NO_MESSAGES: Final = "404 No Messages"
+REQUESTS_PENDING: Final = "408 Requests Pending"
+REQUEST_TIMEOUT: Final = "408 Request Timeout"
+SIZE_EXCEEDS_MAX_BYTES: Final = "409 Message Size Exceeds MaxBytes"
+BATCH_COMPLETED: Final = "409 Batch Completed"
+EXCEEDED_MAX_WAITING: Final = "409 Exceeded MaxWaiting"
+CONSUMER_DELETED: Final = "409 Consumer Deleted"
+CONSUMER_IS_PUSH: Final = "409 Consumer is push based"
+LEADERSHIP_CHANGE: Final = "409 Leadership Change"
+SERVER_SHUTDOWN: Final = "409 Server Shutdown"
+REQUIRED_API_LEVEL: Final = "412 Required Api Level"
+
+Interest = Callable[[bytes], bool]
+
+
+def status(line: str) -> bytes:
+    """The header block of a status message, e.g. status("404 No Messages")."""
+    return f"NATS/1.0 {line}\r\n\r\n".encode()
+
+
+def idle_heartbeat(*, consumer_seq: int, stream_seq: int, stalled: bytes = b"") -> bytes:
+    """`stalled` is the reply subject of an unanswered flow control request."""
+    text = (
+        f"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: {consumer_seq}\r\n"
+        f"Nats-Last-Stream: {stream_seq}\r\n"
+    )
+    if stalled:
+        text += f"Nats-Consumer-Stalled: {stalled.decode()}\r\n"
+    return (text + "\r\n").encode()
+
+
+class PullRequest:
+    """One request and what is left of it.
+
+    `batch` counts down; a request for 0 still gets one message and ends at -1. `max_bytes` 0 means
+    that bytes are not counted. Times are 0 when not set.
+    """
+
+    __slots__ = (
+        "batch", "closed", "delivered", "expires_at", "grouped", "heartbeat_at", "heartbeat_ns",
+        "max_bytes", "min_ack_pending", "min_pending", "no_wait", "pin_id", "priority", "reply",
+    )  # fmt: skip
+
+    def __init__(self, reply: bytes, *, batch: int = 1) -> None:
+        self.reply = reply
+        self.batch = batch
+        self.max_bytes = 0
+        self.no_wait = False
+        self.expires_at = 0
+        self.heartbeat_ns = 0
+        self.heartbeat_at = 0
+        self.delivered = 0
+        self.priority = 0
+        self.min_pending = 0
+        self.min_ack_pending = 0
+        self.grouped = False  # names a priority group
+        self.pin_id = ""  # named by it, or given to it
+        self.closed = False
+
+    @property
+    def conditional(self) -> bool:
+        """Served only while enough is pending (overflow)."""
+        return bool(self.min_pending or self.min_ack_pending)
+
+    def rest(self, line: str) -> Status:
+        """A status that tells what the request did not get."""
+        header = (
+            f"NATS/1.0 {line}\r\nNats-Pending-Messages: {self.batch}\r\n"
+            f"Nats-Pending-Bytes: {self.max_bytes}\r\n\r\n"
+        )
+        return Status(self.reply, header.encode())
+
+    def charge(self, size: int) -> bool:
+        """Take a message's size from max_bytes; False if it does not fit. Using up the last byte
+        makes this message the last one, and ends the request without a status."""
+        if self.max_bytes == 0:
+            return True
+        if size > self.max_bytes:
+            return False
+        self.max_bytes -= size
+        if self.max_bytes == 0:
+            self.batch = 1
+        return True
+
+    def next_event(self) -> int:
+        if self.heartbeat_at and (not self.expires_at or self.heartbeat_at < self.expires_at):
+            return self.heartbeat_at
+        return self.expires_at
+
+
+class _Body(msgspec.Struct):
+    batch: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
+    expires: int = 0
+    no_wait: bool = False
+    max_bytes: int = 0
+    idle_heartbeat: int = 0
+    group: str = ""
+    id: str = ""
+    min_pending: int = 0
+    min_ack_pending: int = 0
+    priority: int = 0
+
+
+_decoder: Final = msgspec.json.Decoder(_Body)
+
+
+def parse_pull(body: bytes, reply: bytes, now: int, config: ConsumerConfig) -> PullRequest | bytes:
+    """The request, or the header block of the status that refuses it."""
+    text = body.strip()
+    if text.startswith(b"{"):
+        try:
+            asked = _decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            # Rare spellings that Go's decoder takes: nulls, keys in another case.
+            try:
+                asked = decode(text, _Body, strict=False)
+            except JetStreamError as refusal:
+                reason = refusal.description.removeprefix("invalid JSON: ")
+                return status(f"400 Bad Request - {reason}")
+        refused = _refusal(asked, config)
+        if refused:
+            return status(refused)
+        return _request(asked, reply, now)
+    batch = _integer(text) if text else 1
+    if 0 < config.max_batch < batch:
+        return status(f"409 Exceeded MaxRequestBatch of {config.max_batch}")
+    return PullRequest(reply, batch=batch)
+
+
+def _request(asked: _Body, reply: bytes, now: int) -> PullRequest:
+    request = PullRequest(reply, batch=asked.batch)
+    request.max_bytes = max(asked.max_bytes, 0)
+    request.no_wait = asked.no_wait
+    request.priority = asked.priority
+    request.min_pending = asked.min_pending
+    request.min_ack_pending = asked.min_ack_pending
+    request.grouped = bool(asked.group)
+    request.pin_id = asked.id
+    if asked.expires > 0:
+        request.expires_at = now + asked.expires
+    if asked.idle_heartbeat > 0:
+        request.heartbeat_ns = max(asked.idle_heartbeat, HEARTBEAT_NS_MIN)
+        request.heartbeat_at = now + request.heartbeat_ns
+    return request
+
+
+def _refusal(asked: _Body, config: ConsumerConfig) -> str:
+    if asked.expires < 0:
+        return "408 Request Timeout"
+    if asked.idle_heartbeat > 0 and 2 * asked.idle_heartbeat > asked.expires:
+        return "400 Bad Request - heartbeat value too large"
+    if 0 < config.max_batch < asked.batch:
+        return f"409 Exceeded MaxRequestBatch of {config.max_batch}"
+    if 0 < config.max_expires < asked.expires:
+        return f"409 Exceeded MaxRequestExpires of {go_duration(config.max_expires)}"
+    if 0 < config.max_bytes < asked.max_bytes:
+        return f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}"
+    return _priority_refusal(asked, config)
+
+
+def _priority_refusal(asked: _Body, config: ConsumerConfig) -> str:
+    policy = config.priority_policy
+    if not 0 <= asked.priority < PRIORITIES:
+        return "400 Bad Request - Priority must be between 0 and 9"
+    if (asked.min_pending or asked.min_ack_pending) and policy is not PriorityPolicy.OVERFLOW:
+        return "400 Bad Request - Not a Overflow Priority consumer"
+    if asked.id and policy is not PriorityPolicy.PINNED_CLIENT:
+        return "400 Bad Request - Not a Pinned Client Priority consumer"
+    if policy is not PriorityPolicy.NONE:
+        if not asked.group:
+            return "400 Bad Request - Priority Group missing"
+        if asked.group not in config.priority_groups:
+            return "400 Bad Request - Invalid Priority Group"
+    return ""
+
+
+def _integer(text: bytes) -> int:
+    """An integer text is a batch size; any other text asks for one message."""
+    try:
+        return int(text) if len(text) < 20 else 1
+    except ValueError:
+        return 1
+
+
+class WaitingQueue:
+    """Requests that wait, served in turn: one that still wants more goes to the end.
+
+    `priority` 0 goes before 1 and so on; without priorities there is one level. Bound: capacity.
+    """
+
+    __slots__ = ("_capacity", "_levels", "_serial", "_size", "_timers")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity if capacity > 0 else MAX_WAITING_DEFAULT
+        self._levels: list[deque[PullRequest]] = [deque() for _ in range(PRIORITIES)]
+        self._size = 0
+        # When to look at a request again: its heartbeat or its expiry. A heartbeat that moved
+        # because a message was sent is noticed when its old time comes.
+        self._timers: list[tuple[int, int, PullRequest]] = []
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[PullRequest]:
+        return (request for level in self._levels for request in level if not request.closed)
+
+    @property
+    def full(self) -> bool:
+        return self._size >= self._capacity
+
+    def add(self, request: PullRequest) -> None:
+        level = self._levels[request.priority]
+        if len(level) > 2 * self._capacity:  # expired ones stay until it would be their turn
+            self._levels[request.priority] = level = deque(r for r in level if not r.closed)
+        level.append(request)
+        self._size += 1
+        self._arm(request)
+
+    def wanted(self) -> int:
+        """Messages asked for by all requests together."""
+        return sum(max(request.batch, 1) for request in self)
+
+    def head(
+        self, has_interest: Interest, eligible: Callable[[PullRequest], bool]
+    ) -> PullRequest | None:
+        """Whose turn it is. Requests nobody listens for any more are dropped on the way."""
+        for level in self._levels:
+            for _ in range(len(level)):
+                request = level[0]
+                if request.closed:
+                    level.popleft()
+                elif not has_interest(request.reply):
+                    self.close(request)
+                    level.popleft()
+                elif eligible(request):
+                    return request
+                else:
+                    level.rotate(-1)
+        return None
+
+    def served(self, request: PullRequest, count: int, now: int) -> Status | None:
+        """`count` messages went to the head of the queue: its turn ends, perhaps the request."""
+        request.batch -= count
+        request.delivered += count
+        if request.heartbeat_ns:
+            request.heartbeat_at = now + request.heartbeat_ns
+        level = self._levels[request.priority]
+        if request.batch > 0:
+            level.rotate(-1)
+            return None
+        level.popleft()
+        self.close(request)
+        return request.rest(BATCH_COMPLETED) if request.max_bytes > 0 else None
+
+    def close(self, request: PullRequest) -> None:
+        if not request.closed:
+            request.closed = True
+            self._size -= 1
+
+    def due(self, now: int, heartbeat: Callable[[], bytes]) -> list[Status]:
+        """Timeouts and heartbeats up to now."""
+        found: list[Status] = []
+        while self._timers and self._timers[0][0] <= now:
+            request = heappop(self._timers)[2]
+            if request.closed:
+                continue
+            if request.expires_at and request.expires_at <= now:
+                self.close(request)
+                found.append(request.rest(REQUEST_TIMEOUT))
+                continue
+            if request.heartbeat_at and request.heartbeat_at <= now:
+                if request.no_wait and request.delivered:
+                    # It got what there was, the rest is held back by max_ack_pending: the
+                    # reference server looks at it now and ends it.
+                    self.close(request)
+                    found.append(Status(request.reply, status(NO_MESSAGES)))
+                    continue
+                found.append(Status(request.reply, heartbeat()))
+                request.heartbeat_at = now + request.heartbeat_ns
+            self._arm(request)
+        return found
+
+    def at_end_of_stream(self) -> list[Status]:
+        """Nothing more to deliver: requests that do not wait have what they can get."""
+        found: list[Status] = []
+        for request in self:
+            if request.no_wait and (request.delivered or not request.expires_at):
+                self.close(request)
+                found.append(Status(request.reply, status(NO_MESSAGES)))
+        return found
+
+    def prune(self, has_interest: Interest) -> None:
+        """Drop every request nobody listens for."""
+        for request in self:
+            if not has_interest(request.reply):
+                self.close(request)
+
+    def close_all(self, line: str) -> list[Status]:
+        """The consumer ends here; every waiting request is told."""
+        found = [
+            request.rest(line) if line == SERVER_SHUTDOWN else Status(request.reply, status(line))
+            for request in self
+        ]
+        for level in self._levels:
+            level.clear()
+        self._timers.clear()
+        self._size = 0
+        return found
+
+    def next_deadline(self) -> int | None:
+        while self._timers and self._timers[0][2].closed:
+            heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def _arm(self, request: PullRequest) -> None:
+        at = request.next_event()
+        if at:
+            self._serial += 1
+            heappush(self._timers, (at, self._serial, request))

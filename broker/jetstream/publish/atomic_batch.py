@@ -1,0 +1,248 @@
+"""Members of atomic batches: taken one by one, stored together or not at all.
+
+Owns: what a member is answered, and the checks of a commit.
+May not touch: where members wait (batches.py).
+Spec: JetStream sheet 3.7. Members are checked against the state before the batch and against
+what earlier members of the same batch are about to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from broker.jetstream.commands.publish_notes import Bounds
+from broker.jetstream.config import Discard
+from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, level_is_met
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.publish.checks import (
+    BATCH_ID_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    compare,
+    exceeds_record,
+    not_stored,
+    refusal_in_batch,
+    rollup_failed,
+    wrong_rollup,
+    wrong_subject_sequence,
+)
+from broker.jetstream.publish.counters import add_up, wrong_increment
+from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.open_batches import MEMBERS_MAX, OpenBatch
+from broker.jetstream.publish.sessions import Held, RowAnswer, Stored
+from broker.jetstream.publish.store_message import store_message
+from broker.jetstream.publish.ttl import parse_ttl
+from broker.jetstream.schedules.schedules import wrong_schedule
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.stream import Stream
+
+_END: Final = b"eob"  # a commit that is not a member itself
+_OUT_OF_RANGE: Final = 2**63
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What the members looked at so far will have done."""
+
+    subjects: dict[bytes, int] = field(default_factory=dict)  # messages
+    schedules: dict[bytes, bool] = field(default_factory=dict)  # is the last one a schedule?
+    ids: set[bytes] = field(default_factory=set)
+    totals: dict[bytes, int] = field(default_factory=dict)  # of counters
+    messages: int = 0
+    nbytes: int = 0
+
+
+def publish_member(stream: Stream, message: Message, bounds: Bounds | None = None) -> RowAnswer:
+    """Hold it, or commit its batch, or refuse it and give the batch up."""
+    refused = _refused_at_once(stream, message, bounds)
+    if refused is not None:
+        return refused
+    named, batches = message.named, stream.batches
+    batch_id, seq = named[b"Nats-Batch-Id"], _sequence(named[b"Nats-Batch-Sequence"])
+    commit = named.get(b"Nats-Batch-Commit")
+    batch = batches.get(batch_id)
+    members = seq - 1 if commit == _END else seq
+    if batch is None:
+        if seq != 1:
+            return _too_large() if members > MEMBERS_MAX else _incomplete()
+        batch = batches.begin(batch_id, message.time_ns)
+        if batch is None:
+            return JetStreamError(ErrCode.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT)
+    given_up = _given_up(stream, message, batch, seq=seq, members=members)
+    if given_up is not None:
+        batches.end(batch)
+        return given_up
+    message.drop_header(REQUIRED_LEVEL_HEADER)
+    if commit != _END:
+        member = (message.subject, message.headers, message.data)
+        batches.add(batch, member, message.time_ns)
+    if commit is None:
+        return Held()
+    batches.end(batch)
+    return _commit(stream, batch, message.time_ns, ended=commit == _END)
+
+
+def _refused_at_once(
+    stream: Stream, message: Message, bounds: Bounds | None
+) -> JetStreamError | None:
+    """These leave an open batch as it is."""
+    refused = refusal_in_batch(stream, message, bounds)
+    if refused is not None:
+        return refused
+    if not stream.config.allow_atomic:
+        return JetStreamError(ErrCode.ATOMIC_PUBLISH_DISABLED)
+    if len(message.named[b"Nats-Batch-Id"]) > BATCH_ID_BYTES_MAX:
+        return JetStreamError(ErrCode.ATOMIC_PUBLISH_INVALID_BATCH_ID)
+    if not message.named.get(b"Nats-Batch-Sequence", b"").isdigit():
+        return JetStreamError(ErrCode.ATOMIC_PUBLISH_MISSING_SEQ)
+    return None
+
+
+def _given_up(
+    stream: Stream, message: Message, batch: OpenBatch, *, seq: int, members: int
+) -> JetStreamError | None:
+    """Why the batch cannot go on."""
+    commit = message.named.get(b"Nats-Batch-Commit")
+    if commit not in (None, b"1", _END):
+        return JetStreamError(ErrCode.ATOMIC_PUBLISH_INVALID_BATCH_COMMIT)
+    if not level_is_met(message.named.get(REQUIRED_LEVEL_HEADER)):
+        stream.abandoned(batch.id, "unsupported")
+        return JetStreamError(ErrCode.REQUIRED_API_LEVEL)
+    if len(batch.members) + 1 != seq or (seq == 1 and commit == _END):
+        stream.abandoned(batch.id, "incomplete")
+        return _incomplete()
+    if members > MEMBERS_MAX:
+        stream.abandoned(batch.id, "large")
+        return _too_large()
+    if stream.batches.full():
+        return JetStreamError(ErrCode.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT)
+    return None
+
+
+def _commit(stream: Stream, batch: OpenBatch, time_ns: int, *, ended: bool) -> RowAnswer:
+    staged = _Staged()
+    checked: list[Message] = []
+    for subject, headers, data in batch.members:
+        message = Message.of(subject, headers, data, time_ns)
+        refused = _refused(stream, message, staged)
+        if refused is not None:
+            return refused
+        checked.append(message)
+    if ended:
+        checked[-1].set_header(b"Nats-Batch-Commit", b"1")
+    for message in checked:
+        store_message(stream, message)
+    batch_id = batch.id.decode(errors="replace")
+    return Stored(stream.store.last_seq, batch=batch_id, count=len(checked))
+
+
+def _refused(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+    if message.named.get(b"Nats-Expected-Last-Msg-Id"):
+        return JetStreamError.of(
+            ErrCode.ATOMIC_PUBLISH_UNSUPPORTED_HEADER_BATCH, header="Nats-Expected-Last-Msg-Id"
+        )
+    too_large = exceeds_record(stream, message)
+    if too_large is not None:
+        return too_large
+    if len(message.headers) > HEADER_BYTES_MAX:
+        return JetStreamError(ErrCode.STREAM_HEADER_EXCEEDS_MAXIMUM)
+    refused = (
+        wrong_increment(stream, message)
+        or _wrong_facts(stream, message, staged)
+        or _counted(stream, message, staged)
+        or _wrong_expectation(stream, message, staged)
+        or wrong_schedule(stream, message, staged.schedules)
+        or _wrong_rollup(stream, message, staged)
+    )
+    if refused is not None:
+        return refused
+    staged.subjects[message.subject] = staged.subjects.get(message.subject, 0) + 1
+    staged.schedules[message.subject] = bool(message.named.get(b"Nats-Schedule"))
+    staged.messages += 1
+    staged.nbytes += stream.store.sizing.of(message.subject, message.headers, message.data)
+    return _full(stream, message, staged)
+
+
+def _wrong_facts(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+    named, config = message.named, stream.config
+    if named.get(b"Nats-Expected-Stream", b"") not in (b"", config.name.encode()):
+        return JetStreamError(ErrCode.STREAM_NOT_MATCH)
+    ttl = named.get(b"Nats-TTL")
+    if ttl is not None:
+        if not config.allow_msg_ttl:
+            return JetStreamError(ErrCode.MESSAGE_TTL_DISABLED)
+        if parse_ttl(ttl) is None:
+            return JetStreamError(ErrCode.MESSAGE_TTL_INVALID)
+    if message.msg_id and config.duplicate_window > 0:
+        if message.msg_id in staged.ids or stream.dedup.find(message.msg_id):
+            return JetStreamError(ErrCode.ATOMIC_PUBLISH_CONTAINS_DUPLICATE_MESSAGE)
+        staged.ids.add(message.msg_id)
+    if b"Nats-Stream-Source" in named:
+        return JetStreamError(ErrCode.MESSAGE_SOURCE_HDR_NOT_ALLOWED)
+    return None
+
+
+def _counted(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+    if not stream.config.allow_msg_counter:
+        return None
+    refused = add_up(stream, message, staged.totals)
+    if refused is None and 0 <= stream.config.max_msg_size < message.size:
+        return JetStreamError(ErrCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
+    return refused
+
+
+def _wrong_expectation(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+    named = message.named
+    expected = named.get(b"Nats-Expected-Last-Sequence")
+    if expected is not None:
+        refused = compare(expected, stream.store.last_seq + staged.messages)
+        if refused is not None:
+            return refused
+        if staged.messages:
+            return JetStreamError(ErrCode.STREAM_WRONG_LAST_SEQUENCE_CONSTANT)
+    if b"Nats-Expected-Last-Subject-Sequence" in named:
+        other = named.get(b"Nats-Expected-Last-Subject-Sequence-Subject")
+        if (other or message.subject) in staged.subjects:
+            return JetStreamError(ErrCode.STREAM_WRONG_LAST_SEQUENCE_CONSTANT)
+    return wrong_subject_sequence(stream, message)
+
+
+def _wrong_rollup(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+    refused = wrong_rollup(stream, message)
+    if refused is not None:
+        return refused
+    rollup = message.named.get(b"Nats-Rollup", b"").lower()
+    if rollup == b"sub" and message.subject in staged.subjects:
+        return rollup_failed("batch rollup sub invalid")
+    if rollup == b"all" and staged.messages:
+        return rollup_failed("batch rollup all invalid")
+    return None
+
+
+def _full(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+    """With the members so far, without looking for what they would replace."""
+    config, store = stream.config, stream.store
+    if config.discard is not Discard.NEW:
+        return None
+    if 0 < config.max_msgs < store.messages + staged.messages:
+        return not_stored("maximum messages exceeded")
+    if 0 < config.max_bytes < store.bytes + staged.nbytes:
+        return not_stored("maximum bytes exceeded")
+    if config.discard_new_per_subject and b"Nats-Rollup" not in message.named:
+        entry = store.index.get(message.subject)
+        present = entry.count if entry is not None else 0
+        if present + staged.subjects[message.subject] > config.max_msgs_per_subject:
+            return not_stored("maximum messages per subject exceeded")
+    return None
+
+
+def _sequence(text: bytes) -> int:
+    return int(text) if len(text) < 20 else _OUT_OF_RANGE
+
+
+def _incomplete() -> JetStreamError:
+    return JetStreamError(ErrCode.ATOMIC_PUBLISH_INCOMPLETE_BATCH)
+
+
+def _too_large() -> JetStreamError:
+    return JetStreamError.of(ErrCode.ATOMIC_PUBLISH_TOO_LARGE_BATCH, size=MEMBERS_MAX)

@@ -1,0 +1,1 @@
+"""Message schedules: their patterns and time zones, and what happens when one is due."""

@@ -1,0 +1,217 @@
+"""Message schedules: the messages that say when another one is to be published.
+
+Owns: which subjects hold a schedule and when each fires next; the checks of a schedule.
+May not touch: the firing (firing.py), clocks. One schedule per subject: a newer message on the
+subject takes its place.
+What is due is a hint for the leader. A firing is a command that carries its times, because time
+zones are no replicated state.
+Spec: JetStream sheet 3.9."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.ttl import parse_ttl
+from broker.jetstream.schedules.pattern import BadPattern, Schedule, parse_schedule
+from broker.jetstream.schedules.time_zones import TIME_ZONES
+from broker.store.block.block import Block
+from broker.subjects import collides, valid_subject
+from broker.wire import headers as wire_headers
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.stream import Stream
+
+PATTERN: Final = b"Nats-Schedule"
+TIME_ZONE: Final = b"Nats-Schedule-Time-Zone"
+TARGET: Final = b"Nats-Schedule-Target"
+SOURCE: Final = b"Nats-Schedule-Source"
+TTL: Final = b"Nats-Schedule-TTL"
+ROLLUP: Final = b"Nats-Schedule-Rollup"
+NEXT: Final = b"Nats-Schedule-Next"
+SCHEDULER: Final = b"Nats-Scheduler"
+_HEAP_SLACK: Final = 1024  # entries in the heap that may be out of date, beyond as many valid ones
+
+
+class Pending(msgspec.Struct, array_like=True, frozen=True):
+    """One schedule. `fired_ns` is the due time it fired for last, 0 for none."""
+
+    subject: bytes
+    seq: int
+    due_ns: int
+    fired_ns: int = 0
+
+
+@dataclass(slots=True)
+class Schedules:
+    _by_subject: dict[bytes, Pending] = field(default_factory=dict)
+    _heap: list[tuple[int, int, bytes]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._by_subject)
+
+    def get(self, subject: bytes) -> Pending | None:
+        return self._by_subject.get(subject)
+
+    def any_of(self, block: Block) -> bool:
+        """Does a row of the block go to a subject with a schedule?"""
+        return any(subject in self._by_subject for subject in block.subject_summary())
+
+    def stored(self, message: Message, seq: int) -> None:
+        """A message took `seq`: a schedule begins, or the one before it on the subject ends."""
+        self._by_subject.pop(message.subject, None)
+        if message.named.get(PATTERN):
+            schedule = schedule_of(message.named[PATTERN])
+            if schedule is not None:
+                zone = message.named.get(TIME_ZONE, b"").decode(errors="replace")
+                due = schedule.following(message.time_ns, now_ns=message.time_ns, zone=zone)
+                self._put(Pending(message.subject, seq, due))
+
+    def note_block(self, block: Block, *, above: int) -> None:
+        """Of rows that come with their sequences and times, as a restored stream gets them."""
+        if not self._by_subject and not (block.headers_len and block.any_nats_header()):
+            return
+        for row in range(block.first_at_or_after(above + 1), block.rows):
+            message = Message.of(block.subject(row), block.headers(row), b"", block.time(row))
+            self.stored(message, block.seq(row))
+
+    def fired(self, pending: Pending, *, due_ns: int, next_ns: int) -> None:
+        self._put(Pending(pending.subject, pending.seq, next_ns, due_ns))
+
+    def _put(self, pending: Pending) -> None:
+        self._by_subject[pending.subject] = pending
+        heappush(self._heap, (pending.due_ns, pending.seq, pending.subject))
+        if len(self._heap) > 2 * len(self._by_subject) + _HEAP_SLACK:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._heap = [(p.due_ns, p.seq, p.subject) for p in self._by_subject.values()]
+        heapify(self._heap)
+
+    def next_due(self, stored: Callable[[int], bool]) -> int | None:
+        while self._heap:
+            due_ns, seq, subject = self._heap[0]
+            pending = self._by_subject.get(subject)
+            if pending is not None and (pending.seq, pending.due_ns) == (seq, due_ns):
+                if stored(seq):
+                    return due_ns
+                del self._by_subject[subject]  # purged or deleted meanwhile
+            heappop(self._heap)
+        return None
+
+    def due(self, now_ns: int, *, limit: int) -> list[Pending]:
+        """Schedules whose time has come, in the order of their sequences; some may be gone."""
+        ready: list[Pending] = []
+        seen: list[tuple[int, int, bytes]] = []
+        while self._heap and self._heap[0][0] <= now_ns and len(ready) < limit:
+            entry = heappop(self._heap)
+            pending = self._by_subject.get(entry[2])
+            if pending is not None and (pending.due_ns, pending.seq) == entry[:2]:
+                ready.append(pending)
+                seen.append(entry)
+        for entry in seen:  # they stay due until the firing is applied
+            heappush(self._heap, entry)
+        return sorted(ready, key=lambda pending: pending.seq)
+
+    def image(self, stored: Callable[[int], bool]) -> list[Pending]:
+        """Only schedules whose message is there: which others a replica remembers is its own."""
+        present = (pending for pending in self._by_subject.values() if stored(pending.seq))
+        return sorted(present, key=lambda pending: pending.seq)
+
+    @classmethod
+    def of(cls, images: Iterable[Pending]) -> Schedules:
+        schedules = cls({pending.subject: pending for pending in images})
+        schedules._rebuild()
+        return schedules
+
+
+def schedule_of(pattern: bytes) -> Schedule | None:
+    try:
+        return parse_schedule(pattern.decode())
+    except (BadPattern, UnicodeDecodeError):
+        return None
+
+
+def wrong_schedule(
+    stream: Stream, message: Message, staged: Mapping[bytes, bool]
+) -> JetStreamError | None:
+    """`staged`: subjects that earlier members of the batch write, and whether a schedule."""
+    named = message.named
+    if TIME_ZONE in named or named.get(PATTERN):
+        refused = _wrong_pattern(stream, message) or _wrong_details(stream, message)
+        if refused is not None:
+            return refused
+    return _wrong_scheduler(stream, message, staged)
+
+
+def _wrong_pattern(stream: Stream, message: Message) -> JetStreamError | None:
+    allowed, zone = stream.config.allow_msg_schedules, message.named.get(TIME_ZONE)
+    pattern = message.named.get(PATTERN)
+    if not allowed and (pattern or zone is not None):
+        return JetStreamError(ErrCode.MESSAGE_SCHEDULES_DISABLED)
+    if zone is not None and zone.decode(errors="replace") not in TIME_ZONES:
+        return JetStreamError(ErrCode.MESSAGE_SCHEDULES_TIME_ZONE_INVALID)
+    if not pattern:
+        return None
+    schedule = schedule_of(pattern)
+    if schedule is None or (zone is not None and schedule.cron is None):
+        return JetStreamError(ErrCode.MESSAGE_SCHEDULES_PATTERN_INVALID)
+    return None
+
+
+def _wrong_details(stream: Stream, message: Message) -> JetStreamError | None:
+    named, patterns = message.named, stream.config.subject_patterns
+    if not named.get(PATTERN):
+        return None
+    ttl = named.get(TTL, b"")
+    if ttl and parse_ttl(ttl) is None:
+        return JetStreamError(ErrCode.MESSAGE_SCHEDULES_TTL_INVALID)
+    if named.get(ROLLUP, b"") not in (b"", b"sub"):
+        return JetStreamError(ErrCode.MESSAGE_SCHEDULES_ROLLUP_INVALID)
+    if ttl and not stream.config.allow_msg_ttl:
+        return JetStreamError(ErrCode.MESSAGE_TTL_DISABLED)
+    target, source = named.get(TARGET, b""), named.get(SOURCE, b"")
+    named_subjects = [(target, {message.subject}, ErrCode.MESSAGE_SCHEDULES_TARGET_INVALID)]
+    if source:
+        taken = {message.subject, target}
+        named_subjects.append((source, taken, ErrCode.MESSAGE_SCHEDULES_SOURCE_INVALID))
+    for subject, others, err_code in named_subjects:
+        covered = any(collides(pattern, subject) for pattern in patterns)
+        if subject in others or not covered or not valid_subject(subject, wildcards=False):
+            return JetStreamError(err_code)
+    rollup = named.get(b"Nats-Rollup", b"").lower()
+    if not rollup:
+        message.set_header(b"Nats-Rollup", b"sub")
+    elif rollup != b"sub":
+        return JetStreamError(ErrCode.MESSAGE_SCHEDULES_ROLLUP_INVALID)
+    return None
+
+
+def _wrong_scheduler(
+    stream: Stream, message: Message, staged: Mapping[bytes, bool]
+) -> JetStreamError | None:
+    """A client may name a schedule only to end it, from another subject."""
+    following, scheduler = message.named.get(NEXT), message.named.get(SCHEDULER, b"")
+    if not following:
+        invalid = bool(scheduler)
+        return JetStreamError(ErrCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID) if invalid else None
+    if (
+        following != b"purge"
+        or scheduler == message.subject
+        or not valid_subject(scheduler, wildcards=False)
+    ):
+        return JetStreamError(ErrCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID)
+    if not stream.config.allow_msg_schedules:
+        return JetStreamError(ErrCode.MESSAGE_SCHEDULES_DISABLED)
+    if scheduler in staged:
+        is_schedule = staged[scheduler]
+    else:
+        found = stream.store.rows(stream.store.last_of_subject(scheduler))
+        is_schedule = found is None or bool(wire_headers.get(found[0].headers(found[1]), PATTERN))
+    return None if is_schedule else JetStreamError(ErrCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID)

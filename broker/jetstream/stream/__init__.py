@@ -1,0 +1,1 @@
+"""One stream as every replica has it: `stream.Stream` applies log entries."""

@@ -1,0 +1,1 @@
+"""The monitoring documents: /varz, /connz, /accountz, /metrics and the rest."""

@@ -1,0 +1,248 @@
+"""/connz and /subsz: connections and subscriptions, sorted and paged.
+
+Owns: the documents and the query rules; a document is one page, and its cost is that of the page
+wherever the order allows it. Counts are exact, lists are cut.
+May not touch: connections beyond taking a record of each.
+Spec: core contract 7 and 7.2."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from broker.monitor.documents.accountz import sublist
+from broker.monitor.documents.query import BadQuery, boolean, integer
+from broker.server.client.connection_record import (
+    ConnectionRecord,
+    SubscriptionRecord,
+    record,
+    subscriptions_of,
+)
+from broker.server.process.times import short_span, span, timestamp
+from broker.server.services import Document, Query
+from broker.subjects import Subscription, collides, matches
+
+if TYPE_CHECKING:
+    from broker.server.client.connection import Connection
+    from broker.server.server import Server
+
+LIMIT = 1024
+LIMIT_MAX = 4096  # connections or subscriptions on one page, whatever was asked for
+LISTED_MAX = 16_384  # subscriptions named on one page of connections
+TESTED_MAX = 200_000  # subscriptions compared with a test subject
+
+SORTS: dict[str, Callable[[ConnectionRecord], float | str]] = {
+    "cid": lambda found: found.cid,
+    "start": lambda found: found.started,
+    "subs": lambda found: -found.subscription_count,
+    "pending": lambda found: -found.pending_bytes,
+    "msgs_to": lambda found: -found.out_msgs,
+    "msgs_from": lambda found: -found.in_msgs,
+    "bytes_to": lambda found: -found.out_bytes,
+    "bytes_from": lambda found: -found.in_bytes,
+    "last": lambda found: -found.last_activity,
+    "idle": lambda found: found.last_activity,
+    "uptime": lambda found: found.started,
+    "stop": lambda found: -(found.stopped or 0.0),
+    "reason": lambda found: found.reason,
+    "rtt": lambda found: -found.rtt_s,
+}
+
+
+def connz(server: Server, query: Query) -> Document:
+    """Raises BadQuery."""
+    sort = query.get("sort") or "cid"
+    if sort not in SORTS:
+        raise BadQuery(f"invalid sorting option: {sort}")
+    detail = query.get("subs", "")
+    with_subs = detail == "detail" or boolean({"subs": detail}, "subs")
+    offset, limit = _page(query)
+    auth = boolean(query, "auth")
+    now = time.time()
+    found, total = _selected(server, query, now, in_order=sort == "cid", page=(offset, limit))
+    if total is None:
+        total = len(found)
+        found.sort(key=SORTS[sort])
+        found = found[offset : offset + limit]
+    listed = _Listed(server, LISTED_MAX)
+    return {
+        "server_id": server.id,
+        "now": timestamp(now),
+        "num_connections": len(found),
+        "total": total,
+        "offset": offset,
+        "limit": limit,
+        "connections": [
+            _connection(one, now, auth=auth)
+            | (listed.subscriptions(one, detail=detail == "detail") if with_subs else {})
+            for one in found
+        ],
+    }
+
+
+def _page(query: Query) -> tuple[int, int]:
+    offset, limit = integer(query, "offset", 0), integer(query, "limit", LIMIT)
+    return max(0, offset), min(limit, LIMIT_MAX) if limit > 0 else LIMIT
+
+
+class _Listed:
+    """The subscriptions of a page, up to a bound for all of its connections together."""
+
+    __slots__ = ("_left", "_server")
+
+    def __init__(self, server: Server, limit: int) -> None:
+        self._server = server
+        self._left = limit
+
+    def subscriptions(self, found: ConnectionRecord, *, detail: bool) -> Document:
+        connection = self._server.connections.get(found.cid)
+        subs = found.subscriptions[: self._left]
+        if connection is not None:
+            subs = subscriptions_of(connection, self._left)
+        self._left -= len(subs)
+        if detail:
+            return {"subscriptions_list_detail": [subscription(one) for one in subs]}
+        return {"subscriptions_list": [one.subject for one in subs]}
+
+
+def _selected(
+    server: Server, query: Query, now: float, *, in_order: bool, page: tuple[int, int]
+) -> tuple[list[ConnectionRecord], int | None]:
+    """The records asked for; with a total, they are the page already."""
+    state = (query.get("state") or "open").lower()
+    if state not in ("open", "closed", "any", "all"):
+        raise BadQuery(f"Error decoding state for '{state}'")
+    loop_now = asyncio.get_running_loop().time()
+    cid = integer(query, "cid", 0)
+    open_ones = server.connections.values()
+    pattern = query.get("filter_subject", "").encode()
+    filtered = cid or pattern or query.get("user") or query.get("acc")
+    if state == "open" and in_order and not filtered:  # as they stand in the table
+        shown = islice(open_ones, page[0], sum(page))
+        return [record(one, now=now, loop_now=loop_now) for one in shown], len(open_ones)
+    found: list[ConnectionRecord] = []
+    if state != "closed":
+        found += [record(one, now=now, loop_now=loop_now) for one in open_ones]
+    if state != "open":
+        found += server.history
+    if cid:
+        found = [one for one in found if one.cid == cid]
+    if query.get("user"):
+        found = [one for one in found if one.user == query["user"]]
+    if query.get("acc"):
+        found = [one for one in found if one.account == query["acc"]]
+    if pattern:
+        found = [one for one in found if _takes(server, one, pattern)]
+    return found, None
+
+
+def _takes(server: Server, found: ConnectionRecord, pattern: bytes) -> bool:
+    """Whether it has, or had, a subscription that can meet the pattern."""
+    connection = server.connections.get(found.cid)
+    if connection is not None:
+        return any(collides(sub.subject, pattern) for sub in connection.subs.values())
+    return any(collides(sub.subject.encode(), pattern) for sub in found.subscriptions)
+
+
+def _connection(found: ConnectionRecord, now: float, *, auth: bool) -> Document:
+    end = now if found.stopped is None else found.stopped
+    document: Document = {
+        "cid": found.cid,
+        "kind": "Client",
+        "type": found.kind,
+        "ip": found.host,
+        "port": found.port,
+        "start": timestamp(found.started),
+        "last_activity": timestamp(found.last_activity),
+        "rtt": short_span(found.rtt_s),
+        "uptime": span(end - found.started),
+        "idle": span(end - found.last_activity),
+        "pending_bytes": found.pending_bytes,
+        "in_msgs": found.in_msgs,
+        "out_msgs": found.out_msgs,
+        "in_bytes": found.in_bytes,
+        "out_bytes": found.out_bytes,
+        "stalls": found.stalls,
+        "subscriptions": found.subscription_count,
+    }
+    if found.stopped is not None:
+        document["stop"] = timestamp(found.stopped)
+        document["reason"] = found.reason
+    for name in ("name", "lang", "version"):
+        if value := getattr(found, name):
+            document[name] = value
+    if found.tls is not None:
+        document["tls_version"], document["tls_cipher_suite"] = found.tls
+    if auth:
+        document["authorized_user"] = found.user
+        document["account"] = found.account
+    return document
+
+
+def subscription(found: SubscriptionRecord) -> Document:
+    document: Document = {"subject": found.subject}
+    if found.queue:
+        document["qgroup"] = found.queue
+    document |= {"sid": found.sid, "msgs": found.msgs, "cid": found.cid}
+    if found.max_msgs:
+        document["max"] = found.max_msgs
+    return document
+
+
+def subsz(server: Server, query: Query) -> Document:
+    """Raises BadQuery."""
+    offset, limit = _page(query)
+    accounts = [
+        account
+        for account in server.accounts.values()
+        if query.get("acc") in (None, "", account.name)
+    ]
+    document: Document = {
+        "server_id": server.id,
+        "now": timestamp(time.time()),
+        **sublist(accounts),
+    }
+    if boolean(query, "subs") or query.get("test"):
+        document |= _listed(server, query, offset=offset, limit=limit)
+    return document
+
+
+def _listed(server: Server, query: Query, *, offset: int, limit: int) -> Document:
+    """One page. Whole connections before it are counted, not walked, unless there is a test."""
+    test = query.get("test", "").encode()
+    page: list[Document] = []
+    total = looked_at = 0
+    for connection in server.connections.values():
+        if query.get("acc") not in (None, "", connection.account.name):
+            continue
+        subs = connection.subs
+        if test:
+            if looked_at >= TESTED_MAX:
+                break
+            looked_at += len(subs)
+            found = [sub for sub in subs.values() if matches(test, sub.subject)]
+        elif total + len(subs) <= offset or len(page) >= limit:
+            total += len(subs)
+            continue
+        else:
+            found = list(islice(subs.values(), max(0, offset - total) + limit))
+        for sub in found[max(0, offset - total) :][: limit - len(page)]:
+            page.append(_subscription_entry(connection, sub))
+        total += len(found) if test else len(subs)
+    return {"total": total, "offset": offset, "limit": limit, "subscriptions_list": page}
+
+
+def _subscription_entry(connection: Connection, sub: Subscription) -> Document:
+    entry: Document = {
+        "account": connection.account.name,
+        "subject": sub.subject.decode(errors="replace"),
+        "sid": sub.sid.decode(errors="replace"),
+        "msgs": sub.delivered,
+        "cid": connection.cid,
+    }
+    if sub.queue:
+        entry["qgroup"] = sub.queue.decode(errors="replace")
+    return entry

@@ -1,0 +1,182 @@
+"""/varz: the server in one document.
+
+Owns: the fields and their sources.
+May not touch: live state beyond reading numbers.
+Spec: core contract 7.1; traffic counts payload and header bytes, nothing else."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from typing import TYPE_CHECKING
+
+from broker.config.options import VERSION, Options
+from broker.server.process.times import span, timestamp
+from broker.server.services import Document
+
+if TYPE_CHECKING:
+    from broker.server.client.websocket_listener import WebSocketDoor
+    from broker.server.server import Counters, Server
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * PAGE
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class CpuMeter:
+    """Percent of one core since the last look."""
+
+    def __init__(self) -> None:
+        self._wall = time.monotonic()
+        self._cpu = time.process_time()
+        self._last = 0.0
+
+    def percent(self) -> float:
+        wall, cpu = time.monotonic(), time.process_time()
+        if wall - self._wall >= 1.0:
+            self._last = 100.0 * (cpu - self._cpu) / (wall - self._wall)
+            self._wall, self._cpu = wall, cpu
+        return round(self._last, 2)
+
+
+def varz(server: Server, *, cpu: float, requests: dict[str, int]) -> Document:
+    options, now = server.options, time.time()
+    traffic = server.traffic()
+    routes = 0 if server.services is None else server.services.routez().get("num_routes", 0)
+    document: Document = {
+        "server_id": server.id,
+        "server_name": server.name,
+        "version": VERSION,
+        "proto": 1,
+        "go": f"python{platform.python_version()}",
+        "host": server.host,
+        "port": server.port,
+        **_security(server),
+        "max_connections": options.limits.max_connections,
+        "max_subscriptions": options.limits.max_subscriptions,
+        "ping_interval": options.ping.interval_ns,
+        "ping_max": options.ping.outstanding_max,
+        **_http(server),
+        "auth_timeout": server.auth_timeout_s,
+        "max_control_line": options.limits.max_control_line,
+        "max_payload": options.limits.max_payload,
+        "max_pending": options.limits.max_pending,
+        "cluster": _cluster(options),
+        "gateway": {},
+        "leaf": {},
+        "mqtt": {},
+        "websocket": {} if server.door is None else _websocket(server.door),
+        "jetstream": {} if server.services is None else server.services.varz_jetstream(),
+        "tls_timeout": 0 if options.tls is None else options.tls.timeout_ns / 1e9,
+        "write_deadline": options.limits.write_deadline_ns,
+        "start": timestamp(server.started),
+        "now": timestamp(now),
+        "uptime": span(now - server.started),
+        "mem": resident_bytes(),
+        "cores": os.cpu_count() or 1,
+        "gomaxprocs": 1,
+        "cpu": cpu,
+        "connections": len(server.connections),
+        "total_connections": server.counters.total_connections,
+        "routes": routes,
+        "remotes": routes,
+        "leafnodes": 0,
+        **_traffic(traffic),
+        "subscriptions": sum(len(account.subs) for account in server.accounts.values()),
+        "http_req_stats": requests,
+        "config_load_time": timestamp(server.config_loaded),
+        "config_digest": options.config_digest,
+        "tags": list(options.server_tags),
+        "system_account": options.system_account,
+        "slow_consumer_stats": {
+            "clients": traffic.slow_consumers,
+            "routes": 0,
+            "gateways": 0,
+            "leafs": 0,
+        },
+    }
+    return document | _urls(server)
+
+
+def _urls(server: Server) -> Document:
+    """Where clients may go; a server without peers names none."""
+    found = {"connect_urls": server.connect_urls(), "ws_connect_urls": server.ws_connect_urls()}
+    return {name: urls for name, urls in found.items() if urls}
+
+
+def _traffic(traffic: Counters) -> Document:
+    """Clients are all there is: what crosses to other nodes is not counted."""
+    return {
+        "in_msgs": traffic.in_msgs,
+        "in_bytes": traffic.in_bytes,
+        "out_msgs": traffic.out_msgs,
+        "out_bytes": traffic.out_bytes,
+        "in_client_msgs": traffic.in_msgs,
+        "in_client_bytes": traffic.in_bytes,
+        "out_client_msgs": traffic.out_msgs,
+        "out_client_bytes": traffic.out_bytes,
+        "slow_consumers": traffic.slow_consumers,
+        "stale_connections": traffic.stale_connections,
+        "stalled_clients": traffic.stalls,
+    }
+
+
+def _security(server: Server) -> Document:
+    document: Document = {}
+    if server.authenticator.required:
+        document["auth_required"] = True
+    tls = server.options.tls
+    if tls is not None:
+        document["tls_required"] = not server.options.allow_non_tls
+        document["tls_verify"] = tls.verify
+    return document
+
+
+def _http(server: Server) -> Document:
+    http = server.options.http
+    port = 0 if server.monitor is None else server.monitor.port
+    secure = http is not None and http.tls
+    return {
+        "http_host": "" if http is None else http.host,
+        "http_port": 0 if secure else port,
+        "http_base_path": "" if http is None else http.base_path,
+        "https_port": port if secure else 0,
+    }
+
+
+def _websocket(door: WebSocketDoor) -> Document:
+    options = door.options
+    document: Document = {"host": options.host, "port": door.port}
+    optional: Document = {
+        "advertise": options.advertise,
+        "no_auth_user": options.no_auth_user,
+        "handshake_timeout": options.handshake_timeout_ns,
+        "auth_timeout": (options.auth_timeout_ns or 0) / 1e9,
+        "no_tls": options.no_tls,
+        "same_origin": options.same_origin,
+        "allowed_origins": list(options.allowed_origins),
+        "compression": options.compression,
+    }
+    return document | {name: value for name, value in optional.items() if value}
+
+
+def _cluster(options: Options) -> Document:
+    cluster = options.cluster
+    if cluster is None:
+        return {}
+    return {
+        "name": cluster.name,
+        "addr": cluster.host,
+        "cluster_port": cluster.port,
+        "auth_timeout": 2.0,
+        "urls": [url.rpartition("@")[2].rpartition("/")[2] for url in cluster.routes],
+        "tls_timeout": 2.0,
+    }

@@ -1,0 +1,1 @@
+"""The system account: `$SYS` requests and events."""

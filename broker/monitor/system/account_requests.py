@@ -1,0 +1,164 @@
+"""Requests about accounts: by the system account about any, by every other about itself.
+
+Owns: the subjects under $SYS.REQ.ACCOUNT, and those every account has of its own.
+May not touch: other accounts than the one asked about.
+Spec: core contract 9.2 and 9.3."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.monitor.documents.accountz import account_info, has_jetstream
+from broker.monitor.documents.query import BadQuery
+from broker.monitor.system.server_summary import event
+from broker.server.process.times import timestamp
+from broker.server.routing.internal_subscription import Inbox
+from broker.server.services import Document, Query
+from broker.subjects import SinkKind
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+    from broker.monitor.documents.documents import Documents
+    from broker.monitor.system.responder import Desk
+    from broker.server.server import Server
+
+EVERY = "PING"  # in place of an account's name: all of them
+OWN_CONNZ = ("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.ACCOUNT.PING.CONNZ")
+OWN_STATZ = "$SYS.REQ.ACCOUNT.PING.STATZ"
+AccountMake = Callable[[str, Query], Document | None]
+
+
+class _Question(msgspec.Struct):
+    acc: str = ""
+    subject: str = ""
+    queue: str = ""  # in base64
+
+
+class AccountServices:
+    """What this server answers of its accounts."""
+
+    def __init__(self, desk: Desk, documents: Documents) -> None:
+        self._desk = desk
+        self._server = desk.server
+        self._documents = documents
+
+    def start(self) -> None:
+        makes: dict[str, AccountMake] = {
+            "CONNZ": self._connz,
+            "SUBSZ": lambda name, query: self._of("subsz", name, {"subs": "true", **query}),
+            "LEAFZ": lambda name, query: self._of("leafz", name, query),
+            "JSZ": self._jsz,
+            "INFO": lambda name, _: account_info(self._server, name),
+            "STATZ": self._statz,
+        }
+        for service, make in makes.items():
+            self._listen(service, make)
+        self._desk.listen("$SYS.REQ.ACCOUNT.*.CONNS", self._conns)
+        self._desk.listen("$SYS.REQ.ACCOUNT.NSUBS", self._subscribers)
+
+    def serve(self, account: Account) -> None:
+        """What an ordinary account may know: its own connections, its own numbers."""
+        name = account.name
+        for subject in OWN_CONNZ:
+            self._desk.serve(subject, lambda query: self._connz(name, query), account)
+        self._desk.serve(OWN_STATZ, lambda query: self._statz(name, query), account)
+
+    def _listen(self, service: str, make: AccountMake) -> None:
+        def taken(subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
+            name = _account_in(subject)
+            self._desk.answer(lambda query: make(name, query), reply, payload)
+
+        self._desk.listen(f"$SYS.REQ.ACCOUNT.*.{service}", taken)
+
+    # -- documents ------------------------------------------------------------------------------
+
+    def _of(self, document: str, name: str, query: Query) -> Document:
+        return self._documents.by_name[document]({**query, "acc": name})
+
+    def _connz(self, name: str, query: Query) -> Document:
+        return self._of("connz", "" if name == EVERY else name, query)
+
+    def _jsz(self, name: str, query: Query) -> Document:
+        if name not in self._server.accounts:
+            raise BadQuery(f'account "{name}" not found')
+        if not has_jetstream(self._server, name):
+            raise BadQuery(f'account "{name}" not jetstream enabled')
+        details = self._of("jsz", name, query).get("account_details", [])
+        empty: Document = {"name": name, "id": name, "memory": 0, "storage": 0}
+        return details[0] if details else empty
+
+    def _statz(self, name: str, query: Query) -> Document | None:
+        """Accounts without connections are left out; one that was named is silent then."""
+        accounts = self._server.accounts
+        wanted = list(accounts.values()) if name == EVERY else _known(accounts.get(name))
+        if query.get("include_unused") != "true":
+            wanted = [account for account in wanted if account.connections]
+        if not wanted and name != EVERY:
+            return None
+        return {
+            "server_id": self._server.id,
+            "now": timestamp(time.time()),
+            "account_statz": [account_numbers(account) for account in wanted],
+        }
+
+    def _conns(self, subject: bytes, reply: bytes, _headers: bytes, _payload: bytes) -> None:
+        account = self._server.accounts.get(_account_in(subject))
+        if reply and account is not None and account.connections:
+            self._desk.send(reply, connections_event(self._server, account))
+
+    def _subscribers(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
+        """How many of this server's clients take a subject, as bare digits."""
+        try:
+            question = msgspec.json.decode(payload, type=_Question)
+            queue = base64.b64decode(question.queue)
+        except (msgspec.DecodeError, binascii.Error):
+            return
+        account = self._server.accounts.get(question.acc)
+        if account is not None and reply:
+            count = b"%d" % subscriber_count(account, question.subject.encode(), queue)
+            self._server.router.publish(self._desk.system_account, reply, b"", b"", count)
+
+
+def subscriber_count(account: Account, subject: bytes, queue: bytes = b"") -> int:
+    found = account.subs.match(subject)
+    pools = [] if queue else [found.plain]
+    pools += [pool for pool in found.local_queues() if not queue or pool[0].queue == queue]
+    return sum(
+        sub.sink.kind is SinkKind.CLIENT and not isinstance(sub.sink, Inbox)
+        for pool in pools
+        for sub in pool
+    )
+
+
+def account_numbers(account: Account) -> Document:
+    """Traffic of clients; what crosses to other nodes is not counted per account."""
+    traffic = account.traffic()
+    return {
+        "acc": account.name,
+        "name": account.name,
+        "conns": len(account.connections),
+        "leafnodes": 0,
+        "total_conns": len(account.connections),
+        "num_subscriptions": len(account.subs),
+        "sent": {"msgs": traffic.out_msgs, "bytes": traffic.out_bytes},
+        "received": {"msgs": traffic.in_msgs, "bytes": traffic.in_bytes},
+        "slow_consumers": 0,
+    }
+
+
+def connections_event(server: Server, account: Account) -> Document:
+    return event(server, "account_connections") | account_numbers(account)
+
+
+def _known(account: Account | None) -> list[Account]:
+    return [] if account is None else [account]
+
+
+def _account_in(subject: bytes) -> str:
+    return subject.split(b".")[3].decode(errors="replace")

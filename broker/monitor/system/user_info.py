@@ -1,0 +1,85 @@
+"""$SYS.REQ.USER.INFO: a client asks who it is here.
+
+Owns: the service in every account, and its document.
+May not touch: other system services; permissions are shown, not judged.
+Spec: core contract 9.3. Answered by the server the client is connected to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.config.options import Permissions, SubjectRules
+from broker.server.services import Document
+from broker.subjects import Origin, SinkKind, Subscription
+from broker.wire import PubRun
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+    from broker.server.server import Server
+
+SUBJECT = b"$SYS.REQ.USER.INFO"
+
+
+class UserInfo:
+    """A SERVICE sink; one serves all accounts."""
+
+    kind = SinkKind.SERVICE
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def serve(self, account: Account) -> None:
+        account.subs.insert(Subscription(self, account, SUBJECT))
+
+    def deliver_run(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+    ) -> bool:
+        connection = self._server.connections.get(origin.cid) if origin is not None else None
+        if connection is None:
+            return False
+        for row in range(start, stop):
+            reply = run.message(row)[1]
+            if reply:
+                document = {
+                    "server": self._server.about.stamp(),
+                    "data": about_user(
+                        connection.identity.user,
+                        connection.account.name,
+                        connection.identity.permissions,
+                    ),
+                }
+                body = msgspec.json.encode(document)
+                self._server.router.publish(connection.account, reply, b"", b"", body)
+        return True
+
+    def deliver(
+        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> bool:
+        """Without a connection there is nobody to tell about."""
+        return False
+
+
+def about_user(user: str, account: str, permissions: Permissions | None) -> Document:
+    document: Document = {"user": user, "account": account, "account_name": account}
+    if permissions is not None:
+        shown: Document = {}
+        if permissions.publish is not None:
+            shown["publish"] = _rules(permissions.publish)
+        if permissions.subscribe is not None:
+            shown["subscribe"] = _rules(permissions.subscribe)
+        if permissions.responses is not None:
+            responses = permissions.responses
+            shown["responses"] = {"max": responses.max_msgs, "ttl": responses.expires_ns}
+        document["permissions"] = shown
+    return document
+
+
+def _rules(rules: SubjectRules) -> Document:
+    lists = {"allow": rules.allow, "deny": rules.deny}
+    return {
+        name: [subject.decode(errors="backslashreplace") for subject in subjects]
+        for name, subjects in lists.items()
+        if subjects
+    }

@@ -1,0 +1,1 @@
+"""One client connection: listener, socket, TLS, WebSocket, CONNECT, operations, output buffer."""

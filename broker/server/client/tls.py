@@ -1,0 +1,144 @@
+"""TLS on a socket that is already open: records in, plain bytes out, and back.
+
+Owns: the SSL objects of one connection and the contexts made from the configuration.
+May not touch: the transport; it only turns bytes into bytes.
+Spec: core contract 4; the upgrade follows the INFO on the same socket."""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+
+from msgspec import structs
+
+from broker.config.options import TlsOptions
+from broker.server.services import StartFailed
+
+READ_SIZE = 256 * 1024
+HANDSHAKE_RECORD = 0x16  # the first byte of a TLS ClientHello
+
+
+class TlsFailed(Exception):
+    """The peer broke the handshake or the records."""
+
+
+def server_context(options: TlsOptions) -> ssl.SSLContext:
+    """Raises OSError or ssl.SSLError when the files are missing or do not fit."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = (
+        ssl.TLSVersion.TLSv1_3 if options.min_version == "1.3" else ssl.TLSVersion.TLSv1_2
+    )
+    context.load_cert_chain(options.cert_file, options.key_file)
+    if options.ca_file:
+        context.load_verify_locations(options.ca_file)
+    if options.verify:
+        context.verify_mode = ssl.CERT_REQUIRED
+        if not options.ca_file:
+            context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+    return context
+
+
+def load_context(options: TlsOptions) -> ssl.SSLContext:
+    """For a listener of clients. Raises StartFailed."""
+    try:
+        return server_context(options)
+    except (OSError, ssl.SSLError) as error:
+        text = f"error parsing X509 certificate/key pair: {error}"
+        raise StartFailed(text) from error
+
+
+def client_context(options: TlsOptions) -> ssl.SSLContext:
+    """For links this server dials."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if options.cert_file:
+        context.load_cert_chain(options.cert_file, options.key_file)
+    if options.ca_file:
+        context.load_verify_locations(options.ca_file)
+    else:
+        context.load_default_certs()
+    if options.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def route_contexts(options: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For links between nodes: (accepting, dialling); both sides show a certificate.
+
+    Raises StartFailed."""
+    try:
+        return server_context(structs.replace(options, verify=True)), client_context(options)
+    except (OSError, ssl.SSLError) as error:
+        raise StartFailed(f"cluster tls: {error}") from error
+
+
+class TlsLayer:
+    """The server side of one TLS session over memory buffers."""
+
+    __slots__ = ("_incoming", "_object", "_outgoing", "ended", "established")
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.established = False
+        self.ended = False  # the peer said it will send no more
+
+    def receive(self, chunk: bytes) -> bytes:
+        """Plain bytes that the records carried; advances the handshake on the way.
+
+        Raises TlsFailed on bad records and on a refused certificate."""
+        self._incoming.write(chunk)
+        try:
+            if not self.established:
+                try:
+                    self._object.do_handshake()
+                except ssl.SSLWantReadError:
+                    return b""
+                self.established = True
+            return self._drain()
+        except (ssl.SSLError, OSError) as error:
+            raise TlsFailed(str(error)) from error
+
+    def _drain(self) -> bytes:
+        parts: list[bytes] = []
+        while True:
+            try:
+                part = self._object.read(READ_SIZE)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLZeroReturnError:
+                part = b""
+            if not part:
+                self.ended = True
+                break
+            parts.append(part)
+        return b"".join(parts)
+
+    def encrypt(self, data: bytes) -> bytes:
+        self._object.write(data)
+        return self._outgoing.read()
+
+    def farewell(self) -> bytes:
+        """The record that says we close; a peer may wait for it."""
+        if not self.established:
+            return b""
+        # It then wants the peer's answer, or the session is broken: ours is written anyway.
+        with suppress(ssl.SSLError, OSError):
+            self._object.unwrap()
+        return self._outgoing.read()
+
+    def pending_output(self) -> bytes:
+        """Handshake records that must go out."""
+        return self._outgoing.read()
+
+    def description(self) -> tuple[str, str]:
+        """(tls_version, tls_cipher_suite) as the monitor shows them."""
+        return describe(self._object)
+
+
+def describe(session: ssl.SSLObject) -> tuple[str, str]:
+    cipher = session.cipher()
+    version = (session.version() or "").removeprefix("TLSv")
+    return version, cipher[0] if cipher else ""

@@ -1,0 +1,249 @@
+"""Clients that come in through HTTP: one WebSocket between a socket and a connection.
+
+Owns: the upgrade on the socket, its deadline, frames both ways, the close frame.
+May not touch: operations; to the connection it is a transport like any other.
+Spec: RFC 6455; core contract 10. A head has HEAD_MAX bytes and a deadline, or the socket goes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+from broker.server.client.close_reason import Reason
+from broker.server.client.connection import Connection
+from broker.server.process.log import logger
+from broker.wire.upgrade import HEAD_MAX, Refused, Upgrade, upgrade
+from broker.wire.websocket import (
+    FRAME_MAX,
+    FrameReader,
+    FrameViolation,
+    FrameWriter,
+    Status,
+    close_frame,
+)
+
+if TYPE_CHECKING:
+    from broker.server.client.websocket_listener import WebSocketDoor
+
+BROWSER_FRAME_MAX = 4096
+HEAD_END = b"\r\n\r\n"
+
+STATUSES = {
+    Reason.CLIENT_CLOSED: Status.NORMAL,
+    Reason.AUTHENTICATION_TIMEOUT: Status.POLICY,
+    Reason.AUTHENTICATION_VIOLATION: Status.POLICY,
+    Reason.SLOW_CONSUMER_PENDING: Status.POLICY,
+    Reason.SLOW_CONSUMER_DEADLINE: Status.POLICY,
+    Reason.MAX_ACCOUNT_CONNECTIONS: Status.POLICY,
+    Reason.MAX_CONNECTIONS: Status.POLICY,
+    Reason.MAX_CONTROL_LINE: Status.POLICY,
+    Reason.PARSE_ERROR: Status.PROTOCOL_ERROR,
+    Reason.PROTOCOL_VIOLATION: Status.PROTOCOL_ERROR,
+    Reason.BAD_CLIENT_PROTOCOL: Status.PROTOCOL_ERROR,
+    Reason.MAX_PAYLOAD: Status.TOO_BIG,
+    Reason.READ_ERROR: Status.GOING_AWAY,
+    Reason.STALE_CONNECTION: Status.GOING_AWAY,
+    Reason.SERVER_SHUTDOWN: Status.GOING_AWAY,
+}
+
+
+class WebSocket(asyncio.Transport, asyncio.Protocol):
+    """A protocol to the socket below, a transport to the connection above."""
+
+    def __init__(self, door: WebSocketDoor, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._door = door
+        self._loop = loop
+        self._below: asyncio.Transport | None = None
+        self._above: Connection | None = None
+        self._head = bytearray()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._upgrade: Upgrade | None = None
+        self._reader = FrameReader(max_payload=0)
+        self._writer = FrameWriter()
+        self._full = False
+        self._paused = False
+        self._farewell: bytes | None = None  # the close frame, where somebody decided on it
+
+    # -- the socket below: upgrade ----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._below = cast(asyncio.Transport, transport)
+        if self._door.crowded:
+            self._below.abort()
+            return
+        self._door.waiting.add(self)
+        self._deadline = self._loop.call_later(self._door.handshake_s, self._too_late)
+
+    def data_received(self, chunk: bytes) -> None:
+        if self._above is not None:
+            self._reader.feed(chunk)
+            self._read_on()
+        elif self._deadline is not None:
+            self._receive_head(chunk)
+
+    def _receive_head(self, chunk: bytes) -> None:
+        seen = max(0, len(self._head) - len(HEAD_END))
+        self._head += chunk
+        end = self._head.find(HEAD_END, seen)
+        if end < 0:
+            if len(self._head) > HEAD_MAX:
+                self._refuse(Refused("request head too long"))
+            return
+        try:
+            agreed = upgrade(bytes(self._head[:end]), self._door.terms)
+            if len(self._head) > end + len(HEAD_END):
+                raise Refused("client sent data before handshake is complete")
+            self._door.check_path(agreed.path)
+        except Refused as refusal:
+            self._refuse(refusal)
+            return
+        self._enter(agreed)
+
+    def _enter(self, agreed: Upgrade) -> None:
+        door, below = self._door, self._below
+        assert below is not None
+        self._stop_waiting()
+        self._head.clear()
+        self._upgrade = agreed
+        self._reader = FrameReader(
+            max_payload=door.max_payload, masked=agreed.masked, compression=agreed.compression
+        )
+        self._writer = FrameWriter(
+            frame_max=BROWSER_FRAME_MAX if agreed.browser else FRAME_MAX,
+            deflater=door.deflater if agreed.compression else None,
+        )
+        below.write(agreed.response)
+        self._above = door.connection(agreed, self._loop)
+        self._above.connection_made(self)
+
+    def _refuse(self, refusal: Refused) -> None:
+        logger.error("%s - websocket handshake error: %s", self._peer(), refusal)
+        self._stop_waiting()
+        if self._below is not None:
+            self._below.write(refusal.response())
+            self._below.close()
+
+    def _too_late(self) -> None:
+        logger.error("%s - websocket handshake error: timeout", self._peer())
+        self.turn_away()
+
+    def turn_away(self) -> None:
+        """No more waiting for the rest of the request."""
+        self._stop_waiting()
+        if self._below is not None:
+            self._below.abort()
+
+    def _stop_waiting(self) -> None:
+        self._door.waiting.discard(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _peer(self) -> str:
+        host, port = (self.get_extra_info("peername") or ("", 0))[:2]
+        return f"{host.removeprefix('::ffff:')}:{port}"
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_waiting()
+        self._below = None
+        if self._above is not None:
+            self._above.connection_lost(error)
+
+    # -- frames that come -------------------------------------------------------------------
+
+    def _read_on(self) -> None:
+        """Hand up what the frames carry, until the connection has enough for now."""
+        above, reader = self._above, self._reader
+        assert above is not None
+        try:
+            while not self._paused and not above.closed and (data := reader.read()):
+                above.data_received(data)
+        except FrameViolation as violation:
+            self._broken(above, violation)
+            return
+        if reader.pong is not None:
+            self._answer_ping()
+        if reader.closing is not None and not self._paused and not above.closed:
+            self._farewell = reader.closing
+            above.peer_ended()
+
+    def _broken(self, above: Connection, violation: FrameViolation) -> None:
+        if above.closed:
+            return
+        logger.error("%s - read error: %s", above.label, violation)
+        if violation.status is Status.TOO_BIG:
+            above.fail("Maximum Payload Violation", Reason.MAX_PAYLOAD)
+            return
+        self._farewell = close_frame(violation.status, str(violation))
+        above.close(Reason.READ_ERROR)
+
+    def _answer_ping(self) -> None:
+        """Who sends pings and reads no pongs gets only the last one, when there is room."""
+        pong = self._reader.pong
+        if pong is not None and not self._full and not self.is_closing():
+            assert self._below is not None
+            self._below.write(pong)
+            self._reader.pong = None
+
+    # -- the transport above ----------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._below is not None:
+            self._below.write(self._writer.write(bytes(data)))
+
+    def close(self) -> None:
+        if self._below is None or self._below.is_closing():
+            return
+        reason = self._above.reason if self._above is not None else None
+        farewell = self._farewell
+        if farewell is None and reason is not None:
+            farewell = close_frame(STATUSES.get(reason, Status.INTERNAL), reason.value)
+        self._below.write(farewell or b"")
+        self._below.close()
+
+    def abort(self) -> None:
+        if self._below is not None:
+            self._below.abort()
+
+    def is_closing(self) -> bool:
+        return self._below is None or self._below.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "forwarded_for":
+            return self._upgrade.forwarded_for if self._upgrade is not None else default
+        return default if self._below is None else self._below.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._below is None else self._below.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert self._below is not None
+        self._below.set_write_buffer_limits(high=high, low=low)
+
+    def pause_reading(self) -> None:
+        self._paused = True
+        if self._below is not None:
+            self._below.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        if self._below is not None:
+            self._below.resume_reading()
+            self._loop.call_soon(self._read_rest)
+
+    def _read_rest(self) -> None:
+        """Frames that lay here when the connection asked for a pause."""
+        if not self._paused and self._above is not None and not self._above.closed:
+            self._read_on()
+
+    def pause_writing(self) -> None:
+        self._full = True
+        if self._above is not None:
+            self._above.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._answer_ping()
+        if self._above is not None:
+            self._above.resume_writing()

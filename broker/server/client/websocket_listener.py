@@ -1,0 +1,190 @@
+"""The WebSocket listener: its socket, its terms, and who comes in through it.
+
+Owns: bind, listen and close of that port, what INFO says there, its own authorization.
+May not touch: frames, and connections once they are made.
+Spec: core contract 8.2 and 10. At most WAITING_MAX sockets may owe their request; more are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from broker.accounts.authentication import Authenticator
+from broker.accounts.identity import Credentials
+from broker.config.options import Authorization, Options, TlsOptions, WebSocketOptions
+from broker.server.client import listener
+from broker.server.client.connection import Connection
+from broker.server.client.listener_profile import Entrance
+from broker.server.client.tls import load_context
+from broker.server.client.websocket import WebSocket
+from broker.server.process.log import logger
+from broker.server.services import Document, StartFailed
+from broker.wire.upgrade import Refused, Terms, Upgrade, parse_origin
+from broker.wire.websocket import Deflater
+
+if TYPE_CHECKING:
+    from broker.server.server import Server
+
+HANDSHAKE_SECONDS = 10.0  # where the configuration does not say
+WAITING_MAX = 4096
+
+
+class WebSocketDoor(Entrance):
+    """Bind it before anything is promised, `listen` with the client port, `close` with it."""
+
+    kind = "websocket"
+    mark = "wid"
+    connection_type = "WEBSOCKET"
+
+    def __init__(self, server: Server, options: WebSocketOptions) -> None:
+        super().__init__(server)
+        self.options = options
+        self.deflater = Deflater() if options.compression else None
+        self.handshake_s = options.handshake_timeout_ns / 1e9 or HANDSHAKE_SECONDS
+        self.waiting: set[WebSocket] = set()  # sockets that have not been upgraded
+        self.terms = terms(options)
+        self._context = None if options.tls is None else load_context(options.tls)
+        self._socket: socket.socket | None = None
+        self._listener: asyncio.Server | None = None
+        self._authenticator: Authenticator | None = None
+        self.port = 0
+        self.reconfigure(server.options)
+
+    @property
+    def scheme(self) -> str:
+        return "ws" if self._context is None else "wss"
+
+    # -- life -------------------------------------------------------------------------------
+
+    def bind(self) -> None:
+        """Raises StartFailed."""
+        self._socket = listener.bind(self.options.host, self.options.port, what="websocket port")
+        self.port = self._socket.getsockname()[1]
+
+    async def listen(self) -> None:
+        """Raises StartFailed."""
+        sock = self._socket
+        assert sock is not None, "bound before"
+        shown = listener.join_host_port(self.options.host, self.port)
+        loop = asyncio.get_running_loop()
+        try:
+            sock.listen(listener.BACKLOG)
+        except OSError as error:
+            raise StartFailed(listener.refusal(shown, error, what="websocket port")) from error
+        tls = self.options.tls
+        self._listener = await loop.create_server(
+            lambda: WebSocket(self, loop),
+            sock=sock,
+            backlog=listener.BACKLOG,
+            ssl=self._context,
+            ssl_handshake_timeout=None if tls is None else tls.timeout_ns / 1e9,
+        )
+        logger.info("Listening for websocket clients on %s://%s", self.scheme, shown)
+        if self._context is None:
+            logger.warning("Websocket not configured with TLS. DO NOT USE IN PRODUCTION!")
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        elif self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        for one in list(self.waiting):
+            one.turn_away()
+
+    def reconfigure(self, options: Options) -> None:
+        """Users may have changed; the port and its terms may not (see reload.py)."""
+        own = own_authorization(self.options, options.authorization)
+        self._authenticator = None if own is None else Authenticator(own)
+
+    # -- upgrades ---------------------------------------------------------------------------
+
+    @property
+    def crowded(self) -> bool:
+        return len(self.waiting) >= WAITING_MAX
+
+    @property
+    def max_payload(self) -> int:
+        return self._server.options.limits.max_payload
+
+    def check_path(self, path: str) -> None:
+        """Raises Refused: other protocols have paths of their own, which nobody serves here."""
+        for name in ("leafnode", "mqtt"):
+            if path.endswith(f"/{name}"):
+                raise Refused(f"{name} websocket endpoint not enabled", HTTPStatus.NOT_FOUND)
+
+    def connection(self, agreed: Upgrade, loop: asyncio.AbstractEventLoop) -> Connection:
+        def cookie(name: str) -> str:
+            return agreed.cookies.get(name, "") if name else ""
+
+        options = self.options
+        brought = Credentials(
+            user=cookie(options.user_cookie),
+            password=cookie(options.pass_cookie),
+            token=cookie(options.token_cookie),
+        )
+        return Connection(self._server, loop, entrance=self, brought=brought)
+
+    # -- what connections ask ---------------------------------------------------------------
+
+    @property
+    def authenticator(self) -> Authenticator:
+        return self._authenticator or self._server.authenticator
+
+    @property
+    def auth_timeout_s(self) -> float:
+        own_ns = self.options.auth_timeout_ns
+        return self._server.auth_timeout_s if own_ns is None else own_ns / 1e9
+
+    @property
+    def ping_interval_s(self) -> float:
+        return self.options.ping_interval_ns / 1e9 or super().ping_interval_s
+
+    @property
+    def tls(self) -> tuple[TlsOptions, ssl.SSLContext] | None:
+        return None  # it lies below HTTP
+
+    def info(self) -> Document:
+        document = super().info()
+        for name in ("tls_required", "tls_available", "auth_required"):
+            document.pop(name, None)
+        document["host"], document["port"] = self.options.host, self.port
+        if self._context is not None:
+            document["tls_required"] = document["tls_available"] = True
+        if self.authenticator.announced or self._authenticator is not None:
+            document["auth_required"] = True
+        return document
+
+    def own_urls(self) -> list[str]:
+        """host:port forms that peers tell their WebSocket clients."""
+        return listener.advertised(self.options.host, self.port, self.options.advertise)
+
+    def connect_urls(self, *, ldm: bool = False) -> list[str]:
+        return self._server.ws_connect_urls(ldm=ldm)
+
+
+def terms(options: WebSocketOptions) -> Terms:
+    return Terms(
+        secure=options.tls is not None,
+        same_origin=options.same_origin,
+        origins=frozenset(parse_origin(one) for one in options.allowed_origins),
+        compression=options.compression,
+        headers=tuple(options.headers.items()),
+    )
+
+
+def own_authorization(options: WebSocketOptions, common: Authorization) -> Authorization | None:
+    """What holds at this port alone; None = the rules of the client port."""
+    if options.user or options.token:
+        return Authorization(user=options.user, password=options.password, token=options.token)
+    if options.no_auth_user:
+        return Authorization(
+            users=common.users,
+            default_permissions=common.default_permissions,
+            no_auth_user=options.no_auth_user,
+        )
+    return None

@@ -1,0 +1,38 @@
+"""Small files a server leaves for its surroundings: pid and ports.
+
+Owns: their form, atomic writing and removal.
+May not touch: anything that serves.
+Spec: core contract 6.4; the ports file is called nats-server_<pid>.ports whatever we are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from broker.server.client.listener import WILDCARDS, interface_addresses, join_host_port
+
+
+def write_pid(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+
+
+def remove(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+
+
+def urls(scheme: str, host: str, port: int) -> list[str]:
+    """Every address a listener answers on; 127.0.0.1 first for a wildcard bind."""
+    hosts = interface_addresses(loopback=True) if host in WILDCARDS else [host]
+    return [f"{scheme}://{join_host_port(address, port)}" for address in hosts]
+
+
+def write_ports(directory: str, listeners: dict[str, list[str]]) -> str:
+    """Atomically, so that a poller never reads half a file; returns the path."""
+    path = Path(directory) / f"nats-server_{os.getpid()}.ports"
+    text = msgspec.json.encode({name: found for name, found in listeners.items() if found})
+    partial = path.with_suffix(".tmp")
+    partial.write_bytes(text)
+    partial.replace(path)
+    return str(path)

@@ -1,0 +1,1 @@
+"""From a publish to its subscribers: the router, imports between accounts, fairness."""

@@ -1,0 +1,349 @@
+"""From a publish to its takers: one cached lookup per segment of equal subjects.
+
+Owns: fan-out, queue choice, echo, no responders, and the notice of changed interest.
+May not touch: sockets, permissions, storage; sinks do what is theirs.
+Spec: core contract 1.8, 1.10."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import randrange
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+from broker.accounts import Account
+from broker.server.routing.fair_queue import TURN_S
+from broker.subjects import BulkService, Match, Origin, Sink, SinkKind, Subscription
+
+if TYPE_CHECKING:
+    from broker.server.client.client_sink import ClientSink
+    from broker.wire import PubRun
+
+ACK_PREFIX = b"$JS.ACK."
+GET_PREFIX = b"$JS.API.DIRECT.GET."
+READ_PREFIXES = (GET_PREFIX, b"$JS.API.STREAM.MSG.GET.")  # one may take milliseconds
+LOOK_EVERY = 256  # deliveries between two looks at the clock
+PIECE_MAX = 4096  # rows times takers delivered in one piece
+InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
+
+
+class Publisher(Origin, Sink, Protocol):
+    """A connection, as the router needs it."""
+
+    account: Account
+    no_responders: bool
+    guarded: bool  # its publishes must pass may_publish
+
+    def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
+        """Asked once per segment; answers the client itself when it refuses."""
+
+
+class Router:
+    """One per server. The tables are the accounts'; this is what is done with a match."""
+
+    def __init__(self) -> None:
+        self._interest: list[InterestCallback] = []
+
+    # -- interest ---------------------------------------------------------------------------
+
+    def on_interest(self, callback: InterestCallback) -> None:
+        """Called for every CLIENT subscription that comes (True) or goes (False)."""
+        self._interest.append(callback)
+
+    def subscribe(self, account: Account, sub: Subscription) -> None:
+        account.subs.insert(sub)
+        if sub.sink.kind is SinkKind.CLIENT:
+            for callback in self._interest:
+                callback(account, sub, True)  # noqa: FBT003 - the contract of the callback
+
+    def unsubscribe(self, account: Account, sub: Subscription) -> None:
+        if not account.subs.remove(sub):
+            return
+        sub.closed = True
+        if sub.sink.kind is SinkKind.CLIENT:
+            for callback in self._interest:
+                callback(account, sub, False)  # noqa: FBT003
+
+    def has_interest(self, account: Account, subject: bytes, *, queue: bytes = b"") -> bool:
+        """Does anybody take this subject; with `queue`, is there a member of that group?"""
+        found = account.subs.match(subject)
+        if not queue:
+            return bool(found)
+        return any(pool[0].queue == queue for pool in found.queues)
+
+    def bulk(self, account: Account, deliver_to: bytes) -> Subscription | None:
+        """The one plain CLIENT subscription of this node when nothing else matches, else None.
+
+        Families of reply subjects (`prefix.` + token) are answered from one cached result."""
+        found = None
+        if not deliver_to.endswith(b"."):
+            found = account.subs.match_prefix(deliver_to[: deliver_to.rfind(b".") + 1])
+        if found is None:
+            found = account.subs.match(deliver_to)
+        return _plain_client(found)
+
+    def bulk_family(self, account: Account, prefix: bytes) -> Subscription | None:
+        """As `bulk`, for all of `prefix` + one token; None when the token matters."""
+        found = account.subs.match_prefix(prefix)
+        return None if found is None else _plain_client(found)
+
+    # -- publishing -------------------------------------------------------------------------
+
+    def publish_run(self, origin: Publisher, run: PubRun, first: int = 0) -> int:
+        """Every message from row `first` on to everybody who wants it, in order.
+
+        Returns the row it came to. Less than the whole run means that the turn of this client is
+        over: the caller comes back for the rest, and sends nothing of the client's before."""
+        deadline = perf_counter() + TURN_S
+        spans = run.ack_spans()
+        service = self._ack_service(origin) if spans else None
+        if service is None:
+            return self._publish_rows(origin, run, first, len(run), deadline)
+        row = first
+        for start, stop, acks in spans:
+            if stop <= row:
+                continue  # in an earlier turn
+            if start > row:
+                row = self._publish_rows(origin, run, row, start, deadline)
+                if row < start:
+                    return row
+            cast(BulkService, service.sink).deliver_acks(service, acks)
+            row = stop
+        if row < len(run):
+            row = self._publish_rows(origin, run, row, len(run), deadline)
+        return row
+
+    def _publish_rows(
+        self, origin: Publisher, run: PubRun, first: int, last: int, deadline: float
+    ) -> int:
+        match = origin.account.subs.match
+        gets = origin.account.subs.match_family(GET_PREFIX)
+        taker: Subscription | None = None  # of the rows from `begun` on
+        begun = first
+        reached = last
+        work = 0
+        for subject, start, stop in run.segments(first, last):
+            found = self._reserved(origin, subject) if subject[:1] == b"$" else match(subject)
+            joinable = found.quick or found is gets
+            late = work > LOOK_EVERY
+            if taker is not None and (
+                not (joinable and found.single is taker)  # else one delivery for all of them
+                or (late and taker.sink.kind is SinkKind.SERVICE)
+            ):
+                done = self._to_one(origin, taker, run, begun, start, deadline=deadline)
+                if done < start:
+                    return done
+                taker = None
+            if late:
+                if perf_counter() > deadline:
+                    reached = start
+                    break
+                work = 0
+            work += 2 if joinable else found.weight + 1
+            if taker is not None:
+                continue
+            sub = found.single
+            if joinable and sub is not None and not sub.max_msgs and not origin.guarded:
+                taker, begun = sub, start
+                continue
+            work += LOOK_EVERY if subject.startswith(READ_PREFIXES) else 0
+            done = self._in_pieces(origin, run, found, start, stop=stop, deadline=deadline)
+            if done < stop:
+                return done
+        if taker is not None:
+            return self._to_one(origin, taker, run, begun, reached, deadline=deadline)
+        return reached
+
+    def _in_pieces(
+        self, origin: Publisher, run: PubRun, found: Match, start: int, *, stop: int,
+        deadline: float,
+    ) -> int:  # fmt: skip
+        """One segment. Many rows for many takers can end the turn between two pieces."""
+        sub = found.single
+        share = max(1, PIECE_MAX // (found.weight or 1))
+        if sub is None and run.segments(start, start + 1)[0][0].startswith(READ_PREFIXES):
+            share = 1  # read by the service, and somebody listens to the requests
+        for row in range(start, stop, share):
+            if row > start and perf_counter() > deadline:
+                return row
+            end = min(row + share, stop)
+            if origin.guarded and not origin.may_publish(run, run.message(row)[0], row, end):
+                continue
+            if sub is not None and not sub.max_msgs:
+                reached = self._to_one(origin, sub, run, row, end, deadline=deadline)
+                if reached < end:
+                    return reached
+                continue
+            covered = self._fan_out(origin, found, run, row, end)
+            if covered < end:
+                self._not_taken(origin, run, covered, end)
+        return stop
+
+    def _to_one(
+        self, origin: Publisher, sub: Subscription, run: PubRun, start: int, stop: int, *,
+        deadline: float,
+    ) -> int:  # fmt: skip
+        """Returns the row it came to: less than `stop` when reads took the rest of the turn."""
+        if sub.sink.kind is SinkKind.SERVICE and run.message(start)[0].startswith(READ_PREFIXES):
+            service = cast(BulkService, sub.sink)
+            reached, missing = service.deliver_gets(
+                sub, run, start, stop, origin, deadline=deadline
+            )
+            for row in missing:
+                self._not_taken(origin, run, row, row + 1)
+            return reached
+        silent = sub.sink is origin and not origin.echo
+        if silent or not sub.sink.deliver_run(sub, run, start, stop, origin):
+            self._not_taken(origin, run, start, stop)
+        return stop
+
+    def _not_taken(self, origin: Publisher, run: PubRun, start: int, stop: int) -> None:
+        if origin.no_responders and run.any_reply(start, stop):
+            self._tell_no_responders_rows(origin, run, start, stop)
+
+    def _reserved(self, origin: Publisher, subject: bytes) -> Match:
+        """As match. Gets of single keys differ in every subject; see _ack_service."""
+        subs = origin.account.subs
+        found = None
+        if subject.startswith(GET_PREFIX) and b".." not in subject and not subject.endswith(b"."):
+            found = subs.match_family(GET_PREFIX)
+        return subs.match(subject) if found is None else found
+
+    def _ack_service(self, origin: Publisher) -> Subscription | None:
+        """Who takes all plain acks of this client, if nobody else listens there. Acks differ in
+        every subject: one answer for the whole family saves a lookup each."""
+        if origin.guarded:
+            return None
+        found = origin.account.subs.match_family(ACK_PREFIX)
+        sub = found.single if found is not None else None
+        return sub if sub is not None and sub.sink.kind is SinkKind.SERVICE else None
+
+    def publish(
+        self,
+        account: Account,
+        subject: bytes,
+        reply: bytes,
+        headers: bytes,
+        payload: bytes,
+        *,
+        deliver_to: bytes | None = None,
+        origin: Publisher | None = None,
+    ) -> int:
+        """One message; returns how many took it. `deliver_to` is matched, `subject` is shown."""
+        found = account.subs.match(subject if deliver_to is None else deliver_to)
+        silent = None if origin is None or origin.echo else origin
+        delivered = 0
+        for sub in found.plain:
+            sink = sub.sink
+            if sink is not silent and sink.deliver(sub, subject, reply, headers, payload):
+                delivered += 1
+        for pool in found.queues:
+            turn = randrange(len(pool))
+            for _ in range(len(pool)):
+                sub = pool[turn]
+                turn = (turn + 1) % len(pool)
+                sink = sub.sink
+                if sink is not silent and sink.deliver(sub, subject, reply, headers, payload):
+                    delivered += 1
+                    break
+        if not delivered and reply and origin is not None and origin.no_responders:
+            self.tell_no_responders(origin, subject, reply)
+        return delivered
+
+    def deliver_local_run(
+        self, account: Account, run: PubRun, *, queue: bytes = b"", origin: Origin | None = None
+    ) -> int:
+        """What came from a peer: to the clients of this node only, one hop, never further.
+
+        Without `queue` the plain subscriptions take it; with it exactly one member of that
+        group per message, which is what the sending node chose this node for."""
+        delivered = 0
+        for subject, start, stop in run.segments():
+            found = account.subs.match(subject)
+            if not queue:
+                for sub in found.plain:
+                    if sub.sink.kind is SinkKind.CLIENT:
+                        delivered += _deliver_limited(sub, run, start, stop, origin) - start
+                continue
+            for pool in found.local_queues():
+                if pool[0].queue == queue:
+                    delivered += _deal(pool, run, start, stop, origin, silent=None) - start
+        return delivered
+
+    def _fan_out(self, origin: Publisher, found: Match, run: PubRun, start: int, stop: int) -> int:
+        """Returns the row up to which every message was taken by somebody."""
+        silent = None if origin.echo else origin
+        covered = start
+        for sub in found.plain:
+            if sub.sink is not silent:
+                covered = max(covered, _deliver_limited(sub, run, start, stop, origin))
+        for pool in found.queues:
+            covered = max(covered, _deal(pool, run, start, stop, origin, silent=silent))
+        return covered
+
+    def _tell_no_responders_rows(
+        self, origin: Publisher, run: PubRun, start: int, stop: int
+    ) -> None:
+        for row in range(start, stop):
+            subject, reply, _, _ = run.message(row)
+            if reply:
+                self.tell_no_responders(origin, subject, reply)
+
+    def tell_no_responders(self, origin: Publisher, subject: bytes, reply: bytes) -> None:
+        """503 to the publisher alone, if it listens where it wants the answer."""
+        for sub in origin.account.subs.match(reply).plain:
+            if sub.sink is origin:
+                status = b"NATS/1.0 503\r\nNats-Subject: " + subject + b"\r\n\r\n"
+                sub.sink.deliver(sub, reply, b"", status, b"")
+                return
+
+
+def _plain_client(found: Match) -> Subscription | None:
+    sub = found.single
+    if sub is None or sub.max_msgs or sub.sink.kind is not SinkKind.CLIENT:
+        return None
+    # A watchful client has each message inspected: no way around deliver() for it.
+    return None if cast("ClientSink", sub.sink).watchful else sub
+
+
+def _deliver_limited(
+    sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+) -> int:
+    """Deliver up to the limit of the subscription; returns the row after the last one taken."""
+    if sub.max_msgs:
+        stop = min(stop, start + sub.max_msgs - sub.delivered)
+    if stop <= start or not sub.sink.deliver_run(sub, run, start, stop, origin):
+        return start
+    return stop
+
+
+def _deal(
+    pool: list[Subscription],
+    run: PubRun,
+    start: int,
+    stop: int,
+    origin: Origin | None,
+    *,
+    silent: Sink | None,
+) -> int:
+    """Deal the rows to the members in slices, from a random one on: one call per slice.
+
+    A member that refuses passes its slice on. Returns the row after the last one taken."""
+    count = len(pool)
+    turn = randrange(count) if count > 1 else 0
+    share = -(-(stop - start) // count)
+    row = start
+    refusals = 0
+    while row < stop and refusals < count:
+        sub = pool[turn]
+        turn = (turn + 1) % count
+        end = min(row + share, stop)
+        taken = row
+        if sub.sink is not silent and not sub.closed:
+            taken = _deliver_limited(sub, run, row, end, origin)
+        if taken == row:
+            refusals += 1
+        else:
+            refusals = 0
+            row = taken
+    return row

@@ -1,0 +1,1 @@
+"""Message tracing: the events that follow one message through the server (Nats-Trace-Dest)."""

@@ -1,0 +1,282 @@
+# cython: language_level=3
+"""Compiled reader of blocks: pointers into the columns, checked once, read without copies.
+
+Owns: the view over one block's bytes.
+May not touch: files, clocks, what a message means.
+Spec: block_py.py, where the format is stated."""
+
+import sys
+from isal.isal_zlib import crc32
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uintptr_t
+from libc.string cimport memcmp, memcpy
+
+from broker.store.block import block_py
+from broker.store.block.block_py import BlockDamaged
+
+cdef extern from "string.h" nogil:
+    void* memmem(const void* where, size_t size, const void* what, size_t what_size)
+
+if sys.byteorder != "little":
+    raise ImportError("compiled blocks need a little-endian machine; set JETRAFT_PURE=1")
+assert sizeof(BlockHeader) == block_py.HEADER.size
+
+cdef uint32_t MAGIC = block_py.MAGIC
+cdef uint16_t VERSION = block_py.VERSION
+cdef uint16_t HAS_SEQS = block_py.HAS_SEQS
+cdef Py_ssize_t CRC_FROM = block_py.CRC_FROM
+cdef uint32_t SECTION_BYTES_MAX = block_py.SECTION_BYTES_MAX
+cdef uint64_t SEQ_MAX = block_py.SEQ_MAX
+
+
+cdef class Rows:
+    def subject(self, Py_ssize_t i):
+        return self.field(SUBJECTS, i)
+
+    def headers(self, Py_ssize_t i):
+        return self.field(HEADERS, i)
+
+    def data(self, Py_ssize_t i):
+        return self.field(DATA, i)
+
+    def time(self, Py_ssize_t i):
+        self.check(i)
+        return self.times[i]
+
+    def seq(self, Py_ssize_t i):
+        self.check(i)
+        return self.seq_at(i)
+
+    def row_size(self, Py_ssize_t i):
+        self.check(i)
+        return row_bytes(self, i)
+
+    @property
+    def max_row_size(self):
+        cdef Py_ssize_t i
+        if self.widest < 0:
+            self.widest = 0
+            for i in range(self.rows):
+                self.widest = max(self.widest, row_bytes(self, i))
+        return self.widest
+
+    def first_at_or_after(self, int64_t seq):
+        return self.row_of(seq)
+
+    def index_of(self, int64_t seq):
+        cdef Py_ssize_t i = self.row_of(seq)
+        return i if i < self.rows and self.seq_at(i) == seq else -1
+
+    def subject_runs(self):
+        cdef list found = []
+        cdef Py_ssize_t start = 0
+        cdef Py_ssize_t i
+        for i in range(1, self.rows + 1):
+            if i == self.rows or not same_subject(self, start, i):
+                found.append((self.field(SUBJECTS, start), start, i))
+                start = i
+        return found
+
+    def subject_summary(self):
+        cdef dict summary = {}
+        cdef list entry
+        for subject, start, stop in self.subject_runs():
+            entry = summary.get(subject)
+            if entry is None:
+                summary[subject] = [stop - start, start, stop - 1]
+            else:
+                entry[0] += stop - start
+                entry[2] = stop - 1
+        return summary
+
+    def any_nats_header(self):
+        cdef const char* text = self.blobs[HEADERS]
+        cdef int32_t* ends = self.ends[HEADERS]
+        cdef Py_ssize_t i, size
+        if self.rows == 0 or memmem(text, ends[self.rows], b"Nats-", 5) == NULL:
+            return False
+        for i in range(self.rows):
+            size = ends[i + 1] - ends[i]
+            if size >= 5 and memcmp(text + ends[i], b"Nats-", 5) == 0:
+                return True
+            if memmem(text + ends[i], size, b"\nNats-", 6) != NULL:
+                return True
+        return False
+
+    cdef int check(self, Py_ssize_t i) except -1:
+        if not 0 <= i < self.rows:
+            raise IndexError(f"row {i} of {self.rows}")
+        return 0
+
+    cdef int64_t seq_at(self, Py_ssize_t i) noexcept:
+        if self.seqs != NULL:
+            return self.seqs[i]
+        return self.first_seq + i if self.first_seq else 0
+
+    cdef bytes field(self, int column, Py_ssize_t i):
+        self.check(i)
+        cdef int32_t* ends = self.ends[column]
+        return self.blobs[column][ends[i]:ends[i + 1]]
+
+    @cython.cdivision(True)
+    cdef Py_ssize_t row_of(self, int64_t seq) noexcept:
+        """The first row whose sequence is not below `seq`; `rows` when there is none."""
+        cdef Py_ssize_t low = 0
+        cdef Py_ssize_t high = self.rows
+        cdef Py_ssize_t middle
+        if not self.first_seq or seq > self.last_seq:
+            return self.rows
+        if seq <= self.first_seq:
+            return 0
+        if self.seqs == NULL:
+            return seq - self.first_seq
+        while low < high:
+            middle = low + (high - low) // 2
+            if self.seqs[middle] < seq:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+cdef inline Py_ssize_t row_bytes(Rows rows, Py_ssize_t i) noexcept:
+    cdef Py_ssize_t headers = rows.ends[HEADERS][i + 1] - rows.ends[HEADERS][i]
+    return headers + rows.ends[DATA][i + 1] - rows.ends[DATA][i]
+
+
+cdef inline bint same_subject(Rows rows, Py_ssize_t a, Py_ssize_t b) noexcept:
+    cdef int32_t* ends = rows.ends[SUBJECTS]
+    cdef Py_ssize_t size = ends[a + 1] - ends[a]
+    if ends[b + 1] - ends[b] != size:
+        return False
+    return memcmp(rows.blobs[SUBJECTS] + ends[a], rows.blobs[SUBJECTS] + ends[b], size) == 0
+
+
+@cython.final
+cdef class Block(Rows):
+    def __init__(self, raw, *, bint verify=True):
+        cdef Py_buffer view
+        cdef char* at
+        cdef Py_ssize_t size
+        cdef int column
+        if self.owner is not None:
+            raise TypeError("a block is opened once")
+        if not isinstance(raw, bytes) and not memoryview(raw).readonly:
+            raw = bytes(raw)  # what was checked must not change afterwards
+        self.raw = raw
+        # The exporter keeps its memory in place: it is bytes, or a memoryview kept in `owner`.
+        self.owner = raw if isinstance(raw, bytes) else memoryview(raw)
+        PyObject_GetBuffer(self.owner, &view, PyBUF_SIMPLE)
+        at = <char*>view.buf
+        size = view.len
+        PyBuffer_Release(&view)
+        if <uintptr_t>at % 8:  # columns are read as whole numbers
+            self.owner = bytes(self.owner)
+            at = self.owner
+        if size >= <Py_ssize_t>sizeof(BlockHeader):
+            memcpy(&self.header, at, sizeof(BlockHeader))
+        self.check_header(size)
+        if verify and crc32(memoryview(self.owner).cast("B")[CRC_FROM:]) != self.header.crc:
+            raise BlockDamaged("the checksum differs")
+        self.widest = -1
+        at += sizeof(BlockHeader)
+        if self.header.flags & HAS_SEQS:
+            self.seqs = <int64_t*>at
+            at += 8 * <Py_ssize_t>self.header.count
+        self.times = <int64_t*>at
+        at += 8 * <Py_ssize_t>self.header.count
+        for column in range(COLUMNS):
+            self.ends[column] = <int32_t*>at
+            at += padded(4 * (<Py_ssize_t>self.header.count + 1))
+        for column in range(COLUMNS):
+            self.blobs[column] = at
+            at += padded(self.header.lengths[column])
+        self.check_columns()
+        # Only now do the readers, which look at `rows`, find anything.
+        self.rows = self.header.count
+        self.first_seq = <int64_t>self.header.first_seq
+        self.last_seq = <int64_t>self.header.last_seq
+
+    @property
+    def count(self):
+        return self.header.count
+
+    @property
+    def subjects_len(self):
+        return self.header.lengths[SUBJECTS]
+
+    @property
+    def headers_len(self):
+        return self.header.lengths[HEADERS]
+
+    @property
+    def data_len(self):
+        return self.header.lengths[DATA]
+
+    @property
+    def nbytes(self):
+        return self.header.total_len
+
+    @property
+    def min_time(self):
+        return self.header.min_time
+
+    @property
+    def max_time(self):
+        return self.header.max_time
+
+    cdef int check_header(self, Py_ssize_t size) except -1:
+        cdef Py_ssize_t lengths[COLUMNS]
+        cdef Py_ssize_t expected
+        cdef bint too_long = False
+        cdef int column
+        if size < <Py_ssize_t>sizeof(BlockHeader):
+            raise BlockDamaged("shorter than a header")
+        if self.header.magic != MAGIC:
+            raise BlockDamaged("not a block")
+        if self.header.version != VERSION:
+            raise BlockDamaged(f"format version {self.header.version}")
+        if self.header.flags & ~HAS_SEQS:
+            raise BlockDamaged(f"unknown flags {self.header.flags:#x}")
+        for column in range(COLUMNS):
+            lengths[column] = self.header.lengths[column]
+            too_long = too_long or self.header.lengths[column] > SECTION_BYTES_MAX
+        expected = block_size(self.header.count, self.header.flags & HAS_SEQS, lengths)
+        if too_long or expected != size or expected != <Py_ssize_t>self.header.total_len:
+            raise BlockDamaged("the lengths contradict each other")
+        return 0
+
+    cdef int check_columns(self) except -1:
+        """All that the readers rely on, in one pass over the ends and the sequences."""
+        cdef Py_ssize_t count = self.header.count
+        cdef uint64_t first = self.header.first_seq
+        cdef uint64_t expected_last = 0
+        cdef int32_t* ends
+        cdef bint falls
+        cdef Py_ssize_t i
+        cdef int column
+        for column in range(COLUMNS):
+            ends = self.ends[column]
+            falls = False
+            for i in range(count):
+                falls |= ends[i + 1] < ends[i]
+            if falls or ends[0] != 0 or ends[count] != <int64_t>self.header.lengths[column]:
+                raise BlockDamaged("the ends of a column are out of order")
+        if first > SEQ_MAX + 1 or first + <uint64_t>count > SEQ_MAX + 1:
+            raise BlockDamaged("the first and last sequence contradict the rows")
+        if first:
+            expected_last = first + count - 1
+        if self.seqs != NULL and count > 0:
+            expected_last = <uint64_t>self.seqs[count - 1]
+            if first == 0 or <uint64_t>self.seqs[0] != first:
+                raise BlockDamaged("the sequence column does not begin at the first sequence")
+            falls = False
+            for i in range(count - 1):
+                falls |= self.seqs[i + 1] <= self.seqs[i]
+            if falls:
+                raise BlockDamaged("the sequences do not increase")
+        if self.header.last_seq != expected_last or expected_last > SEQ_MAX:
+            raise BlockDamaged("the first and last sequence contradict the rows")
+        return 0

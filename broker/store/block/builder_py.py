@@ -1,0 +1,215 @@
+"""Growing a block: columns that can be appended to, read at once, and built into bytes.
+
+Owns: rows not yet sealed, and their numbering.
+May not touch: files, clocks, what a message means.
+Spec: the format is stated in block_py.py. Compiled twin: _block.pyx."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Set as AbstractSet
+from typing import final
+
+from isal.isal_zlib import crc32
+
+from broker.store.block.block_py import (
+    CRC_AT,
+    CRC_FROM,
+    HAS_SEQS,
+    HEADER,
+    MAGIC,
+    SECTION_BYTES_MAX,
+    SEQ_MAX,
+    TIME_MAX,
+    TOTAL_BYTES_MAX,
+    VERSION,
+    Block,
+    Rows,
+    block_size,
+    padded,
+)
+from broker.wire.run_py import PubRun
+
+
+@final
+class BlockBuilder(Rows):
+    """Appends are all or nothing. Sequences only rise.
+
+    A row appended without a sequence follows the one before it; while `first_seq` is 0 the rows
+    have none, and then no row with one may follow."""
+
+    __slots__ = ("_columns", "_lengths", "_seqs", "_times", "first_seq", "last_seq", "rows")
+
+    def __init__(self, first_seq: int = 0) -> None:
+        _check_seq(first_seq)
+        self.first_seq = first_seq
+        self.last_seq = max(first_seq - 1, 0)
+        self._forget_rows()
+
+    @property
+    def nbytes(self) -> int:
+        """The size build() would give, exactly."""
+        subjects, headers, data = self._lengths
+        has_seqs = self._seqs is not None
+        return block_size(
+            self.rows, has_seqs=has_seqs, subjects=subjects, headers=headers, data=data
+        )
+
+    def append(
+        self, subject: bytes, headers: bytes, data: bytes, *, time_ns: int = 0, seq: int = 0
+    ) -> None:
+        self._check_room(1, len(subject), len(headers), len(data))
+        if not -TIME_MAX - 1 <= time_ns <= TIME_MAX:
+            raise OverflowError("a time needs more than 64 bits")
+        self._check_next(seq, count=1)
+        self._add(subject, headers, data, time_ns=time_ns, seq=seq)
+
+    def append_run(self, run: PubRun, start: int, stop: int) -> None:
+        """Rows of a publish run, with time 0; replies are not kept (see ReplyColumn)."""
+        run._check(start, stop)  # noqa: SLF001
+        messages = run._messages[start:stop]  # noqa: SLF001
+        sizes = [sum(len(message[column]) for message in messages) for column in (0, 2, 3)]
+        self._check_room(len(messages), *sizes)
+        self._check_next(0, count=len(messages))
+        for subject, _, headers, data in messages:
+            self._add(subject, headers, data, time_ns=0, seq=0)
+
+    def append_block(
+        self,
+        block: Block,
+        *,
+        time_ns: int | None = None,
+        first_seq: int | None = None,
+        skip: AbstractSet[int] | None = None,
+    ) -> None:
+        """The rows of `block` that are not in `skip` (row numbers).
+
+        `time_ns` stamps them all. `first_seq` numbers the rows that are kept one after another;
+        without it they keep the block's sequences, or follow on if it has none."""
+        _check_seq(first_seq or 0)
+        kept = [i for i in range(block.rows) if not skip or i not in skip]
+        if time_ns is not None and not -TIME_MAX - 1 <= time_ns <= TIME_MAX:
+            raise OverflowError("a time needs more than 64 bits")
+        subjects = sum(len(block.subject(i)) for i in kept)
+        headers = sum(len(block.headers(i)) for i in kept)
+        data = sum(len(block.data(i)) for i in kept)
+        self._check_room(len(kept), subjects, headers, data)
+        if kept:
+            stamped = first_seq is not None or not block.first_seq
+            first = (first_seq or 0) if stamped else block.seq(kept[0])
+            self._check_next(first, count=len(kept) if stamped else 1)
+        for k, i in enumerate(kept):
+            seq = block.seq(i) if first_seq is None else first_seq and first_seq + k
+            stamp = block.time(i) if time_ns is None else time_ns
+            self._add(block.subject(i), block.headers(i), block.data(i), time_ns=stamp, seq=seq)
+
+    def build(self, *, seal: bool = True) -> bytes:
+        """The block as bytes; the builder keeps its rows. Without `seal` the checksum is left 0:
+        for bytes that something else protects and that are read with verify=False."""
+        ends_size = 4 * (self.rows + 1)
+        parts = [struct.pack(f"<{self.rows}q", *self._seqs)] if self._seqs is not None else []
+        parts.append(struct.pack(f"<{self.rows}q", *self._times))
+        for column in self._columns:
+            ends = [0]
+            for value in column:
+                ends.append(ends[-1] + len(value))
+            parts.append(struct.pack(f"<{self.rows + 1}i", *ends).ljust(padded(ends_size), b"\0"))
+        for column, size in zip(self._columns, self._lengths, strict=True):
+            parts.append(b"".join(column).ljust(padded(size), b"\0"))
+        header = HEADER.pack(
+            MAGIC,
+            VERSION,
+            0 if self._seqs is None else HAS_SEQS,
+            self.rows,
+            0,
+            self.first_seq,
+            *self._lengths,
+            self.nbytes,
+            min(self._times, default=0),
+            max(self._times, default=0),
+            self.last_seq,
+        )
+        raw = bytearray(b"".join((header, *parts)))
+        if seal:
+            struct.pack_into("<I", raw, CRC_AT, crc32(memoryview(raw)[CRC_FROM:]))
+        return bytes(raw)
+
+    def clear(self) -> None:
+        """Forget the rows; the numbering goes on after them."""
+        if self.first_seq:
+            self.first_seq = self.last_seq + 1
+        self._forget_rows()
+
+    def subject(self, i: int) -> bytes:
+        self._check(i)
+        return self._columns[0][i]
+
+    def headers(self, i: int) -> bytes:
+        self._check(i)
+        return self._columns[1][i]
+
+    def data(self, i: int) -> bytes:
+        self._check(i)
+        return self._columns[2][i]
+
+    def time(self, i: int) -> int:
+        self._check(i)
+        return self._times[i]
+
+    def seq(self, i: int) -> int:
+        self._check(i)
+        if self._seqs is not None:
+            return self._seqs[i]
+        return self.first_seq + i if self.first_seq else 0
+
+    def _forget_rows(self) -> None:
+        self.rows = 0
+        self._columns: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+        self._lengths = [0, 0, 0]
+        self._times: list[int] = []
+        self._seqs: list[int] | None = None  # only once the sequences have a gap
+
+    def _check_room(self, count: int, *added: int) -> None:
+        lengths = [length + more for length, more in zip(self._lengths, added, strict=True)]
+        # Judged as if there were a sequence column: a gap may come with any row.
+        count += self.rows
+        total = block_size(
+            count, has_seqs=True, subjects=lengths[0], headers=lengths[1], data=lengths[2]
+        )
+        if max(lengths) > SECTION_BYTES_MAX or total > TOTAL_BYTES_MAX:
+            raise OverflowError("a block cannot hold that many bytes")
+
+    def _check_next(self, seq: int, *, count: int) -> None:
+        """Whether `count` rows may follow, from sequence `seq` on (0: whatever comes next)."""
+        _check_seq(seq)
+        if seq == 0:
+            seq = self.last_seq + 1 if self.first_seq else 0
+        elif self.rows and not self.first_seq:
+            raise ValueError("rows without a sequence come before this one")
+        elif seq <= self.last_seq:
+            raise ValueError(f"sequence {seq} after {self.last_seq}")
+        if seq + count - 1 > SEQ_MAX:
+            raise OverflowError("a sequence needs more than 63 bits")
+
+    def _add(self, subject: bytes, headers: bytes, data: bytes, *, time_ns: int, seq: int) -> None:
+        if seq == 0 and self.first_seq:
+            seq = self.last_seq + 1
+        if self.rows == 0:
+            self.first_seq = seq
+        elif self._seqs is None and seq and seq != self.last_seq + 1:
+            self._seqs = [self.first_seq + i for i in range(self.rows)]
+        if self._seqs is not None:
+            self._seqs.append(seq)
+        self.last_seq = seq
+        self._times.append(time_ns)
+        for k, value in enumerate((subject, headers, data)):
+            self._columns[k].append(value)
+            self._lengths[k] += len(value)
+        self.rows += 1
+
+
+def _check_seq(seq: int) -> None:
+    if seq < 0:
+        raise ValueError(f"sequence {seq} is negative")
+    if seq > SEQ_MAX:
+        raise OverflowError("a sequence needs more than 63 bits")

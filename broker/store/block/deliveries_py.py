@@ -1,0 +1,42 @@
+"""Stored rows as a consumer's subscriber receives them.
+
+Owns: the reply subject that carries delivery facts, and the MSG/HMSG around it.
+May not touch: consumer state, sockets.
+Spec: JetStream ack reply subjects, $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.
+<consumer seq>.<time>.<pending>. Compiled twin: _block.pyx."""
+
+from __future__ import annotations
+
+from broker.store.block.block_py import Rows
+from broker.wire.encode_py import encode_msg
+
+
+def encode_deliveries(  # noqa: PLR0917
+    rows: Rows,
+    indices: list[int],
+    sid: bytes,
+    ack_prefix: bytes,
+    delivered: list[int] | None,
+    consumer_seq: int,
+    pending: int,
+    headers_ok: bool,  # noqa: FBT001
+) -> bytes:
+    """The rows at `indices`; the k-th has consumer sequence `consumer_seq + k` and leaves
+    `pending - k` behind it. `delivered` counts deliveries per index; None means the first.
+
+    `ack_prefix` is b"$JS.ACK.<stream>.<consumer>". Headers are cut off unless `headers_ok`."""
+    if delivered is not None and len(delivered) != len(indices):
+        raise ValueError("delivered and indices differ in length")
+    parts = []
+    for k, i in enumerate(indices):
+        facts = (
+            delivered[k] if delivered is not None else 1,
+            rows.seq(i),
+            consumer_seq + k,
+            rows.time(i),
+            pending - k,
+        )
+        reply = ack_prefix + b".%d.%d.%d.%d.%d" % facts
+        headers = rows.headers(i) if headers_ok else b""
+        parts.append(encode_msg(rows.subject(i), sid, reply, headers, rows.data(i)))
+    return b"".join(parts)

@@ -1,1 +1,0 @@
-"""The system account: what this server answers and tells there."""

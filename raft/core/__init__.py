@@ -1,0 +1,1 @@
+"""One Raft group as a pure state machine: messages and ticks in, Ready out."""

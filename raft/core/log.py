@@ -1,0 +1,330 @@
+"""The log of one group as the core sees it: a tail in memory over a reader of the stored rest.
+
+Owns: which entries are new, which were given out to be written, which are known to be on disk;
+who the members are by what the log says.
+May not touch: the disk itself (LogReader is the seam), clocks, dice.
+Spec: Raft figure 2 and section 5.3 (log matching); section 7 (a log that starts at a snapshot)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from raft.core.confchange import members_of
+from raft.core.messages import Entry, EntryKind
+from raft.types import Index, InvariantViolation, Members, SnapshotMeta, Term
+
+ENTRY_OVERHEAD_BYTES = 32  # counted per entry, so that empty entries have a size too
+
+
+class LogReader(Protocol):
+    """The stored log. It shows what was written, flushed or not.
+
+    An empty log has last_index() == first_index() - 1 == snapshot().index."""
+
+    def first_index(self) -> Index:
+        """The lowest index whose entry is stored (or would be, in an empty log)."""
+
+    def last_index(self) -> Index: ...
+
+    def term(self, index: Index) -> Term | None:
+        """The term at index; None when the log does not reach there or was cut above it."""
+
+    def entries(self, low: Index, high: Index, max_bytes: int) -> list[Entry]:
+        """Entries in [low, high), as many as fit in max_bytes but one at least; [] when cut."""
+
+    def snapshot(self) -> SnapshotMeta:
+        """The position just before first_index(); (0, 0) in a log that was never cut."""
+
+    def configurations(self) -> Sequence[tuple[Index, Members]]:
+        """The members at snapshot(), if they are known, and by every CONFIG entry stored."""
+
+
+class RaftLog:
+    """Tail in memory, older entries through the reader.
+
+    Invariants: persisted <= written <= last_index; every entry above `persisted` is in the
+    tail; the reader is asked only below the tail, so it never shows an overwritten entry."""
+
+    __slots__ = (
+        "_before_term",
+        "_configurations",
+        "_first",
+        "_reader",
+        "_tail",
+        "_tail_bytes",
+        "_tail_bytes_max",
+        "last_index",
+        "last_term",
+        "members",
+        "persisted",
+        "written",
+    )
+
+    def __init__(self, reader: LogReader, *, tail_bytes_max: int = 1 << 20) -> None:
+        self._reader = reader
+        self._tail: list[Entry] = []
+        self._tail_bytes = 0
+        self._tail_bytes_max = tail_bytes_max
+        self.last_index: Index = reader.last_index()
+        self.last_term: Term = Term(0)
+        self.written: Index = self.last_index  # given out in a Ready
+        self.persisted: Index = self.last_index  # known to be flushed
+        self._first = Index(self.last_index + 1)  # index of the first entry of the tail
+        self._before_term = Term(0)  # term of the entry before the tail
+        if self.last_index:
+            term = self.stored_term(self.last_index)
+            if term is None:
+                raise InvariantViolation(f"stored log has no term for its end {self.last_index}")
+            self.last_term = self._before_term = term
+        # Ascending; empty or starting with the members at the snapshot, if those are known.
+        self._configurations = list(reader.configurations())
+        self.members: Members | None = None  # the latest, committed or not; None: as begun
+        self._note_members()
+
+    @property
+    def first_index(self) -> Index:
+        """The lowest index an entry can still be had for."""
+        return min(self._first, self._reader.first_index())
+
+    def snapshot(self) -> SnapshotMeta:
+        return self._reader.snapshot()
+
+    def stored_term(self, index: Index) -> Term | None:
+        term = self._reader.term(index) if index else None
+        if term is None:
+            meta = self._reader.snapshot()  # (0, 0) as long as nothing was cut
+            return meta.term if meta.index == index else None
+        return term
+
+    def term(self, index: Index) -> Term | None:
+        """The term at index, None outside the log. Index 0 has term 0, unless cut away."""
+        first = self._first
+        if index >= first:
+            return self._tail[index - first].term if index <= self.last_index else None
+        if index == first - 1:
+            return self._before_term
+        return self.stored_term(index)
+
+    @property
+    def members_index(self) -> Index:
+        """Where the present members were appended; 0 when the group has those it began with."""
+        return self._configurations[-1][0] if self._configurations else Index(0)
+
+    def members_at(self, index: Index) -> Members | None:
+        """The members as of this index, which must not be cut away."""
+        for at, members in reversed(self._configurations):
+            if at <= index:
+                return members
+        return None
+
+    def _note_members(self) -> None:
+        self.members = self._configurations[-1][1] if self._configurations else None
+
+    def _configured(self, entry: Entry) -> None:
+        """A CONFIG entry was appended; those below a newer snapshot are needed no more."""
+        start = self.snapshot().index
+        known = self._configurations
+        while len(known) > 1 and known[1][0] <= start:
+            del known[0]
+        known.append((entry.index, members_of(entry.data)))
+        self._note_members()
+
+    def matches(self, index: Index, term: Term) -> bool:
+        """Whether an append after (index, term) fits here (section 5.3)."""
+        if index == self.last_index:
+            return term == self.last_term
+        return self.term(index) == term
+
+    def is_no_newer_than(self, index: Index, term: Term) -> bool:
+        """Whether a log that ends in (index, term) is at least as up to date (section 5.4.1)."""
+        return term > self.last_term or (term == self.last_term and index >= self.last_index)
+
+    def entries(self, low: Index, high: Index, max_bytes: int) -> list[Entry]:
+        """Entries in [low, high) that fit in max_bytes, one at least; [] when cut away.
+
+        May stop early at the border between the stored part and the tail."""
+        first = self._first
+        if low < first:
+            return self._reader.entries(low, min(high, first), max_bytes)
+        tail = self._tail
+        start = low - first
+        stop = min(high, self.last_index + 1) - first
+        size = 0
+        for position in range(start, stop):
+            size += len(tail[position].data) + ENTRY_OVERHEAD_BYTES
+            if size > max_bytes and position > start:
+                return tail[start:position]
+        return tail[start:stop]
+
+    def append(self, entry: Entry) -> None:
+        """A leader's own next entry."""
+        self._tail.append(entry)
+        self._tail_bytes += len(entry.data) + ENTRY_OVERHEAD_BYTES
+        self.last_index = entry.index
+        self.last_term = entry.term
+        if entry.kind is EntryKind.CONFIG:
+            self._configured(entry)
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """A follower's entries, the first of them right after the end of the log."""
+        self._tail.extend(entries)
+        size = 0
+        for entry in entries:
+            size += len(entry.data) + ENTRY_OVERHEAD_BYTES
+            if entry.kind is EntryKind.CONFIG:
+                self._configured(entry)
+        self._tail_bytes += size
+        self.last_index = entries[-1].index
+        self.last_term = entries[-1].term
+
+    def first_conflict(self, entries: Sequence[Entry]) -> int:
+        """Position of the first entry this log lacks or has with another term; len if none."""
+        for position, entry in enumerate(entries):
+            if entry.index > self.last_index or self.term(entry.index) != entry.term:
+                return position
+        return len(entries)
+
+    def cut(self, index: Index) -> None:
+        """Forget the entry at index and all after it."""
+        first = self._first
+        keep = Index(index - 1)
+        term = self.term(keep)
+        if term is None:
+            raise InvariantViolation(f"cannot cut the log at {index}: nothing known before it")
+        if index >= first:
+            dropped = self._tail[index - first :]
+            del self._tail[index - first :]
+            self._tail_bytes -= sum(len(e.data) + ENTRY_OVERHEAD_BYTES for e in dropped)
+        else:
+            self._tail = []
+            self._tail_bytes = 0
+            self._first = index
+            self._before_term = term
+        self.last_index = keep
+        self.last_term = term
+        self.written = min(self.written, keep)
+        self.persisted = min(self.persisted, keep)
+        while self._configurations and self._configurations[-1][0] > keep:
+            self._configurations.pop()
+            self._note_members()
+
+    def back_off(self, index: Index, term: Term, *, floor: Index) -> tuple[Index, Term]:
+        """The largest index in [floor, index] whose term is at most `term`, with its term.
+
+        Skips a whole conflicting term in one round trip (the end of section 5.3)."""
+        while index > floor:
+            known = self.term(index)
+            if known is None:
+                break
+            if known <= term:
+                return index, known
+            index = Index(index - 1)
+        return index, self.term(index) or Term(0)
+
+    def take_unwritten(self, max_bytes: int) -> list[Entry]:
+        """Entries not yet given out to be written, as many as fit but one at least; they count
+        as given out from now on."""
+        if self.written == self.last_index:
+            return []
+        entries = self.entries(Index(self.written + 1), Index(self.last_index + 1), max_bytes)
+        self.written = entries[-1].index
+        return entries
+
+    def restore(self, meta: SnapshotMeta) -> None:
+        """Start over after a snapshot that the store has installed."""
+        self._tail = []
+        self._tail_bytes = 0
+        self._first = Index(meta.index + 1)
+        self._before_term = self.last_term = meta.term
+        self.last_index = self.written = self.persisted = meta.index
+        self._configurations = [] if meta.members is None else [(meta.index, meta.members)]
+        self._note_members()
+
+    def release(self, handed: Index) -> None:
+        """Let go of old tail entries that are on disk and were handed out to be applied.
+
+        A tail within its bound is kept for followers that are a little behind; beyond it,
+        half is dropped at once so that the cost of the move is spread over many entries."""
+        if self._tail_bytes <= self._tail_bytes_max:
+            return
+        first, tail = self._first, self._tail
+        limit = min(self.persisted, handed) - first + 1
+        goal = self._tail_bytes - self._tail_bytes_max // 2
+        count = size = 0
+        while count < limit and size < goal:
+            size += len(tail[count].data) + ENTRY_OVERHEAD_BYTES
+            count += 1
+        if count > 0:
+            self._before_term = tail[count - 1].term
+            del tail[:count]
+            self._first = Index(first + count)
+            self._tail_bytes -= size
+
+
+class MemoryReader:
+    """A LogReader over a list, for groups that keep no log on disk, and for tests."""
+
+    def __init__(self, meta: SnapshotMeta | None = None) -> None:
+        self._meta = meta or SnapshotMeta(Index(0), Term(0))
+        self._entries: list[Entry] = []
+        self._configs: list[Entry] = []  # those of kind CONFIG
+
+    def first_index(self) -> Index:
+        return Index(self._meta.index + 1)
+
+    def last_index(self) -> Index:
+        return Index(self._meta.index + len(self._entries))
+
+    def term(self, index: Index) -> Term | None:
+        position = index - self._meta.index - 1
+        if position == -1:
+            return self._meta.term
+        return self._entries[position].term if 0 <= position < len(self._entries) else None
+
+    def entries(self, low: Index, high: Index, max_bytes: int) -> list[Entry]:
+        start = low - self._meta.index - 1
+        if start < 0:
+            return []
+        found: list[Entry] = []
+        size = 0
+        for entry in self._entries[start : max(start, high - self._meta.index - 1)]:
+            size += len(entry.data) + ENTRY_OVERHEAD_BYTES
+            if found and size > max_bytes:
+                break
+            found.append(entry)
+        return found
+
+    def snapshot(self) -> SnapshotMeta:
+        return self._meta
+
+    def configurations(self) -> list[tuple[Index, Members]]:
+        meta = self._meta
+        found = [] if meta.members is None else [(meta.index, meta.members)]
+        return found + [(entry.index, members_of(entry.data)) for entry in self._configs]
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Cut at the first index, then append, as a store does with Ready.entries."""
+        del self._entries[entries[0].index - self._meta.index - 1 :]
+        while self._configs and self._configs[-1].index >= entries[0].index:
+            self._configs.pop()
+        self._entries.extend(entries)
+        self._configs.extend(entry for entry in entries if entry.kind is EntryKind.CONFIG)
+
+    def compact(self, upto: Index) -> None:
+        """Forget entries up to and including upto."""
+        term = self.term(upto)
+        if term is None or upto <= self._meta.index:
+            return
+        members = None
+        for at, known in self.configurations():
+            if at <= upto:
+                members = known
+        del self._entries[: upto - self._meta.index]
+        self._configs = [entry for entry in self._configs if entry.index > upto]
+        self._meta = SnapshotMeta(upto, term, members)
+
+    def install(self, meta: SnapshotMeta) -> None:
+        self._entries = []
+        self._configs = []
+        self._meta = meta

@@ -1,0 +1,108 @@
+"""What goes into a RaftCore and what comes out: its settings, its Ready and its status.
+
+Owns: CoreConfig, Ready, ReadState, Status, PeerStatus, as plain values.
+May not touch: I/O, clocks, dice.
+Spec: the Ready contract of CoreConfig's users: see the docstring of Ready."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from raft.core.messages import Entry, Message
+from raft.types import HardState, Index, NodeId, Role, SnapshotMeta, Term
+
+_AS_BEGUN = Index(0)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """Settings of one group. Times are ticks; the host decides how long a tick is."""
+
+    election_ticks: int = 10  # the timeout is drawn anew in [election_ticks, 2 * election_ticks)
+    heartbeat_ticks: int = 2
+    max_inflight_batches: int = 64  # appends on their way to one peer
+    max_append_bytes: int = 1 << 20  # entry bytes in one append; one entry may always go
+    max_committed_bytes: int = 8 << 20  # entry bytes handed out in one Ready
+    max_write_bytes: int = 4 << 20  # a leader's own entry bytes in one Ready; other groups wait
+    pre_vote: bool = True
+    check_quorum: bool = True
+    # Reads by lease are allowed: members that restart wait before they vote, so that a lease
+    # outlives them. Needs clocks whose rates differ by less than a factor of two.
+    lease_reads: bool = False
+    bugs: frozenset[str] = frozenset()  # planted on purpose, by tests of the simulator only
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """A read asked for by read_index(context) may be served once `index` is applied."""
+
+    context: int
+    index: Index
+
+
+@dataclass(slots=True)
+class Ready:
+    """Everything one core wants done. The host does, in this order:
+
+    1. `snapshot`: install it (machine, then log, durably), then snapshot_installed().
+    2. Write `hard_state` and `entries` (cut the stored log at entries[0].index first).
+    3. Send `messages` at once, and stream a snapshot to each node in `snapshot_to`.
+    4. When this write AND those of all earlier Readies are flushed: persisted(number,
+       term=term), then send `after_persist`. Later Readies may be taken and written
+       before that; persisted(n) stands for all numbers up to n.
+    5. Apply `committed` (any time from now, in order; they are flushed here already),
+       then applied(index).
+    6. Serve each of `reads` when its index is applied. Reads not shown when the node leads no
+       more will never be."""
+
+    number: int
+    term: Term  # the core's term when this was made; goes back with persisted()
+    hard_state: HardState | None
+    entries: list[Entry]
+    messages: list[Message]
+    after_persist: list[Message]
+    committed: list[Entry]
+    snapshot: SnapshotMeta | None
+    snapshot_to: list[NodeId]
+    leader: NodeId | None
+    role: Role
+    reads: list[ReadState] = field(default_factory=list)
+
+    @property
+    def must_flush(self) -> bool:
+        """Whether persisted() is owed: a promise or a write waits for the disk."""
+        return bool(self.entries or self.after_persist) or self.hard_state is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    node: NodeId
+    state: str  # probe, replicate or snapshot
+    match: Index
+    next: Index
+    active: bool  # heard from since the last quorum check
+    inflight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A frozen look at one core."""
+
+    node: NodeId
+    role: Role
+    term: Term
+    vote: NodeId
+    leader: NodeId | None
+    commit: Index
+    applied: Index
+    first_index: Index
+    last_index: Index
+    persisted_index: Index
+    transfer_to: NodeId | None
+    voters: tuple[NodeId, ...]
+    learners: tuple[NodeId, ...]
+    outgoing: tuple[NodeId, ...] = ()  # the old voters, while a change is in its joint phase
+    members_index: Index = _AS_BEGUN  # the CONFIG entry that says so; 0: as begun
+    recovering: bool = False  # has lost its log: no votes until it is caught up
+    asleep: bool = False
+    peers: tuple[PeerStatus, ...] = field(default=())  # filled on the leader only

@@ -1,0 +1,1 @@
+"""All groups of one node: rounds of write, flush, send and apply."""

@@ -1,0 +1,1 @@
+"""Snapshots between two nodes: their frames, sending, receiving."""

@@ -1,0 +1,204 @@
+"""Snapshots that come in, spooled to a file until they are whole.
+
+Owns: the streams that come in, and what is told to their senders.
+May not touch: the core (the host steps it), the log, what is in a chunk.
+Spec: raft.snapshot. One stream per group: a later one takes the place of an earlier one. A stream
+outlives its connection for a while, and is believed only as a whole."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from tempfile import SpooledTemporaryFile
+from typing import Final, overload
+
+from raft.snapshot.frames import FrameKind, SnapshotFrame, members_of
+from raft.transport.transport import SNAPSHOTS, Transport
+from raft.types import GroupId, NodeId, SnapshotMeta, Term
+
+_log = logging.getLogger("raft.snapshot")
+SPOOL_MEMORY_BYTES: Final = 4 << 20  # a larger snapshot goes to a file
+IDLE_SWEEPS_MAX: Final = 60  # without a frame a stream is forgotten; senders give up before
+
+
+class SpooledChunks(Sequence[bytes]):
+    """Received chunks: a few in memory, more of them in an unnamed file."""
+
+    def __init__(self, directory: str) -> None:
+        self._file = SpooledTemporaryFile(max_size=SPOOL_MEMORY_BYTES, dir=directory)  # noqa: SIM115
+        self._ends = [0]
+        self.nbytes = 0
+
+    def append(self, piece: bytes, *, last: bool) -> None:
+        """One more piece; `last`: a chunk ends with it. Raises OSError."""
+        self._file.seek(self.nbytes)
+        self._file.write(piece)
+        self.nbytes += len(piece)
+        if last:
+            self._ends.append(self.nbytes)
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last chunk is whole."""
+        return self.nbytes == self._ends[-1]
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, position: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> list[bytes]: ...
+
+    def __getitem__(self, position: int | slice) -> bytes | list[bytes]:
+        if isinstance(position, slice):
+            return [self[i] for i in range(*position.indices(len(self)))]
+        if position < 0:
+            position += len(self)
+        if not 0 <= position < len(self):
+            raise IndexError(position)
+        start, stop = self._ends[position : position + 2]
+        self._file.seek(start)
+        return self._file.read(stop - start)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[position] for position in range(len(self)))
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A stream coming in."""
+
+    sender: NodeId
+    stream: int
+    term: Term
+    meta: SnapshotMeta
+    chunks: SpooledChunks
+    pieces: int = 0
+    asked: int = 0  # the sender's last question
+    gap_told: bool = False  # it knows that a piece is missing
+    offered: bool = False  # whole, and in the hands of the caller
+    verdict: FrameKind | None = None  # kept for a sender that has not heard it
+    idle_sweeps: int = 0
+
+
+class SnapshotReceiver:
+    def __init__(self, transport: Transport, *, directory: str) -> None:
+        self._transport = transport
+        self._directory = directory
+        self._streams: dict[GroupId, Incoming] = {}
+
+    def received(self, node: NodeId, frame: SnapshotFrame) -> Incoming | None:
+        """A frame of a sender. The stream, once, when it is whole: the caller answers by
+        `finish`. Raises CodecError."""
+        incoming = self._streams.get(frame.group)
+        if incoming is not None and (incoming.sender, incoming.stream) != (node, frame.stream):
+            incoming = None
+        if incoming is None:
+            if frame.kind is FrameKind.BEGIN:
+                self._begin(node, frame)
+            elif frame.kind is not FrameKind.STOP:
+                self.refuse(node, frame)
+            return None
+        incoming.idle_sweeps = 0
+        match frame.kind:
+            case FrameKind.BEGIN | FrameKind.WHERE:
+                incoming.asked = frame.asked
+                self._tell_position(frame.group, incoming)
+            case FrameKind.CHUNK | FrameKind.PIECE:
+                self._take(incoming, frame)
+            case FrameKind.END if not incoming.offered:
+                return self._end(incoming, frame)
+            case FrameKind.STOP if not incoming.offered:
+                self.drop(frame.group)
+            case _:
+                pass  # said twice
+        return None
+
+    def _begin(self, node: NodeId, frame: SnapshotFrame) -> None:
+        former = self._streams.get(frame.group)
+        if former is not None and former.term > frame.term:
+            self.refuse(node, frame)  # of a leader that is none any more
+            return
+        meta = SnapshotMeta(frame.index, frame.log_term, members_of(frame))
+        self.drop(frame.group)
+        chunks = SpooledChunks(self._directory)
+        incoming = Incoming(node, frame.stream, frame.term, meta, chunks, asked=frame.asked)
+        self._streams[frame.group] = incoming
+        self._tell_position(frame.group, incoming)
+
+    def _take(self, incoming: Incoming, frame: SnapshotFrame) -> None:
+        if incoming.offered or frame.number <= incoming.pieces:
+            return  # sent again because an acknowledgement was lost
+        if frame.number > incoming.pieces + 1:
+            if not incoming.gap_told:
+                incoming.gap_told = True
+                self._tell_position(frame.group, incoming)
+            return
+        try:
+            incoming.chunks.append(frame.data, last=frame.kind is FrameKind.CHUNK)
+        except OSError as error:
+            _log.error("a snapshot of group %d cannot be stored: %s", frame.group, error)
+            self.drop(frame.group)
+            self.refuse(incoming.sender, frame)
+            return
+        incoming.gap_told = False
+        incoming.pieces += 1
+        self._answer(incoming, FrameKind.TAKEN, frame.group, incoming.pieces)
+
+    def _end(self, incoming: Incoming, frame: SnapshotFrame) -> Incoming | None:
+        if frame.number != incoming.pieces:
+            self._tell_position(frame.group, incoming)
+            return None
+        if not incoming.chunks.complete:
+            self.drop(frame.group)
+            self.refuse(incoming.sender, frame)
+            return None
+        incoming.offered = True
+        return incoming
+
+    def finish(self, group: GroupId, incoming: Incoming, *, ok: bool) -> None:
+        """The verdict on a complete stream; its chunks are let go."""
+        incoming.chunks.close()
+        incoming.verdict = FrameKind.DONE if ok else FrameKind.REFUSED
+        self._answer(incoming, incoming.verdict, group)
+
+    def refuse(self, node: NodeId, frame: SnapshotFrame) -> None:
+        """This stream is not wanted here."""
+        answer = SnapshotFrame(FrameKind.REFUSED, frame.group, frame.stream)
+        self._transport.send(node, SNAPSHOTS, answer.pieces())
+
+    def drop(self, group: GroupId) -> None:
+        """Forget the stream; one in the hands of the caller is the caller's to close."""
+        incoming = self._streams.pop(group, None)
+        if incoming is not None and not incoming.offered:
+            incoming.chunks.close()
+
+    def sweep(self) -> None:
+        """Drop streams whose sender has fallen silent; called about once a second."""
+        for group, incoming in list(self._streams.items()):
+            incoming.idle_sweeps += 1
+            if incoming.idle_sweeps > IDLE_SWEEPS_MAX and (
+                incoming.verdict is not None or not incoming.offered
+            ):
+                self.drop(group)
+
+    def drop_all(self) -> None:
+        for group in list(self._streams):
+            self.drop(group)
+
+    def _tell_position(self, group: GroupId, incoming: Incoming) -> None:
+        if incoming.verdict is not None:
+            self._answer(incoming, incoming.verdict, group)
+        else:
+            self._answer(incoming, FrameKind.HELD, group, incoming.pieces)
+
+    def _answer(self, incoming: Incoming, kind: FrameKind, group: GroupId, number: int = 0) -> None:
+        """An answer that is lost is asked for again."""
+        frame = SnapshotFrame(kind, group, incoming.stream, number, asked=incoming.asked)
+        self._transport.send(incoming.sender, SNAPSHOTS, frame.pieces())

@@ -1,0 +1,1 @@
+"""The logs of all groups on disk, in one RocksDB."""

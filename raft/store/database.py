@@ -1,0 +1,136 @@
+"""Opening the one database of a node: its options, and whose it is.
+
+Owns: RocksDB's settings and the identity record.
+May not touch: log records (raft.records), what is in column family "state".
+Spec: DESIGN sections 5 and 6. A directory belongs to one server of one cluster in one format;
+anybody else is refused with a sentence. The incarnation, drawn when the directory is made, lets
+others notice a server that came back with other data."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rocksdict import DBCompressionType, DBRecoveryMode, Options, Rdict
+
+from raft.store.blob_garbage import keep_values_apart
+from raft.store.records import FORMAT, StoreError, WrongDirectory
+
+_IDENTITY_KEY: Final = b"identity"
+MB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTuning:
+    """Sizes of the database. The defaults serve one busy node; tests may take smaller ones."""
+
+    log_buffer_bytes: int = 64 * MB
+    state_buffer_bytes: int = 32 * MB
+    buffers_max: int = 4  # memtables per column family before writes are refused
+    wal_bytes_max: int = 1024 * MB  # then the column that holds the oldest part is flushed
+    background_jobs: int = 2
+    # None: no promise before its flush. Otherwise groups that were added as `relaxed` promise what
+    # is written, and a flush follows within this time: what a power cut takes was promised.
+    flush_interval_s: float | None = None
+    # Below this (or a tenth of the disk, if that is less; 0: no bound) nothing is written: a
+    # database that has once met a full disk must be opened anew, one that stops before goes on
+    # when space returns.
+    free_bytes_min: int = 128 * MB
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whose directory this is. The incarnation is drawn when the directory is made."""
+
+    format: int
+    node_name: str
+    cluster_name: str
+    incarnation: int
+
+
+def open_database(
+    path: Path, *, node_name: str, cluster_name: str, tuning: StoreTuning
+) -> tuple[Rdict, Identity]:
+    """Raises WrongDirectory or StoreError, with a sentence for the operator."""
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        db = Rdict(str(path), _database_options(tuning), _column_options(tuning))
+    except Exception as error:
+        raise StoreError(_open_sentence(str(path), str(error))) from error
+    try:
+        return db, _claim(db, str(path), node_name=node_name, cluster_name=cluster_name)
+    except BaseException:
+        db.close()
+        raise
+
+
+def _database_options(tuning: StoreTuning) -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(create_if_missing=True)
+    options.create_missing_column_families(create_missing_cfs=True)
+    if tuning.flush_interval_s is None:
+        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    else:  # pages not flushed reach the disk in any order: take all up to the first gap
+        options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
+    options.set_max_total_wal_size(tuning.wal_bytes_max)
+    options.set_bytes_per_sync(MB)  # background files reach the disk evenly, not in bursts
+    options.set_max_background_jobs(tuning.background_jobs)
+    options.set_keep_log_file_num(4)
+    options.set_max_log_file_size(4 * MB)
+    options.set_stats_dump_period_sec(0)
+    return options
+
+
+def _column_options(tuning: StoreTuning) -> dict[str, Options]:
+    """No compression: blocks are read by scans."""
+    columns: dict[str, Options] = {}
+    for name, buffer_bytes in (
+        ("raft", tuning.log_buffer_bytes),
+        ("state", tuning.state_buffer_bytes),
+    ):
+        options = Options(raw_mode=True)
+        options.set_write_buffer_size(buffer_bytes)
+        options.set_max_write_buffer_number(tuning.buffers_max)
+        options.set_compression_type(DBCompressionType.none())
+        keep_values_apart(options)
+        columns[name] = options
+    return columns
+
+
+def _claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> Identity:
+    raw = db.get(_IDENTITY_KEY)
+    if raw is None:
+        identity = Identity(FORMAT, node_name, cluster_name, secrets.randbits(63) or 1)
+        db.put(_IDENTITY_KEY, msgspec.json.encode(identity))
+        db.flush_wal(sync=True)
+        return identity
+    try:
+        identity = msgspec.json.decode(raw, type=Identity)
+    except msgspec.DecodeError as error:
+        raise WrongDirectory(f"{path} has an identity record that cannot be read") from error
+    if identity.format != FORMAT:
+        raise WrongDirectory(
+            f"{path} has format {identity.format}, this program reads format {FORMAT}"
+        )
+    if identity.cluster_name != cluster_name:
+        raise WrongDirectory(
+            f'{path} belongs to cluster "{identity.cluster_name}", not to "{cluster_name}"'
+        )
+    if identity.node_name != node_name:
+        raise WrongDirectory(
+            f'{path} belongs to server "{identity.node_name}", not to "{node_name}"'
+        )
+    return identity
+
+
+def _open_sentence(path: str, problem: str) -> str:
+    if "lock" in problem.lower():
+        return f"{path} is in use by another process: {problem}"
+    if "Corruption" in problem:
+        return (
+            f"{path} is damaged ({problem}). Nothing was changed. Move the directory away and "
+            "let this server join again as a new replica"
+        )
+    return f"{path} cannot be opened: {problem}"

@@ -1,0 +1,76 @@
+"""Changes of many groups' logs that are written together.
+
+Owns: what is to be written, as values, and what a later change does to an earlier one.
+May not touch: the database; raft.store turns it into a write.
+Spec: DESIGN section 4, step 5: one write for the entries of all groups of a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from raft.core.messages import Entry
+from raft.types import GroupId, HardState, SnapshotMeta
+
+
+@dataclass(slots=True)
+class Batch:
+    """Changes of any groups. A crash keeps all of them, or all but some of the last entries. May be
+    written again if refused."""
+
+    entries: dict[GroupId, list[Entry]] = field(default_factory=dict)
+    hard_states: dict[GroupId, HardState] = field(default_factory=dict)
+    snapshots: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
+    cuts: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
+    installs: dict[GroupId, SnapshotMeta] = field(default_factory=dict)
+    removed: set[GroupId] = field(default_factory=set)
+    nbytes: int = 0  # of the entries put
+
+    def __bool__(self) -> bool:
+        return any(
+            (
+                self.entries,
+                self.hard_states,
+                self.snapshots,
+                self.cuts,
+                self.installs,
+                self.removed,
+            )
+        )
+
+    def put_entries(self, group: GroupId, entries: Sequence[Entry]) -> None:
+        """Anything at or above the first entry's index goes; the entries must be contiguous."""
+        if not entries:
+            return
+        self.nbytes += sum(len(entry.data) for entry in entries)
+        known = self.entries.get(group)
+        if known is None:
+            self.entries[group] = list(entries)
+            return
+        del known[max(0, entries[0].index - known[0].index) :]
+        known.extend(entries)
+
+    def put_hard_state(self, group: GroupId, hard_state: HardState) -> None:
+        self.hard_states[group] = hard_state
+
+    def put_snapshot(self, group: GroupId, meta: SnapshotMeta) -> None:
+        """Forget the whole log: it starts anew after the snapshot. Entries of the same batch
+        are written after it."""
+        self.snapshots[group] = meta
+
+    def put_installing(self, group: GroupId, meta: SnapshotMeta) -> None:
+        """A machine's state is about to be replaced by this snapshot; put_snapshot follows."""
+        self.installs[group] = meta
+
+    def cut(self, group: GroupId, at: SnapshotMeta) -> None:
+        """Forget the entries up to and with this one."""
+        self.cuts[group] = at
+
+    def remove(self, group: GroupId) -> None:
+        """Forget the group, also a damaged one."""
+        self.removed.add(group)
+
+    def forget(self, group: GroupId) -> None:
+        """Leave out what was put for this group."""
+        for part in (self.entries, self.hard_states, self.snapshots, self.cuts, self.installs):
+            part.pop(group, None)

@@ -1,0 +1,1 @@
+"""Links between nodes: dialing, accepting, handshake, frames, the message codec."""

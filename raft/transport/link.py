@@ -1,0 +1,254 @@
+"""One TCP connection between two nodes, in frames.
+
+Owns: cutting the byte stream into frames, their checksums, the bounded send queue, one write per
+loop turn.
+May not touch: what frames mean, who may connect (raft.handshake, raft.transport).
+Spec: little-endian. A plain frame, which only the greeting is, so that every version can read it:
+u32 length (of what follows), u8 channel, payload. A sealed frame, which all others are: u32 length
+(of the payload), u32 its complement, u32 CRC-32 of the payload that starts from length and channel,
+u8 channel, payload. A length that cannot be or a wrong checksum ends the connection. The limit of
+the length is small until the handshake is done. A checksum per frame and not per write: a frame is
+handed on as soon as it is here, and frames are few (all messages of a round to a peer are one)."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from isal.isal_zlib import crc32
+
+from raft.transport.handshake import LinkClass
+from raft.types import NO_NODE
+
+_PLAIN: Final = struct.Struct("<IB")
+_SEALED: Final = struct.Struct("<IIIB")
+_U32: Final = 0xFFFFFFFF
+_PIECE_BYTES_FEW: Final = 512  # pieces that are smaller on average are joined: one checksum call
+_BUFFER_BYTES: Final = 256 << 10  # frames that fit are cut out of one shared buffer
+PLAIN_FRAME_MAX: Final = 1 << 10
+HANDSHAKE_FRAME_MAX: Final = 256 << 10
+LINK_CHANNEL: Final = 0  # handshake, pings, news: the link's own frames
+
+
+class FrameError(Exception):
+    """The peer sends a frame that cannot be, or that was damaged on its way."""
+
+
+class Link(asyncio.BufferedProtocol):
+    """Calls `on_frame(link, channel, view)` for every frame; the view dies with the call.
+
+    `on_lost(link, error)` comes exactly once, also after close(). An exception out of
+    `on_frame` ends this connection and reaches `on_lost` as the error."""
+
+    def __init__(
+        self,
+        *,
+        on_frame: Callable[[Link, int, memoryview], None],
+        on_lost: Callable[[Link, BaseException | None], None],
+        queue_bytes_max: int,
+        on_made: Callable[[Link], None] | None = None,
+    ) -> None:
+        self.peer_host = ""
+        self.node = NO_NODE  # who is on the other side, once the handshake is done
+        self.link_class = LinkClass.BULK
+        self.frame_bytes_max = HANDSHAKE_FRAME_MAX
+        self.sealed = False  # frames carry checksums, in both directions
+        self.quiet_intervals = 0  # since the last byte arrived; counted by the transport
+        self.heard_at = 0.0  # when the last bytes arrived, of the monotonic clock
+        self.sent_frames = self.sent_bytes = self.dropped_frames = self.received_bytes = 0
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._on_made = on_made
+        self._queue_bytes_max = queue_bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._small = bytearray(_BUFFER_BYTES)
+        self._large: bytearray | None = None  # the one frame under way that is larger
+        self._large_crc = 0  # of what has arrived of it
+        self._filled = 0
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_scheduled = False
+        self._error: BaseException | None = None
+
+    # sending
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def pending_bytes(self) -> int:
+        """Bytes accepted and not yet with the kernel."""
+        if self._transport is None:
+            return 0
+        return self._out_bytes + self._transport.get_write_buffer_size()
+
+    def send(self, channel: int, payload: bytes | Sequence[bytes]) -> bool:
+        """Queue one frame. False, and nothing queued, when closed or beyond the limit; a single
+        frame always fits into an empty queue."""
+        pieces = (payload,) if isinstance(payload, bytes) else payload
+        size = sum(map(len, pieces))
+        pending = self.pending_bytes()
+        if not self.open or (pending and pending + size > self._queue_bytes_max):
+            self.dropped_frames += 1
+            return False
+        if self.sealed:
+            if size < len(pieces) * _PIECE_BYTES_FEW:
+                pieces = (b"".join(pieces),)
+            crc = size ^ channel << 24
+            for piece in pieces:
+                crc = crc32(piece, crc)
+            head = _SEALED.pack(size, size ^ _U32, crc, channel)
+        else:
+            head = _PLAIN.pack(size + 1, channel)
+        self._out.append(head)
+        self._out.extend(pieces)
+        size += len(head)
+        self._out_bytes += size
+        self.sent_frames += 1
+        self.sent_bytes += size
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self.flush)
+        return True
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Sent frames, sent bytes, received bytes, dropped frames."""
+        return self.sent_frames, self.sent_bytes, self.received_bytes, self.dropped_frames
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """Close at once; `error` is what on_lost will be told."""
+        self._error = self._error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    def flush(self) -> None:
+        """Write what is queued now, and not at the end of this turn of the loop."""
+        self._flush_scheduled = False
+        if self._out and self._transport is not None:
+            pieces, self._out, self._out_bytes = self._out, [], 0
+            if not self._transport.is_closing():
+                self._transport.writelines(pieces)
+
+    # receiving
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer: Any = transport.get_extra_info("peername")
+        self.peer_host = str(peer[0]) if peer else ""
+        if self._on_made is not None:
+            self._on_made(self)
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return memoryview(self._large or self._small)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        before = self._filled
+        self._filled += nbytes
+        self.received_bytes += nbytes
+        self.quiet_intervals = 0
+        self.heard_at = time.monotonic()
+        try:
+            if self._large is None:
+                start = 0 if self.sealed else self._cut_plain()
+                if self.sealed and self.open:
+                    self._cut_small(start)
+            else:
+                self._take_large(self._large, before)
+        except Exception as error:  # noqa: BLE001 - nothing a peer sends may leave its connection
+            self.abort(error)
+
+    def _cut_small(self, start: int) -> None:
+        """Hand out the whole frames of the shared buffer, keep the rest."""
+        buffer, filled = self._small, self._filled
+        view = memoryview(buffer)
+        while filled - start >= _SEALED.size:
+            length, complement, crc, channel = _SEALED.unpack_from(buffer, start)
+            if length ^ complement != _U32:
+                raise FrameError("a frame with a wrong length")
+            if length > self.frame_bytes_max:
+                raise _too_long(length, self.frame_bytes_max)
+            body = start + _SEALED.size
+            stop = body + length
+            if stop > filled:
+                if stop - start > _BUFFER_BYTES:
+                    self._begin_large(view[start:filled], stop - start)
+                    return
+                break
+            payload = view[body:stop]
+            if crc32(payload, length ^ channel << 24) != crc:
+                raise _damaged(length, channel)
+            self._on_frame(self, channel, payload)
+            if not self.open:
+                return
+            start = stop
+        rest = filled - start
+        if start and rest:
+            buffer[:rest] = buffer[start:filled]
+        self._filled = rest
+
+    def _cut_plain(self) -> int:
+        """The greeting, the first frame of all, if it is whole. Where it ends."""
+        if self._filled < _PLAIN.size:
+            return 0
+        length: int
+        length, channel = _PLAIN.unpack_from(self._small)
+        if not 1 <= length <= PLAIN_FRAME_MAX:
+            raise _too_long(length, PLAIN_FRAME_MAX)
+        stop = 4 + length
+        if stop <= self._filled:
+            self._on_frame(self, channel, memoryview(self._small)[_PLAIN.size : stop])
+        return stop
+
+    def _begin_large(self, arrived: memoryview, size: int) -> None:
+        """A frame that the shared buffer does not hold; it is sealed."""
+        self._large = large = bytearray(size)
+        large[: len(arrived)] = arrived
+        self._filled = len(arrived)
+        length, _, _, channel = _SEALED.unpack_from(large)
+        self._large_crc = crc32(arrived[_SEALED.size :], length ^ channel << 24)
+
+    def _take_large(self, large: bytearray, before: int) -> None:
+        """The checksum grows as bytes arrive: no long computation at the end."""
+        view = memoryview(large)
+        self._large_crc = crc32(view[before : self._filled], self._large_crc)
+        if self._filled < len(large):
+            return
+        self._large, self._filled = None, 0
+        length, _, crc, channel = _SEALED.unpack_from(large)
+        if self._large_crc != crc:
+            raise _damaged(length, channel)
+        self._on_frame(self, channel, view[_SEALED.size :])
+
+    def eof_received(self) -> bool:
+        return False
+
+    def forsake(self) -> None:
+        """The making of the connection was cancelled: uvloop closes it and tells nobody."""
+        if self._transport is not None:
+            self.connection_lost(None)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._transport is None:
+            return  # forsaken before
+        self._transport = None
+        self._out.clear()
+        self._out_bytes = 0
+        self._on_lost(self, self._error or exc)
+
+
+def _too_long(length: int, limit: int) -> FrameError:
+    return FrameError(f"a frame of {length} bytes, at most {limit} are allowed")
+
+
+def _damaged(length: int, channel: int) -> FrameError:
+    return FrameError(f"a frame of {length} bytes on channel {channel} with a wrong checksum")

@@ -1,0 +1,146 @@
+"""Gets of the last message of a subject: the short way and the general one answer alike."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.accounts import Account
+from broker.cluster.api.bulk_get import answer_gets
+from broker.cluster.api.direct_get import direct_get, last_of_subject
+from broker.jetstream.config import StreamConfig
+from broker.jetstream.stream.stream import Stream
+from broker.server.routing.router import Router
+from broker.store.messages import MessageStore
+from broker.subjects import SinkKind, Subscription
+from broker.wire import PubRun
+
+HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"
+
+
+@pytest.fixture
+def stream() -> Stream:
+    config = StreamConfig(name="S", subjects=("k.>",))
+    found = Stream(config, created_ns=1, store=MessageStore())
+    store = found.store
+    store.append(b"k.a", b"", b"old", time_ns=1_000_000_000)
+    store.append(b"k.b", HEADERS, b"b", time_ns=1_500_000_000)
+    store.append(b"k.a", b"", b"new", time_ns=2_000_000_000)
+    store.append(b"k.gone", b"", b"x", time_ns=2_000_000_000)
+    store.append(b"k.c", b"", b"", time_ns=2_000_000_000)
+    store.append(b"k.c", b"", b"deleted", time_ns=2_000_000_000)
+    store.remove(4)
+    store.remove(6)
+    return found
+
+
+@pytest.mark.parametrize("subject", ["k.a", "k.b", "k.c", "k.gone", "k.never"])
+def test_the_short_way_answers_as_the_general_one(stream: Stream, subject: str) -> None:
+    body = b'{"last_by_subj":"%b"}' % subject.encode()
+    assert [last_of_subject(stream, subject.encode())] == direct_get(stream, "", b"", body)
+    assert direct_get(stream, subject, b"", b"") == direct_get(stream, "", b"", body)
+
+
+def test_the_headers_of_a_message_are_kept_and_followed_by_ours(stream: Stream) -> None:
+    assert last_of_subject(stream, b"k.b") == (
+        b"NATS/1.0\r\nA: b\r\nNats-Stream: S\r\nNats-Subject: k.b\r\nNats-Sequence: 2\r\n"
+        b"Nats-Time-Stamp: 1970-01-01T00:00:01.5Z\r\n\r\n",
+        b"b",
+    )
+
+
+def test_a_wildcard_finds_the_last_of_all(stream: Stream) -> None:
+    (answer,) = direct_get(stream, "k.*", b"", b"")
+    assert b"Nats-Sequence: 5\r\n" in answer[0]
+
+
+class Client:
+    """Takes what the router sends; remembers it as it goes over the wire."""
+
+    kind = SinkKind.CLIENT
+    watchful = False
+
+    def __init__(self, *, headers_ok: bool) -> None:
+        self.headers_ok = headers_ok
+        self.log: list[tuple[str, int]] = []
+        self.wire = b""
+
+    def deliver(self, sub: Any, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> bool:
+        self.log.append((subject.decode(), len(headers)))
+        return True
+
+    def deliver_encoded(self, sub: Any, data: bytes, *, messages: int, payload_bytes: int) -> bool:
+        self.log.append(("bulk", messages))
+        self.wire += data
+        return True
+
+
+def asked(
+    stream: Stream, gets: list[tuple[bytes, bytes, bytes]], *, subscribed: bytes = b"in.*",
+    headers_ok: bool = True, current: bool = True,
+) -> tuple[Client, list[int], list[int]]:  # fmt: skip
+    """What the client got, which rows were passed on, which nobody serves."""
+    account, who = Account("A"), Client(headers_ok=headers_ok)
+    sink = cast(Any, who)
+    account.subs.insert(Subscription(sink=sink, account=account, subject=subscribed, sid=b"7"))
+    group = SimpleNamespace(group=1, config=SimpleNamespace(allow_direct=True))
+    node = SimpleNamespace(
+        meta=SimpleNamespace(get=lambda account, name: group if name == "S" else None),
+        replicas={1: SimpleNamespace(stream=stream, leading=object(), reads_are_current=current)},
+        server=SimpleNamespace(router=Router()),
+    )
+    run = PubRun.of([(b"$JS.API.DIRECT.GET." + s, reply, b"", body) for s, reply, body in gets])
+    passed: list[int] = []
+
+    def otherwise(row: int) -> bool:
+        passed.append(row)
+        who.log.append(("passed on", row))
+        return run.message(row)[0].startswith(b"$JS.API.DIRECT.GET.S")
+
+    reached, missing = answer_gets(
+        cast(Any, node), account, run, 0, len(run), deadline=math.inf, otherwise=otherwise
+    )
+    assert reached == len(run)
+    return who, passed, missing
+
+
+def test_gets_of_a_run_are_answered_in_one_piece(stream: Stream) -> None:
+    who, passed, missing = asked(
+        stream, [(b"S.k.a", b"in.1", b""), (b"S.k.never", b"in.2", b""), (b"S.k.b", b"in.3", b"")]
+    )
+    assert (who.log, passed, missing) == ([("bulk", 3)], [], [])
+    first, second, third = who.wire.split(b"HMSG ")[1:]
+    assert first.startswith(b"in.1 7 ")
+    assert first.endswith(b"\r\n\r\nnew\r\n")
+    assert b"404 Message Not Found" in second
+    assert b"A: b\r\n" in third
+
+
+def test_other_requests_keep_their_place(stream: Stream) -> None:
+    gets = [
+        (b"S.k.a", b"in.1", b""), (b"S", b"in.2", b'{"seq":1}'), (b"S.k.*", b"in.3", b""),
+        (b"T.k.a", b"in.4", b""), (b"S.k.a", b"", b""), (b"S.k.a", b"in.6", b""),
+    ]  # fmt: skip
+    who, passed, missing = asked(stream, gets)
+    assert (passed, missing) == ([1, 2, 3, 4], [3])
+    assert who.log[0] == who.log[-1] == ("bulk", 1)
+
+
+def test_replies_to_single_subjects_go_one_by_one(stream: Stream) -> None:
+    gets = [(b"S.k.a", b"in.1", b""), (b"S.k.a", b"in.2", b"")]
+    who, _, _ = asked(stream, gets, subscribed=b"in.1")
+    assert [name for name, _ in who.log] == ["in.1"]
+
+
+def test_clients_without_headers_get_the_payload(stream: Stream) -> None:
+    who, _, _ = asked(stream, [(b"S.k.a", b"in.1", b"")], headers_ok=False)
+    assert who.wire == b"MSG in.1 7 3\r\nnew\r\n"
+
+
+def test_a_leader_that_is_not_sure_passes_gets_on(stream: Stream) -> None:
+    who, passed, _ = asked(stream, [(b"S.k.a", b"in.1", b"")], current=False)
+    assert passed == [0]
+    assert who.log == [("passed on", 0)]

@@ -1,0 +1,142 @@
+"""Reads of stored messages end their turn by the clock: nobody waits for all that others read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.cluster.api import bulk_get as gets
+from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.replica import leadership as leading
+from broker.cluster.runtime import Runtime
+from broker.config.options import JetStreamOptions, Options
+from broker.server.client import connection
+from broker.server.client.client_sink import ClientSink
+from broker.server.routing import fair_queue as turns
+from broker.server.routing import router
+from broker.server.server import Server
+from broker.store.block.block import BlockDamaged
+from tests.server.routing.test_fair_queue import Rounds
+from tests.support.server import RawClient, run, until
+
+COUNT = 20
+ANSWERS = (b"MSG in.", b"HMSG in.", b"MSG k.")
+
+
+@asynccontextmanager
+async def asker(directory: Path) -> AsyncIterator[RawClient]:
+    """A client of a server with one stream, S, of messages on k.0, k.1 and so on."""
+    store = JetStreamOptions(store_dir=str(directory))
+    options = Options(host="127.0.0.1", port=-1, jetstream=store)
+    server = Server(options, Runtime(options))
+    await server.start()
+    client = await RawClient.open(server)
+    try:
+        client.send(b"SUB in.* 1\r\n")
+        config = b'{"name":"S","subjects":["k.*"],"allow_direct":true}'
+        while b'"error"' in await asked(client, [(b"$JS.API.STREAM.CREATE.S", config)]):
+            await asyncio.sleep(0.01)  # the cluster of one is not formed yet
+        await asked(client, [(b"k.%d" % i, b"data") for i in range(COUNT)])
+        yield client
+    finally:
+        client.close()
+        await server.stop()
+
+
+async def asked(client: RawClient, requests: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """All at once; what is answered until each has its answer."""
+    for i, (subject, body) in enumerate(requests):
+        client.send(b"PUB %b in.%d %d\r\n%b\r\n" % (subject, i, len(body), body))
+    lines: list[bytes] = []
+    while sum(line.startswith(ANSWERS) for line in lines) < len(requests):
+        lines.append(await client.line())
+    return b"".join(lines) + await client.flush()
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (router, connection, turns, leading):
+        monkeypatch.setattr(module, "TURN_S", -1.0)
+    monkeypatch.setattr(gets, "LOOK_BYTES", 0)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, rounds: Rounds) -> list[int]:
+    """The rounds of the loop in which something is delivered to a client."""
+    seen: list[int] = []
+    deliver = ClientSink.deliver_encoded
+
+    def noted(self: ClientSink, *given: Any, **named: Any) -> bool:
+        seen.append(rounds.count)
+        return deliver(self, *given, **named)
+
+    monkeypatch.setattr(ClientSink, "deliver_encoded", noted)
+    return seen
+
+
+REQUESTS = {
+    "as JSON": [(b"$JS.API.STREAM.MSG.GET.S", b'{"seq":%d}' % (i + 1)) for i in range(COUNT)],
+    "direct": [(b"$JS.API.DIRECT.GET.S", b'{"seq":%d}' % (i + 1)) for i in range(COUNT)],
+    "of keys": [(b"$JS.API.DIRECT.GET.S.k.%d" % i, b"") for i in range(COUNT)],
+}
+
+
+@pytest.mark.parametrize("overheard", [False, True])
+@pytest.mark.parametrize("form", REQUESTS)
+def test_one_read_per_round_when_each_takes_a_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str, *, overheard: bool
+) -> None:
+    async def test() -> None:
+        async with asker(tmp_path) as client:
+            if overheard:
+                client.send(b"SUB $JS.API.> 2\r\n")
+            await client.flush()
+            expected = await asked(client, REQUESTS[form])
+            impatient(monkeypatch)
+            with Rounds() as rounds:
+                seen = watched(monkeypatch, rounds)
+                got = await asked(client, REQUESTS[form])
+            assert got == expected
+            assert len(set(seen)) >= COUNT - 1  # what was read and the turn after it may be one
+
+    run(test())
+
+
+def test_a_damaged_message_ends_no_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def damaged(*_: object) -> bytes:
+        raise BlockDamaged("as if the disk had")
+
+    async def test() -> None:
+        async with asker(tmp_path) as client:
+            monkeypatch.setattr(LeaderApi, "_get_message", damaged)
+            client.send(b'PUB $JS.API.STREAM.MSG.GET.S in.0 9\r\n{"seq":1}\r\n')
+            assert await client.flush() == b""
+            await until(lambda: "as if the disk had" in caplog.text)
+            assert await client.flush() == b""
+
+    run(test())
+
+
+def test_consumers_of_a_stream_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with asker(tmp_path) as client:
+            for i in range(COUNT):
+                body = b'{"stream_name":"S","config":{"name":"c%d","ack_policy":"none"}}' % i
+                assert b'"error"' not in await asked(
+                    client, [(b"$JS.API.CONSUMER.CREATE.S.c%d" % i, body)]
+                )
+            pulls = [(b"$JS.API.CONSUMER.MSG.NEXT.S.c%d" % i, b"1") for i in range(COUNT)]
+            impatient(monkeypatch)
+            with Rounds() as rounds:
+                seen = watched(monkeypatch, rounds)
+                got = await asked(client, pulls)
+            assert got.count(b"MSG k.0 1 $JS.ACK.S.") == COUNT
+            assert len(seen) == COUNT
+            assert len(set(seen)) >= COUNT - 1
+
+    run(test())

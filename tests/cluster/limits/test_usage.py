@@ -1,0 +1,103 @@
+"""How much a stream may still take, by what the others hold."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from broker.cluster.limits.usage import Usage, _encode
+from broker.config.options import AccountStore, JetStreamOptions
+from broker.jetstream.commands.publish_notes import UNBOUNDED, Bounds
+from broker.jetstream.config.stream_config import Storage
+from raft import NodeId
+
+
+class Streams:
+    """Replicas of which only the size matters."""
+
+    def __init__(self, *, server_file: int | None = None) -> None:
+        options = JetStreamOptions(
+            accounts={"small": AccountStore(max_memory=100, max_storage=1000)},
+            max_file_store=server_file,
+        )
+        self.assigned: list[Any] = []
+        self.sent: list[bytes] = []
+        mesh = SimpleNamespace(broadcast=lambda _channel, frame: self.sent.append(frame))
+        node = SimpleNamespace(
+            options=options, meta=self.assigned, members=[1, 2, 3], replicas={}, mesh=mesh
+        )
+        self.usage = Usage(cast(Any, node))
+
+    def assign(self, group: int, account: str, storage: Storage, replicas: int) -> Any:
+        config = SimpleNamespace(storage=storage)
+        peers = list(range(replicas))
+        assignment = SimpleNamespace(group=group, account=account, peers=peers, config=config)
+        self.assigned.append(assignment)
+        return assignment
+
+    def replica(
+        self, group: int, size: int, *, account: str = "small", replicas: int = 1,
+        storage: Storage = Storage.FILE,
+    ) -> Any:  # fmt: skip
+        stream = SimpleNamespace(
+            store=SimpleNamespace(bytes=size), config=SimpleNamespace(storage=storage)
+        )
+        assignment = self.assign(group, account, storage, replicas)
+        made: Any = SimpleNamespace(group=group, stream=stream, assignment=assignment, leading=None)
+        self.usage.changed(made)
+        return made
+
+    def grow(self, replica: Any, size: int) -> None:
+        replica.stream.store.bytes = size
+        self.usage.changed(replica)
+
+
+def test_nothing_limits_a_stream_of_an_account_without_limits() -> None:
+    there = Streams()
+    assert there.usage.bounds(there.replica(1, 50, account="other")) is None
+
+
+def test_the_room_of_an_account_is_what_other_streams_leave() -> None:
+    there = Streams()
+    first = there.replica(1, 300)
+    second = there.replica(2, 0)
+    there.replica(3, 5000, account="other")
+    there.replica(4, 90, storage=Storage.MEMORY)
+    assert there.usage.bounds(first) == Bounds(account=1000)
+    assert there.usage.bounds(second) == Bounds(account=700)
+    there.grow(first, 100)
+    assert there.usage.bounds(second) == Bounds(account=900)
+    there.usage.forget(1)
+    assert there.usage.bounds(second) == Bounds(account=1000)
+
+
+def test_every_replica_counts() -> None:
+    there = Streams()
+    there.replica(1, 100, replicas=3)
+    assert there.usage.bounds(there.replica(2, 0)) == Bounds(account=700)
+    assert there.usage.bounds(there.replica(3, 0, replicas=2)) == Bounds(account=350)
+
+
+def test_the_server_counts_one_replica_of_all_accounts() -> None:
+    there = Streams(server_file=2000)
+    there.replica(1, 400, account="other", replicas=3)
+    mine = there.replica(2, 50)
+    assert there.usage.bounds(mine) == Bounds(account=1000, server=1600)
+    in_memory = there.replica(3, 0, account="other", storage=Storage.MEMORY)
+    assert there.usage.bounds(in_memory) is None
+    unlimited = there.replica(4, 0, account="other")
+    assert there.usage.bounds(unlimited) == Bounds(account=UNBOUNDED, server=1550)
+
+
+def test_streams_that_live_elsewhere_are_told_of() -> None:
+    there = Streams()
+    mine = there.replica(1, 0)
+    there.assign(7, "small", Storage.FILE, 1)
+    there.assign(8, "small", Storage.FILE, 2)
+    receive = there.usage._received
+    receive(NodeId(2), _encode([(7, 100), (8, 50), (1, 999), (99, 5)]))
+    assert there.usage.bounds(mine) == Bounds(account=800)
+    receive(NodeId(3), _encode([(8, 0)]))
+    assert there.usage.bounds(mine) == Bounds(account=900)
+    there.usage.forget(7)
+    assert there.usage.bounds(mine) == Bounds(account=1000)

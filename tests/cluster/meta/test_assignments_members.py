@@ -1,0 +1,150 @@
+"""The table of streams, while their replicas move: who is asked for, who votes, who holds one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from broker.cluster.meta.assignments import (
+    FIRST_STREAM_GROUP,
+    Assignment,
+    AssignStream,
+    Meta,
+    MetaCommand,
+    MetaResult,
+    ReconfigureStream,
+    RecordMembers,
+    RenewStream,
+    encode_command,
+)
+from broker.cluster.meta.placement import choose_peers
+from broker.jetstream.config import StreamConfig
+from broker.jetstream.errors import JetStreamError
+from raft import Index, NodeId
+
+CONFIG = StreamConfig(name="S", subjects=("s",))
+
+
+class Log:
+    def __init__(self, peers: list[int]) -> None:
+        self.meta = Meta()
+        self.do(AssignStream("$G", CONFIG, 5, peers))
+
+    def do(self, command: MetaCommand) -> MetaResult:
+        index = Index(self.meta.applied + 1)
+        return self.meta.apply(index, encode_command(command))[1]
+
+    def move(self, *peers: int) -> None:
+        self.do(ReconfigureStream("$G", CONFIG, list(peers), 77))
+
+    def record(self, peers: list[int], members: list[int]) -> MetaResult:
+        return self.do(RecordMembers("$G", "S", self.stream.group, peers, members))
+
+    @property
+    def stream(self) -> Assignment:
+        found = self.meta.get("$G", "S")
+        assert found is not None
+        return found
+
+
+def test_members_stay_until_their_leader_reports_others() -> None:
+    log = Log([1])
+    log.move(1, 2, 3)
+    assert (log.stream.peers, log.stream.members, log.stream.founders) == ([1, 2, 3], [1], [1])
+    assert log.stream.holders == {1, 2, 3}
+    assert (log.stream.asked_ns, log.stream.origin) == (77, 1)
+    log.record([1, 2, 3], [1, 2, 3])
+    log.move(1)
+    assert log.stream.holders == {1, 2, 3}  # they may still be needed
+    log.record([1], [1])
+    assert log.stream.holders == {1}
+    assert log.stream.founders == [1]
+
+
+def test_a_report_that_was_overtaken_is_void() -> None:
+    log = Log([1])
+    log.move(1, 2, 3)
+    log.move(1)
+    refused = log.record([1, 2, 3], [1, 2, 3])
+    assert isinstance(refused, JetStreamError)
+    assert log.stream.members == [1]
+    other = log.do(RecordMembers("$G", "S", log.stream.group + 1, [1], [1, 2]))
+    assert isinstance(other, JetStreamError)
+    assert log.stream.members == [1]
+
+
+def test_an_update_that_names_the_same_peers_moves_nothing() -> None:
+    log = Log([1, 2, 3])
+    log.do(ReconfigureStream("$G", CONFIG, [3, 2, 1], 99))
+    log.do(ReconfigureStream("$G", CONFIG))
+    assert (log.stream.peers, log.stream.asked_ns) == ([1, 2, 3], 0)
+
+
+def test_the_first_configuration_is_remembered() -> None:
+    """A replica that joins late replays the log from where it began."""
+    log = Log([1])
+    assert log.stream.begun_as == CONFIG
+    for limit in (10, 20):
+        later = msgspec.structs.replace(CONFIG, max_msgs=limit)
+        log.do(ReconfigureStream("$G", later))
+        assert (log.stream.config, log.stream.begun_as) == (later, CONFIG)
+    log.do(RenewStream("$G", "S", log.stream.group, [1]))
+    assert log.stream.begun_as == log.stream.config
+
+
+def test_a_renewed_stream_is_another_group_once() -> None:
+    log = Log([1])
+    old = log.stream.group
+    log.move(1, 2, 3)
+    renewed = log.do(RenewStream("$G", "S", old, [1]))
+    assert isinstance(renewed, Assignment)
+    assert renewed.group == FIRST_STREAM_GROUP + log.meta.applied
+    assert renewed.founders == renewed.members == renewed.peers == [1, 2, 3]
+    assert (renewed.created_ns, renewed.asked_ns) == (5, 0)
+    assert log.do(RenewStream("$G", "S", old, [1])) == renewed
+
+
+def test_a_stream_with_other_voters_is_not_renewed() -> None:
+    """Whoever asks does not know yet that others hold everything."""
+    log = Log([1])
+    log.move(1, 2, 3)
+    log.record([1, 2, 3], [1, 2, 3])
+    before = log.stream
+    assert log.do(RenewStream("$G", "S", before.group, [1])) == before
+    assert log.stream == before
+
+
+def test_records_of_streams_that_never_moved_are_read() -> None:
+    old = {"account": "$G", "config": CONFIG, "created_ns": 1, "group": 1001, "peers": [3, 1]}
+    meta = Meta()
+    meta.load_dump(msgspec.msgpack.encode((9, [old])))
+    stream = meta.get("$G", "S")
+    assert stream is not None
+    assert stream.founders == stream.members == stream.peers == [3, 1]
+    again = Meta()
+    again.load_dump(meta.dump())
+    assert again.digest() == meta.digest()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "keep", "away", "chosen"),
+    [
+        (3, [4], [], [4, 1, 2]),  # the least loaded join
+        (1, [2, 4, 5], [], [2]),  # the first, who leads, stays
+        (1, [2, 4, 5], [2], [4]),  # unless it is away
+        (3, [2, 4], [2, 5], [4, 2, 1]),  # who is away is a member all the same
+        (4, [2], [1, 3], None),
+    ],
+)
+def test_present_peers_go_before_others(
+    replicas: int, keep: list[int], away: list[int], chosen: list[int] | None
+) -> None:
+    found = choose_peers(
+        name="S",
+        replicas=replicas,
+        members=[NodeId(n) for n in (5, 4, 3, 2, 1)],
+        alive=lambda node: node not in away,
+        load=int,
+        keep=[NodeId(n) for n in keep],
+    )
+    assert found == chosen

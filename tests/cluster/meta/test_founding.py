@@ -1,0 +1,260 @@
+"""Who founds a cluster, who follows, and what a crash or a replaced disk may not change."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from broker.cluster.meta.founding import Candidate, Formation, Founding, write_durably
+from raft import node_id
+
+# By node id, not by name: the smallest id founds.
+NAMES = sorted((f"n{i}" for i in range(1, 6)), key=node_id)
+
+
+class Crash(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class Node:
+    """A formation on a disk that outlives it."""
+
+    name: str
+    directory: Path
+    expected: int
+    incarnation: str = "1"
+    formed: list[Founding] = field(default_factory=list)
+    formation: Formation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(exist_ok=True)
+        self.boot()
+
+    def boot(self) -> None:
+        """As the process begins: load what is on disk, then start."""
+        self.formed.clear()
+        self.formation = Formation(
+            path=self.directory / "founding.json",
+            cluster="c",
+            name=self.name,
+            incarnation=self.incarnation,
+            expected=lambda: self.expected,
+            on_formed=self.formed.append,
+        )
+        self.formation.load()
+        self.formation.start()
+
+    def replace_disk(self) -> None:
+        for file in self.directory.iterdir():
+            file.unlink()
+        self.incarnation += "'"
+        self.boot()
+
+    def sees(self, *others: Node) -> None:
+        for other in others:
+            self.formation.peer_seen(other.formation.candidate())
+
+    @property
+    def founding(self) -> Founding | None:
+        return self.formation.founding
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[Node]:
+    return [Node(name, tmp_path / name, expected=3) for name in NAMES[:3]]
+
+
+def all_of(*nodes: Node) -> dict[str, str]:
+    return {node.name: node.incarnation for node in nodes}
+
+
+def test_the_smallest_id_founds_and_the_others_follow(nodes: list[Node]) -> None:
+    smallest, middle, largest = nodes
+    for node in nodes:
+        node.sees(*(other for other in nodes if other is not node))
+    assert smallest.founding == Founding("c", all_of(*nodes))
+    middle.sees(smallest)
+    largest.sees(middle)  # any member can pass it on
+    assert middle.founding == largest.founding == smallest.founding
+    assert all(node.formed == [smallest.founding] for node in nodes)
+    assert smallest.founding.voters() == sorted(node_id(name) for name in NAMES[:3])
+
+
+def test_nobody_else_founds_however_many_it_sees(nodes: list[Node]) -> None:
+    smallest, middle, largest = nodes
+    for _ in range(3):
+        middle.sees(smallest, largest)
+        largest.sees(middle, smallest)
+        middle.formation.consider()
+    assert middle.founding is largest.founding is None
+
+
+def test_too_few_wait_for_ever(nodes: list[Node]) -> None:
+    smallest, middle, largest = nodes
+    smallest.sees(middle)
+    for _ in range(10):
+        smallest.formation.consider()
+    assert smallest.founding is None
+    smallest.formation.peer_lost(middle.name)
+    smallest.sees(largest)  # two, but never three at a time
+    assert smallest.founding is None
+    assert not (smallest.directory / "founding.json").exists()
+
+
+def test_a_route_that_turns_out_to_be_ourselves_lowers_the_number(nodes: list[Node]) -> None:
+    smallest, middle, _ = nodes
+    smallest.sees(middle)
+    smallest.expected = 2
+    smallest.formation.consider()
+    assert smallest.founding == Founding("c", all_of(smallest, middle))
+
+
+def test_a_server_without_a_cluster_founds_alone_at_once(tmp_path: Path) -> None:
+    node = Node("solo", tmp_path / "solo", expected=1)
+    assert node.formed == [Founding("c", {"solo": "1"})]
+    node.boot()
+    assert node.formed == [Founding("c", {"solo": "1"})]
+
+
+def test_a_founding_is_for_life(nodes: list[Node], caplog: pytest.LogCaptureFixture) -> None:
+    smallest, middle, largest = nodes
+    smallest.sees(middle, largest)
+    ours = smallest.founding
+    stranger = Candidate("x", "1", Founding("c", {"x": "1", smallest.name: "1"}))
+    with caplog.at_level(logging.ERROR):
+        smallest.formation.peer_seen(stranger)
+    assert smallest.founding == ours
+    assert f"node x belongs to a cluster founded by {sorted(['x', smallest.name])}" in caplog.text
+    smallest.boot()
+    smallest.sees(middle, largest)
+    assert smallest.formed == [ours]
+
+
+def test_a_crash_before_anybody_has_heard_changes_nothing(nodes: list[Node]) -> None:
+    """Written, not yet known to anybody: the record on disk is what the founder wakes up with."""
+    smallest, middle, largest = nodes
+
+    def power_cut(_: Founding) -> None:
+        raise Crash
+
+    smallest.formation.on_formed = power_cut
+    with pytest.raises(Crash):
+        smallest.sees(middle, largest)
+    middle.sees(largest)
+    largest.sees(middle)
+    assert middle.founding is largest.founding is None  # two of three wait
+    smallest.boot()
+    founding = Founding("c", all_of(*nodes))
+    assert smallest.formed == [founding]
+    middle.sees(smallest)
+    assert middle.formed == [founding]
+
+
+@pytest.mark.parametrize("step", ["fsync", "rename"])
+def test_a_crash_while_writing_leaves_no_founding(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    smallest, middle, largest = nodes
+
+    def power_cut(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        owner: object = os if step == "fsync" else Path
+        patch.setattr(owner, step, power_cut)
+        with pytest.raises(Crash):
+            smallest.sees(middle, largest)
+    assert smallest.founding is None  # nothing follows from what may not be on disk
+    assert smallest.formed == []
+    smallest.boot()
+    assert smallest.founding is None
+    smallest.sees(middle, largest)
+    assert smallest.formed == [Founding("c", all_of(*nodes))]
+
+
+def test_a_replaced_disk_is_not_a_member(
+    nodes: list[Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    smallest, middle, largest = nodes
+    smallest.sees(middle, largest)
+    middle.sees(smallest)
+    largest.sees(smallest)
+    founding = smallest.founding
+    smallest.replace_disk()  # even the founder itself
+    with caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            smallest.sees(middle, largest)
+            smallest.formation.consider()
+    assert smallest.founding is None
+    assert smallest.formed == []
+    assert caplog.text.count("is not one of the founders") == 1  # said once, not 20 times a second
+    middle.boot()
+    middle.sees(smallest)
+    assert middle.founding == founding
+
+
+def test_a_new_node_is_told_once_that_it_is_no_founder(
+    nodes: list[Node], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    smallest, middle, largest = nodes
+    smallest.sees(middle, largest)
+    late = Node(NAMES[4], tmp_path / "late", expected=3)
+    with caplog.at_level(logging.ERROR):
+        late.sees(smallest, smallest, middle)
+    assert late.founding is None
+    assert caplog.text.count("is not one of the founders") == 1
+
+
+def test_a_stray_founding_does_not_hide_ours(nodes: list[Node]) -> None:
+    smallest, middle, largest = nodes
+    smallest.sees(middle, largest)
+    stray = Candidate("stray", "1", Founding("c", {"stray": "1"}))
+    middle.formation.peer_seen(stray)
+    assert middle.founding is None
+    middle.sees(smallest)
+    assert middle.founding == smallest.founding
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_the_order_there_is_one_founding_of_all(tmp_path: Path, seed: int) -> None:
+    """Links come and go, processes die between any two steps, also while writing."""
+    dice = random.Random(seed)
+    nodes = [Node(name, tmp_path / name, expected=5) for name in NAMES]
+    everything = Founding("c", all_of(*nodes))
+
+    def step() -> None:
+        node, other = dice.sample(nodes, 2)
+        what = dice.random()
+        if what < 0.6:
+            node.sees(other)
+        elif what < 0.8:
+            node.formation.peer_lost(other.name)
+        elif what < 0.95:
+            node.boot()
+        elif node.founding is None and node is nodes[0]:
+            node.formation.on_formed = lambda _: node.boot()
+
+    for _ in range(400):
+        step()
+        assert all(node.founding in (None, everything) for node in nodes), f"seed {seed}"
+    for node in nodes:
+        node.sees(*(other for other in nodes if other is not node))
+    for node in nodes:
+        node.sees(nodes[0])
+    assert [node.founding for node in nodes] == [everything] * 5, f"seed {seed}"
+
+
+def test_write_durably_replaces_whole_files(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    (tmp_path / "file.new").write_bytes(b"left behind by a crash, and longer than what follows")
+    write_durably(path, b"one")
+    assert path.read_bytes() == b"one"
+    write_durably(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,71 @@
+"""Who leads: later terms win, and a leader that says it serves is worth a second sending."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.cluster.peers.leader_table import Leaders
+from broker.jetstream.errors import JetStreamError
+from raft import NodeId, Term
+from tests.support.cluster_fakes import run, turns
+
+GROUP, ONE, TWO = 7, NodeId(1), NodeId(2)
+
+
+class Known:
+    def __init__(self) -> None:
+        self.up = {ONE, TWO}
+        self.changes: list[int] = []
+        self.leaders = Leaders(self.up.__contains__, self.changes.append)
+
+    def note(self, term: int, leader: NodeId, *, serving: bool = False) -> None:
+        self.leaders.note(GROUP, Term(term), leader, serving=serving)
+
+
+def test_a_change_is_told_once_and_earlier_terms_are_ignored() -> None:
+    known = Known()
+    known.note(2, ONE)
+    known.note(2, ONE)
+    known.note(1, TWO)
+    assert known.leaders.leader(GROUP) == ONE
+    assert known.changes == [GROUP]
+    known.note(3, TWO)
+    assert known.leaders.leader(GROUP) == TWO
+    assert known.changes == [GROUP] * 2
+
+
+def test_a_leader_that_was_elected_before_it_served_is_told_twice() -> None:
+    """What was sent to it in between it has dropped."""
+    known = Known()
+    known.note(2, ONE)
+    known.note(2, ONE, serving=True)
+    assert known.changes == [GROUP] * 2
+    known.note(1, TWO, serving=True)  # of an earlier term: it serves no more
+    assert known.changes == [GROUP] * 2
+
+
+def test_a_leader_out_of_reach_counts_as_none() -> None:
+    async def test() -> None:
+        known = Known()
+        known.note(2, ONE)
+        known.up.remove(ONE)
+        assert known.leaders.leader(GROUP) is None
+        with pytest.raises(JetStreamError) as refused:
+            await known.leaders.wait(GROUP, timeout_s=0)
+        assert refused.value.err_code == 10008
+
+    run(test())
+
+
+def test_who_waits_is_woken_by_the_next_leader() -> None:
+    async def test() -> None:
+        known = Known()
+        waiting = asyncio.create_task(known.leaders.wait(GROUP, timeout_s=10))
+        await turns()
+        assert not waiting.done()
+        known.note(1, TWO)
+        assert await waiting == TWO
+
+    run(test())

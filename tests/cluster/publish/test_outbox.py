@@ -1,0 +1,228 @@
+"""Publishes on their way to a leader: batches, their bounds, back-pressure, the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.cluster.publish import outbox as module
+from broker.cluster.publish.outbox import (
+    BATCH_BYTES_MAX,
+    BATCH_ROWS_MAX,
+    IN_FLIGHT_MAX,
+    RESEND_AFTER_S,
+    Batch,
+    Outbox,
+    Published,
+)
+from broker.store.block.block import Block
+from broker.wire import PubRun
+from tests.support.cluster_fakes import ClockedLoop, run, run_clocked, turns
+from tests.support.outbox_rig import GROUP, SESSION, Bench
+
+# -- collecting -----------------------------------------------------------------------------------
+
+
+def test_publishes_of_one_turn_make_one_batch() -> None:
+    async def test() -> None:
+        bench = Bench()
+        client = bench.client()
+        for subject in (b"orders.a", b"orders.b", b"orders.a"):
+            bench.publish(client, 2, subject=subject)
+        assert bench.sent == []
+        await turns()
+        assert bench.numbers == [1]
+        block = Block(bench.sent[0].block, verify=False)
+        assert [block.subject(i) for i in range(6)] == [
+            *(b"orders.a", b"orders.a", b"orders.b", b"orders.b", b"orders.a", b"orders.a")
+        ]
+        assert block.first_seq == 0  # nobody but apply gives out sequences
+
+    run(test())
+
+
+def test_at_most_four_batches_are_under_way() -> None:
+    async def test() -> None:
+        bench = Bench()
+        client = bench.client()
+        for _ in range(IN_FLIGHT_MAX + 3):
+            bench.publish(client, 1)
+            await turns()
+        assert bench.numbers == [1, 2, 3, 4]
+        bench.answer(1, 1)
+        # What waited meanwhile goes together: a long wait makes larger batches, not more.
+        assert bench.numbers == [1, 2, 3, 4, 5]
+        assert bench.sent[-1].rows == 3
+
+    run(test())
+
+
+@pytest.mark.parametrize("payload", [0, 10, 1000, 200_000])
+def test_no_batch_outgrows_its_bounds(payload: int) -> None:
+    async def test() -> None:
+        bench = Bench()
+        client = bench.client()
+        count = 2 * BATCH_ROWS_MAX + 5 if payload < 1000 else 5000 if payload == 1000 else 23
+        for _ in range(2):
+            bench.publish(client, count, payload=b"p" * payload)
+        await turns()
+        number = 0
+        while bench.outbox.in_flight:
+            number += 1
+            bench.answer(number, number * 100_000)
+        blocks = [Block(batch.block, verify=False) for batch in bench.sent]
+        assert sum(block.rows for block in blocks) == 2 * count
+        assert max(len(batch.block) for batch in bench.sent) <= BATCH_BYTES_MAX
+        assert max(block.rows for block in blocks) <= BATCH_ROWS_MAX
+        # ... and they are filled: all but the last leave no room for one more row.
+        row = payload + len(b"orders.new") + 20
+        for batch in bench.sent[:-1]:
+            full = len(batch.block) + row + 64 > BATCH_BYTES_MAX or batch.rows == BATCH_ROWS_MAX
+            assert full, (len(batch.block), batch.rows)
+        assert bench.outbox.held_bytes == 0
+
+    run(test())
+
+
+def test_long_subjects_count_too() -> None:
+    async def test() -> None:
+        bench = Bench()
+        client = bench.client()
+        bench.publish(client, 600, subject=b"orders." + b"s" * 3900)
+        await turns()
+        assert sum(batch.rows for batch in bench.sent) == 600
+        assert max(len(batch.block) for batch in bench.sent) <= BATCH_BYTES_MAX
+
+    run(test())
+
+
+def test_a_message_larger_than_a_batch_goes_alone() -> None:
+    async def test() -> None:
+        bench = Bench()
+        client = bench.client()
+        bench.publish(client, 1)
+        bench.publish(client, 1, payload=b"p" * (BATCH_BYTES_MAX + 1))
+        bench.publish(client, 1)
+        await turns()
+        assert [batch.rows for batch in bench.sent] == [1, 1, 1]
+
+    run(test())
+
+
+# -- back-pressure and the end --------------------------------------------------------------------
+
+
+def test_too_much_held_pauses_publishers_and_half_of_it_resumes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 10_000)
+
+    async def test() -> None:
+        bench = Bench()
+        greedy, other, idle = (bench.client(b"_INBOX.%b.*" % name) for name in (b"c", b"o", b"i"))
+        for _ in range(3):
+            bench.publish(greedy, 1, payload=b"p" * 3000)
+            await turns()
+        assert greedy.pauses == 0
+        for _ in range(4):
+            bench.publish(greedy, 1, payload=b"p" * 3000)
+            await turns()
+        bench.publish(other, 1)
+        assert (greedy.pauses, other.pauses, idle.pauses) == (1, 1, 0)  # once each
+        await turns()
+        number = 0
+        while bench.outbox.in_flight:
+            number += 1
+            held = bench.outbox.held_bytes
+            assert (greedy.pauses, other.pauses) == ((1, 1) if held > 5000 else (0, 0))
+            bench.answer(number, number)
+        assert (greedy.pauses, other.pauses, idle.pauses) == (0, 0, 0)
+        assert bench.outbox.held_bytes == 0
+
+    run(test())
+
+
+def test_a_closed_outbox_takes_nothing_and_lets_everybody_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 1000)
+
+    async def test(loop: ClockedLoop) -> None:
+        bench = Bench()
+        client = bench.client()
+        for _ in range(6):
+            bench.publish(client, 3, payload=b"p" * 100)
+            await turns()
+        bench.publish(client, 3)
+        assert client.pauses == 1
+        bench.outbox.close()
+        assert client.pauses == 0
+        assert bench.outbox.held_bytes == 0
+        sent = len(bench.sent)
+        run_of_one = PubRun.of([(b"orders.a", b"", b"", b"")])
+        assert not bench.outbox.deliver_run(bench.capture, run_of_one, 0, 1, None)
+        bench.answer(1, 1)
+        bench.outbox.resend()
+        await loop.advance(RESEND_AFTER_S * 3)
+        assert len(bench.sent) == sent
+        assert client.encoded == []
+
+    run_clocked(test)
+
+
+def test_a_leader_in_this_process_may_answer_while_it_is_handed_the_batch() -> None:
+    async def test() -> None:
+        bench = Bench()
+        client = bench.client()
+
+        def transmit(outbox: Outbox, batch: Batch) -> None:
+            outbox.answered(Published(GROUP, SESSION, batch.number, batch.number, []))
+
+        await bench.publish_apart(client, 2)
+        bench.outbox.transmit = transmit
+        bench.outbox.resend()
+        bench.publish(client, 1)
+        await turns()
+        assert not bench.outbox.in_flight
+        assert [m for _, _, m, _ in client.encoded] == [1, 1, 1]
+        await asyncio.sleep(0)
+
+    run(test())
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_publishers_of_a_stream_that_is_removed_are_told_that_nobody_is_there(
+    silent: bool,
+) -> None:
+    async def test(loop: ClockedLoop) -> None:
+        bench = Bench(silent=silent)
+        client = bench.client()
+        for i in range(IN_FLIGHT_MAX + 1):  # sent, sealed and waiting
+            bench.publish(client, 1, reply=b"_INBOX.c.%d" % i, subject=b"orders.%d" % i)
+            await turns()
+        bench.publish(client, 1, reply=b"", subject=b"orders.unheard")
+        bench.publish(client, 1, reply=b"_INBOX.c.last", subject=b"orders.last")  # still collected
+        bench.outbox.removed()
+        told = [(message[0], message[2], message[3]) for _, message in client.got]
+        names = [*(b"%d" % i for i in range(IN_FLIGHT_MAX + 1)), b"last"]
+        assert told == (
+            []
+            if silent
+            else [
+                (
+                    b"_INBOX.c." + name,
+                    b"NATS/1.0 503\r\nNats-Subject: orders.%b\r\n\r\n" % name,
+                    b"",
+                )
+                for name in names
+            ]
+        )
+        assert bench.outbox.held_bytes == 0
+        bench.answer(1, 1)  # of a leader that had not heard
+        sent = len(bench.sent)
+        await loop.advance(RESEND_AFTER_S * 3)
+        assert len(bench.sent) == sent
+        assert client.encoded == []
+
+    run_clocked(test)

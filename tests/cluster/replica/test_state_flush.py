@@ -1,0 +1,164 @@
+"""Erased messages leave the disk: in which order, and what a mark of an earlier run leads to."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from broker.cluster.node import JetStreamNode
+from broker.cluster.replica import state_flush as flushing
+from broker.cluster.replica.replica import Replica
+from broker.cluster.replica.state_flush import Flushing
+from raft import GroupId, Index
+from tests.support.cluster_fakes import run
+
+G = GroupId(7)
+
+
+@dataclass
+class Log:
+    first: int = 1
+
+    def first_index(self) -> int:
+        return self.first
+
+
+@dataclass
+class Held:
+    """A group whose log is cut as soon as that is asked for, unless a follower needs it."""
+
+    log: Log = field(default_factory=Log)
+    needed: bool = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "erase_upto":
+            self.node.events.append(f"cut behind {value}")
+            if not self.needed:
+                self.log.first = value + 1
+        super().__setattr__(name, value)
+
+    node: Any = None
+
+
+@dataclass
+class State:
+    applied: int
+    parts: int = 2
+
+    def work_ahead(self) -> bool:
+        self.parts -= 1
+        return self.parts > 0
+
+
+@dataclass
+class Member:
+    node: Any
+    group: GroupId = G
+    stream: State = field(default_factory=lambda: State(applied=30))
+    dirty: bool = True
+
+    def checkpoint(self) -> Index:
+        self.node.events.append("checkpoint")
+        return Index(self.stream.applied)
+
+    def flushed(self, index: Index) -> None:
+        self.node.events.append(f"durable {index}")
+
+
+class Node:
+    """Stands for the node, its store, its host and its meta group."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.events: list[str] = []
+        self.group = Held(node=self)
+        self.member = Member(self)
+        self.replicas = {G: self.member}
+        self.host = self.store = self.meta_group = self
+        self.expunged = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def trouble(self) -> str | None:
+        return None
+
+    def held(self, group: GroupId) -> Held | None:
+        return self.group if group == G else None
+
+    def written(self) -> Index:
+        return Index(1)
+
+    def flushed(self, _index: Index) -> None:
+        """The meta group's state is durable."""
+
+    def flush_state(self) -> None:
+        self.events.append("flush")
+
+    def expunge(self) -> None:
+        self.events.append("expunge")
+        self._loop.call_soon_threadsafe(self.expunged.set)
+
+    def flushing(self) -> Flushing:
+        return Flushing(cast(JetStreamNode, self))
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flushing, "ERASE_AFTER_S", 0.0)
+    monkeypatch.setattr(flushing, "ERASE_SHARE", 0)
+    monkeypatch.setattr(flushing, "CUT_WITHIN_S", 0.05)
+
+
+async def until_expunged(
+    node: Node, work: Flushing, *, times: int = 1, mark_left: bool = False
+) -> None:
+    async with asyncio.timeout(30):
+        task = asyncio.create_task(work.run_erasures())
+        for _ in range(times):
+            await node.expunged.wait()
+            node.expunged.clear()
+        while (node.directory / "erasing").exists() != mark_left:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def test_the_state_is_durable_before_the_log_is_cut_and_the_files_rewritten(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        node = Node(tmp_path)
+        erasing = node.flushing()
+        erasing.erased(cast(Replica, node.member))
+        assert (tmp_path / "erasing").exists()
+        await until_expunged(node, erasing)
+        assert node.events == ["checkpoint", "flush", "durable 30", "cut behind 30", "expunge"]
+
+    run(work())
+
+
+def test_what_an_earlier_run_did_not_finish_is_done_at_start(tmp_path: Path) -> None:
+    async def work() -> None:
+        (tmp_path / "erasing").touch()
+        node = Node(tmp_path)
+        await until_expunged(node, node.flushing())
+        assert node.events[-2:] == ["cut behind 30", "expunge"]
+
+    run(work())
+
+
+def test_a_log_that_cannot_be_cut_yet_is_tried_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        node = Node(tmp_path)
+        node.group.needed = True
+        erasing = node.flushing()
+        erasing.erased(cast(Replica, node.member))
+        await until_expunged(node, erasing, times=2, mark_left=True)
+        node.group.needed = False
+        await until_expunged(node, erasing)
+        assert node.group.log.first == 31
+
+    run(work())

@@ -1,0 +1,104 @@
+"""Who waits for an entry hears of it, or hears that another one took its place."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.cluster.proposals import LostLeadership, Waiting
+from raft import Index, Term
+from tests.support.cluster_fakes import run
+
+
+def test_the_same_entry_brings_its_result() -> None:
+    async def test() -> None:
+        waiting = Waiting()
+        futures = [waiting.add(Term(2), Index(i)) for i in (5, 6)]
+        waiting.applied(Term(2), Index(4), "not ours")
+        waiting.applied(Term(2), Index(5), "five")
+        waiting.applied(Term(2), Index(6), None)
+        assert [future.result() for future in futures] == ["five", None]
+        assert len(waiting) == 0
+
+    run(test())
+
+
+@pytest.mark.parametrize("term", [1, 3])
+def test_another_leaders_entry_in_its_place_is_definite(term: int) -> None:
+    async def test() -> None:
+        waiting = Waiting()
+        future = waiting.add(Term(2), Index(5))
+        waiting.applied(Term(term), Index(5), "theirs")
+        with pytest.raises(LostLeadership):
+            await future
+        assert len(waiting) == 0
+
+    run(test())
+
+
+def test_proposing_at_an_index_again_ends_the_former_wait() -> None:
+    """This node led, lost, leads again: what it had at the index is no longer in its log."""
+
+    async def test() -> None:
+        waiting = Waiting()
+        former, present = waiting.add(Term(2), Index(5)), waiting.add(Term(4), Index(5))
+        with pytest.raises(LostLeadership):
+            await former
+        waiting.applied(Term(4), Index(5), "second")
+        assert present.result() == "second"
+
+    run(test())
+
+
+def test_nobody_waits_for_what_has_been_passed() -> None:
+    """A leader's first entry, or a batch of publishes, is applied without a word to us."""
+
+    async def test() -> None:
+        waiting = Waiting()
+        lost = [waiting.add(Term(2), Index(i)) for i in (5, 6)]
+        ahead = waiting.add(Term(2), Index(8))
+        waiting.passed(Index(4))
+        assert len(waiting) == 3
+        waiting.passed(Index(6))
+        for future in lost:
+            with pytest.raises(LostLeadership):
+                await future
+        assert not ahead.done()
+        waiting.applied(Term(2), Index(8), "ours")
+        waiting.passed(Index(8))
+        assert ahead.result() == "ours"
+        assert len(waiting) == 0
+
+    run(test())
+
+
+def test_those_who_gave_up_are_not_told() -> None:
+    async def test() -> None:
+        waiting = Waiting()
+        for how in ("applied", "passed", "again"):
+            future = waiting.add(Term(2), Index(5))
+            future.cancel()
+            match how:
+                case "applied":
+                    waiting.applied(Term(2), Index(5), "late")
+                case "passed":
+                    waiting.passed(Index(5))
+                case _:
+                    waiting.add(Term(3), Index(5)).cancel()
+            assert future.cancelled()
+
+    run(test())
+
+
+def test_a_group_that_goes_away_cancels_its_waits() -> None:
+    async def test() -> None:
+        waiting = Waiting()
+        future = waiting.add(Term(2), Index(5))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await future
+        assert len(waiting) == 0
+        waiting.applied(Term(2), Index(5), "after the end")
+
+    run(test())

@@ -1,0 +1,71 @@
+"""What the cluster block says of routes: where peers dial us, and sentences for what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker.cluster.runtime import Runtime
+from broker.config.options import ClusterOptions, Options, TlsOptions
+from broker.server.server import Server
+from broker.server.services import StartFailed
+from tests.support.server import run, until
+
+
+@asynccontextmanager
+async def node(name: str, cluster: ClusterOptions) -> AsyncIterator[Runtime]:
+    options = Options(host="127.0.0.1", port=-1, server_name=name, cluster=cluster)
+    runtime = Runtime(options)
+    server = Server(options, runtime)
+    try:
+        await server.start()
+        yield runtime
+    finally:
+        await server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("with_port", [True, False])
+def test_peers_are_told_the_advertised_address(*, with_port: bool) -> None:
+    async def test() -> None:
+        port = free_port()
+        advertise = f"localhost:{port}" if with_port else "localhost"
+        told = ClusterOptions(name="c", host="127.0.0.1", port=port, advertise=advertise)
+        async with node("a", told) as a:
+            route = f"nats://127.0.0.1:{a.ports()['cluster']}"
+            other = ClusterOptions(name="c", host="127.0.0.1", port=-1, routes=(route,))
+            async with node("b", other) as b:
+                await until(lambda: b.routez()["num_routes"] == 1)
+                seen = b.routez()["routes"][0]
+                assert (seen["ip"], seen["port"]) == ("localhost", port)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"tls": TlsOptions(cert_file="/missing", key_file="/missing")}, "^cluster tls: "),
+        ({"tls": TlsOptions(cert_file=__file__, key_file=__file__)}, "^cluster tls: "),
+        ({"advertise": "here:word"}, '^cluster advertise: could not parse port "word"$'),
+    ],
+)
+def test_what_cannot_work_is_said_when_it_starts(
+    settings: dict[str, object], sentence: str
+) -> None:
+    async def test() -> None:
+        cluster = ClusterOptions(name="c", host="127.0.0.1", port=-1, **settings)  # type: ignore[arg-type]
+        with pytest.raises(StartFailed, match=sentence):
+            async with node("a", cluster):
+                pass
+
+    asyncio.run(test())

@@ -1,0 +1,180 @@
+"""Push delivery: flow control, rate limit, replay pace, headers only, bounded pumps, fair runs."""
+
+from __future__ import annotations
+
+from broker.jetstream.delivery.dispatch import PumpLimits
+from broker.jetstream.delivery.effects import Deliver, Status
+from broker.jetstream.delivery.flow_control import WINDOW_MIN_BYTES, FlowControl, RateLimit
+from broker.jetstream.delivery.headers_only import headers_only_block
+from tests.support.consumer_rig import MS, START, Bench, S
+
+KIB = 1 << 10
+
+
+def push(**fields: object) -> Bench:
+    return Bench(deliver_subject="d", durable_name="C", **fields)
+
+
+def test_flow_control_asks_at_half_the_window_and_stops_above_it() -> None:
+    bench = push(ack_policy="none", flow_control=True, idle_heartbeat=S)
+    bench.publish(*["a"] * 30, data=b"x" * 200 * KIB)
+    bench.bind()
+    lines = bench.out()
+    asked = [line for line in lines if "FlowControl" in line]
+    assert asked == ["status d 100 FlowControl Request reply=$JS.FC.S.C.0001"]
+    # 2 MiB window: eleven messages of 200 KiB are the first to exceed it.
+    assert len(bench.delivered) == 11
+    bench.advance(S)
+    assert bench.out() == [
+        "status d 100 Idle Heartbeat | Nats-Last-Consumer: 11 | Nats-Last-Stream: 11"
+        " | Nats-Consumer-Stalled: $JS.FC.S.C.0001"
+    ]
+    bench.delivery.flow_control_reply(b"$JS.FC.S.C.0000")
+    assert bench.out() == [], "only the latest request counts"
+    bench.delivery.flow_control_reply(b"$JS.FC.S.C.0001")
+    assert "status d 100 FlowControl Request reply=$JS.FC.S.C.0002" in bench.out()
+    # 6 messages had been sent at the question: 5 are on the way in a window of 4 MiB now.
+    assert len(bench.delivered) == 11 + 16
+
+
+def test_flow_window_doubles_up_to_its_maximum() -> None:
+    flow = FlowControl("p.")
+    for _ in range(6):
+        flow.sent(flow.window + 1)
+        assert flow.blocked
+        assert flow.answered(flow.ask())
+        assert not flow.blocked
+    assert flow.window == 32 << 20
+    assert flow.ask() == b""
+
+
+def test_flow_control_starts_over_with_a_new_subscriber() -> None:
+    flow = FlowControl("p.")
+    flow.sent(WINDOW_MIN_BYTES + 1)
+    question = flow.ask()
+    flow.restart()
+    assert not flow.blocked
+    assert not flow.answered(question)
+
+
+def test_rate_limit_lets_a_burst_go_and_then_keeps_the_pace() -> None:
+    rate = RateLimit(bits_per_s=8000, burst_bytes=500)
+    now = START
+    sent = 0
+    while rate.ready_at() <= now:
+        rate.sent(100, now)
+        sent += 1
+    assert sent == 6, "a burst of 500 bytes, and the one that exceeds it"
+    assert rate.ready_at() == START + 100 * MS
+    now += 100 * MS
+    rate.sent(100, now)
+    assert rate.ready_at() == START + 200 * MS
+
+
+def test_rate_limited_consumer_says_when_it_goes_on() -> None:
+    bench = push(ack_policy="none", rate_limit_bps=8 * 1000)
+    bench.limits = PumpLimits(rate_burst_bytes=1)
+    bench.crash()
+    bench.bind()
+    bench.publish(*["a"] * 3, data=b"x" * 960)
+    assert bench.seqs() == [1]
+    at = bench.delivery.next_deadline()
+    assert at is not None
+    bench.commit()
+    bench.now = START + 998 * MS
+    assert bench.seqs() == []
+    bench.now = START + 1010 * MS
+    assert bench.seqs() == [2]
+
+
+def test_original_pace_is_kept_until_the_end_at_start() -> None:
+    bench = Bench()
+    for gap in (0, 50, 0, 200):
+        bench.advance(gap * MS)
+        bench.publish("a")
+    bench.advance(S)
+    bench.create(deliver_subject="d", durable_name="C", replay_policy="original")
+    bench.bind()
+    began = bench.now
+    bench.advance(MS)
+    assert bench.seqs() == [1]
+    times = []
+    while len(bench.delivered) < 4:
+        at = bench.delivery.next_deadline()
+        assert at is not None
+        bench.now = max(at, bench.now)
+        times += [(seq, (bench.now - began) // MS) for seq in bench.seqs()]
+    assert times == [(2, 51), (3, 51), (4, 251)]
+    bench.publish("a", "a")
+    assert bench.seqs() == [5, 6], "what came later is not replayed but live"
+
+
+def test_headers_only_tells_the_size_of_what_is_left_out() -> None:
+    bench = push(ack_policy="none", headers_only=True)
+    bench.publish("a", data=b"four")
+    bench.publish("a", data=b"five!", headers=b"NATS/1.0\r\nK: v\r\n\r\n")
+    bench.bind()
+    (effect,) = bench.pump()
+    assert isinstance(effect, Deliver)
+    assert effect.headers_only
+    blocks = [headers_only_block(effect.rows, index) for index in effect.indices]
+    assert blocks == [
+        b"NATS/1.0\r\nNats-Msg-Size: 4\r\n\r\n",
+        b"NATS/1.0\r\nK: v\r\nNats-Msg-Size: 5\r\n\r\n",
+    ]
+
+
+def test_a_pump_is_bounded_and_says_that_there_is_more() -> None:
+    bench = push(ack_policy="explicit", max_ack_pending=-1)
+    bench.publish(*["a"] * 2500)
+    bench.bind()
+    counts = []
+    while not counts or bench.delivery.more_work:
+        before = len(bench.delivered)
+        bench.pump()
+        counts.append(len(bench.delivered) - before)
+    assert counts == [1000, 1000, 500]
+    bench.advance(31 * S)
+    counts = []
+    while not counts or bench.delivery.more_work:
+        before = len(bench.delivered)
+        bench.pump()
+        counts.append(len(bench.delivered) - before)
+    assert counts[:3] == [1000, 1000, 500]
+
+
+def test_big_messages_end_a_pump_early() -> None:
+    bench = push(ack_policy="none")
+    bench.publish(*["a"] * 8, data=b"x" * 300 * KIB)
+    bench.bind()
+    bench.pump()
+    assert len(bench.delivered) == 3
+    assert bench.delivery.more_work
+
+
+def test_requests_share_plenty_in_runs() -> None:
+    bench = Bench(ack_policy="explicit", durable_name="C", max_ack_pending=-1)
+    bench.publish(*["a"] * 1000)
+    for name in ("r", "q"):
+        bench.pull(name, "500")
+    effects = bench.pump()
+    got = {b"r": 0, b"q": 0}
+    for effect in effects:
+        assert isinstance(effect, Deliver)
+        got[effect.to] += len(effect.indices)
+    assert got == {b"r": 500, b"q": 500}
+    assert len(effects) < 30
+    consumer_seqs = [cseq for _, cseq, _ in bench.delivered]
+    assert consumer_seqs == list(range(1, 1001))
+
+
+def test_closed_engine_is_silent() -> None:
+    bench = Bench(ack_policy="explicit", durable_name="C")
+    bench.pull("r", '{"batch":1,"expires":1000000000}')
+    (told,) = bench.delivery.close("409 Leadership Change")
+    assert isinstance(told, Status)
+    bench.publish("a")
+    bench.pull("r", "1")
+    assert bench.pump() == []
+    assert bench.delivery.next_deadline() is None
+    assert bench.of.watcher is None

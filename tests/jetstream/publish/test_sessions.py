@@ -1,0 +1,76 @@
+"""Batches of the nodes: once each, in order, answered again when they are sent again."""
+
+from __future__ import annotations
+
+from broker.jetstream.errors import JetStreamError
+from broker.jetstream.publish import sessions
+from broker.jetstream.publish.publish_block import Duplicate, OutOfOrder, PublishResult
+from tests.support.stream_rig import Driver
+
+ROW = (b"s.a", {}, b"x")
+
+
+def send(driver: Driver, batch_no: int, *, session: int = 5, origin: int = 7) -> object:
+    return driver.batch([ROW, ROW], origin=origin, session=session, batch_no=batch_no)
+
+
+def test_a_repeated_batch_is_answered_and_not_stored() -> None:
+    driver = Driver()
+    first, second = send(driver, 1), send(driver, 2)
+    assert first == PublishResult(7, 5, 1, 1, 2, [])
+    assert send(driver, 1) == first
+    assert send(driver, 2) == second
+    assert driver.stream.store.messages == 4
+
+
+def test_batches_must_come_in_order() -> None:
+    driver = Driver()
+    assert send(driver, 2) == OutOfOrder(7, 5, 2, 1)
+    send(driver, 1)
+    assert send(driver, 3) == OutOfOrder(7, 5, 3, 2)
+    assert driver.stream.store.messages == 2
+
+
+def test_a_new_session_ends_the_older_one() -> None:
+    driver = Driver()
+    send(driver, 1)
+    assert send(driver, 2, session=6) == OutOfOrder(7, 6, 2, 1)
+    assert isinstance(send(driver, 1, session=6), PublishResult)
+    assert send(driver, 2, session=5) == OutOfOrder(7, 5, 2, 0)
+    assert isinstance(send(driver, 2, session=6), PublishResult)
+
+
+def test_origins_are_apart_and_origin_zero_has_no_session() -> None:
+    driver = Driver()
+    assert isinstance(send(driver, 1, origin=8), PublishResult)
+    assert isinstance(send(driver, 1, origin=9), PublishResult)
+    for _ in range(2):
+        assert isinstance(send(driver, 3, origin=0), PublishResult)
+    assert driver.stream.store.messages == 8
+
+
+def test_only_recent_results_are_remembered() -> None:
+    driver = Driver()
+    for number in range(1, sessions.RESULTS_KEPT + 2):
+        send(driver, number)
+    assert send(driver, 1) == OutOfOrder(7, 5, 1, sessions.RESULTS_KEPT + 2)
+    assert isinstance(send(driver, 2), PublishResult)
+
+
+def test_sessions_with_their_errors_survive_a_restart() -> None:
+    driver = Driver()
+    rows = [ROW, (b"s.a", {"Nats-Msg-Id": "m"}, b""), (b"s.a", {"Nats-Msg-Id": "m"}, b""),
+            (b"s.a", {"Nats-Expected-Stream": "T"}, b"")]  # fmt: skip
+    before = driver.batch(rows, origin=7, session=5, batch_no=1)
+    batch = driver.db.begin()
+    driver.stream.checkpoint(batch)
+    driver.db.write(batch)
+    driver.stream = driver.open()
+    after = send(driver, 1)
+    assert isinstance(after, PublishResult)
+    assert (after.first_seq, after.count) == (before.first_seq, before.count) == (1, 2)
+    assert after.exceptions[0] == (2, Duplicate(2))
+    refused, refused_before = after.exceptions[1][1], before.exceptions[1][1]
+    assert isinstance(refused, JetStreamError)
+    assert isinstance(refused_before, JetStreamError)
+    assert refused.body() == refused_before.body()

@@ -1,0 +1,106 @@
+"""Archives: read back whole whatever the pieces, refused when anything is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.jetstream.stream.archive import (
+    FORMAT,
+    S2_IDENTIFIER,
+    ArchiveReader,
+    ArchiveWriter,
+    BadArchive,
+    Head,
+    Part,
+    read_head,
+)
+
+HEAD = Head(FORMAT, "S", 1, 3, b"id", [(b"id", 3, 99)])
+
+
+def archive(parts: Sequence[tuple[Part, bytes]]) -> bytes:
+    writer = ArchiveWriter()
+    written = [writer.begin(HEAD), *(writer.part(kind, payload) for kind, payload in parts)]
+    return b"".join([*written, writer.end()])
+
+
+def read(raw: bytes, size: int) -> list[tuple[Part, bytes]]:
+    reader = ArchiveReader()
+    found = [part for at in range(0, len(raw), size) for part in reader.feed(raw[at : at + size])]
+    assert reader.complete
+    return found
+
+
+contents = st.lists(
+    st.tuples(st.sampled_from([Part.BLOCK, Part.CONSUMER]), st.binary(max_size=300)), max_size=5
+)
+
+
+@given(contents, st.integers(1, 400))
+@settings(max_examples=80, deadline=None)
+def test_any_cut_of_the_bytes_gives_the_same_parts(
+    parts: list[tuple[Part, bytes]], size: int
+) -> None:
+    (first, head), *rest = read(archive(parts), size)
+    assert first is Part.HEAD
+    assert read_head(head) == HEAD
+    assert rest == parts
+
+
+def test_parts_larger_than_a_chunk_come_back_whole() -> None:
+    large = os.urandom(3 << 20)
+    assert read(archive([(Part.BLOCK, large)]), 1 << 17)[1] == (Part.BLOCK, large)
+
+
+def test_s2_readers_find_nothing_but_chunks_to_skip() -> None:
+    raw = archive([(Part.BLOCK, os.urandom(1000)), (Part.CONSUMER, b"")])
+    assert raw.startswith(S2_IDENTIFIER)
+    at = len(S2_IDENTIFIER)
+    while at < len(raw):
+        assert 0x80 <= raw[at] <= 0xFD, "a type that the format tells readers to pass over"
+        at += 4 + int.from_bytes(raw[at + 1 : at + 4], "little")
+    assert at == len(raw)
+
+
+def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
+    raw = archive([(Part.BLOCK, b"some messages" * 20), (Part.CONSUMER, b"image")])
+    intact = read(raw, len(raw))
+    for at in range(len(S2_IDENTIFIER), len(raw)):
+        damaged = bytearray(raw)
+        damaged[at] ^= 1 << (at % 8)
+        reader = ArchiveReader()
+        try:
+            parts = list(reader.feed(bytes(damaged)))
+        except BadArchive:
+            continue
+        # A few bits of a compressed part mean nothing.
+        assert not reader.complete or parts == intact, f"bit {at % 8} of byte {at}"
+    for end in range(0, len(raw), 7):
+        reader = ArchiveReader()
+        list(reader.feed(raw[:end]))
+        assert not reader.complete
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"not an archive at all",
+        S2_IDENTIFIER + b"\x00\x05\x00\x00abcde",  # data of another server's archive
+        S2_IDENTIFIER + b"\x80\xff\xff\xff\x02\x00",
+        S2_IDENTIFIER + b"\x80\x06\x00\x00\x02\x01oops",
+        S2_IDENTIFIER + b"\x80\x03\x00\x00\x63\x00x",
+    ],
+)
+def test_what_is_no_archive_of_ours_is_refused(raw: bytes) -> None:
+    with pytest.raises(BadArchive):
+        list(ArchiveReader().feed(raw))
+
+
+def test_a_head_of_another_format_is_refused() -> None:
+    with pytest.raises(BadArchive):
+        read_head(b"\x90")

@@ -1,0 +1,157 @@
+"""Sources as every replica applies them: positions, repeats, refusals, what is stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.jetstream.config import Discard, StreamConfig
+from broker.jetstream.config.stream_config import External, StreamSource, SubjectTransform
+from broker.jetstream.stream.sourcing import (
+    Sourced,
+    SourceMapping,
+    source_header,
+    source_key,
+    source_prefix,
+)
+from broker.store.block.block import BlockBuilder
+from tests.support.stream_rig import SECOND, Driver, headers
+
+Rows = list[tuple[int, str, dict[str, str]]]
+
+
+def source(driver: Driver, rows: Rows, *, after: int, key: str = "A > >") -> Sourced:
+    builder = BlockBuilder()
+    for seq, subject, pairs in rows:
+        builder.append(subject.encode(), headers(pairs), b"of %d" % seq, seq=seq)
+    prefix = source_prefix(key=key, after=after, time_ns=driver.now)
+    result = driver.entry(prefix + builder.build(seal=False))
+    assert isinstance(result, Sourced)
+    return result
+
+
+def test_messages_get_sequences_and_times_of_this_stream() -> None:
+    driver = Driver(duplicate_window=0)
+    driver.publish("s.own")
+    assert source(driver, [(7, "a.x", {"X": "1"}), (9, "a.y", {})], after=0) == Sourced(9)
+    stored = driver.stream.store.get(2)
+    assert stored is not None
+    assert (stored.subject, stored.data, stored.time_ns) == (b"a.x", b"of 7", driver.now)
+    assert driver.seqs() == [1, 2, 3]
+
+
+def test_a_batch_that_does_not_follow_is_ignored() -> None:
+    driver = Driver(duplicate_window=0)
+    source(driver, [(1, "a", {}), (2, "a", {})], after=0)
+    assert source(driver, [(1, "a", {}), (2, "a", {})], after=0) == Sourced(2), "a repeat"
+    assert source(driver, [(5, "a", {})], after=4) == Sourced(2), "one between was lost"
+    assert source(driver, [(3, "a", {})], after=2, key="B > >") == Sourced(0), "another source"
+    assert driver.seqs() == [1, 2]
+    assert source(driver, [(3, "a", {})], after=2) == Sourced(3)
+
+
+def test_positions_outlive_purges_checkpoints_and_snapshots() -> None:
+    driver = Driver(duplicate_window=0)
+    source(driver, [(4, "a", {})], after=0)
+    driver.purge()
+    assert driver.stream.sources == {"A > >": 4}
+    batch = driver.db.begin()
+    driver.stream.checkpoint(batch)
+    driver.db.write(batch)
+    assert driver.open().sources == {"A > >": 4}
+    other = Driver(duplicate_window=0)
+    other.stream.restore(list(driver.stream.snapshot()))
+    assert other.stream.sources == {"A > >": 4}
+    assert other.stream.digest() == driver.stream.digest()
+
+
+def test_a_full_stream_refuses_the_rest_and_takes_it_later() -> None:
+    driver = Driver(duplicate_window=0, max_msgs=2, discard=Discard.NEW)
+    rows: Rows = [(n, "a", {}) for n in (1, 2, 3, 4)]
+    result = source(driver, rows, after=0)
+    assert result.position == 2
+    assert result.refused is not None
+    assert result.refused.err_code == 10077
+    assert source(driver, [(5, "a", {})], after=4) == Sourced(2), "nothing overtakes the refused"
+    driver.configure(max_msgs=10)
+    assert source(driver, rows[2:], after=2) == Sourced(4)
+
+
+def test_duplicates_are_skipped_only_where_a_window_is_set() -> None:
+    twice: Rows = [(1, "a", {"Nats-Msg-Id": "i"}), (2, "a", {"Nats-Msg-Id": "i"})]
+    driver = Driver(duplicate_window=0)
+    source(driver, twice, after=0)
+    assert driver.seqs() == [1, 2]
+    driver = Driver(duplicate_window=10 * SECOND)
+    assert source(driver, twice, after=0) == Sourced(2), "it counts as read"
+    assert driver.seqs() == [1]
+
+
+def test_what_can_never_be_stored_is_passed_over() -> None:
+    driver = Driver(duplicate_window=0, max_msg_size=3)
+    assert source(driver, [(1, "a", {}), (2, "a", {})], after=0) == Sourced(2)
+    assert driver.seqs() == []
+
+
+def test_a_ttl_means_something_only_where_it_is_allowed() -> None:
+    for allowed in (False, True):
+        driver = Driver(duplicate_window=0, allow_msg_ttl=allowed)
+        source(driver, [(1, "a", {"Nats-TTL": "1"})], after=0)
+        driver.now += 5 * SECOND
+        driver.expire()
+        assert driver.seqs() == ([] if allowed else [1])
+
+
+def test_the_transform_of_the_stream_comes_last() -> None:
+    driver = Driver(
+        duplicate_window=0, subject_transform=SubjectTransform(src="a.*", dest="z.{{wildcard(1)}}")
+    )
+    source(driver, [(1, "a.x", {}), (2, "b.x", {})], after=0)
+    subjects = [message.subject for s in (1, 2) if (message := driver.stream.store.get(s))]
+    assert subjects == [b"z.x", b"b.x"]
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "value"),
+    [
+        (StreamSource(name="A"), "A > >", b"A 7 > > a.x"),
+        (StreamSource(name="A", filter_subject="a.*"), "A a.* >", b"A 7 a.* > a.x"),
+        (
+            StreamSource(
+                name="A",
+                subject_transforms=(
+                    SubjectTransform("a.*", "z.{{wildcard(1)}}"),
+                    SubjectTransform("b.*", ""),
+                ),
+            ),
+            "A a.*\fb.* z.{{wildcard(1)}}\f>",
+            b"A 7 a.*\fb.* z.{{wildcard(1)}}\f> a.x",
+        ),
+    ],
+)
+def test_names_and_headers_of_sources(config: StreamSource, key: str, value: bytes) -> None:
+    assert source_key(config) == key
+    assert source_header(config, seq=7, subject=b"a.x") == value
+
+
+def test_a_source_elsewhere_has_a_name_of_its_own() -> None:
+    near = StreamSource(name="A")
+    far = StreamSource(name="A", external=External("$JS.far.API"))
+    assert source_key(near) != source_key(far)
+    assert source_key(far).startswith("A:")
+
+
+def test_mappings_filter_and_rename() -> None:
+    config = StreamSource(
+        name="A",
+        subject_transforms=(
+            SubjectTransform("a.*", "z.{{wildcard(1)}}"),
+            SubjectTransform("b.*", ""),
+        ),
+    )
+    mapping = SourceMapping(config)
+    assert mapping.filters == ("a.*", "b.*")
+    assert mapping(b"a.1", seed=0) == b"z.1"
+    assert mapping(b"b.1", seed=0) == b"b.1"
+    assert SourceMapping(StreamSource(name="A", filter_subject="f.>")).filters == ("f.>",)
+    assert SourceMapping(StreamSource(name="A")).filters == ()
+    assert StreamConfig(name="S").sources == ()

@@ -1,0 +1,75 @@
+"""Orders to one server: reload, and what becomes of a client."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats.errors
+import pytest
+
+from tests.support.server import RawClient, run, running, until
+from tests.support.system import SETTINGS, ask, client
+
+CONNECT = b'CONNECT {"user":"otto","pass":"pw","verbose":false,"protocol":1,"headers":true}\r\n'
+
+
+def test_a_client_is_kicked() -> None:
+    async def test() -> None:
+        async with running(**SETTINGS) as server:
+            admin = await client(server)
+            kicked = await RawClient.open(server, connect=CONNECT)
+            await kicked.flush()
+            cid = kicked.info["client_id"]
+            order = f"$SYS.REQ.SERVER.{server.id}.KICK"
+            done = await ask(admin, order, {"cid": cid})
+            assert set(done) == {"server"}
+            await kicked.end()
+            assert server.history[-1].reason == "Kicked"
+            for wrong in ({"cid": cid}, {}, {"cid": [1]}):
+                refused = await ask(admin, order, wrong)
+                assert refused["error"] == {
+                    "code": 500, "description": "no such client or leafnode id",
+                }  # fmt: skip
+            assert (await ask(admin, order, []))["error"]["code"] == 400
+            with pytest.raises(nats.errors.NoRespondersError):
+                await ask(admin, "$SYS.REQ.SERVER.PING.KICK", {"cid": 1})
+            await admin.close()
+
+    run(test())
+
+
+def test_a_client_is_told_to_go_elsewhere() -> None:
+    async def test() -> None:
+        async with running(**SETTINGS) as server:
+            admin = await client(server)
+            sent_away = await RawClient.open(server, connect=CONNECT)
+            await sent_away.flush()
+            assert (await sent_away.read_info())["connect_info"] is True
+            order = f"$SYS.REQ.SERVER.{server.id}.LDM"
+            assert set(await ask(admin, order, {"cid": sent_away.info["client_id"]})) == {"server"}
+            assert (await sent_away.read_info())["ldm"] is True
+            assert not server.lame_duck
+            sent_away.close()
+            await admin.close()
+
+    run(test())
+
+
+def test_reload_is_ordered_and_its_failure_told() -> None:
+    async def test() -> None:
+        async with running(**SETTINGS) as server:
+            admin = await client(server)
+            order = f"$SYS.REQ.SERVER.{server.id}.RELOAD"
+            refused = await ask(admin, order)
+            assert refused["error"]["code"] == 500
+            assert (
+                "can only reload config when a file is provided"
+                in (refused["error"]["description"])
+            )
+            came = asyncio.Event()
+            server.reload = came.set
+            assert set(await ask(admin, order)) == {"server"}
+            await until(came.is_set)
+            await admin.close()
+
+    run(test())

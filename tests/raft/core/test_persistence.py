@@ -1,0 +1,226 @@
+"""Promises and the disk: what waits for a flush, and which flush counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from raft.core.log import MemoryReader, RaftLog
+from raft.core.messages import MessageKind
+from raft.core.raft_core import CoreConfig
+from raft.types import HardState, Index, InvariantViolation, NodeId, Role, Term
+from tests.support.core_rig import A, B, C, Group, core_of, drain, elect, entry, message, terms_of
+
+K = MessageKind
+
+
+def test_vote_and_its_hard_state_come_in_one_ready_and_the_answer_waits() -> None:
+    core = core_of()
+    core.step(message(K.VOTE, B, A, 3))
+    ready = core.ready()
+    assert ready.hard_state is not None
+    assert (ready.hard_state.term, ready.hard_state.vote) == (3, B)
+    assert not ready.messages
+    assert [m.kind for m in ready.after_persist] == [K.VOTE_REPLY]
+    assert ready.must_flush
+
+
+def test_append_answer_waits_and_a_repeat_waits_for_the_earlier_write() -> None:
+    core = core_of(term=1)
+    append = message(K.APPEND, B, A, 1, entries=[entry(1, 1)])
+    core.step(append)
+    first = core.ready()
+    core.step(append)
+    second = core.ready()
+    assert not first.messages
+    assert not second.messages
+    assert not second.entries
+    assert [m.kind for m in second.after_persist] == [K.APPEND_REPLY], "entry 1 is not flushed yet"
+    core.persisted(second.number, term=second.term)
+    core.step(append)
+    assert [m.kind for m in core.ready().messages] == [K.APPEND_REPLY], "nothing left to wait for"
+
+
+def test_candidate_counts_its_own_vote_only_when_it_is_on_disk() -> None:
+    core = core_of(voters=[A], learners=[B])
+    core.campaign()
+    ready = core.ready()
+    assert core.role is Role.CANDIDATE
+    core.persisted(ready.number, term=ready.term)
+    assert core.role is Role.LEADER
+
+
+def test_leader_counts_itself_only_after_its_flush() -> None:
+    core = core_of()
+    ready = elect(core, B)
+    core.step(message(K.APPEND_REPLY, B, A, 1, index=1))
+    assert core.commit == 0, "B alone is no majority"
+    core.persisted(ready.number, term=ready.term)
+    assert core.commit == 1
+
+
+def test_committed_without_us_is_handed_out_after_our_own_flush() -> None:
+    core = core_of()
+    ready = elect(core, B)
+    for peer in (B, C):
+        core.step(message(K.APPEND_REPLY, peer, A, 1, index=1))
+    assert core.commit == 1
+    assert not core.ready().committed
+    core.persisted(ready.number, term=ready.term)
+    assert [e.index for e in core.ready().committed] == [1]
+
+
+def test_several_readies_may_be_outstanding_and_the_last_flush_stands_for_all() -> None:
+    core = core_of(voters=[A])
+    core.campaign()
+    drain(core)
+    drain(core)
+    readies = []
+    for data in (b"a", b"b", b"c"):
+        core.propose(data)
+        readies.append(core.ready())
+    assert [e.data for r in readies for e in r.entries] == [b"a", b"b", b"c"]
+    core.persisted(readies[0].number, term=readies[0].term)
+    assert core.commit == 2
+    core.persisted(readies[2].number, term=readies[2].term)
+    assert core.commit == 4
+
+
+def test_flush_of_overwritten_entries_does_not_count() -> None:
+    """The same (index, term) leaves the log and comes back while the first write is flushed."""
+    core = core_of(term=2)
+    core.step(message(K.APPEND, B, A, 2, entries=[entry(1, 2), entry(2, 2)]))
+    first = core.ready()
+    core.step(message(K.APPEND, C, A, 3, entries=[entry(1, 3)]))
+    second = core.ready()
+    core.step(message(K.APPEND, B, A, 4, entries=[entry(1, 2), entry(2, 2)]))
+    third = core.ready()
+    assert terms_of(core) == [2, 2]
+    core.persisted(first.number, term=first.term)
+    assert core.log.persisted == 0, "a crash now may leave the second write, which cut entry 2"
+    core.persisted(second.number, term=second.term)
+    assert core.log.persisted == 0
+    core.persisted(third.number, term=third.term)
+    assert core.log.persisted == 2
+
+
+def test_ready_of_a_new_term_vouches_for_entries_written_before_it() -> None:
+    core = core_of(term=1)
+    core.step(message(K.APPEND, B, A, 1, entries=[entry(1, 1)]))
+    first = core.ready()
+    core.step(message(K.VOTE, C, A, 2, index=1, log_term=1, context=1))
+    second = core.ready()
+    core.persisted(first.number, term=first.term)
+    assert core.log.persisted == 0
+    core.persisted(second.number, term=second.term)
+    assert core.log.persisted == 1
+
+
+def test_persisted_with_another_term_than_the_ready_is_our_own_mistake() -> None:
+    core = core_of()
+    core.step(message(K.VOTE, B, A, 3))
+    ready = core.ready()
+    with pytest.raises(InvariantViolation):
+        core.persisted(ready.number, term=Term(2))
+
+
+def test_reject_and_heartbeat_answers_do_not_wait() -> None:
+    core = core_of(term=1)
+    core.step(message(K.APPEND, B, A, 1, entries=[entry(1, 1)]))
+    core.step(message(K.HEARTBEAT, B, A, 1, context=1))
+    core.step(message(K.APPEND, B, A, 1, index=7, log_term=1))
+    ready = core.ready()
+    assert [(m.kind, m.reject) for m in ready.messages] == [
+        (K.HEARTBEAT_REPLY, False),
+        (K.APPEND_REPLY, True),
+    ]
+    assert [(m.kind, m.index) for m in ready.after_persist] == [(K.APPEND_REPLY, 1)]
+
+
+def test_commit_index_rides_along_and_never_causes_a_write() -> None:
+    group = Group(3)
+    leader = group.elect(A)
+    written = group.hosts[A].hard_state.commit
+    leader.propose(b"x")
+    group.settle()
+    assert group.hosts[A].hard_state.commit < leader.commit
+    assert written <= group.hosts[A].hard_state.commit
+    assert not leader.has_ready()
+
+
+def test_restart_hands_out_what_the_machine_lacks_and_nothing_twice() -> None:
+    reader = MemoryReader()
+    reader.write([entry(n, 1) for n in range(1, 6)])
+
+    def start(applied: int, commit: int) -> list[int]:
+        core = core_of()
+        core = type(core)(
+            node=A,
+            voters=[A, B, C],
+            log=RaftLog(reader),
+            hard_state=HardState(Term(1), B, Index(commit)),
+            config=CoreConfig(),
+            draw=lambda low, high: low,
+            applied=Index(applied),
+        )
+        return [e.index for e in core.ready().committed]
+
+    assert start(0, 4) == [1, 2, 3, 4]
+    assert start(2, 4) == [3, 4]
+    assert start(5, 4) == []
+    assert start(0, 9) == [1, 2, 3, 4, 5], "a torn write may leave commit ahead of the log"
+    with pytest.raises(InvariantViolation):
+        start(6, 4)
+
+
+def test_leader_counting_on_entries_we_lack_stops_us() -> None:
+    core = core_of(terms=(1,), term=1)
+    with pytest.raises(InvariantViolation, match="lost what it had flushed"):
+        core.step(message(K.HEARTBEAT, B, A, 1, commit=2))
+
+
+def test_append_that_would_overwrite_a_committed_entry_stops_us() -> None:
+    core = core_of(terms=(1, 1), term=1, commit=1)
+    core.step(message(K.APPEND, B, A, 1, index=2, log_term=1, commit=2))
+    core.step(message(K.APPEND, B, A, 1, index=1, log_term=1, entries=[entry(2, 7)]))
+    assert terms_of(core) == [1, 1], "committed entries of an append are skipped"
+    assert core.commit == 2
+
+
+@pytest.mark.parametrize("ticks", [1, 2])
+def test_group_of_one_elects_itself_on_the_first_tick_and_commits_alone(ticks: int) -> None:
+    group = Group(1)
+    group.tick(ticks)
+    leader = group[A]
+    assert leader.role is Role.LEADER
+    index = leader.propose(b"x")
+    host = group.hosts[A]
+    host.flushes = False
+    group.settle()
+    assert leader.commit < index, "not before it is on disk"
+    group.flush(A)
+    group.settle()
+    assert leader.commit == index
+    assert [e.data for e in host.applied] == [b"", b"x"]
+
+
+def test_quiet_core_has_nothing_ready() -> None:
+    group = Group(3)
+    group.elect(A)
+    group.tick(1)
+    assert not any(group[NodeId(n)].has_ready() for n in (1, 2, 3))
+
+
+def test_stored_commit_never_stands_for_an_entry_that_is_not_on_disk() -> None:
+    """Torn in a crash, the write leaves the commit index and the entry it was to replace."""
+    core = core_of(terms=(1, 2, 2), term=2)
+    core.step(message(K.APPEND, B, A, 3, index=1, log_term=1, entries=[entry(2, 3)], commit=2))
+    ready = core.ready()
+    assert core.commit == 2
+    assert ready.entries[0].term == 3
+    assert ready.hard_state is not None
+    assert ready.hard_state.commit == 1
+    core.persisted(ready.number, term=ready.term)
+    core.step(message(K.APPEND, B, A, 3, index=2, log_term=3, entries=[entry(3, 3)], commit=2))
+    later = core.ready().hard_state
+    assert later is not None
+    assert later.commit == 2

@@ -1,0 +1,162 @@
+"""What a host makes of its disk: flushes before promises, refusals, failures."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raft.host.group import GroupStopped
+from raft.types import GroupId
+from tests.support.host_rig import BrokenDisk, Cluster, G, GatedFlush, run, until
+
+
+@pytest.mark.parametrize("operation", ["flush_wal", "write"])
+def test_a_failing_disk_stops_every_promise_of_the_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, operation: str
+) -> None:
+    async def body(c: Cluster) -> None:
+        await c.put("k", 1)
+        leader = await c.leader()
+
+        BrokenDisk(leader.store, operation, OSError(28, "No space left on device"))
+        applied = leader.ledger.applied
+        leader.host.propose(G, b'["k", 2]')
+        await until(lambda: bool(failures))
+        assert not leader.host.statistics().healthy
+        assert "No space left" in str(leader.host.statistics().failure)
+        assert leader.ledger.applied == applied
+        with pytest.raises(GroupStopped):
+            leader.host.propose(G, b'["k", 3]')
+        rest = [n for n in c.nodes if n is not leader]
+        await until(lambda: any(n.leads() for n in rest))
+
+    failures: list[BaseException] = []
+    with caplog.at_level(logging.CRITICAL):
+        run(tmp_path, body, on_failure=failures.append)
+    assert "disk has failed" in caplog.text
+
+
+def test_a_refused_write_is_tried_again(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        await c.put("k", 1)
+        (node,) = c.nodes
+        refusals = 5
+
+        class StallingDisk:
+            def __init__(self, db: Any) -> None:
+                self._db = db
+
+            def write(self, *arguments: Any) -> None:
+                nonlocal refusals
+                if refusals:
+                    refusals -= 1
+                    raise Exception("Result incomplete: Write stall")  # noqa: TRY002
+                self._db.write(*arguments)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._db, name)
+
+        real, node.store.db = node.store.db, StallingDisk(node.store.db)
+        for i in range(3):
+            await c.put(f"k{i}", i)
+        assert node.host.statistics().refused_writes == 5
+        node.store.db = real
+
+    run(tmp_path, body, names=["solo"])
+
+
+def test_nothing_is_applied_before_a_majority_has_flushed(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        await c.put("k", 1)
+        leader = await c.leader()
+        await c.settled()
+        followers = [n for n in c.nodes if n is not leader]
+        gates = [GatedFlush(n.store) for n in followers]
+        _, index = leader.host.propose(G, b'["k", 2]')
+        await until(lambda: all(gate.waiting.is_set() for gate in gates))
+        await until(lambda: leader.host.status(G).core.persisted_index == index)
+        # Heartbeats go on meanwhile: nobody loses patience, and nobody applies.
+        beats = leader.transport.statistics().sent_frames + 20
+        await until(lambda: leader.transport.statistics().sent_frames > beats)
+        assert leader.host.status(G).core.commit < index
+        assert all(n.ledger.values == {"k": 1} for n in c.nodes)
+        gates[0].gate.set()  # with the leader that is a majority
+        await until(lambda: leader.ledger.values == {"k": 2})
+        gates[1].gate.set()
+        await c.settled()
+
+    run(tmp_path, body)
+
+
+def test_a_leader_counts_itself_only_after_its_own_flush(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        await c.put("k", 1)
+        (node,) = c.nodes
+        gate = GatedFlush(node.store)
+        node.host.propose(G, b'["k", 2]')
+        await until(gate.waiting.is_set)
+        rounds = node.host.statistics().rounds
+        node.host.propose(G, b'["k", 3]')  # gathers for the next flush
+        await until(lambda: node.host.statistics().rounds > rounds)
+        assert node.ledger.values == {"k": 1}
+        gate.gate.set()
+        await until(lambda: node.ledger.values == {"k": 3})
+
+    run(tmp_path, body, names=["solo"])
+
+
+def test_a_busy_group_fills_the_disk_but_not_all_of_the_queue_before_it(tmp_path: Path) -> None:
+    """It may have more than one Ready before the disk, or it would write one per flush; and other
+    groups do not wait until it has written everything."""
+    other = GroupId(2)
+
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        await c.put("k", 1)
+        await c.put("k", 1, other)
+        gate = GatedFlush(node.store)
+        large = json.dumps(["k", "x" * (1 << 20)]).encode()
+        for _ in range(48):
+            last = node.host.propose(G, large)[1]
+        await until(gate.waiting.is_set)
+        settled = node.host._rounds
+        await until(lambda: not settled._dirty and not settled._scheduled)
+        facts = node.host.statistics()
+        assert facts.waiting_promises > 2
+        assert 1 < facts.waiting_batches <= 3
+        assert facts.waiting_bytes == 48 * len(large)
+        index = node.host.propose(other, b'["k", 2]')[1]
+        gate.gate.set()
+        await until(lambda: node.ledgers[other].applied >= index)
+        assert node.ledger.applied < last
+        await until(lambda: node.ledger.applied == last)
+
+    run(tmp_path, body, names=["solo"], groups=[G, other])
+
+
+def test_very_many_groups_take_turns(tmp_path: Path) -> None:
+    """A round is bounded: those that were marked first come first, the others in the next one."""
+
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        await c.put("k", 1)
+        rounds = node.host._rounds
+        crowd = [GroupId(100 + i) for i in range(1200)]
+        groups = {group: SimpleNamespace(id=group, stopped="not real") for group in crowd}
+        before = rounds.rounds
+        for group in groups.values():
+            rounds.mark(group)  # type: ignore[arg-type]
+        assert node.host.statistics().waiting_groups == len(crowd)
+        seen = []
+        taking, rounds._take = rounds._take, lambda group: seen.append(group.id)  # type: ignore[method-assign,assignment,func-returns-value]
+        await until(lambda: not rounds._dirty)
+        rounds._take = taking  # type: ignore[method-assign]
+        assert [group for group in seen if group != G] == crowd
+        assert rounds.rounds - before >= 3
+
+    run(tmp_path, body, names=["solo"])

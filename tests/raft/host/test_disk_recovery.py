@@ -1,0 +1,274 @@
+"""A host whose disk fails and works again: silent and readable, then back without a restart."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raft.core.messages import Entry, Message, MessageKind
+from raft.core.ready import CoreConfig, Ready
+from raft.host.group import Group, GroupStopped
+from raft.store.group_log import MemoryLog
+from raft.store.log_store import LogStore, StoreTuning
+from raft.store.records import StoreBusy, StoreError, StoreFailed
+from raft.store.write_batch import Batch
+from raft.types import GroupId, HardState, Index, Role, Term, node_id
+from tests.support.host_rig import BrokenDisk, Cluster, G, Ledger, run, until
+
+EIO = OSError(errno.EIO, "Input/output error")
+MEMORY = GroupId(5)
+
+
+@pytest.mark.parametrize("operation", ["flush_wal", "write"])
+def test_a_failed_node_serves_reads_and_comes_back_when_the_disk_does(
+    tmp_path: Path, operation: str
+) -> None:
+    async def body(c: Cluster) -> None:
+        for i in range(10):
+            await c.put(f"k{i}", i)
+        victim = await c.leader()
+        disk = BrokenDisk(victim.store, operation, EIO)
+        applied, values = victim.ledger.applied, dict(victim.ledger.values)
+        victim.host.propose(G, b'["lost or not", 1]')
+        await until(lambda: not victim.host.statistics().healthy)
+        assert "Input/output" in str(victim.host.statistics().failure)
+        await until(lambda: any(n.leads() for n in c.nodes if n is not victim))
+        for i in range(10, 20):
+            rest = next(n for n in c.nodes if n is not victim and n.leads())
+            rest.host.propose(G, json.dumps([f"k{i}", i]).encode())
+        await until(lambda: all(n.ledger.values.get("k19") == 19 for n in c.nodes if n != victim))
+        await until(lambda: disk.probes > 2)  # it tries, and stays silent as long as it must
+        with pytest.raises(GroupStopped, match="disk has failed"):
+            victim.host.propose(G, b'["k", 3]')
+        assert (victim.ledger.applied, victim.ledger.values) == (applied, values)
+        disk.mend()
+        await until(lambda: victim.host.statistics().healthy)
+        assert victim.host.statistics().recoveries == 1
+        await c.put("after", 1)
+        await c.settled()
+        assert {f"k{i}" for i in range(20)} <= set(victim.ledger.values)
+        assert victim.ledger.indices == list(range(1, victim.ledger.applied + 1))
+        leader = await c.leader()
+        leader.host.transfer(G, victim.node)
+        await until(victim.leads)  # it may lead again, and what it promises is on disk
+        await c.put("led again", 1)
+        await c.settled()
+
+    run(tmp_path, body, recovers=True)
+
+
+def test_a_node_recovers_again_and_again(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        for turn in range(1, 4):
+            await c.put(f"k{turn}", turn)
+            disk = BrokenDisk(node.store, "flush_wal", EIO)
+            node.host.propose(G, b'["x", 1]')
+            await until(lambda: not node.host.statistics().healthy)
+            disk.mend()
+            await until(lambda: node.host.statistics().recoveries == turn)  # noqa: B023
+            await c.put("after", turn)
+            assert {f"k{i}" for i in range(1, turn + 1)} <= set(node.ledger.values)
+
+    run(tmp_path, body, names=["solo"], recovers=True)
+
+
+def test_groups_in_memory_go_on_while_the_disk_is_broken(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        for node in c.nodes:
+            ledger = node.ledgers[MEMORY] = Ledger(node.store, MEMORY)
+            node.host.add_group(
+                MEMORY, voters=c.voters, machine=ledger, applied=Index(0), persistent=False
+            )
+        await c.put("k", 1, MEMORY)
+        victim = await c.leader(MEMORY)
+        disk = BrokenDisk(victim.store, "flush_wal", EIO)
+        victim.store.failure = EIO
+        victim.host.store_failed(EIO)
+        await c.put("k", 2, MEMORY)
+        assert victim.leads(MEMORY)
+        disk.mend()
+        await until(lambda: victim.host.statistics().healthy)
+        await c.put("k", 3, MEMORY)
+        await c.put("k", 3)
+        await c.settled(MEMORY)
+        ledger = victim.ledgers[MEMORY]
+        assert ledger.indices == list(range(1, ledger.applied + 1))
+
+    run(tmp_path, body, recovers=True, config=CoreConfig(election_ticks=30))
+
+
+@pytest.mark.parametrize("operation", ["flush_wal", "write"])
+def test_a_vote_that_was_not_confirmed_is_written_again_before_it_counts(
+    tmp_path: Path, operation: str
+) -> None:
+    """The group is in memory, its term and vote are not."""
+
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        await c.put("k", 1)
+        ledger = node.ledgers[MEMORY] = Ledger(node.store, MEMORY)
+        disk = BrokenDisk(node.store, operation, EIO)
+        node.host.add_group(
+            MEMORY, voters=c.voters, machine=ledger, applied=Index(0), persistent=False
+        )
+        node.host.campaign(MEMORY)
+        await until(lambda: not node.host.statistics().healthy)
+        ticks = node.host._ticker.ticks
+        await until(lambda: node.host._ticker.ticks > ticks + 30)  # time for many elections
+        assert not node.leads(MEMORY)
+        disk.mend()
+        await until(lambda: node.leads(MEMORY))
+        assert node.store.hard_state(MEMORY).term == node.host.status(MEMORY).core.term
+        assert node.store.hard_state(MEMORY).vote == node.node
+
+    run(tmp_path, body, names=["solo"], recovers=True)
+
+
+class ScriptedCore:
+    """Gives out Readies that were made before, and remembers which were reported persisted."""
+
+    def __init__(self, *readies: Ready) -> None:
+        self.readies, self.persisted_numbers = list(readies), list[int]()
+        self.applied_index = Index(0)
+
+    def has_ready(self) -> bool:
+        return bool(self.readies)
+
+    def ready(self) -> Ready:
+        return self.readies.pop(0)
+
+    def persisted(self, number: int, *, term: Term) -> None:
+        self.persisted_numbers.append(number)
+
+
+def test_a_promise_that_leans_on_a_failed_flush_waits_with_it(tmp_path: Path) -> None:
+    """It brings nothing to write itself, so it could pass for one whose flush is done."""
+    me = node_id("a")
+
+    def ready(number: int, hard_state: HardState | None) -> Ready:
+        vote = Message(MessageKind.VOTE_REPLY, me, node_id("b"), Term(1))
+        return Ready(number, Term(1), hard_state, [], [], [vote], [], None, [], None, Role.FOLLOWER)
+
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        core = ScriptedCore(ready(1, HardState(Term(1), me)))
+        group = Group(
+            MEMORY,
+            core=core,  # type: ignore[arg-type]
+            log=MemoryLog(MEMORY),
+            machine=Ledger(node.store, MEMORY),
+            persistent=False,
+        )
+        disk = BrokenDisk(node.store, "flush_wal", EIO)
+        rounds = node.host._rounds
+        rounds.mark(group)
+        await until(lambda: not node.host.statistics().healthy)
+        core.readies.append(ready(2, None))
+        rounds.mark(group)
+        count = rounds.rounds
+        await until(lambda: not core.readies and rounds.rounds > count)
+        assert core.persisted_numbers == []
+        disk.mend()
+        await until(lambda: core.persisted_numbers == [1, 2])
+
+    run(tmp_path, body, names=["a"], recovers=True)
+
+
+def test_what_the_log_showed_is_in_new_files_after_reopening(tmp_path: Path) -> None:
+    """After a failed flush the write-ahead log may be in the page cache only. Take it away."""
+    store = LogStore.open(tmp_path / "a", node_name="a", cluster_name="t")
+    batch = Batch()
+    batch.put_entries(G, [Entry(Index(1), Term(1), b"one")])
+    store.write(batch)
+    before = {file.name for file in (tmp_path / "a").glob("*.log")}
+    BrokenDisk(store, "flush_wal", EIO).mend()
+    with pytest.raises(StoreFailed):
+        store.flush()
+    store.reopen()
+    assert store.statistics().healthy
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    store.close()
+    for name in before:
+        (tmp_path / "b" / name).unlink(missing_ok=True)
+    store = LogStore.open(tmp_path / "b", node_name="a", cluster_name="t")
+    assert [entry.data for entry in store.reader(G).entries(Index(1), Index(2), 100)] == [b"one"]
+    store.close()
+
+
+def test_no_flush_counts_after_one_that_failed(tmp_path: Path) -> None:
+    store = LogStore.open(tmp_path, node_name="a", cluster_name="t")
+    disk = BrokenDisk(store, "flush_wal", EIO)
+    with pytest.raises(StoreFailed, match="Input/output"):
+        store.flush()
+    disk._operation = ""  # the disk works again, but who knows what the kernel has dropped
+    with pytest.raises(StoreFailed, match="before"):
+        store.flush()
+    with pytest.raises(StoreFailed, match="before"):
+        store.flush_state()
+    store.close()
+
+
+def test_a_store_is_not_opened_anew_beside_a_flush_or_an_iterator(tmp_path: Path) -> None:
+    store = LogStore.open(tmp_path, node_name="a", cluster_name="t")
+    with store._under_way(), pytest.raises(StoreBusy):
+        store.reopen()
+    store.state_column()[b"k"] = b"v"
+    reading = store.state_column().items()
+    next(iter(reading))
+    with pytest.raises(StoreError, match="in use"):
+        store.reopen()
+    del reading
+    store.reopen()
+    assert store.state_column()[b"k"] == b"v"
+    store.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=48m", "none", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mounting, check=False).returncode != 0:
+        pytest.skip("only root may mount")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_was_full_to_the_last_byte(small_disk: Path) -> None:
+    """Without the reserve that would have stopped the node before: RocksDB itself fails."""
+
+    async def body(c: Cluster) -> None:
+        (node,) = c.nodes
+        await c.put("early", 1)
+        (small_disk / "filler").write_bytes(bytes(30 << 20))
+        sent = 0
+        while node.host.statistics().healthy:
+            sent += 1
+            index = node.host.propose(G, json.dumps([f"k{sent}", "x" * 500_000]).encode())[1]
+            ledger = node.ledger
+            await until(
+                lambda: ledger.applied >= index or not node.host.statistics().healthy  # noqa: B023
+            )
+        assert "No space left" in str(node.host.statistics().failure)
+        acked = dict(node.ledger.values)  # still to be read
+        assert len(acked) > 1
+        with pytest.raises(GroupStopped):
+            node.host.propose(G, b"[]")
+        (small_disk / "filler").unlink()
+        await until(lambda: node.host.statistics().healthy, seconds=20)
+        await c.put("after", 1)
+        assert acked.items() <= node.ledger.values.items()
+        await node.kill()
+        await node.start(tuning=tuning)
+        await until(lambda: acked.items() <= node.ledger.values.items())
+
+    tuning = StoreTuning(log_buffer_bytes=2 << 20, state_buffer_bytes=2 << 20, free_bytes_min=0)
+    run(small_disk, body, names=["solo"], recovers=True, tuning=tuning)

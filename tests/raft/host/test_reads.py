@@ -1,0 +1,109 @@
+"""When a leader may answer reads without asking anybody."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from raft.host.group import Group
+from raft.host.tick_pace import Pace
+from raft.types import GroupId, NodeId, Role
+from tests.support.host_rig import Cluster, G, run, until
+
+TICK_S, ELECTION_TICKS = 0.05, 10
+
+
+def test_ticks_keep_time_while_a_lease_of_them_fits_into_an_election_timeout() -> None:
+    pace = Pace(tick_seconds=TICK_S, election_ticks=ELECTION_TICKS)
+    now = 100.0
+    for _ in range(ELECTION_TICKS // 2):
+        pace.ticked(now)
+        now += TICK_S
+    assert not pace.keeps_time(now), "it has not seen enough"
+    pace.ticked(now)
+    assert pace.keeps_time(now)
+    now += 0.1  # a busy loop
+    assert pace.keeps_time(now)
+    now += 5.0  # stopped
+    assert not pace.keeps_time(now)
+    pace.ticked(now)
+    for _ in range(ELECTION_TICKS // 2):
+        assert not pace.keeps_time(now), "a lease from before may still look fresh by its ticks"
+        now += TICK_S
+        pace.ticked(now)
+    assert pace.keeps_time(now)
+    pace.interrupted()
+    assert not pace.keeps_time(now)
+
+
+def test_slow_ticks_never_keep_time() -> None:
+    pace = Pace(tick_seconds=TICK_S, election_ticks=ELECTION_TICKS)
+    now = 100.0
+    for _ in range(5 * ELECTION_TICKS):
+        now += 2 * TICK_S  # each a tick late: a lease lasts as long as others wait to elect
+        pace.ticked(now)
+        assert not pace.keeps_time(now)
+
+
+def test_a_leader_reads_at_once_awake_and_asleep_and_nobody_else_does(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        leader = await c.leader()
+        followers = [n for n in c.nodes if n is not leader]
+        await c.put("k", 1)
+        await until(lambda: leader.host.reads_are_current(G))
+        await until(lambda: leader.host.statistics().awake == 0)
+        await until(lambda: leader.host.reads_are_current(G))
+        assert leader.host.statistics().awake == 0, "the question wakes nobody"
+        assert not any(n.host.reads_are_current(G) for n in followers)
+        assert not leader.host.reads_are_current(GroupId(99))
+        for node in followers:
+            await node.kill()
+        await until(lambda: not leader.host.reads_are_current(G))
+
+    run(tmp_path, body)
+
+
+def test_a_pause_makes_a_leader_ask_before_it_reads(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        leader = await c.leader()
+        await until(lambda: leader.host.reads_are_current(G))
+        time.sleep(0.6)
+        assert not leader.host.reads_are_current(G)
+        await c.put("k", 1)
+        await until(lambda: any(n.host.reads_are_current(G) for n in c.nodes))
+
+    run(tmp_path, body)
+
+
+def test_a_group_of_one_needs_nobody(tmp_path: Path) -> None:
+    async def body(c: Cluster) -> None:
+        leader = await c.leader()
+        time.sleep(0.6)
+        assert leader.host.reads_are_current(G)
+
+    run(tmp_path, body, names=("a",))
+
+
+@pytest.mark.parametrize(
+    ("there", "asleep", "lease", "current"),
+    [
+        ({1, 2}, False, True, True),
+        ({1, 2}, False, False, False),  # awake: only a lease tells
+        ({1, 2}, True, False, True),  # asleep there is none, but who is there would have told us
+        (set(), True, False, False),
+        (set(), False, True, False),  # broken links: others may elect at once
+    ],
+)
+def test_a_lease_or_sleep_counts_only_with_a_majority_in_reach(
+    there: set[int], asleep: bool, lease: bool, current: bool
+) -> None:
+    core = SimpleNamespace(
+        role=Role.LEADER, asleep=asleep, lease_holds=lambda: lease, keeps_quorum=bool
+    )
+    group = cast(Group, SimpleNamespace(core=core, _current_until=0.0))
+    pace = cast(Pace, SimpleNamespace(keeps_time=lambda _: True))
+    assert Group.reads_are_current(group, pace, cast(set[NodeId], there)) is current

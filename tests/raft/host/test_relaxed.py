@@ -1,0 +1,177 @@
+"""When entries are flushed: before they are promised, or, for relaxed groups, some time later."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raft.host.host import Host
+from raft.store.log_store import LogStore
+from raft.store.records import DamagedLog
+from raft.transport.transport import Transport
+from raft.types import Index, Role, Term, node_id
+from tests.support.host_rig import SMALL, TICK_MS, G, Ledger, until
+
+NODE = node_id("solo")
+LONG_S = 3600.0
+
+
+class GatedStore(LogStore):
+    """A store whose flushes wait while the gate is shut."""
+
+    gate: threading.Event
+
+    def flush(self) -> None:
+        assert self.gate.wait(60)
+        super().flush()
+
+
+class Solo:
+    def __init__(self, store: GatedStore, host: Host, ledger: Ledger) -> None:
+        self.store, self.host, self.ledger = store, host, ledger
+        self.count = 0
+
+    @property
+    def flushes(self) -> int:
+        return self.store.statistics().flushes
+
+    def propose(self) -> Index:
+        self.count += 1
+        return self.host.propose(G, b'["k%d", 1]' % self.count)[1]
+
+    async def put(self) -> None:
+        index = self.propose()
+        await until(lambda: self.ledger.applied >= index)
+
+    async def leads(self) -> None:
+        await until(lambda: self.host.role(G) is Role.LEADER and self.ledger.applied > 0)
+
+
+def run_solo(
+    path: Path,
+    body: Callable[[Solo], Awaitable[None]],
+    *,
+    interval_s: float | None,
+    relaxed: bool = True,
+    open_gate: bool = True,
+) -> None:
+    async def main() -> None:
+        store = GatedStore.open(
+            path,
+            node_name="solo",
+            cluster_name="t",
+            tuning=replace(SMALL, flush_interval_s=interval_s),
+        )
+        assert isinstance(store, GatedStore)
+        store.gate = threading.Event()
+        if open_gate:
+            store.gate.set()
+        transport = Transport(
+            node=NODE, name="solo", cluster="t", listen_host="127.0.0.1", listen_port=0
+        )
+        host = Host(node=NODE, store=store, transport=transport, tick_ms=TICK_MS)
+        ledger = Ledger(store)
+        host.add_group(G, voters=[NODE], machine=ledger, applied=Index(0), relaxed=relaxed)
+        running = asyncio.create_task(host.run())
+        try:
+            async with asyncio.timeout(60):
+                await body(Solo(store, host, ledger))
+        finally:
+            store.gate.set()
+            await host.stop()
+            await running
+            store.close()
+
+    asyncio.run(main())
+
+
+async def rounds(solo: Solo, count: int = 20) -> None:
+    """Ticks pass, and whatever can happen without the disk has happened."""
+    for _ in range(count):
+        await asyncio.sleep(TICK_MS / 1000)
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "relaxed"), [(None, True), (None, False), (LONG_S, False)], ids=str
+)
+def test_nothing_is_applied_before_its_flush(
+    tmp_path: Path, interval_s: float | None, relaxed: bool
+) -> None:
+    async def body(solo: Solo) -> None:
+        await solo.leads()
+        before = solo.flushes
+        await solo.put()
+        assert solo.flushes > before
+        solo.store.gate.clear()
+        index = solo.propose()
+        await rounds(solo)
+        assert solo.ledger.applied < index
+        solo.store.gate.set()
+        await until(lambda: solo.ledger.applied >= index)
+
+    run_solo(tmp_path, body, interval_s=interval_s, relaxed=relaxed)
+
+
+def test_entries_of_a_relaxed_group_wait_for_no_flush(tmp_path: Path) -> None:
+    async def body(solo: Solo) -> None:
+        await solo.leads()
+        await rounds(solo)
+        before = solo.flushes
+        solo.store.gate.clear()
+        for _ in range(10):
+            await solo.put()
+        assert solo.flushes == before
+
+    run_solo(tmp_path, body, interval_s=LONG_S)
+
+
+def test_what_was_promised_is_flushed_within_the_interval_once(tmp_path: Path) -> None:
+    async def body(solo: Solo) -> None:
+        await solo.leads()
+        await until(lambda: solo.flushes >= 2)  # the vote, and the entry of the new term
+        for _ in range(3):
+            before = solo.flushes
+            await solo.put()
+            await until(lambda: solo.flushes > before)  # noqa: B023 - awaited here
+        before = solo.flushes
+        await rounds(solo)
+        assert solo.flushes == before, "nothing was written, nothing is flushed"
+
+    run_solo(tmp_path, body, interval_s=0.05)
+
+
+def test_votes_are_flushed_before_they_are_given_also_by_a_relaxed_group(tmp_path: Path) -> None:
+    async def body(solo: Solo) -> None:
+        await rounds(solo, 50)
+        assert solo.host.role(G) is not Role.LEADER
+        solo.store.gate.set()
+        await solo.leads()
+
+    run_solo(tmp_path, body, interval_s=LONG_S, open_gate=False)
+
+
+def test_a_log_that_lost_its_end_goes_on_behind_the_state(tmp_path: Path) -> None:
+    async def body(solo: Solo) -> None:
+        await solo.leads()
+        await solo.put()
+        term = solo.host.status(G).core.term
+        solo.host.remove_group(G, wipe=False)
+        ahead = Ledger(solo.store)
+        ahead.applied = Index(50)
+        with pytest.raises(DamagedLog):
+            solo.host.add_group(G, voters=[NODE], machine=ahead, applied=Index(50))
+        solo.host.add_group(
+            G, voters=[NODE], machine=ahead, applied=Index(50), relaxed=True, applied_term=term
+        )
+        solo.ledger = ahead
+        await until(lambda: ahead.applied == 51)
+        await solo.put()
+        assert ahead.indices == [51, 52]
+        assert solo.store.reader(G).snapshot().term == term == Term(1)
+
+    run_solo(tmp_path, body, interval_s=LONG_S)

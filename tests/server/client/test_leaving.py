@@ -1,0 +1,39 @@
+"""A client that leaves with a hundred thousand subscriptions stops nobody."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.server.client.close_reason import Reason
+from broker.server.client.connection import LEAVING_PER_TURN
+from tests.support.server import RawClient, run, running
+
+
+def test_subscriptions_leave_in_parts_and_nothing_goes_to_who_is_leaving() -> None:
+    async def test() -> None:
+        async with running() as server:
+            crowd, stayer = [await RawClient.open(server) for _ in range(2)]
+            await crowd.flush()
+            leaving = next(iter(server.connections.values()))
+            before = len(leaving.account.subs)
+            count = 20 * LEAVING_PER_TURN
+            crowd.send(b"".join(b"SUB a.%d q %d\r\n" % (i, i) for i in range(count)))
+            await crowd.flush()
+            stayer.send(b"SUB a.* q 1\r\n")
+            await stayer.flush()
+            assert len(leaving.subs) == count
+            leaving.abort(Reason.CLIENT_CLOSED)
+            assert len(leaving.subs) == count - LEAVING_PER_TURN
+            last = next(reversed(leaving.subs.values())).subject
+            for _ in range(50):  # the other member takes it, never the one that is going
+                assert server.router.publish(leaving.account, last, b"", b"", b"x") == 1
+            turns = 1
+            while leaving.subs:
+                turns += 1
+                await asyncio.sleep(0)
+            assert turns >= 10
+            assert len(leaving.account.subs) == before + 1
+            stayer.close()
+            crowd.close()
+
+    run(test())

@@ -1,0 +1,49 @@
+"""Bulk reads on a client connection: one after the other, never two at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from broker.server.client.connection import Connection
+from broker.server.services import JetStreamRuntime
+from tests.support.server import RawClient, run, running, until
+
+
+class SlowScans:
+    """Scans that end when the test says so; nothing else is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        self.go_on = asyncio.Event()
+
+    async def scan(self, connection: Connection, request_json: bytes) -> None:
+        self.asked.append(request_json)
+        await self.go_on.wait()
+        connection.queue(b"+SCAN\r\n")
+
+
+def test_a_second_scan_while_one_is_under_way_ends_the_connection() -> None:
+    async def test() -> None:
+        async with running() as server:
+            scans = SlowScans()
+            server.services = cast(JetStreamRuntime, scans)
+            try:
+                first, second = await RawClient.open(server), await RawClient.open(server)
+                first.send(b'SCAN {"n":1}\r\n')
+                second.send(b'SCAN {"n":2}\r\n')  # of another connection: that is fine
+                await until(lambda: len(scans.asked) == 2)
+                first.send(b'SCAN {"n":3}\r\n')
+                assert b"one scan at a time" in (await first.end()).lower()
+                assert len(scans.asked) == 2
+                scans.go_on.set()
+                assert await second.line() == b"+SCAN\r\n"
+                second.send(b'SCAN {"n":4}\r\n')  # the one before is over
+                assert await second.line() == b"+SCAN\r\n"
+                assert len(scans.asked) == 3
+                second.close()
+            finally:
+                scans.go_on.set()
+                server.services = None
+
+    run(test())

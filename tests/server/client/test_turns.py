@@ -1,0 +1,200 @@
+"""One client's turn ends: others are served between its operations, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.accounts import Account
+from broker.server.client import connection
+from broker.server.routing import router
+from broker.server.routing.router import Router
+from broker.server.server import Server
+from broker.subjects import SinkKind, SubjectTree, Subscription, tree
+from broker.wire import PubRun
+from tests.server.client.test_tls import TLS, client_context
+from tests.support.server import EMPTY_CONNECT, RawClient, run, running, until
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock finds the turn over."""
+    monkeypatch.setattr(router, "TURN_S", -1.0)
+    monkeypatch.setattr(connection, "TURN_S", -1.0)
+    monkeypatch.setattr(router, "LOOK_EVERY", 2)
+    monkeypatch.setattr(router, "PIECE_MAX", 3)
+    monkeypatch.setattr(connection, "LOOK_MASK", 1)
+
+
+MIXED = b"".join(
+    [
+        b"SUB a.* 1\r\nSUB a.> 2\r\nSUB b q 3\r\nUNSUB 2 7\r\n",
+        *(b"PUB a.%d 1\r\n%d\r\n" % (i, i) for i in range(9)),
+        b"PUB b 1\r\nx\r\n" * 20,
+        b"PING\r\n" * 5,
+        b"PUB nobody back 0\r\n\r\n" * 3,
+        b"UNSUB 1\r\nPUB a.x 0\r\n\r\nSUB a.x 4\r\nPUB a.x 0\r\n\r\n" * 4,
+    ]
+)
+
+
+async def answers(server: Server, *, verbose: bool) -> bytes:
+    line = b'CONNECT {"verbose":%b,"headers":true,"no_responders":true}\r\nSUB back 9\r\n'
+    client = await RawClient.open(server, connect=line % (b"true" if verbose else b"false"))
+    client.send(MIXED + b"PUB end 0\r\n\r\nSUB end 99\r\nPUB end 0\r\n\r\n")
+    got = b""
+    while not got.endswith(b"MSG end 99 0\r\n\r\n"):
+        got += await client.line()
+    client.close()
+    return got
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_client_sees_no_difference(monkeypatch: pytest.MonkeyPatch, *, verbose: bool) -> None:
+    async def test() -> None:
+        async with running() as server:
+            expected = await answers(server, verbose=verbose)
+            impatient(monkeypatch)
+            got = await answers(server, verbose=verbose)
+            if verbose:  # a segment is answered as a whole, so +OK may stand before or behind
+                assert got.count(b"+OK") == expected.count(b"+OK")
+                got, expected = (text.replace(b"+OK\r\n", b"") for text in (got, expected))
+            assert got == expected
+
+    run(test())
+
+
+def test_others_get_the_loop_between_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with running() as server:
+            client = await RawClient.open(server)
+            client.send(b"".join(b"SUB x %d\r\n" % i for i in range(10)))
+            await client.flush()
+            impatient(monkeypatch)
+            turns = 0
+
+            def turn() -> None:
+                nonlocal turns
+                turns += 1
+                asyncio.get_running_loop().call_soon(turn)
+
+            turn()
+            client.send(b"PUB x 0\r\n\r\n" * 200)
+            await client.flush()
+            [found] = server.connections.values()
+            assert found.out_msgs == 2000
+            assert turns >= 200
+            client.close()
+
+    run(test())
+
+
+def test_a_client_that_sends_and_leaves_is_heard_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        async with running() as server, running(tls=TLS) as secure:
+            for one in (server, secure):
+                listening = one.account("$G").subs
+                sink = Counting()
+                listening.insert(Subscription(sink, one.account("$G"), b"x.>"))
+                with monkeypatch.context() as patched:
+                    impatient(patched)
+                    await send_and_leave(one, secure=one is secure)
+                    await until(lambda sink=sink: sink.rows >= 500)
+                    await until(lambda one=one: not one.connections)
+                assert sink.rows == 500
+
+    run(test())
+
+
+class Counting:
+    """A taker that counts."""
+
+    kind = SinkKind.STREAM
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def deliver(self, *_: object) -> bool:
+        self.rows += 1
+        return True
+
+    def deliver_run(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: object
+    ) -> bool:
+        self.rows += stop - start
+        return True
+
+
+async def send_and_leave(server: Server, *, secure: bool) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await reader.readline()
+    if secure:
+        await writer.start_tls(client_context(), server_hostname="localhost")
+    writer.write(EMPTY_CONNECT + b"".join(b"PUB x.%d 0\r\n\r\n" % i for i in range(500)))
+    writer.close()
+    await writer.wait_closed()
+
+
+def test_a_violation_waits_for_what_was_said_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with running() as server:
+            client = await RawClient.open(server)
+            client.send(b"SUB x 1\r\n")
+            await client.flush()
+            impatient(monkeypatch)
+            client.send(b"PUB x 0\r\n\r\n" * 50 + b"NONSENSE\r\n")
+            got = await client.end()
+            assert got.count(b"MSG x 1 0") == 50
+            assert got.endswith(b"-ERR 'Unknown Protocol Operation'\r\n")
+
+    run(test())
+
+
+class Publisher:
+    """What the router needs of a connection."""
+
+    cid = 1
+    echo = True
+    no_responders = guarded = False
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+
+
+def test_a_run_goes_on_where_its_turn_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient(monkeypatch)
+    account, sink = Account("A"), Counting()
+    for _ in range(2):
+        account.subs.insert(Subscription(sink, account, b"a"))
+    messages = PubRun.of([(b"a", b"", b"", b"%d" % i) for i in range(10)])
+    rows = [0]
+    while rows[-1] < 10:
+        rows.append(Router().publish_run(Publisher(account), messages, rows[-1]))
+    assert rows == list(range(11))  # two takers: one row is as much as fits a piece
+    assert sink.rows == 20
+
+
+def test_wide_matches_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "CACHE_WEIGHT_MAX", 1000)
+    table, sink = SubjectTree(), Counting()
+    for _ in range(100):
+        table.insert(Subscription(sink, Account("A"), b">", queue=b"q"))
+    for i in range(500):
+        assert table.match(b"x.%d" % i).weight == 100
+    assert table.cache_size < 30  # two generations of about ten
+
+
+def test_the_pool_of_this_node_is_found_once() -> None:
+    class Client(Counting):
+        kind = SinkKind.CLIENT
+
+    table = SubjectTree()
+    here, there = Client(), Counting()
+    for sink in (here, there, here):
+        table.insert(Subscription(sink, Account("A"), b"a", queue=b"q"))
+    table.insert(Subscription(there, Account("A"), b"a", queue=b"other"))
+    found = table.match(b"a")
+    assert [[sub.sink for sub in pool] for pool in found.local_queues()] == [[here, here]]
+    assert found.local_queues() is found.local_queues()

@@ -1,0 +1,136 @@
+"""Who had his turn waits for all others who wait, and his socket with him."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.server.client import connection
+from broker.server.routing import fair_queue as turns
+from broker.server.routing import router
+from broker.server.routing.fair_queue import Turns
+from broker.subjects import Origin, SinkKind, Subscription
+from broker.wire import PubRun
+from tests.support.server import RawClient, run, running, until
+
+
+class Rounds:
+    """Counts the rounds of the loop while it is used."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._handle: asyncio.Handle | None = None
+
+    def __enter__(self) -> Rounds:
+        self._next()
+        return self
+
+    def _next(self) -> None:
+        self.count += 1
+        self._handle = asyncio.get_running_loop().call_soon(self._next)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._handle is not None
+        self._handle.cancel()
+
+
+class Witness:
+    """A taker that remembers who sent in which round."""
+
+    kind = SinkKind.STREAM
+
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds = rounds
+        self.seen: list[tuple[int, int]] = []
+        self.rows = 0
+
+    def deliver(self, *_: object) -> bool:
+        return True
+
+    def deliver_run(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin
+    ) -> bool:
+        self.rows += stop - start
+        self.seen.append((self.rounds.count, origin.cid))
+        return True
+
+
+@pytest.mark.parametrize(("turn_s", "rounds_needed"), [(-1.0, 3), (60.0, 1)])
+def test_a_round_does_what_a_turn_has_time_for(
+    monkeypatch: pytest.MonkeyPatch, turn_s: float, rounds_needed: int
+) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(turns, "TURN_S", turn_s)
+        waiting, done = Turns(), []
+        with Rounds() as rounds:
+            for name in "abc":
+                waiting.wait(lambda name=name: done.append((name, rounds.count)))
+            await until(lambda: len(done) == 3)
+        assert [name for name, _ in done] == ["a", "b", "c"]
+        assert len({at for _, at in done}) == rounds_needed
+
+    run(test())
+
+
+def test_work_that_raises_costs_nobody_his_turn() -> None:
+    async def test() -> None:
+        waiting, done, raised = Turns(), [], []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: raised.append(context["exception"]))
+
+        def fail() -> None:
+            raise ValueError
+
+        for act in (fail, lambda: done.append(1)):
+            waiting.wait(act)
+        await until(lambda: done)
+        assert [type(error) for error in raised] == [ValueError]
+
+    run(test())
+
+
+def test_a_full_socket_is_read_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with running() as server:
+            account = server.account("$G")
+            client = await RawClient.open(server)
+            await client.flush()
+            monkeypatch.setattr(connection, "TURN_S", -1.0)
+            with Rounds() as rounds:
+                witness = Witness(rounds)
+                account.subs.insert(Subscription(witness, account, b"x"))
+                client.send((b"PUB x 1000\r\n" + bytes(1000) + b"\r\n") * 4000)
+                await until(lambda: witness.rows == 4000)
+            client.close()
+        times = [at for at, _ in witness.seen]
+        assert len(times) > 4, "several chunks"
+        assert len(set(times)) == len(times)
+
+    run(test())
+
+
+def test_of_many_busy_clients_one_has_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with running() as server:
+            account = server.account("$G")
+            clients = [await RawClient.open(server) for _ in range(5)]
+            for client in clients:
+                await client.flush()
+            for module in (router, connection, turns):
+                monkeypatch.setattr(module, "TURN_S", -1.0)
+            monkeypatch.setattr(router, "PIECE_MAX", 2)
+            with Rounds() as rounds:
+                witness = Witness(rounds)
+                for _ in range(2):
+                    account.subs.insert(Subscription(witness, account, b"x"))
+                for client in clients:
+                    client.send(b"PUB x 0\r\n\r\n" * 20)
+                await until(lambda: witness.rows == 2 * 5 * 20)
+            for client in clients:
+                client.close()
+        busy = {at: who for at, who in witness.seen}
+        first = 5  # what has just been read may fall into one round
+        assert len(busy) >= 5 * 20 - first
+
+    run(test())

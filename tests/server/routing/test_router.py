@@ -1,0 +1,156 @@
+"""What the router makes of a run with many subjects: few deliveries, in order, nobody forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from broker.accounts import Account
+from broker.server.routing.router import Router
+from broker.subjects import Origin, SinkKind, Subscription
+from broker.wire import PubRun
+
+
+@dataclass(eq=False)
+class Taker:
+    """Remembers what it was given, and in how many calls."""
+
+    name: str
+    log: list[tuple[str, list[bytes]]]
+    kind: SinkKind = SinkKind.STREAM
+    takes: bool = True
+    cid: int = 1
+    echo: bool = True
+
+    def deliver(
+        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> bool:
+        self.log.append((self.name, [headers or subject]))
+        return self.takes
+
+    def deliver_gets(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None, *,
+        deadline: float,
+    ) -> tuple[int, list[int]]:  # fmt: skip
+        asked = {row: run.message(row)[0] for row in range(start, stop)}
+        self.log.append((self.name, list(asked.values())))
+        return stop, [row for row, subject in asked.items() if subject.endswith(b".missing")]
+
+    def deliver_run(
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+    ) -> bool:
+        self.log.append((self.name, [run.message(row)[0] for row in range(start, stop)]))
+        return self.takes
+
+
+@dataclass(eq=False)
+class Client(Taker):
+    account: Account = field(default_factory=lambda: Account("A"))
+    no_responders: bool = True
+    guarded: bool = False
+    refused: tuple[bytes, ...] = ()
+    kind: SinkKind = SinkKind.CLIENT
+
+    def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
+        if subject in self.refused:
+            self.log.append(("refused", [subject]))
+        return subject not in self.refused
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+def routed(
+    subjects: list[bytes], takers: dict[bytes, Taker], client: Client
+) -> list[tuple[str, list[bytes]]]:
+    for pattern, taker in takers.items():
+        client.account.subs.insert(
+            Subscription(sink=taker, account=client.account, subject=pattern)
+        )
+    client.account.subs.insert(
+        Subscription(sink=client, account=client.account, subject=b"reply.>", sid=b"1")
+    )
+    run = PubRun.of([(subject, b"reply.1", b"", b"x") for subject in subjects])
+    Router().publish_run(client, run)
+    return client.log
+
+
+def client(**more: object) -> Client:
+    return Client("client", [], **more)  # type: ignore[arg-type]
+
+
+def test_neighbours_of_one_taker_are_one_delivery() -> None:
+    who = client()
+    log = routed([b"k.1", b"k.2", b"k.2", b"k.3"], {b"k.>": Taker("S", who.log)}, who)
+    assert log == [("S", [b"k.1", b"k.2", b"k.2", b"k.3"])]
+
+
+def test_takers_in_turn_are_told_in_order() -> None:
+    who = client()
+    takers = {b"k.>": Taker("K", who.log), b"l.>": Taker("L", who.log)}
+    log = routed([b"k.1", b"k.2", b"l.1", b"k.3", b"l.2"], takers, who)
+    assert log == [("K", [b"k.1", b"k.2"]), ("L", [b"l.1"]), ("K", [b"k.3"]), ("L", [b"l.2"])]
+
+
+def test_a_service_is_asked_subject_by_subject() -> None:
+    who = client()
+    log = routed([b"k.1", b"k.2"], {b"k.>": Taker("S", who.log, kind=SinkKind.SERVICE)}, who)
+    assert log == [("S", [b"k.1"]), ("S", [b"k.2"])]
+
+
+def test_what_is_not_taken_has_no_responders_row_by_row() -> None:
+    who = client()
+    log = routed([b"k.1", b"k.2", b"z"], {b"k.>": Taker("S", who.log, takes=False)}, who)
+    missing = [
+        b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % name for name in (b"k.1", b"k.2", b"z")
+    ]
+    assert log == [("S", [b"k.1", b"k.2"]), *(("client", [status]) for status in missing)]
+
+
+def test_a_refusal_is_told_in_its_turn() -> None:
+    who = client(guarded=True, refused=(b"k.2",))
+    log = routed([b"k.1", b"k.2", b"k.3"], {b"k.>": Taker("S", who.log)}, who)
+    assert log == [("S", [b"k.1"]), ("refused", [b"k.2"]), ("S", [b"k.3"])]
+
+
+@pytest.mark.parametrize("subject", [b"$JS.API.DIRECT.GET..a", b"$JS.API.DIRECT.GET.S.a."])
+def test_gets_with_empty_tokens_reach_nobody(subject: bytes) -> None:
+    who = client()
+    log = routed([subject], {b"$JS.API.>": Taker("api", who.log, kind=SinkKind.SERVICE)}, who)
+    assert [name for name, _ in log] == ["client"]
+
+
+def test_gets_go_also_to_whoever_listens_to_some_of_them() -> None:
+    who = client()
+    service = Taker("api", who.log, kind=SinkKind.SERVICE)
+    takers = {b"$JS.API.>": service, b"$JS.API.DIRECT.GET.S.a": Taker("spy", who.log)}
+    log = routed([b"$JS.API.DIRECT.GET.S.a", b"$JS.API.DIRECT.GET.S.b"], takers, who)
+    assert sorted(log[:2]) == [
+        ("api", [b"$JS.API.DIRECT.GET.S.a"]),
+        ("spy", [b"$JS.API.DIRECT.GET.S.a"]),
+    ]
+    assert log[2:] == [("api", [b"$JS.API.DIRECT.GET.S.b"])]
+
+
+def test_gets_are_answered_together_and_other_requests_alone() -> None:
+    who = client()
+    takers = {b"$JS.API.>": Taker("api", who.log, kind=SinkKind.SERVICE)}
+    get = b"$JS.API.DIRECT.GET.S."
+    log = routed([get + b"a", get + b"b", b"$JS.API.INFO", get + b"c"], takers, who)
+    assert log == [
+        ("api", [get + b"a", get + b"b"]),
+        ("api", [b"$JS.API.INFO"]),
+        ("api", [get + b"c"]),
+    ]
+
+
+def test_a_get_that_nobody_serves_has_no_responders() -> None:
+    who = client()
+    takers = {b"$JS.API.>": Taker("api", who.log, kind=SinkKind.SERVICE)}
+    get = b"$JS.API.DIRECT.GET.S."
+    log = routed([get + b"a", get + b"missing", get + b"b"], takers, who)
+    assert log[0] == ("api", [get + b"a", get + b"missing", get + b"b"])
+    assert log[1:] == [
+        ("client", [b"NATS/1.0 503\r\nNats-Subject: %bmissing\r\n\r\n" % get]),
+    ]

@@ -1,0 +1,137 @@
+"""Both builders, same calls: same bytes, same answers, same refusals."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.store.block import _block, _builder, _deliveries, block_py, builder_py, deliveries_py
+from broker.wire import _run, run_py
+
+TWIN = SimpleNamespace(
+    Block=block_py.Block,
+    BlockBuilder=builder_py.BlockBuilder,
+    encode_deliveries=deliveries_py.encode_deliveries,
+    PubRun=run_py.PubRun,
+)
+COMPILED = SimpleNamespace(
+    Block=_block.Block,
+    BlockBuilder=_builder.BlockBuilder,
+    encode_deliveries=_deliveries.encode_deliveries,
+    PubRun=_run.PubRun,
+)
+
+subjects = st.sampled_from([b"a", b"a", b"b", b"orders.eu.1"])
+headers = st.sampled_from([b"", b"", b"NATS/1.0\r\nNats-A: 1\r\n\r\n", b"Nats-", b"x"])
+data = st.binary(max_size=9)
+seqs = st.one_of(st.just(0), st.integers(0, 40), st.integers(2**63 - 6, 2**63 + 1))
+times = st.integers(-(2**63), 2**63 - 1)
+messages = st.lists(st.tuples(subjects, st.just(b"r"), headers, data), max_size=6)
+edges = st.integers(0, 6)
+
+steps = st.one_of(
+    st.tuples(st.just("append"), subjects, headers, data, times, seqs),
+    st.tuples(st.just("run"), messages, edges, edges),
+    st.tuples(
+        st.just("block"),
+        st.none() | times,
+        st.none() | seqs,
+        st.none() | st.sets(st.integers(-1, 12)),
+    ),
+    st.tuples(st.just("clear")),
+)
+
+
+def perform(codec: Any, builder: Any, held: list[bytes], step: tuple[Any, ...]) -> Any:
+    """One call; `held` is the block that an append_block step reads."""
+    try:
+        match step:
+            case ("append", subject, header, body, time_ns, seq):
+                builder.append(subject, header, body, time_ns=time_ns, seq=seq)
+            case ("run", rows, start, stop):
+                builder.append_run(codec.PubRun.of(rows), start, stop)
+            case ("block", time_ns, first_seq, skip):
+                block = codec.Block(held[0])
+                builder.append_block(block, time_ns=time_ns, first_seq=first_seq, skip=skip)
+            case ("clear",):
+                held[0] = builder.build()
+                builder.clear()
+    except (ValueError, OverflowError, IndexError) as error:
+        return type(error)
+    return None
+
+
+def read(rows: Any) -> Any:
+    everything = [
+        (rows.subject(i), rows.headers(i), rows.data(i), rows.time(i), rows.seq(i))
+        for i in range(rows.rows)
+    ]
+    lookups = [(rows.index_of(seq), rows.first_at_or_after(seq)) for seq in range(45)]
+    return (
+        everything,
+        lookups,
+        rows.first_seq,
+        rows.last_seq,
+        rows.subject_runs(),
+        rows.subject_summary(),
+        rows.any_nats_header(),
+        rows.max_row_size,
+        rows.nbytes,
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(first_seq=st.sampled_from([0, 0, 1, 7]), plan=st.lists(steps, max_size=10))
+def test_builders_agree(first_seq: int, plan: list[tuple[Any, ...]]) -> None:
+    twin, compiled = TWIN.BlockBuilder(first_seq), COMPILED.BlockBuilder(first_seq)
+    twin_held, compiled_held = [TWIN.BlockBuilder().build()], [TWIN.BlockBuilder().build()]
+    for step in plan:
+        expected = perform(TWIN, twin, twin_held, step)
+        assert perform(COMPILED, compiled, compiled_held, step) == expected
+        assert read(compiled) == read(twin)
+    raw = twin.build()
+    assert compiled.build() == raw
+    assert compiled.build(seal=False) == twin.build(seal=False)
+    assert len(raw) == twin.nbytes
+    assert read(COMPILED.Block(raw)) == read(TWIN.Block(raw)) == read(twin)
+
+
+numbers = st.integers(-5, 5) | st.integers(-(2**62), 2**62)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=messages,
+    indices=st.lists(st.integers(-1, 6), max_size=6),
+    counts=st.none() | st.lists(st.integers(1, 2**40), max_size=6),
+    consumer_seq=numbers,
+    pending=numbers,
+    time_ns=times,
+    headers_ok=st.booleans(),
+)
+def test_deliveries_agree(
+    *,
+    rows: list[Any],
+    indices: list[int],
+    counts: list[int] | None,
+    consumer_seq: int,
+    pending: int,
+    time_ns: int,
+    headers_ok: bool,
+) -> None:
+    texts = []
+    for codec in (TWIN, COMPILED):
+        plain = codec.BlockBuilder()
+        plain.append_run(codec.PubRun.of(rows), 0, len(rows))
+        stamped = codec.BlockBuilder()
+        stamped.append_block(codec.Block(plain.build()), time_ns=time_ns, first_seq=7)
+        for source in (plain, stamped, codec.Block(stamped.build())):
+            try:
+                text: Any = codec.encode_deliveries(
+                    source, indices, b"1", b"$JS.ACK.S.C", counts, consumer_seq, pending, headers_ok
+                )
+            except (IndexError, ValueError) as error:
+                text = type(error)
+            texts.append(text)
+    assert texts[:3] == texts[3:]

@@ -1,0 +1,210 @@
+"""The subject index against its twin: the same calls, the same answers."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.store.block import _block, _builder, block_py, builder_py
+from broker.store.index import _hashes, _index, hashes_py, index_py
+from broker.store.index.index import SubjectFilter, subjects_taken
+from broker.subjects import matches
+
+SUBJECTS = [b"a", b"b", b"a.b", b"a.c", b"a.b.c", b"aa", b"kv.%d" % 7, b"x" * 300]
+PATTERNS = [b">", b"a.>", b"a.*", b"*", b"kv.*", b"none.*", b"a", b"*.b"]
+
+
+class Both:
+    """Two indices that are told the same; whatever one answers, the other must answer too."""
+
+    def __init__(self) -> None:
+        self.twins: list[Any] = [index_py.SubjectIndex(), _index.SubjectIndex()]
+        self.seq = 0
+
+    def add(self, subject: bytes, count: int, *, trailed: bool) -> None:
+        first, self.seq = self.seq + 1, self.seq + count
+        for index in self.twins:
+            entry = index.added(subject, count=count, first=first, last=self.seq)
+            if trailed:
+                pairs = [n for seq in range(first, self.seq + 1) for n in (seq, seq % 5)]
+                entry.trail_grew(count, pairs)
+
+    def add_rows(self, subjects: list[bytes], *, trailed: bool, numbered: bool) -> None:
+        first, self.seq = self.seq + 1, self.seq + len(subjects)
+        stamp = 0 if numbered else first
+        for index, builders, blocks in zip(
+            self.twins, (builder_py, _builder), (block_py, _block), strict=True
+        ):
+            builder = builders.BlockBuilder(first if numbered else 0)
+            for i, subject in enumerate(subjects):
+                header = b"NATS/1.0\r\n\r\n" if i % 3 else b""
+                seq = first + i if numbered else 0
+                builder.append(subject, header, b"x" * i, time_ns=1, seq=seq)
+            block = blocks.Block(builder.build())
+            index.add_rows(block, first_seq=stamp)
+            if trailed:
+                index.trail_rows(block, first_seq=stamp, per_message=30, per_header=4)
+
+    def remove(self, subject: bytes, count: int) -> None:
+        entry = self.twins[0].get(subject)
+        if entry is None:
+            return
+        gone = min(count, entry.count)
+        for index in self.twins:
+            held = index.get(subject)
+            if gone < held.count:
+                held.first += gone
+                held.trail_shrank(gone)
+            index.removed(subject, gone)
+
+    def check(self) -> None:
+        plain, compiled = self.twins
+        assert len(plain) == len(compiled)
+        assert sorted(plain.counts()) == sorted(compiled.counts())
+        for subject in SUBJECTS:
+            assert (subject in plain) == (subject in compiled)
+            assert facts(plain, subject) == facts(compiled, subject)
+        for pattern in PATTERNS:
+            assert list(plain.matching(pattern)) == list(compiled.matching(pattern))
+            assert list(plain.matching(pattern)) == sorted(
+                subject for subject, _ in plain.counts() if matches(subject, pattern)
+            )
+
+
+def facts(index: Any, subject: bytes) -> object:
+    entry = index.get(subject)
+    if entry is None:
+        return None
+    before = None if entry.trail is None else list(entry.trail)
+    return entry.count, entry.first, entry.last, before, index.trail_of(entry), entry.trail
+
+
+subject = st.sampled_from(SUBJECTS)
+step = st.one_of(
+    st.tuples(st.just("add"), subject, st.integers(1, 3), st.booleans()),
+    st.tuples(
+        st.just("rows"), st.lists(subject, min_size=1, max_size=8), st.booleans(), st.booleans()
+    ),
+    st.tuples(st.just("remove"), subject, st.integers(1, 4)),
+    st.tuples(st.just("floor"), st.integers(0, 30)),
+    st.tuples(st.just("forget")),
+    st.tuples(st.just("clear")),
+)
+
+
+@given(st.lists(step, max_size=40))
+def test_both_answer_alike(steps: list[tuple[Any, ...]]) -> None:
+    both = Both()
+    for name, *words in steps:
+        match name:
+            case "add":
+                both.add(words[0], words[1], trailed=words[2])
+            case "rows":
+                both.add_rows(words[0], trailed=words[1], numbered=words[2])
+            case "remove":
+                both.remove(words[0], words[1])
+            case "floor":
+                for index in both.twins:
+                    index.floor = words[0]
+            case "forget":
+                for index in both.twins:
+                    index.forget_trails()
+            case "clear":
+                for index in both.twins:
+                    index.clear()
+        both.check()
+
+
+def test_subjects_that_come_and_go_take_no_room() -> None:
+    index = _index.SubjectIndex()
+    for i in range(50_000):
+        index.added(b"inbox.%d" % i, count=1, first=i + 1, last=i + 1)
+        if i >= 100:
+            index.removed(b"inbox.%d" % (i - 100), 1)
+        if i % 1000 == 0:
+            assert b"inbox.%d" % i in set(index.matching(b"inbox.*"))
+    assert len(index) == 100
+    assert index.nbytes < 200 * 200
+
+
+def test_many_subjects_take_less_than_200_bytes_each() -> None:
+    index = _index.SubjectIndex()
+    for i in range(100_000):
+        index.added(b"orders.%08d" % i, count=1, first=i + 1, last=i + 1)
+    assert sum(1 for _ in index.matching(b">")) == 100_000
+    assert index.nbytes < 100 * 100_000
+
+
+def test_a_handle_is_void_after_its_subject_is_gone() -> None:
+    index = _index.SubjectIndex()
+    entry = index.added(b"a", count=1, first=1, last=1)
+    index.removed(b"a", 1)
+    with pytest.raises(AssertionError, match="gone"):
+        _ = entry.count
+    with pytest.raises(KeyError):
+        index.removed(b"a", 1)
+    index.added(b"b", count=1, first=2, last=2)
+    with pytest.raises(AssertionError, match="lost more"):
+        index.removed(b"b", 2)
+
+
+def test_a_trail_is_set_and_read_as_a_copy() -> None:
+    for index in (index_py.SubjectIndex(), _index.SubjectIndex()):
+        entry = index.added(b"a", count=2, first=1, last=2)
+        entry.trail = array("q", [1, 10, 2, 20])
+        found = index.trail_of(entry)
+        assert found == array("q", [1, 10, 2, 20])
+        del found[:2]
+        assert index.trail_of(entry) == array("q", [1, 10, 2, 20])
+
+
+@given(st.sets(st.binary(min_size=1, max_size=12), max_size=40), st.binary(min_size=1, max_size=3))
+def test_hashes_of_both_are_the_same_and_find_their_subjects(
+    subjects: set[bytes], other: bytes
+) -> None:
+    hashes = hashes_py.subject_hashes(subjects)
+    assert hashes == _hashes.subject_hashes(subjects)
+    assert all(_hashes.among_hashes(hashes, subject) for subject in subjects)
+    assert _hashes.among_hashes(hashes, other) == hashes_py.among_hashes(hashes, other)
+
+
+def test_hashes_rule_out_nearly_everything_else() -> None:
+    hashes = _hashes.subject_hashes([b"key.%d" % i for i in range(8192)])
+    assert sum(_hashes.among_hashes(hashes, b"other.%d" % i) for i in range(8192)) < 5
+
+
+@pytest.mark.parametrize("form", [b"f.%d.x", b"f.*.x%d"], ids=["literal", "wildcard"])
+def test_a_verdict_of_many_filters_costs_no_walk_over_them(form: bytes) -> None:
+    """One by one these are 400 million comparisons, minutes in which a server answers nobody."""
+    wanted = SubjectFilter(tuple(form % i for i in range(20_000)))
+    began = time.thread_time()
+    taken = sum(wanted(b"f.%d.x%d" % (i, i)) for i in range(20_000))
+    assert taken == (20_000 if form.startswith(b"f.*") else 0)
+    assert time.thread_time() - began < 5
+
+
+@given(st.lists(st.sampled_from(PATTERNS + SUBJECTS), max_size=6))
+def test_subjects_of_many_patterns_are_those_of_each_and_come_once(patterns: list[bytes]) -> None:
+    for index in (index_py.SubjectIndex(), _index.SubjectIndex()):
+        for seq, subject in enumerate(SUBJECTS[1:], 1):
+            index.added(subject, count=1, first=seq, last=seq)
+        wanted = [s for s in SUBJECTS[1:] if any(matches(s, pattern) for pattern in patterns)]
+        if patterns:
+            taken = subjects_taken(index, SubjectFilter(tuple(patterns)))  # type: ignore[arg-type]
+            assert sorted(taken) == sorted(wanted)
+
+
+def test_patterns_that_begin_alike_share_a_walk_over_the_subjects() -> None:
+    """A walk for each would look at 300 million subjects."""
+    index = _index.SubjectIndex()
+    for seq in range(1, 100_001):
+        index.added(b"f.%d.x%d" % (seq, seq), count=1, first=seq, last=seq)
+    wanted = SubjectFilter(tuple(b"f.*.x%d" % i for i in range(1, 3001)))
+    began = time.thread_time()
+    assert sum(1 for _ in subjects_taken(index, wanted)) == 3000  # type: ignore[arg-type]
+    assert time.thread_time() - began < 5
