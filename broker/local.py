@@ -76,7 +76,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Node:
+class LocalNode:
     """One server process: its place on disk, its ports, and how to start and end it."""
 
     name: str
@@ -215,7 +215,7 @@ class LocalCluster:
     ports: Sequence[int] | None = None  # client, http, route port per node, in turn
     jetstream: str = ""  # more text for the jetstream block of every node
     more: str = ""  # more text for the configuration of every node
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[LocalNode] = field(default_factory=list)
 
     def __enter__(self) -> LocalCluster:
         self.start()
@@ -232,7 +232,7 @@ class LocalCluster:
             client, http, route = ports[3 * i : 3 * i + 3]
             name = f"{self.name}-{i + 1}"
             directory = self.directory / name
-            self.nodes.append(Node(name, directory, client, http, route, self.command))
+            self.nodes.append(LocalNode(name, directory, client, http, route, self.command))
         routes = [node.route_port for node in self.nodes]
         for node in self.nodes:
             if keep and node.config_path.exists():

@@ -33,12 +33,12 @@ def missing() -> str | None:
 
 
 @dataclass(slots=True)
-class Disk:
+class LoopDisk:
     image: Path
     mountpoint: Path
 
     @classmethod
-    def create(cls, directory: Path, name: str) -> Disk:
+    def create(cls, directory: Path, name: str) -> LoopDisk:
         disk = cls(directory / f"{name}.img", directory / name)
         disk.mountpoint.mkdir(parents=True, exist_ok=True)
         with disk.image.open("wb") as file:

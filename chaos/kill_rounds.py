@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nats.js.api import StreamConfig
 
-from broker.local import LocalCluster, Node
+from broker.local import LocalCluster, LocalNode
 from chaos.checker import Verdict, check, check_readers
 from chaos.history import History
 from chaos.readers import OrderedReader, Worker
@@ -38,7 +38,7 @@ ROUND_AT_MOST_S = BEFORE_KILL_S[1] + DOWN_S[1] + HEAL_WITHIN_S
 
 
 @dataclass(slots=True)
-class Rounds:
+class KillRounds:
     """The faults of one run, and what they cost."""
 
     run: Run
@@ -77,12 +77,12 @@ class Rounds:
 
 
 @dataclass(slots=True)
-class Report:
+class KillReport:
     """What a run of kill rounds shows."""
 
     seed: int
     verdict: Verdict
-    rounds: Rounds
+    rounds: KillRounds
     ordered: OrderedReader
     worker: Worker
     history: History
@@ -107,7 +107,7 @@ class Report:
         ]
 
 
-async def run_kill_rounds(settings: Settings, say: Callable[[str], None]) -> Report:
+async def run_kill_rounds(settings: Settings, say: Callable[[str], None]) -> KillReport:
     """Run it and judge it. Raises when the cluster cannot be started or healed in time."""
     seed = settings.seed if settings.seed is not None else random.randrange(10**6)
     say(f"seed {seed}, {settings.nodes} node(s), {settings.rounds} rounds")
@@ -123,7 +123,7 @@ async def run_kill_rounds(settings: Settings, say: Callable[[str], None]) -> Rep
             return await _course(settings, run, seed)
 
 
-async def _course(settings: Settings, run: Run, seed: int) -> Report:
+async def _course(settings: Settings, run: Run, seed: int) -> KillReport:
     cluster = run.cluster
     replicas = min(settings.nodes, 3)
     async with client_of(cluster.nodes[0]) as client:
@@ -136,7 +136,7 @@ async def _course(settings: Settings, run: Run, seed: int) -> Report:
     ordered = OrderedReader(cluster.urls, STREAM)
     worker = Worker(cluster.urls, STREAM, replicas)
     await worker.create()
-    rounds = Rounds(run, random.Random(seed))
+    rounds = KillRounds(run, random.Random(seed))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ordered.run(), name="ordered reader")
         tasks.create_task(worker.run(), name="worker")
@@ -150,10 +150,10 @@ async def _course(settings: Settings, run: Run, seed: int) -> Report:
     readings = await read_back(run)
     verdict = check(run.history, readings, gapless=True)
     check_readers(verdict, next(iter(readings.values())), ordered=ordered.received, worker=worker)
-    return Report(seed, verdict, rounds, ordered, worker, run.history)
+    return KillReport(seed, verdict, rounds, ordered, worker, run.history)
 
 
-async def _load(settings: Settings, run: Run, rounds: Rounds) -> None:
+async def _load(settings: Settings, run: Run, rounds: KillRounds) -> None:
     """All rounds under publishers, who then get their last answers from a healed cluster."""
     urls = run.cluster.urls
     workload = Workload(
@@ -171,7 +171,7 @@ async def _load(settings: Settings, run: Run, rounds: Rounds) -> None:
         await task
 
 
-async def _last_sequence(node: Node) -> int:
+async def _last_sequence(node: LocalNode) -> int:
     async with client_of(node) as client:
         info = await client.jetstream(timeout=HEAL_WITHIN_S).stream_info(STREAM)
         return int(info.state.last_seq)

@@ -21,7 +21,7 @@ import nats.js.errors
 from nats.js.api import StorageType, StreamConfig
 
 from broker.client import scan
-from broker.local import LocalCluster, Node
+from broker.local import LocalCluster, LocalNode
 from chaos import disks
 from chaos.checker import Stored, Verdict, check
 from chaos.history import History, Mark
@@ -41,13 +41,13 @@ class Run:
     say: Callable[[str], None]
     seconds: float
     scans: bool = True  # every replica can be read by itself; nats-server has no such thing
-    disks: list[disks.Disk] = field(default_factory=list)
+    disks: list[disks.LoopDisk] = field(default_factory=list)
 
     def mark(self, text: str) -> None:
         self.history.marks.append(Mark(time.monotonic_ns(), text))
         self.say(text)
 
-    async def leader(self) -> Node:
+    async def leader(self) -> LocalNode:
         """The stream's leader, asked of any node that answers."""
         name = await self._ask_leader()
         return next(node for node in self.cluster.nodes if node.name == name)
@@ -68,13 +68,13 @@ class Run:
             await asyncio.sleep(0.1)
         raise TimeoutError(f"no leader of {STREAM} within {HEAL_WITHIN_S} s")
 
-    async def restart(self, node: Node) -> None:
+    async def restart(self, node: LocalNode) -> None:
         node.start()
         await asyncio.to_thread(node.wait_healthy, timeout_s=HEAL_WITHIN_S)
 
 
 @contextlib.asynccontextmanager
-async def client_of(node: Node) -> AsyncIterator[Any]:
+async def client_of(node: LocalNode) -> AsyncIterator[Any]:
     client = await connect([node.url])
     try:
         yield client
@@ -183,7 +183,7 @@ async def run_scenario(settings: Settings, say: Callable[[str], None]) -> Verdic
 
 def _give_disks(run: Run, place: Path, cleanup: contextlib.ExitStack) -> None:
     for node in run.cluster.nodes:
-        disk = disks.Disk.create(place, f"disk-{node.name}")
+        disk = disks.LoopDisk.create(place, f"disk-{node.name}")
         cleanup.callback(disk.remove)
         run.disks.append(disk)
         config = node.directory / "server.conf"
@@ -249,7 +249,7 @@ async def read_back(run: Run) -> dict[str, Stored]:
     return readings
 
 
-def _replica(node: Node, last: int) -> Stored:
+def _replica(node: LocalNode, last: int) -> Stored:
     """What this node's own replica holds; it may have to catch up first."""
     table = scan(STREAM, servers=f"127.0.0.1:{node.client_port}", last=last, pinned=True)
     data = [bytes(value).decode() for value in table.column("data").to_pylist()]

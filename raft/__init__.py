@@ -6,7 +6,7 @@ Spec: DIVERGENCE.md says where it leaves the paper."""
 
 from raft.core.log import LogReader, MemoryReader, RaftLog
 from raft.core.messages import Entry, EntryKind, Message, MessageKind
-from raft.core.raft_core import CoreConfig, RaftCore, Ready, Status
+from raft.core.raft_core import CoreConfig, CoreStatus, RaftCore, Ready
 from raft.core.ready import ReadState
 from raft.types import (
     NO_NODE,
@@ -29,6 +29,7 @@ __all__ = [
     "NO_NODE",
     "ChangeRefused",
     "CoreConfig",
+    "CoreStatus",
     "Entry",
     "EntryKind",
     "GroupId",
@@ -49,7 +50,6 @@ __all__ = [
     "Ready",
     "Role",
     "SnapshotMeta",
-    "Status",
     "Term",
     "node_id",
 ]

@@ -15,7 +15,7 @@ from broker.subjects import SubjectTree
 __all__ = ["GLOBAL_ACCOUNT", "SYSTEM_ACCOUNT", "Account"]
 
 
-class Member(Protocol):
+class AccountConnection(Protocol):
     """A connection, as its account knows it."""
 
     cid: int
@@ -34,7 +34,7 @@ class Traffic:
     out_msgs: int = 0
     out_bytes: int = 0
 
-    def add(self, other: Traffic | Member) -> None:
+    def add(self, other: Traffic | AccountConnection) -> None:
         self.in_msgs += other.in_msgs
         self.in_bytes += other.in_bytes
         self.out_msgs += other.out_msgs
@@ -50,7 +50,7 @@ class Account:
         self.name = name
         self.options = options or AccountOptions(name)
         self.subs = SubjectTree()
-        self.connections: dict[int, Member] = {}
+        self.connections: dict[int, AccountConnection] = {}
         self.past = Traffic()  # of connections that have ended
 
     def traffic(self) -> Traffic:

@@ -69,7 +69,7 @@ class Authenticator:
         if auth.tokens is not None:
             try:
                 return tokens.identify(auth.tokens, given, now=time.time())
-            except tokens.Refused as refused:
+            except tokens.TokenRefused as refused:
                 logger.debug("User JWT refused: %s", refused)
                 return None
         if auth.users:

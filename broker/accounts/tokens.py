@@ -23,7 +23,7 @@ USER_EXPIRED = "User Authentication Expired"
 ACCOUNT_EXPIRED = "Account Authentication Expired"
 
 
-class Refused(Exception):
+class TokenRefused(Exception):
     """str() goes to the log; the client hears of a violation only."""
 
 
@@ -32,13 +32,13 @@ def identify(accounts: Mapping[str, AccountClaims], given: Credentials, *, now: 
     try:
         token = jwt.decode(given.jwt)
         if token.kind != "user":
-            raise Refused("not the token of a user")
+            raise TokenRefused("not the token of a user")
         name = token.claims.get("issuer_account") or token.issuer
         account = accounts.get(name)
         if account is None:
-            raise Refused("account unknown")
+            raise TokenRefused("account unknown")
         if token.issuer not in account.signing_keys:
-            raise Refused("not signed by a key of its account")
+            raise TokenRefused("not signed by a key of its account")
         scope = account.signing_keys[token.issuer]
         claims = token.claims if scope is None else {**scope, "issuer_account": name}
         _check_times(token, account, now)
@@ -47,22 +47,22 @@ def identify(accounts: Mapping[str, AccountClaims], given: Credentials, *, now: 
         _check_place(claims, given)
         return _identity(token, claims, account, name, now)
     except (jwt.BadToken, BadClaims, ValueError, *_DAMAGE) as bad:
-        raise Refused(str(bad)) from bad
+        raise TokenRefused(str(bad)) from bad
 
 
 def _check_times(token: jwt.Token, account: AccountClaims, now: float) -> None:
     if token.expires and token.expires <= now:
-        raise Refused("user token expired")
+        raise TokenRefused("user token expired")
     if token.not_before > now:
-        raise Refused("user token not valid yet")
+        raise TokenRefused("user token not valid yet")
     if account.expires and account.expires <= now:
-        raise Refused("account token expired")
+        raise TokenRefused("account token expired")
 
 
 def _check_revoked(token: jwt.Token, account: AccountClaims) -> None:
     for key in (token.subject, "*"):
         if account.revocations.get(key, -1) >= token.issued_at:
-            raise Refused("user revoked")
+            raise TokenRefused("user revoked")
 
 
 def _check_holder(
@@ -71,23 +71,23 @@ def _check_holder(
     """Whoever shows a bearer token is its user; any other one has to be shown with a signature."""
     if claims.get("bearer_token") is True:
         if not account.bearer_allowed:
-            raise Refused("account allows no bearer tokens")
+            raise TokenRefused("account allows no bearer tokens")
         return
     signed = nkeys.signature(given.signature)
     if not given.nonce or not nkeys.verify(token.subject, given.nonce.encode(), signed):
-        raise Refused("signature not verified")
+        raise TokenRefused("signature not verified")
 
 
 def _check_place(claims: Mapping[str, Any], given: Credentials) -> None:
     types = claims.get("allowed_connection_types")
     if types and given.connection_type not in {str(one).upper() for one in types}:
-        raise Refused("connection type not allowed")
+        raise TokenRefused("connection type not allowed")
     sources = claims.get("src")
     if sources:
         words = sources.split(",") if isinstance(sources, str) else sources  # version 1, version 2
         networks = [ipaddress.ip_network(word.strip(), strict=False) for word in words]
         if not any(ipaddress.ip_address(given.host) in network for network in networks):
-            raise Refused("address not allowed")
+            raise TokenRefused("address not allowed")
 
 
 def _identity(
@@ -131,7 +131,7 @@ def _end_of_shift(claims: Mapping[str, Any], now: float) -> float:
             end += timedelta(days=1)
         if start < here < end:
             return end.timestamp()
-    raise Refused("not at this time of day")
+    raise TokenRefused("not at this time of day")
 
 
 def _clock(text: str) -> Any:

@@ -24,7 +24,7 @@ from broker.bench.scenarios import (
     measured,
     settle,
 )
-from broker.local import LocalCluster, Node
+from broker.local import LocalCluster, LocalNode
 
 DIRECT_ANSWER = b"Nats-Subject:"
 SMALL_BYTES = 16
@@ -111,7 +111,7 @@ def many_messages(*, messages: int = 10_000_000) -> Run:
     return run
 
 
-def _restart(node: Node, messages: int) -> float:
+def _restart(node: LocalNode, messages: int) -> float:
     """Seconds until the stream says what it holds and a publish is acked."""
     started = time.perf_counter()
     node.start()

@@ -49,7 +49,7 @@ def chaos_run(
     from broker.bench.peers import nats_server_command
     from chaos import disks
     from chaos.checker import Verdict
-    from chaos.kill_rounds import Report, run_kill_rounds
+    from chaos.kill_rounds import KillReport, run_kill_rounds
     from chaos.scenarios import SCENARIOS, Settings, run_scenario
 
     described = {name: text for name, (_, text) in SCENARIOS.items()}
@@ -64,7 +64,7 @@ def chaos_run(
         nodes=nodes, seed=seed, storage=storage,
         command=tuple(nats_server_command()) if nats_server else None,
     )  # fmt: skip
-    verdict: Report | Verdict
+    verdict: KillReport | Verdict
     with end_by_signal():
         if scenario == "kill-rounds":
             verdict = asyncio.run(run_kill_rounds(settings, click.echo))

@@ -22,26 +22,26 @@ import msgspec
 from broker.cluster.consumer_requests.forwarding import (
     CHANNEL_ACKS,
     CHANNEL_ERRANDS,
-    AckErrand,
-    Errand,
-    Errands,
+    ForwardedAcks,
+    ForwardedRequest,
+    RequestForwarder,
 )
-from broker.cluster.limits.account_limits import Tenancy
-from broker.cluster.meta.assignments import META_GROUP, Assignment, Meta
-from broker.cluster.meta.founding import Candidate, Formation, Founding, next_session
+from broker.cluster.limits.account_limits import AccountQuotas
+from broker.cluster.meta.assignments import META_GROUP, Assignment, AssignmentTable
+from broker.cluster.meta.founding import Candidate, Founders, Founding, next_session
 from broker.cluster.meta.meta_group import MetaGroup, eventually
-from broker.cluster.meta.meta_requests import MetaCalls
-from broker.cluster.observe.advisories import Advising
-from broker.cluster.peers.leader_table import NO_LEADER_WITHIN_S, Leaders
+from broker.cluster.meta.meta_requests import MetaRequests
+from broker.cluster.observe.advisories import Advisories
+from broker.cluster.peers.leader_table import NO_LEADER_WITHIN_S, LeaderTable
 from broker.cluster.peers.mesh import Mesh
-from broker.cluster.peers.no_peers import Alone
+from broker.cluster.peers.no_peers import NoPeers
 from broker.cluster.peers.rpc import CallFailed
-from broker.cluster.publish.forwarding import Publishing
+from broker.cluster.publish.forwarding import PublishForwarder
 from broker.cluster.publish.outbox import Outbox
-from broker.cluster.replica.leadership import Leading
+from broker.cluster.replica.leadership import Leadership
 from broker.cluster.replica.membership import Membership
 from broker.cluster.replica.replica import Replica
-from broker.cluster.replica.state_flush import Flushing
+from broker.cluster.replica.state_flush import StateFlush
 from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE, status
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
@@ -52,7 +52,7 @@ from raft.store.log_store import LogStore, StoreTuning
 from raft.transport.transport import Peer, Transport
 
 if TYPE_CHECKING:
-    from broker.cluster.origins.origin_reader import Follower
+    from broker.cluster.origins.origin_reader import OriginReader
     from broker.config.options import JetStreamOptions
     from broker.server.server import Server
 
@@ -86,21 +86,21 @@ class JetStreamNode:
     store: LogStore = field(init=False)
     state_db: StateDb = field(init=False)
     host: Host = field(init=False)
-    flushing: Flushing = field(init=False)
+    flushing: StateFlush = field(init=False)
     meta_group: MetaGroup = field(init=False)
-    meta_calls: MetaCalls = field(init=False)
-    formation: Formation = field(init=False)
-    errands: Errands = field(init=False)
-    advising: Advising = field(init=False)
-    tenancy: Tenancy = field(init=False)
-    publishing: Publishing = field(init=False)
-    leaders: Leaders = field(init=False)
+    meta_calls: MetaRequests = field(init=False)
+    formation: Founders = field(init=False)
+    errands: RequestForwarder = field(init=False)
+    advising: Advisories = field(init=False)
+    tenancy: AccountQuotas = field(init=False)
+    publishing: PublishForwarder = field(init=False)
+    leaders: LeaderTable = field(init=False)
     membership: Membership = field(init=False)
     members: list[NodeId] = field(default_factory=list)
-    followers: dict[int, dict[str, Follower]] = field(default_factory=dict)  # of led streams
+    followers: dict[int, dict[str, OriginReader]] = field(default_factory=dict)  # of led streams
     _names: dict[NodeId, str] = field(default_factory=dict)
     _captures: dict[int, list[Subscription]] = field(default_factory=dict)
-    _watchers: dict[tuple[str, bytes], dict[Leading, None]] = field(default_factory=dict)
+    _watchers: dict[tuple[str, bytes], dict[Leadership, None]] = field(default_factory=dict)
     _epoch_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
 
     @property
@@ -108,7 +108,7 @@ class JetStreamNode:
         return self.mesh.node
 
     @property
-    def meta(self) -> Meta:
+    def meta(self) -> AssignmentTable:
         return self.meta_group.meta
 
     # -- life -----------------------------------------------------------------------------------
@@ -122,11 +122,11 @@ class JetStreamNode:
         )  # fmt: skip
         self.state_db = StateDb(self.store.db, write=self.store.write_state)
         self.store.attach(let_go=self.state_db.let_go, take=self.state_db.take)
-        self.flushing = Flushing(self)
+        self.flushing = StateFlush(self)
         self.host = Host(
             node=self.node,
             store=self.store,
-            transport=self.mesh.transport or cast(Transport, Alone()),
+            transport=self.mesh.transport or cast(Transport, NoPeers()),
             on_recovered=self.flushing.start_over,
         )
         self.meta_group = MetaGroup(
@@ -138,9 +138,9 @@ class JetStreamNode:
             on_leader=lambda leader: self._leader_heard(META_GROUP, leader),
             on_written=self.flushing.wanted.set,
         )
-        self.leaders = Leaders(self.mesh.connected, self._resend)
-        self.meta_calls = MetaCalls(self.node, self.mesh.rpc, self.leaders, self.meta_group)
-        self.errands = Errands(
+        self.leaders = LeaderTable(self.mesh.connected, self._resend)
+        self.meta_calls = MetaRequests(self.node, self.mesh.rpc, self.leaders, self.meta_group)
+        self.errands = RequestForwarder(
             node=self.node,
             leader=self.leader,
             send=self.mesh.send,
@@ -148,12 +148,12 @@ class JetStreamNode:
             take_acks=self._take_acks,
             before_send=self.mesh.interest.flush,
         )
-        self.advising = Advising(self)
-        self.tenancy = Tenancy(self)
-        self.publishing = Publishing(self)
+        self.advising = Advisories(self)
+        self.tenancy = AccountQuotas(self)
+        self.publishing = PublishForwarder(self)
         self.on_replica_leads.append(self.advising.of_leadership)
         self.membership = Membership(self)
-        self.formation = Formation(
+        self.formation = Founders(
             path=directory / "founding.json",
             cluster=self.mesh.cluster,
             name=self.mesh.name,
@@ -339,10 +339,10 @@ class JetStreamNode:
 
     # -- push consumers follow the interest in their deliver subjects ---------------------------
 
-    def watch(self, account: str, subject: bytes, leading: Leading) -> None:
+    def watch(self, account: str, subject: bytes, leading: Leadership) -> None:
         self._watchers.setdefault((account, subject), {})[leading] = None
 
-    def unwatch(self, account: str, subject: bytes, leading: Leading) -> None:
+    def unwatch(self, account: str, subject: bytes, leading: Leadership) -> None:
         watchers = self._watchers.get((account, subject))
         if watchers is not None:
             watchers.pop(leading, None)
@@ -391,7 +391,7 @@ class JetStreamNode:
 
     # -- errands   ------------------------------------------------------------------------------
 
-    def _errand(self, errand: Errand) -> None:
+    def _errand(self, errand: ForwardedRequest) -> None:
         replica = self.replicas.get(errand[0])
         if replica is None:
             return
@@ -400,7 +400,7 @@ class JetStreamNode:
         elif replica.elected:
             self.errands.hold(errand)
 
-    def _take_acks(self, acks: AckErrand) -> None:
+    def _take_acks(self, acks: ForwardedAcks) -> None:
         replica = self.replicas.get(acks[0])
         if replica is None:
             return

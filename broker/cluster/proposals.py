@@ -20,7 +20,7 @@ class LostLeadership(Exception):
 
 
 @dataclass(slots=True)
-class Waiting:
+class Proposals:
     _futures: dict[Index, tuple[Term, asyncio.Future[object]]] = field(default_factory=dict)
 
     def add(self, term: Term, index: Index) -> asyncio.Future[object]:

@@ -17,7 +17,7 @@ from broker.config.apply_operator import apply_operator, apply_preload, apply_re
 from broker.config.apply_websocket import apply_websocket
 from broker.config.draft import Draft
 from broker.config.parser import Item, Map
-from broker.config.report import Report
+from broker.config.report import ConfigReport
 from broker.config.values import BadValue
 
 Setter: TypeAlias = Callable[["_File", str, Item], None]
@@ -29,7 +29,7 @@ class BadConfiguration(Exception):
 
 def apply(tree: Map, draft: Draft, *, path: str) -> None:
     """Write the settings of the file into the draft. Raises BadConfiguration."""
-    file = _File(draft, Report(path))
+    file = _File(draft, ConfigReport(path))
     file.report.block(tree, _TOP, known.TOP, file)
     if file.report.errors:
         raise BadConfiguration("\n".join(file.report.errors))
@@ -40,7 +40,7 @@ class _File:
 
     __slots__ = ("draft", "report")
 
-    def __init__(self, draft: Draft, report: Report) -> None:
+    def __init__(self, draft: Draft, report: ConfigReport) -> None:
         self.draft = draft
         self.report = report
 

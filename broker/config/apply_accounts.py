@@ -17,7 +17,7 @@ from broker.config.apply_auth import permissions, read_users
 from broker.config.draft import Draft
 from broker.config.options import AccountOptions, AccountStore, Export, Import, User
 from broker.config.parser import Item, Map
-from broker.config.report import Report
+from broker.config.report import ConfigReport
 from broker.config.values import BadValue
 from broker.credentials import nkeys
 from broker.subjects import valid_subject
@@ -54,7 +54,7 @@ _STORE = {
 _BYTES_REQUIRED = ("max_stream_bytes", "max_bytes", "max_bytes_required")
 
 
-def apply_accounts(report: Report, draft: Draft, item: Item) -> None:
+def apply_accounts(report: ConfigReport, draft: Draft, item: Item) -> None:
     if isinstance(item.value, list):  # names only
         blocks: Map = {values.text("accounts", one): Item({}, one.line, one.column)
                        for one in item.value}  # fmt: skip
@@ -71,7 +71,7 @@ def apply_accounts(report: Report, draft: Draft, item: Item) -> None:
             _account(report, draft, name, block.value)
 
 
-def _account(report: Report, draft: Draft, name: str, block: Map) -> None:
+def _account(report: ConfigReport, draft: Draft, name: str, block: Map) -> None:
     settings: dict[str, Any] = {}
     users: tuple[User, ...] = ()
     default = None
@@ -103,7 +103,7 @@ def _account(report: Report, draft: Draft, name: str, block: Map) -> None:
 def _nkey(key: str, item: Item) -> dict[str, Any]:
     """An identity that other servers could know the account by; here its name is enough."""
     text = values.text(key, item)
-    if not nkeys.is_public(text, nkeys.Kind.ACCOUNT):
+    if not nkeys.is_public(text, nkeys.KeyKind.ACCOUNT):
         raise BadValue(f'Not a valid public nkey for an account: "{text}"')
     return {}
 
@@ -152,7 +152,7 @@ _READ: dict[str, Callable[[str, Item], dict[str, Any]]] = {
 }
 
 
-def _jetstream(report: Report, item: Item) -> AccountStore | None:
+def _jetstream(report: ConfigReport, item: Item) -> AccountStore | None:
     if isinstance(item.value, bool | str):
         word = str(item.value).lower()
         if word not in ("true", "false", "enabled", "enable", "disabled", "disable"):
@@ -180,7 +180,7 @@ def _jetstream(report: Report, item: Item) -> AccountStore | None:
 # -- exports and imports -----------------------------------------------------------------------
 
 
-def _each(report: Report, key: str, item: Item, read: Any) -> list[Any]:
+def _each(report: ConfigReport, key: str, item: Item, read: Any) -> list[Any]:
     if not isinstance(item.value, list):
         raise BadValue(f"{key.capitalize()} should be an array, got {type(item.value).__name__}")
     found = []
@@ -190,7 +190,7 @@ def _each(report: Report, key: str, item: Item, read: Any) -> list[Any]:
     return found
 
 
-def _export(report: Report, block: Map) -> Export:
+def _export(report: ConfigReport, block: Map) -> Export:
     settings: dict[str, Any] = {}
     for raw, item in block.items():
         key = raw.lower()
@@ -223,7 +223,7 @@ def _many_answers(word: str) -> bool:
     return kinds[word.lower()]
 
 
-def _import(report: Report, block: Map) -> Import:
+def _import(report: ConfigReport, block: Map) -> Import:
     settings: dict[str, Any] = {}
     words: dict[str, str] = {}
     for raw, item in block.items():
@@ -254,7 +254,7 @@ def _import(report: Report, block: Map) -> Import:
     return Import(**settings, local=_subject(local))
 
 
-def _source(report: Report, key: str, item: Item) -> tuple[str, str]:
+def _source(report: ConfigReport, key: str, item: Item) -> tuple[str, str]:
     found: dict[str, str] = {}
     for raw, inner in _map(key, item).items():
         name = raw.lower()

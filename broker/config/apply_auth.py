@@ -12,7 +12,7 @@ from broker.config import known_keys as known
 from broker.config import values
 from broker.config.options import Permissions, ResponseRules, SubjectRules, User
 from broker.config.parser import Item, Map
-from broker.config.report import Report
+from broker.config.report import ConfigReport
 from broker.config.values import BadValue
 from broker.credentials import nkeys
 from broker.subjects import valid_subject
@@ -23,7 +23,7 @@ CONNECTION_TYPES = frozenset(
 _PERMISSIONS = ("permission", "permissions", "authorization")
 
 
-def apply_authorization(report: Report, settings: dict[str, Any], block: Map) -> None:
+def apply_authorization(report: ConfigReport, settings: dict[str, Any], block: Map) -> None:
     for raw, item in block.items():
         key = raw.lower()
         with report.at(item):
@@ -43,7 +43,7 @@ def apply_authorization(report: Report, settings: dict[str, Any], block: Map) ->
                 report.refuse(raw, item, known.AUTHORIZATION)
 
 
-def read_users(report: Report, item: Item) -> tuple[User, ...]:
+def read_users(report: ConfigReport, item: Item) -> tuple[User, ...]:
     if not isinstance(item.value, list):
         raise BadValue("Expected users field to be an array")
     found: list[User] = []
@@ -53,7 +53,7 @@ def read_users(report: Report, item: Item) -> tuple[User, ...]:
     return tuple(found)
 
 
-def _user(report: Report, block: Map) -> User:
+def _user(report: ConfigReport, block: Map) -> User:
     settings: dict[str, Any] = {}
     for raw, item in block.items():
         key = raw.lower()
@@ -78,7 +78,7 @@ def _user(report: Report, block: Map) -> User:
 
 
 def _nkey_user(public: str, settings: dict[str, Any]) -> dict[str, Any]:
-    if not nkeys.is_public(public, nkeys.Kind.USER):
+    if not nkeys.is_public(public, nkeys.KeyKind.USER):
         raise BadValue("Not a valid public nkey for a user")
     if settings.get("name") or settings.get("password"):
         raise BadValue("Nkey users do not take usernames or passwords")

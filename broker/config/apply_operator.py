@@ -16,7 +16,7 @@ from broker.config.options import AccountClaims
 from broker.config.parser import Item
 from broker.config.values import BadValue
 from broker.credentials import jwt, nkeys
-from broker.credentials.nkeys import Kind
+from broker.credentials.nkeys import KeyKind
 
 _MEMORY = re.compile(r"\s*mem(ory)?\s*", re.IGNORECASE)
 _URL = re.compile(r"\s*url\(", re.IGNORECASE)
@@ -81,7 +81,7 @@ def settle(draft: Draft) -> dict[str, AccountClaims]:
         strict = operator.claims.get("strict_signing_key_usage", False)
         keys = operator.claims.get("signing_keys") or []
         for signer in [*keys, *([] if strict else [operator.subject])]:
-            if nkeys.is_public(signer, Kind.OPERATOR):
+            if nkeys.is_public(signer, KeyKind.OPERATOR):
                 trusted.add(signer)
         system = operator.claims.get("system_account")
         if system:

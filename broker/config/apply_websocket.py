@@ -14,7 +14,7 @@ from broker.config import known_keys as known
 from broker.config import values
 from broker.config.options import Authorization, WebSocketOptions
 from broker.config.parser import Item, Map
-from broker.config.report import Report
+from broker.config.report import ConfigReport
 from broker.config.values import BadValue
 
 TLS_MISSING = "websocket requires TLS configuration"
@@ -90,7 +90,10 @@ _AUTHORIZATION: dict[str, tuple[str, Callable[[str, Item], object]]] = {
 
 
 def apply_websocket(
-    report: Report, settings: dict[str, Any], item: Item, read_tls: Callable[[Map], dict[str, Any]]
+    report: ConfigReport,
+    settings: dict[str, Any],
+    item: Item,
+    read_tls: Callable[[Map], dict[str, Any]],
 ) -> None:
     for raw, inner in _map("websocket", item).items():
         key = raw.lower()
@@ -109,7 +112,7 @@ def apply_websocket(
                 report.refuse(raw, inner, frozenset())
 
 
-def _authorization(report: Report, settings: dict[str, Any], block: Map) -> None:
+def _authorization(report: ConfigReport, settings: dict[str, Any], block: Map) -> None:
     for raw, inner in block.items():
         with report.at(inner):
             if raw.lower() in _AUTHORIZATION:

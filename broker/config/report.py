@@ -16,7 +16,7 @@ from broker.config.values import BadValue
 Target = TypeVar("Target")
 
 
-class Report:
+class ConfigReport:
     """All faults of one file, in the order they stand there."""
 
     __slots__ = ("_path", "errors")

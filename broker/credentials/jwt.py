@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from broker.credentials import nkeys
-from broker.credentials.nkeys import Kind
+from broker.credentials.nkeys import KeyKind
 
 ALGORITHMS = {"ed25519": 1, "ed25519-nkey": 2}
 # Who may sign what: the kinds of keys behind `iss` and `sub`.
-ISSUERS = {"operator": Kind.OPERATOR, "account": Kind.OPERATOR, "user": Kind.ACCOUNT}
-SUBJECTS = {"operator": Kind.OPERATOR, "account": Kind.ACCOUNT, "user": Kind.USER}
+ISSUERS = {"operator": KeyKind.OPERATOR, "account": KeyKind.OPERATOR, "user": KeyKind.ACCOUNT}
+SUBJECTS = {"operator": KeyKind.OPERATOR, "account": KeyKind.ACCOUNT, "user": KeyKind.USER}
 
 
 class BadToken(Exception):

@@ -15,7 +15,7 @@ TEXT_CHARS = 56
 SIGNATURE_BYTES = 64
 
 
-class Kind(IntEnum):
+class KeyKind(IntEnum):
     """What a key stands for: the byte that gives its text the first letter."""
 
     OPERATOR = 0x70  # O
@@ -39,13 +39,13 @@ def crc16(data: bytes) -> int:
     return crc
 
 
-def encode(kind: Kind, key: bytes) -> str:
+def encode(kind: KeyKind, key: bytes) -> str:
     assert len(key) == KEY_BYTES
     body = bytes((kind,)) + key
     return base64.b32encode(body + crc16(body).to_bytes(2, "little")).decode().rstrip("=")
 
 
-def decode(text: str) -> tuple[Kind, bytes]:
+def decode(text: str) -> tuple[KeyKind, bytes]:
     """The kind and the 32 bytes of a public key. Raises BadKey."""
     if len(text) != TEXT_CHARS:
         raise BadKey(f"a public key has {TEXT_CHARS} characters")
@@ -57,12 +57,12 @@ def decode(text: str) -> tuple[Kind, bytes]:
     if crc16(body).to_bytes(2, "little") != checksum:
         raise BadKey("the checksum does not fit")
     try:
-        return Kind(body[0]), body[1:]
+        return KeyKind(body[0]), body[1:]
     except ValueError as error:
         raise BadKey("no kind of public key begins like this") from error
 
 
-def is_public(text: str, *kinds: Kind) -> bool:
+def is_public(text: str, *kinds: KeyKind) -> bool:
     """Is it the text of a public key of one of these kinds?"""
     try:
         return decode(text)[0] in kinds

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from broker.scan.columns import BlockColumns, read_columns
-from broker.scan.link import Endpoint, Link, Login, LoginRefused, parse_endpoint
+from broker.scan.link import Login, LoginRefused, ReplicaAddress, ScanLink, parse_endpoint
 from broker.scan.protocol import (
     RETRIABLE,
     PlanRefused,
@@ -34,9 +34,9 @@ PAUSE_MAX_S: Final = 2.0
 
 __all__ = [
     "DataLost",
-    "Endpoint",
     "Login",
     "Planner",
+    "ReplicaAddress",
     "ScanFailed",
     "ScanRange",
     "Slice",
@@ -54,7 +54,7 @@ class ScanRange:
     id: str
     first: int
     last: int
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[ReplicaAddress, ...]
     subjects: tuple[str, ...] = ()
 
 
@@ -141,10 +141,15 @@ def read_range(
 
 
 def _from_replica(
-    endpoint: Endpoint, wanted: ScanRange, login: Login, *, fail_on_data_loss: bool, verify: bool
+    endpoint: ReplicaAddress,
+    wanted: ScanRange,
+    login: Login,
+    *,
+    fail_on_data_loss: bool,
+    verify: bool,
 ) -> Iterator[Slice]:
     """One attempt at one replica: ends normally only when it has sent the whole range."""
-    with Link(endpoint, login) as link:
+    with ScanLink(endpoint, login) as link:
         scan = link.scan(_request(wanted))
         cursor = _skip_lost(wanted, scan.head.first_seq, fail=fail_on_data_loss)
         for raw in scan.blocks():
@@ -163,7 +168,7 @@ class Planner:
 
     def __init__(
         self,
-        servers: Sequence[Endpoint],
+        servers: Sequence[ReplicaAddress],
         login: Login,
         *,
         pause: Callable[[float], None] = time.sleep,
@@ -171,7 +176,7 @@ class Planner:
         self._servers = tuple(servers)
         self._login = login
         self._pause = pause
-        self._link: Link | None = None
+        self._link: ScanLink | None = None
         self._next = 0
 
     def plan(self, stream: str) -> ScanPlan:
@@ -182,7 +187,7 @@ class Planner:
                 endpoint = self._servers[self._next % len(self._servers)]
                 try:
                     if self._link is None:
-                        self._link = Link(endpoint, self._login)
+                        self._link = ScanLink(endpoint, self._login)
                     return self._link.plan(stream)
                 except LoginRefused:
                     self.close()
@@ -205,7 +210,7 @@ class Planner:
             self._link = None
 
 
-def endpoints_of(servers: str) -> tuple[Endpoint, ...]:
+def endpoints_of(servers: str) -> tuple[ReplicaAddress, ...]:
     """The comma-separated addresses of the `servers` option."""
     found = tuple(parse_endpoint(part.strip()) for part in servers.split(",") if part.strip())
     if not found:

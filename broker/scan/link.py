@@ -40,7 +40,7 @@ RECEIVE_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ReplicaAddress:
     host: str
     port: int
 
@@ -65,12 +65,12 @@ class LoginRefused(ScanProtocolError):
     """Wrong user, password or token: another replica would say the same."""
 
 
-def parse_endpoint(text: str) -> Endpoint:
+def parse_endpoint(text: str) -> ReplicaAddress:
     """host, host:port, nats://host:port, tls://host:port."""
     parts = urlsplit(text if "://" in text else f"nats://{text}")
     if parts.scheme not in {"nats", "tls"} or not parts.hostname:
         raise ValueError(f"{text!r} is no server address: write host:port or nats://host:port")
-    return Endpoint(parts.hostname, parts.port or DEFAULT_PORT)
+    return ReplicaAddress(parts.hostname, parts.port or DEFAULT_PORT)
 
 
 def login_of(servers: str) -> tuple[str, str, bool]:
@@ -80,10 +80,10 @@ def login_of(servers: str) -> tuple[str, str, bool]:
     return unquote(parts.username or ""), unquote(parts.password or ""), parts.scheme == "tls"
 
 
-class Link:
+class ScanLink:
     """Logged in after construction. Not thread-safe; one plan or one scan at a time."""
 
-    def __init__(self, endpoint: Endpoint, login: Login) -> None:
+    def __init__(self, endpoint: ReplicaAddress, login: Login) -> None:
         self._endpoint = endpoint
         self._received = bytearray()
         self._inbox = f"_INBOX.{os.urandom(12).hex()}"
@@ -224,7 +224,7 @@ class Link:
 class Scan:
     """A scan that has begun: the head is here, blocks() brings the rest."""
 
-    def __init__(self, link: Link, head: ScanHead) -> None:
+    def __init__(self, link: ScanLink, head: ScanHead) -> None:
         self._link = link
         self.head = head
         self.end: ScanEnd | None = None  # known when blocks() has ended

@@ -21,7 +21,7 @@ from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.accounts.authentication import Authenticator
 from broker.config.options import JETRAFT_VERSION, VERSION, Options
 from broker.monitor.documents.documents import Documents
-from broker.monitor.system.server_summary import About
+from broker.monitor.system.server_summary import ServerSummary
 from broker.monitor.system.system_account import SystemAccount
 from broker.monitor.system.user_info import UserInfo
 from broker.server.client import listener
@@ -29,13 +29,13 @@ from broker.server.client.close_reason import Reason
 from broker.server.client.connection import Connection
 from broker.server.client.connection_record import ConnectionRecord
 from broker.server.client.info import base_info
-from broker.server.client.listener_profile import Entrance
+from broker.server.client.listener_profile import ListenerProfile
 from broker.server.client.tls import load_context
 from broker.server.process import pid_files as files
 from broker.server.process.log import logger
 from broker.server.process.loop_lag import LoopLag
 from broker.server.process.server_id import server_id
-from broker.server.routing.fair_queue import Turns
+from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.imports import join_accounts
 from broker.server.routing.router import Router
 from broker.server.services import Document, JetStreamRuntime, StartFailed
@@ -43,8 +43,8 @@ from broker.server.tracing.tracing import Tracing
 
 if TYPE_CHECKING:
     from broker.monitor.http_server import Monitor
-    from broker.server.client.internal_client import Insider
-    from broker.server.client.websocket_listener import WebSocketDoor
+    from broker.server.client.internal_client import InternalClient
+    from broker.server.client.websocket_listener import WebSocketListener
 
 DEFAULT_AUTH_SECONDS = 2.0
 PEER_WAIT_SECONDS = 0.5  # the ports file waits this long for a first peer, if routes are given
@@ -76,7 +76,7 @@ class Server:
         self.id = server_id()
         self.name = options.server_name or self.id
         self.accounts: dict[str, Account] = {}
-        self.about = About(self)
+        self.about = ServerSummary(self)
         self.documents = Documents(self)
         self.system = SystemAccount(self, self.documents)
         self.reload: Callable[[], None] = _nothing_to_reload  # raises ValueError
@@ -84,16 +84,16 @@ class Server:
         for name in (GLOBAL_ACCOUNT, options.system_account):
             self.account(name)
         self.router = Router()
-        self.turns = Turns()
+        self.turns = FairQueue()
         join_accounts(self)
         self.tracing = Tracing(self)
         self.connections: dict[int, Connection] = {}
-        self.insiders: set[Insider] = set()  # connections of our own, that count as none
+        self.insiders: set[InternalClient] = set()  # connections of our own, that count as none
         self.history: deque[ConnectionRecord] = deque(maxlen=options.limits.max_closed_clients)
         self.counters = Counters()
         self.authenticator = Authenticator(options.authorization)
-        self._entrance = Entrance(self)
-        self.door: WebSocketDoor | None = None
+        self._entrance = ListenerProfile(self)
+        self.door: WebSocketListener | None = None
         self.tls_context: ssl.SSLContext | None = None
         self.started = time.time()
         self.config_loaded = self.started
@@ -304,10 +304,10 @@ class Server:
     def _bind_door(self) -> None:
         if self.options.websocket is not None:
             from broker.server.client.websocket_listener import (
-                WebSocketDoor,  # only where it is wanted
+                WebSocketListener,  # only where it is wanted
             )
 
-            self.door = WebSocketDoor(self, self.options.websocket)
+            self.door = WebSocketListener(self, self.options.websocket)
             self.door.bind()
 
     async def _listen(self, sock: socket.socket) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from broker.scan.client import Endpoint, ScanRange, parse_endpoint
+from broker.scan.client import ReplicaAddress, ScanRange, parse_endpoint
 from broker.scan.protocol import PlanReplica, ScanPlan
 from broker.spark.options import ReadFrom, SourceOptions
 
@@ -94,8 +94,8 @@ def preferred(
     last: int,
     turn: int,
     read_from: ReadFrom,
-    fallback: Sequence[Endpoint],
-) -> tuple[Endpoint, ...]:
+    fallback: Sequence[ReplicaAddress],
+) -> tuple[ReplicaAddress, ...]:
     """Replicas in the order to try them; partitions start at different ones, by turn.
 
     The user's own servers come last: an advertised address may not be reachable from here, and a

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from broker.scan.client import Endpoint, Login, endpoints_of
+from broker.scan.client import Login, ReplicaAddress, endpoints_of
 from broker.scan.link import login_of
 
 DEFAULT_RECORDS_PER_PARTITION: Final = 500_000  # a task costs Spark some 30 ms whatever it reads
@@ -49,7 +49,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    servers: tuple[Endpoint, ...]
+    servers: tuple[ReplicaAddress, ...]
     stream: str
     login: Login
     subjects: tuple[str, ...]
@@ -99,7 +99,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
-def _endpoints(servers: str) -> tuple[Endpoint, ...]:
+def _endpoints(servers: str) -> tuple[ReplicaAddress, ...]:
     try:
         return endpoints_of(servers)
     except ValueError as error:

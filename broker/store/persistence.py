@@ -25,7 +25,7 @@ from broker.store.segments import (
     SEAL_BYTES,
     SEAL_ROWS,
     Segment,
-    Summary,
+    SegmentSummary,
     View,
 )
 
@@ -64,7 +64,7 @@ class SegmentImage(msgspec.Struct, array_like=True, frozen=True):
     deadlines: list[int] = []
 
 
-_summary: Final = msgspec.msgpack.Decoder(Summary)
+_summary: Final = msgspec.msgpack.Decoder(SegmentSummary)
 _deletes: Final = msgspec.msgpack.Decoder(Deletes)
 _segment_image: Final = msgspec.msgpack.Decoder(SegmentImage)
 
@@ -275,7 +275,7 @@ def _raw(store: MessageStore, segment: Segment) -> bytes:
     return bytes(rows.raw)
 
 
-def _summarise(store: MessageStore, segment: Segment) -> Summary:
+def _summarise(store: MessageStore, segment: Segment) -> SegmentSummary:
     view = store.segments.view(segment)
     subjects = store.segments.subjects(segment)
     if segment.live == segment.rows:
@@ -292,7 +292,7 @@ def _summarise(store: MessageStore, segment: Segment) -> Summary:
             subject: [count, seq(low) - first, seq(high) - first]
             for subject, (count, low, high) in subjects.items()
         }
-    return Summary(
+    return SegmentSummary(
         segment.last_seq,
         segment.rows,
         segment.nbytes,
@@ -315,7 +315,7 @@ def _apply_deletes(segment: Segment, deletes: Deletes) -> None:
     segment.deleted = BitMap64.deserialize(deletes.deleted) if deletes.deleted else None
 
 
-def _index(store: MessageStore, segment: Segment, summary: Summary | None) -> None:
+def _index(store: MessageStore, segment: Segment, summary: SegmentSummary | None) -> None:
     """Tell the subject index of a loaded segment; its block is read only where rows are gone."""
     home = segment.first_seq
     added = store.index.added

@@ -33,7 +33,7 @@ Run = tuple[bytes, int, int]  # subject, start row, row behind the last
 Subjects = dict[bytes, list[int]]  # subject -> [rows, first row, last row]
 
 
-class Summary(msgspec.Struct, array_like=True, frozen=True):
+class SegmentSummary(msgspec.Struct, array_like=True, frozen=True):
     """What is known of a block without reading it."""
 
     last_seq: int
@@ -277,7 +277,7 @@ class Segments:
         raw = self.files.get(SUMMARY, segment.first_seq)
         if raw is None:
             raise BlockDamaged(f"the summary of sequence {segment.first_seq} is missing")
-        return msgspec.msgpack.decode(raw, type=Summary).subjects
+        return msgspec.msgpack.decode(raw, type=SegmentSummary).subjects
 
     def may_hold(self, segment: Segment, wanted: SubjectFilter) -> bool:
         """False only when no row of the segment can match."""

@@ -10,15 +10,22 @@ from broker.subjects.grammar import (
     valid_subject,
 )
 from broker.subjects.patterns import Patterns
-from broker.subjects.subscription import BulkService, Origin, Sink, SinkKind, Subscription, Tenant
+from broker.subjects.subscription import (
+    BulkService,
+    PublishingConnection,
+    Sink,
+    SinkKind,
+    Subscription,
+    Tenant,
+)
 from broker.subjects.tree import NO_MATCH, Match, SubjectTree, TreeStatistics
 
 __all__ = [
     "NO_MATCH",
     "BulkService",
     "Match",
-    "Origin",
     "Patterns",
+    "PublishingConnection",
     "Sink",
     "SinkKind",
     "SubjectTree",

@@ -28,7 +28,7 @@ class Tenant(Protocol):
     def name(self) -> str: ...
 
 
-class Origin(Protocol):
+class PublishingConnection(Protocol):
     """The connection a publish came from, as a sink sees it."""
 
     cid: int
@@ -52,7 +52,12 @@ class Sink(Protocol):
         """Queue one message."""
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         """Queue the messages start..stop of the run. Services get one subject at a time: the
         answer must hold for all of the messages."""
@@ -62,9 +67,15 @@ class BulkService(Sink, Protocol):
     """A service that takes in bulk what clients send most."""
 
     def deliver_gets(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None, *,
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
+        *,
         deadline: float,
-    ) -> tuple[int, list[int]]:  # fmt: skip
+    ) -> tuple[int, list[int]]:
         """Requests for stored messages, of any subjects, until the clock shows `deadline`, but
         one at least. Returns the row it came to, and the rows before it that nobody serves."""
 

@@ -23,7 +23,7 @@ DEFLATE = "permessage-deflate"
 DEFLATE_ANSWER = f"{DEFLATE}; server_no_context_takeover; client_no_context_takeover"
 
 
-class Refused(Exception):
+class UpgradeRefused(Exception):
     """No upgrade; str() is the reason, `response()` what the peer is told."""
 
     def __init__(self, reason: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
@@ -78,13 +78,13 @@ class _Request:
         line, *rest = head.decode("latin-1").split("\r\n")
         words = line.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            raise Refused("malformed request line")
+            raise UpgradeRefused("malformed request line")
         self.method, self.path, _ = words
         self.headers: dict[str, list[str]] = {}
         for one in rest:
             name, colon, value = one.partition(":")
             if not colon or not name or name != name.strip():
-                raise Refused("malformed header line")
+                raise UpgradeRefused("malformed header line")
             self.headers.setdefault(name.lower(), []).append(value.strip())
 
     def first(self, name: str) -> str:
@@ -99,17 +99,17 @@ def upgrade(head: bytes, terms: Terms) -> Upgrade:
     """The head without its empty line. Raises Refused."""
     request = _Request(head)
     if request.method != "GET":
-        raise Refused("request method must be GET", HTTPStatus.METHOD_NOT_ALLOWED)
+        raise UpgradeRefused("request method must be GET", HTTPStatus.METHOD_NOT_ALLOWED)
     if not request.first("host"):
-        raise Refused("'Host' missing in request")
+        raise UpgradeRefused("'Host' missing in request")
     if "websocket" not in request.words("upgrade"):
-        raise Refused("invalid value for header 'Upgrade'")
+        raise UpgradeRefused("invalid value for header 'Upgrade'")
     if "upgrade" not in request.words("connection"):
-        raise Refused("invalid value for header 'Connection'")
+        raise UpgradeRefused("invalid value for header 'Connection'")
     key = request.first("sec-websocket-key")
     _check_key(key)
     if "13" not in request.words("sec-websocket-version"):
-        raise Refused("invalid version")
+        raise UpgradeRefused("invalid version")
     _check_origin(request, terms)
     compression = terms.compression and _offers_deflate(request)
     unmasked = request.first(NO_MASKING) == "true"
@@ -130,13 +130,13 @@ def accept_key(key: str) -> str:
 
 def _check_key(key: str) -> None:
     if not key:
-        raise Refused("key missing")
+        raise UpgradeRefused("key missing")
     try:
         size = len(b64decode(key.encode("latin-1"), validate=True))
     except NotBase64:
         size = 0
     if size != KEY_SIZE:
-        raise Refused("invalid websocket key")
+        raise UpgradeRefused("invalid websocket key")
 
 
 def _offers_deflate(request: _Request) -> bool:
@@ -182,11 +182,11 @@ def _check_origin(request: _Request, terms: Terms) -> None:
         origin = parse_origin(text)
         here = parse_origin(f"{'https' if terms.secure else 'http'}://{request.first('host')}")
     except ValueError as error:
-        raise Refused(f"origin not allowed: {error}", HTTPStatus.FORBIDDEN) from error
+        raise UpgradeRefused(f"origin not allowed: {error}", HTTPStatus.FORBIDDEN) from error
     if terms.same_origin and origin[1:] != here[1:]:
-        raise Refused("origin not allowed: not same origin", HTTPStatus.FORBIDDEN)
+        raise UpgradeRefused("origin not allowed: not same origin", HTTPStatus.FORBIDDEN)
     if terms.origins and origin not in terms.origins:
-        raise Refused("origin not allowed: not in the allowed list", HTTPStatus.FORBIDDEN)
+        raise UpgradeRefused("origin not allowed: not in the allowed list", HTTPStatus.FORBIDDEN)
 
 
 # -- what it tells of the client -----------------------------------------------------------------

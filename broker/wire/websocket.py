@@ -32,7 +32,7 @@ class Opcode(IntEnum):
     PONG = 10
 
 
-class Status(IntEnum):
+class CloseStatus(IntEnum):
     """Why a connection is closed, as close frames say it."""
 
     NORMAL = 1000
@@ -47,7 +47,7 @@ class Status(IntEnum):
 class FrameViolation(Exception):
     """The peer broke the framing; nothing it sends after that is read."""
 
-    def __init__(self, text: str, status: Status = Status.PROTOCOL_ERROR) -> None:
+    def __init__(self, text: str, status: CloseStatus = CloseStatus.PROTOCOL_ERROR) -> None:
         super().__init__(text)
         self.status = status
 
@@ -199,11 +199,11 @@ class FrameReader:
             part = inflater.decompress(packed, PIECE_SIZE)
         except zlib.error as error:
             text = "invalid compressed data"
-            raise FrameViolation(text, Status.INVALID_DATA) from error
+            raise FrameViolation(text, CloseStatus.INVALID_DATA) from error
         tail = inflater.unconsumed_tail
         self._budget -= len(packed) - len(tail) + len(part)
         if self._budget < 0:
-            raise FrameViolation("message too big", Status.TOO_BIG)
+            raise FrameViolation("message too big", CloseStatus.TOO_BIG)
         # The flush mark is taken last, so that nothing can be left inside when a message ends.
         self._waiting = tail or None
         if not tail and self._end and not self._left:
@@ -308,7 +308,7 @@ def _close_answer(payload: bytes) -> bytes:
     try:
         payload[2:].decode()
     except UnicodeDecodeError:
-        return close_frame(Status.INVALID_DATA, "invalid utf8 body in close frame")
+        return close_frame(CloseStatus.INVALID_DATA, "invalid utf8 body in close frame")
     return control_frame(Opcode.CLOSE, payload)
 
 

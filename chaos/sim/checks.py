@@ -21,7 +21,7 @@ from raft.types import Index, Members, NodeId, Role, Term
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
-    from chaos.sim.node import Node
+    from chaos.sim.node import SimNode
 
 
 class Violation(Exception):
@@ -61,12 +61,12 @@ class Checks:
     def count(self, event: str) -> None:
         self.counters[event] += 1
 
-    def started(self, node: Node) -> None:
+    def started(self, node: SimNode) -> None:
         core = node.core
         self._seen[node.id] = Seen(core.term, Index(0), core.role)
         self.observe(node)
 
-    def observe(self, node: Node) -> None:
+    def observe(self, node: SimNode) -> None:
         """After every step of a node."""
         core = node.core
         seen = self._seen[node.id]
@@ -91,13 +91,13 @@ class Checks:
         if known != node:
             raise Violation(f"election safety: {known} and {node} both lead term {term}")
 
-    def _check_completeness(self, node: Node) -> None:
+    def _check_completeness(self, node: SimNode) -> None:
         """Leader completeness: a new leader holds all that earlier leaders committed."""
         held = bisect_left(self._committed_in, node.core.term)
         if held:
             self._check_holds(node, self.ledger[held - 1])
 
-    def _check_holds(self, node: Node, committed: Committed) -> None:
+    def _check_holds(self, node: SimNode, committed: Committed) -> None:
         index, term = committed.entry.index, committed.entry.term
         core = node.core
         if index > core.log.snapshot().index and core.log.term(index) != term:
@@ -106,7 +106,7 @@ class Checks:
                 f"term {term}, committed in term {committed.committed_in}"
             )
 
-    def sent(self, node: Node, message: Message) -> None:
+    def sent(self, node: SimNode, message: Message) -> None:
         """A message leaves: is what it promises on disk, and promised to one only?"""
         kind = message.kind
         if kind in (MessageKind.APPEND, MessageKind.HEARTBEAT):
@@ -130,14 +130,14 @@ class Checks:
                     f"{message.term}, whose log ends before its own"
                 )
 
-    def takes(self, node: Node, message: Message) -> None:
+    def takes(self, node: SimNode, message: Message) -> None:
         """Thesis 9.6: a pre-vote tells a candidate that its log would do."""
         if message.kind == MessageKind.PRE_VOTE:
             log = node.core.log
             if (message.log_term, message.index) >= (log.last_term, log.last_index):
                 self._pre_votes.add((node.id, message.sender, message.term))
 
-    def _voted(self, node: Node, term: Term, candidate: NodeId) -> None:
+    def _voted(self, node: SimNode, term: Term, candidate: NodeId) -> None:
         known = self._votes.setdefault((node.id, term), candidate)
         if known != candidate:
             raise Violation(
@@ -152,7 +152,7 @@ class Checks:
 
     # -- logs
 
-    def wrote(self, node: Node, entries: list[Entry]) -> None:
+    def wrote(self, node: SimNode, entries: list[Entry]) -> None:
         """Log matching, by induction: index and term fix the content and the term before."""
         if not entries:
             return
@@ -166,7 +166,7 @@ class Checks:
                 )
             before = entry.term
 
-    def _check_commit(self, node: Node, old: Index, new: Index) -> None:
+    def _check_commit(self, node: SimNode, old: Index, new: Index) -> None:
         core = node.core
         ledger = self.ledger
         start = max(old, core.log.snapshot().index)
@@ -197,7 +197,7 @@ class Checks:
         ):
             raise Violation(f"exactly once: {entry.data[:12]!r} is committed a second time")
 
-    def _check_durable(self, node: Node, committed: Committed) -> None:
+    def _check_durable(self, node: SimNode, committed: Committed) -> None:
         """A fresh commit must survive anything: a majority has it on disk, and nobody who lacks
         it could still win an election over the disks as they are."""
         cluster = self._cluster
@@ -237,7 +237,7 @@ class Checks:
 
     # -- machines and clients
 
-    def applied(self, node: Node, entry: Entry) -> None:
+    def applied(self, node: SimNode, entry: Entry) -> None:
         index = entry.index
         if index > len(self.ledger):
             raise Violation(f"state machine safety: {node.id} applies {index}, not committed")
@@ -249,19 +249,19 @@ class Checks:
             )
         self.installed(node)
 
-    def installed(self, node: Node) -> None:
+    def installed(self, node: SimNode) -> None:
         """The machine stands at an index: all machines that stood there look the same."""
         state = node.state
         if self._digests.setdefault(state.index, state.digest) != state.digest:
             raise Violation(f"state machine safety: {node.id} differs at index {state.index}")
 
-    def acknowledged(self, node: Node, name: bytes, entry: Entry) -> None:
+    def acknowledged(self, node: SimNode, name: bytes, entry: Entry) -> None:
         if entry.data != name:
             raise Violation(f"{node.id} acknowledges {name[:12]!r} for another entry")
         self._acknowledged[name] = entry.index
         self.count("acknowledged")
 
-    def read(self, node: Node, committed: int) -> None:
+    def read(self, node: SimNode, committed: int) -> None:
         """A read is answered from the machine as it is; so much was committed when it began."""
         self.count("reads")
         if node.state.index < committed:

@@ -12,8 +12,8 @@ from chaos.sim.checks import Checks, Violation
 from chaos.sim.faults import Faults
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.network import Network
-from chaos.sim.node import Node
-from chaos.sim.schedule import MS, Schedule, dice
+from chaos.sim.node import SimNode
+from chaos.sim.schedule import MS, EventQueue, dice
 from raft.core.messages import Message
 from raft.core.raft_core import RaftCore
 from raft.types import Members, NodeId, NotLeader
@@ -24,7 +24,7 @@ SETTLE_COMMITS = 3
 class Cluster:
     def __init__(self, seed: int, faults: Faults, *, trace: list[str] | None) -> None:
         self.faults = faults
-        self.schedule = Schedule()
+        self.schedule = EventQueue()
         self.network = Network(self.schedule, faults, dice(seed, "network"))
         self.calm = False
         self.tracing = trace is not None
@@ -40,7 +40,7 @@ class Cluster:
         clocks = dice(seed, "clocks")
         skew = faults.clock_skew
         self.nodes = {
-            node: Node(
+            node: SimNode(
                 self, node, dice(seed, f"node {node}"), rate=clocks.uniform(1 - skew, 1 + skew)
             )
             for node in (*self.voters, *self.learners, *spares)
@@ -75,7 +75,7 @@ class Cluster:
                 raise Violation(f"no progress to {goal} in peace: {standing}")
             self.schedule.step()
 
-    def _level(self, running: list[Node], goal: int) -> bool:
+    def _level(self, running: list[SimNode], goal: int) -> bool:
         """Whether the members, as the newest leader names them, have all come to the goal, and
         no change of members hangs."""
         leaders = [node for node in running if node.leads]
@@ -120,7 +120,7 @@ class Cluster:
 
     # -- between the nodes
 
-    def send(self, sender: Node, message: Message) -> None:
+    def send(self, sender: SimNode, message: Message) -> None:
         self.checks.sent(sender, message)
         receiver = self.nodes[message.to]
         if not self.network.send(sender.id, message.to, receiver.deliver, message):

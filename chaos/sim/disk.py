@@ -83,7 +83,7 @@ class Write:
         return Write(self.hard_state, self.entries[:kept], None, None)
 
 
-class Disk:
+class SimDisk:
     """Live image, durable image, and the writes between them."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from raft.types import ChangeRefused, NotLeader, Role
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
-    from chaos.sim.node import Node
+    from chaos.sim.node import SimNode
 
 
 class Nemesis:
@@ -65,20 +65,20 @@ class Nemesis:
 
     # -- whom
 
-    def _someone(self) -> Node:
+    def _someone(self) -> SimNode:
         return self._luck.choice(list(self._cluster.nodes.values()))
 
-    def _leader(self) -> Node:
+    def _leader(self) -> SimNode:
         """The newest leader, or anyone when there is none."""
         leaders = [node for node in self._cluster.nodes.values() if node.leads]
         return max(leaders, key=lambda node: node.core.term) if leaders else self._someone()
 
-    def _others(self, node: Node) -> list[Node]:
+    def _others(self, node: SimNode) -> list[SimNode]:
         return [other for other in self._cluster.nodes.values() if other is not node]
 
     # -- crashes
 
-    def _crash(self, node: Node) -> None:
+    def _crash(self, node: SimNode) -> None:
         if not node.up or (self._cluster.faults.memory_only and not self._may_lose_log()):
             return
         lost = node.crash()
@@ -122,7 +122,7 @@ class Nemesis:
             self._cluster.checks.count("bit flips")
             self._cluster.trace(node.id, "disk flips", f"a bit of entry {index}")
 
-    def _restart(self, node: Node) -> None:
+    def _restart(self, node: SimNode) -> None:
         if self._active and not node.up:
             self._cluster.trace(node.id, "restarts", "")
             node.start()
@@ -144,7 +144,7 @@ class Nemesis:
 
     # -- cuts
 
-    def _cut(self, senders: list[Node], receivers: list[Node], *, both: bool) -> None:
+    def _cut(self, senders: list[SimNode], receivers: list[SimNode], *, both: bool) -> None:
         network = self._cluster.network
         left, right = [node.id for node in senders], [node.id for node in receivers]
         network.cut(left, right)
@@ -195,7 +195,7 @@ class Nemesis:
 
     # -- pauses, wishes, slowness
 
-    def _pause(self, node: Node) -> None:
+    def _pause(self, node: SimNode) -> None:
         if not node.up or node.paused:
             return
         node.pause()
@@ -204,7 +204,7 @@ class Nemesis:
         delay = self._luck.choice((100 * MS, SECOND, 3 * SECOND))
         self._cluster.schedule.after(self._luck.randrange(1, delay), self._resume, node, node.life)
 
-    def _resume(self, node: Node, life: int) -> None:
+    def _resume(self, node: SimNode, life: int) -> None:
         if node.paused and node.life == life:
             self._cluster.trace(node.id, "resumes", "")
             node.resume()

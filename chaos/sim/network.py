@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from chaos.sim.faults import Faults
-from chaos.sim.schedule import Schedule
+from chaos.sim.schedule import EventQueue
 from raft.types import NodeId
 
 
 class Network:
     """Carries anything from node to node; `calm` switches chance off, cuts stay until healed."""
 
-    def __init__(self, schedule: Schedule, faults: Faults, luck: Random) -> None:
+    def __init__(self, schedule: EventQueue, faults: Faults, luck: Random) -> None:
         self._schedule = schedule
         self._faults = faults
         self._luck = luck

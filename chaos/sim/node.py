@@ -14,7 +14,7 @@ from hashlib import blake2b
 from random import Random
 from typing import TYPE_CHECKING
 
-from chaos.sim.disk import EMPTY, Disk, Image, MachineState, Write
+from chaos.sim.disk import EMPTY, Image, MachineState, SimDisk, Write
 from chaos.sim.schedule import MS
 from raft.core.log import RaftLog
 from raft.core.messages import Entry, Message, MessageKind
@@ -31,7 +31,7 @@ SLEEP_AFTER_TICKS = 4
 
 
 @dataclass(slots=True)
-class Proposal:
+class SimProposal:
     name: bytes
     term: Term
 
@@ -42,18 +42,18 @@ def chain(digest: bytes, entry: Entry) -> bytes:
     return blake2b(digest + text + entry.data, digest_size=8).digest()
 
 
-class Node:
+class SimNode:
     """`life` counts restarts: an event planned in an earlier life finds nobody."""
 
     def __init__(self, cluster: Cluster, node: NodeId, luck: Random, *, rate: float) -> None:
         self.id = node
-        self.disk = Disk()
+        self.disk = SimDisk()
         self.state = EMPTY
         self.life = 0
         self.slow_disk = False
         self.stalled_until_us = 0  # the disk finishes nothing before
         self.forgotten: Image | None = None  # what it held before it lost its log
-        self.waiting: dict[Index, Proposal] = {}  # proposed here in this life, not yet applied
+        self.waiting: dict[Index, SimProposal] = {}  # proposed here in this life, not yet applied
         self._cluster = cluster
         self._luck = luck
         self._tick_us = int(TICK_US * rate)
@@ -242,7 +242,7 @@ class Node:
     def propose(self, name: bytes) -> None:
         core = self.core
         index = core.propose(name)
-        self.waiting[index] = Proposal(name, core.term)
+        self.waiting[index] = SimProposal(name, core.term)
         self._cluster.trace(self.id, "proposes", f"{name[:12]!r} at {index} term {core.term}")
 
     # -- rounds

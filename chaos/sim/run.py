@@ -35,7 +35,7 @@ TRACE_LINES_SHOWN = 120
 
 
 @dataclass(slots=True)
-class Outcome:
+class SeedOutcome:
     """What became of one seed. `violation` is empty when every promise was kept."""
 
     seed: int
@@ -66,10 +66,10 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Summary:
+class SurveySummary:
     first: int
     count: int
-    failures: list[Outcome]
+    failures: list[SeedOutcome]
     counters: Counter[str]
     virtual_seconds: float
 
@@ -78,7 +78,7 @@ class Summary:
         return not self.failures
 
 
-def run_seed(seed: int, *, bugs: frozenset[str] = NO_BUGS, trace: bool = False) -> Outcome:
+def run_seed(seed: int, *, bugs: frozenset[str] = NO_BUGS, trace: bool = False) -> SeedOutcome:
     """One whole life of a cluster. Deterministic: the same seed gives the same outcome."""
     faults = Faults.drawn_from(seed, bugs)
     lines: list[str] | None = [] if trace else None
@@ -90,7 +90,7 @@ def run_seed(seed: int, *, bugs: frozenset[str] = NO_BUGS, trace: bool = False) 
         violation = f"{type(broken).__name__}: {broken}"
     except Exception:  # noqa: BLE001 - a core that falls over is a finding, with its seed
         violation = f"crash of the code under test:\n{traceback.format_exc()}"
-    return Outcome(
+    return SeedOutcome(
         seed=seed,
         violation=violation,
         virtual_seconds=cluster.schedule.now_us / 1e6,
@@ -106,7 +106,7 @@ def run_seeds(
     count: int,
     jobs: int = 1,
     progress: Callable[[int], object] | None = None,
-) -> list[Outcome]:
+) -> list[SeedOutcome]:
     """The failures among seeds first .. first + count - 1; `progress(done)` after each seed."""
     return survey(first, count, jobs, progress).failures
 
@@ -116,9 +116,9 @@ def survey(
     count: int,
     jobs: int = 1,
     progress: Callable[[int], object] | None = None,
-) -> Summary:
+) -> SurveySummary:
     """As run_seeds, with what happened in all of them added up."""
-    summary = Summary(first, count, [], Counter(), 0.0)
+    summary = SurveySummary(first, count, [], Counter(), 0.0)
     for done, outcome in enumerate(_outcomes(first, count, jobs), 1):
         summary.counters += outcome.counters
         summary.virtual_seconds += outcome.virtual_seconds
@@ -130,7 +130,7 @@ def survey(
     return summary
 
 
-def _outcomes(first: int, count: int, jobs: int) -> Iterator[Outcome]:
+def _outcomes(first: int, count: int, jobs: int) -> Iterator[SeedOutcome]:
     if jobs <= 1:
         for seed in range(first, first + count):
             yield run_seed(seed)
@@ -144,7 +144,7 @@ def _outcomes(first: int, count: int, jobs: int) -> Iterator[Outcome]:
             pool.shutdown(cancel_futures=True)
 
 
-def find_bug(bug: str, *, first: int = 0, count: int = 2000) -> Outcome | None:
+def find_bug(bug: str, *, first: int = 0, count: int = 2000) -> SeedOutcome | None:
     """The first seed that shows a planted bug, None when none of them does."""
     for seed in range(first, first + count):
         outcome = run_seed(seed, bugs=frozenset({bug}))

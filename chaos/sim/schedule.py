@@ -19,7 +19,7 @@ def dice(seed: int, concern: str) -> Random:
     return Random(f"jetraft/{seed}/{concern}")
 
 
-class Schedule:
+class EventQueue:
     """Events in order of virtual time; equal times in order of planning."""
 
     __slots__ = ("_count", "_heap", "now_us", "steps")

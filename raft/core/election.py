@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from raft.core.leader import Leading, Outbox
+from raft.core.leader import LeaderState, PendingMessages
 from raft.core.log import RaftLog
 from raft.core.messages import Message, MessageKind
-from raft.core.quorum import Ballot, Verdict
+from raft.core.quorum import Ballot, VoteResult
 from raft.core.ready import CoreConfig
 from raft.types import NO_NODE, HardState, Index, Members, NodeId, Role, Term
 
@@ -27,7 +27,7 @@ LEARNER_PATIENCE = 4  # election timeouts without a leader before a learner trie
 FROM_LEADER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT})
 
 
-class Member:
+class Election:
     """The part of a RaftCore that holds elections. Abstract: RaftCore says how to lead."""
 
     __slots__ = (
@@ -79,9 +79,9 @@ class Member:
         self.vote: NodeId = NO_NODE if "forget_vote" in config.bugs else hard_state.vote
         self.role = self._resting_role()
         self.leader: NodeId | None = None
-        self._leading: Leading | None = None  # exactly while role is LEADER
+        self._leading: LeaderState | None = None  # exactly while role is LEADER
         self._ballot: Ballot | None = None  # exactly while role is (PRE_)CANDIDATE
-        self._outbox = Outbox()
+        self._outbox = PendingMessages()
         self._elapsed = 0  # ticks since we heard the leader, or last tried ourselves
         self._timeout = 0
         self._unled = 0  # timeouts in a row without a leader
@@ -259,9 +259,9 @@ class Member:
         if ballot is None:
             return
         verdict = ballot.record(voter, granted=granted)
-        if verdict is Verdict.LOST:
+        if verdict is VoteResult.LOST:
             self._become_follower(self.term, None)
-        elif verdict is Verdict.WON:
+        elif verdict is VoteResult.WON:
             if self.role is Role.CANDIDATE:
                 self._become_leader()
             else:
@@ -387,7 +387,7 @@ class Member:
             )
         )
 
-    _on_election: ClassVar[dict[int, Callable[[Member, Message], None]]] = {
+    _on_election: ClassVar[dict[int, Callable[[Election, Message], None]]] = {
         MessageKind.PRE_VOTE: _on_pre_vote,
         MessageKind.PRE_VOTE_REPLY: _on_pre_vote_reply,
         MessageKind.VOTE: _on_vote,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from raft.core.election import LEARNER_PATIENCE, Member
+from raft.core.election import LEARNER_PATIENCE, Election
 from raft.core.leader import COMMIT_NOTICE, SLEEP
 from raft.core.log import RaftLog
-from raft.core.log_position import Replica
+from raft.core.log_position import LogPosition
 from raft.core.messages import Message, MessageKind
 from raft.core.ready import CoreConfig
 from raft.types import (
@@ -26,7 +26,7 @@ from raft.types import (
 )
 
 
-class Follower(Member):
+class Follower(Election):
     """The part of a RaftCore that follows. Abstract: RaftCore says how to lead."""
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Follower(Member):
             draw=draw,
         )
         self._begun_with = begun_with
-        self._replica = Replica(log, commit=hard_state.commit, applied=applied)
+        self._replica = LogPosition(log, commit=hard_state.commit, applied=applied)
         self._replica.truncates_blindly = "truncate_stale" in config.bugs
         self._snapshot_due = False
         self.asleep = False  # needs no ticks until something happens; the host looks after that
@@ -251,7 +251,7 @@ class Follower(Member):
             self._snapshot_due = True
 
     _on_leader: ClassVar[dict[int, Callable[[Follower, Message], None]]] = {
-        **Member._on_election,  # noqa: SLF001 - our own base
+        **Election._on_election,  # noqa: SLF001 - our own base
         MessageKind.APPEND: _on_append,
         MessageKind.HEARTBEAT: _on_heartbeat,
         MessageKind.SNAPSHOT: _on_snapshot,

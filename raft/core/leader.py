@@ -24,14 +24,14 @@ SLEEP = 2**64 - 1  # context of a heartbeat that sends the group to sleep; other
 
 
 @dataclass(slots=True)
-class Outbox:
+class PendingMessages:
     """Messages of one core, apart by whether they wait for the disk."""
 
     now: list[Message] = field(default_factory=list)
     after_persist: list[Message] = field(default_factory=list)
 
 
-class Leading:
+class LeaderState:
     """One term of leadership."""
 
     __slots__ = (
@@ -60,7 +60,7 @@ class Leading:
         members: Members,
         log: RaftLog,
         config: CoreConfig,
-        outbox: Outbox,
+        outbox: PendingMessages,
     ) -> None:
         self._node = node
         self._term = term

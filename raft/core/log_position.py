@@ -14,7 +14,7 @@ from raft.core.messages import Entry
 from raft.types import Index, InvariantViolation, SnapshotMeta, Term
 
 
-class Replica:
+class LogPosition:
     """Invariants: applied <= handed <= commit <= log.last_index; handed <= log.persisted;
     none of them ever goes back."""
 

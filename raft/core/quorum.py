@@ -24,7 +24,7 @@ def majority_index(matches: list[int]) -> int:
     return matches[(len(matches) - 1) // 2]
 
 
-class Verdict(Enum):
+class VoteResult(Enum):
     PENDING = "pending"
     WON = "won"
     LOST = "lost"
@@ -44,23 +44,23 @@ class Ballot:
             self._electorates.append(old)
         self._answers: dict[NodeId, bool] = {}
 
-    def record(self, voter: NodeId, *, granted: bool) -> Verdict:
+    def record(self, voter: NodeId, *, granted: bool) -> VoteResult:
         if any(voter in electorate for electorate in self._electorates):
             self._answers.setdefault(voter, granted)
         return self.verdict()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> VoteResult:
         verdicts = [self._count(electorate) for electorate in self._electorates]
-        if Verdict.LOST in verdicts:
-            return Verdict.LOST
-        return Verdict.PENDING if Verdict.PENDING in verdicts else Verdict.WON
+        if VoteResult.LOST in verdicts:
+            return VoteResult.LOST
+        return VoteResult.PENDING if VoteResult.PENDING in verdicts else VoteResult.WON
 
-    def _count(self, electorate: frozenset[NodeId]) -> Verdict:
+    def _count(self, electorate: frozenset[NodeId]) -> VoteResult:
         needed = majority(len(electorate))
         answers = [granted for voter, granted in self._answers.items() if voter in electorate]
         granted = sum(answers)
         if granted >= needed:
-            return Verdict.WON
+            return VoteResult.WON
         if len(electorate) - (len(answers) - granted) < needed:
-            return Verdict.LOST
-        return Verdict.PENDING
+            return VoteResult.LOST
+        return VoteResult.PENDING

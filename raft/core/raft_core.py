@@ -12,10 +12,10 @@ from typing import ClassVar
 
 from raft.core.confchange import encode_members, first_step, last_step
 from raft.core.follower import Follower
-from raft.core.leader import COMMIT_NOTICE, SLEEP, Leading
+from raft.core.leader import COMMIT_NOTICE, SLEEP, LeaderState
 from raft.core.log import RaftLog
 from raft.core.messages import Entry, EntryKind, Message, MessageKind
-from raft.core.ready import CoreConfig, ReadState, Ready, Status
+from raft.core.ready import CoreConfig, CoreStatus, ReadState, Ready
 from raft.types import (
     ChangeRefused,
     HardState,
@@ -28,7 +28,7 @@ from raft.types import (
     Term,
 )
 
-__all__ = ["CoreConfig", "RaftCore", "Ready", "Status"]
+__all__ = ["CoreConfig", "CoreStatus", "RaftCore", "Ready"]
 
 
 class RaftCore(Follower):
@@ -152,7 +152,7 @@ class RaftCore(Follower):
             first_step(self._members, voters=voters, learners=learners), leading
         )
 
-    def _append_members(self, members: Members, leading: Leading) -> Index:
+    def _append_members(self, members: Members, leading: LeaderState) -> Index:
         self.asleep = False
         index = Index(self.log.last_index + 1)
         self.log.append(Entry(index, self.term, encode_members(members), EntryKind.CONFIG))
@@ -285,9 +285,9 @@ class RaftCore(Follower):
             reads,
         )
 
-    def status(self) -> Status:
+    def status(self) -> CoreStatus:
         leading = self._leading
-        return Status(
+        return CoreStatus(
             node=self.node,
             role=self.role,
             term=self.term,
@@ -364,7 +364,7 @@ class RaftCore(Follower):
         self.leader = self.node
         self._ballot = None
         self._elapsed = self._beat = 0
-        self._leading = Leading(
+        self._leading = LeaderState(
             node=self.node,
             term=self.term,
             members=self._members,
@@ -376,7 +376,7 @@ class RaftCore(Follower):
         index = Index(self.log.last_index + 1)
         self.log.append(Entry(index, self.term, b"", EntryKind.NOOP))
 
-    def _tick_leader(self, leading: Leading) -> None:
+    def _tick_leader(self, leading: LeaderState) -> None:
         leading.ticks += 1
         self._beat += 1
         if self._beat >= self._config.heartbeat_ticks:
@@ -400,7 +400,7 @@ class RaftCore(Follower):
         if self._leading is not None:
             self._leading.heartbeat_answered(message, self.commit)
 
-    def _try_commit(self, leading: Leading) -> None:
+    def _try_commit(self, leading: LeaderState) -> None:
         """Commit by counting, entries of our own term only (section 5.4.2)."""
         index = leading.majority_match()
         if index > self.commit and (index >= leading.term_start or self._bug_commit_earlier_term):
@@ -411,7 +411,7 @@ class RaftCore(Follower):
             if self.log.members_index <= index:
                 self._members_committed(leading)
 
-    def _members_committed(self, leading: Leading) -> None:
+    def _members_committed(self, leading: LeaderState) -> None:
         """End the joint phase, or our own part if we are no voter any more (thesis 4.2.2)."""
         if self._bug_late_members:
             self._take_up_members()

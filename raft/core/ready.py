@@ -85,7 +85,7 @@ class PeerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class CoreStatus:
     """A frozen look at one core."""
 
     node: NodeId

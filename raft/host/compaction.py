@@ -18,7 +18,7 @@ from raft.host.group import Group
 from raft.host.snapshots import SnapshotExchange
 from raft.store.log_store import LogStore
 from raft.store.records import StoreBusy
-from raft.store.write_batch import Batch
+from raft.store.write_batch import LogBatch
 from raft.transport.transport import Transport
 from raft.types import GroupId, Index, Role, SnapshotMeta, Term
 
@@ -96,7 +96,7 @@ class Compactor:
     def run(self, groups: Iterable[Group]) -> None:
         """Cut every log that may be cut, in one write that nobody waits for. Raises
         StoreFailed."""
-        batch = Batch()
+        batch = LogBatch()
         for group in groups:
             if group.stopped is not None or group.installing:
                 continue

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from raft.core.messages import Entry
 from raft.core.raft_core import RaftCore
-from raft.core.ready import Status
+from raft.core.ready import CoreStatus
 from raft.host.read_barriers import Barriers
-from raft.host.tick_pace import Pace
+from raft.host.tick_pace import TickPace
 from raft.store.group_log import GroupLog
 from raft.types import GroupId, HardState, Index, NodeId, RaftError, Role, SnapshotMeta, Term
 
@@ -103,7 +103,7 @@ class EntryTooLarge(RaftError):
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
     group: GroupId
-    core: Status
+    core: CoreStatus
     stopped: str | None  # why, if it is
     log_bytes: int
     waiting_bytes: int
@@ -166,7 +166,7 @@ class Group:
         self.told: tuple[NodeId | None, Term, bool] = (None, Term(0), False)
         self._current_until = 0.0  # for so long the answer to reads_are_current is remembered
 
-    def reads_are_current(self, pace: Pace, there: Container[NodeId]) -> bool:
+    def reads_are_current(self, pace: TickPace, there: Container[NodeId]) -> bool:
         """Whether our machine shows all that is committed: nobody else can have been elected, by
         our lease; while the group sleeps, because a majority is there and would have told us.
         Never after a pause of this process. Asked per read, so it is remembered for a moment."""

@@ -33,7 +33,7 @@ from raft.host.group import (
 )
 from raft.host.inbound import Inbound
 from raft.host.metrics import HostMetrics, HostStatistics
-from raft.host.peer_errors import Complaints
+from raft.host.peer_errors import PeerErrors
 from raft.host.quiescence import Vigil
 from raft.host.read_barriers import Barriers
 from raft.host.rounds import Rounds
@@ -121,7 +121,7 @@ class Host:
             mark=self._rounds.mark,
             soon=_soon,
         )
-        self._complaints = Complaints()
+        self._complaints = PeerErrors()
         self._inbound = Inbound(
             node=node,
             groups=self._groups,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from raft.core.messages import MessageKind
 from raft.host.group import Group
-from raft.host.peer_errors import Complaints
+from raft.host.peer_errors import PeerErrors
 from raft.host.quiescence import Vigil
 from raft.transport.codec import CodecError, decode_frame
 from raft.types import GroupId, NodeId
@@ -24,7 +24,7 @@ class Inbound:
         node: NodeId,
         groups: Mapping[GroupId, Group],
         vigil: Vigil,
-        complaints: Complaints,
+        complaints: PeerErrors,
         touch: Callable[[Group], None],
         failed: Callable[[Group, Exception], None],
     ) -> None:

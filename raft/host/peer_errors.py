@@ -19,7 +19,7 @@ _REMEMBERED_MAX: Final = 256  # then all are forgotten, and may be made again
 STRAYS_NORMAL: Final = 300  # of one peer for one group: half a minute of heartbeats
 
 
-class Complaints:
+class PeerErrors:
     def __init__(self) -> None:
         self.refused_messages = self.stray_messages = self.refused_entries = 0
         self._strays: Counter[tuple[NodeId, GroupId]] = Counter()

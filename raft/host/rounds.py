@@ -25,7 +25,7 @@ from raft.host.metrics import Histogram
 from raft.store.flush_thread import Flusher
 from raft.store.log_store import LogStore
 from raft.store.records import StoreBusy, StoreFailed, StoreFull
-from raft.store.write_batch import Batch
+from raft.store.write_batch import LogBatch
 from raft.transport.codec import CONTROL_KINDS, encode_frames
 from raft.transport.transport import RAFT_BULK, RAFT_CONTROL, Transport
 from raft.types import GroupId, HardState, Index, NodeId, Role, SnapshotMeta, Term
@@ -65,7 +65,7 @@ class _Owed:
 class _Gathering:
     """A batch, and the promises that wait until it is written and flushed."""
 
-    batch: Batch = field(default_factory=Batch)
+    batch: LogBatch = field(default_factory=LogBatch)
     owed: list[_Owed] = field(default_factory=list)
     urgent: bool = False  # some promise of it may not leave before the flush
 

@@ -27,7 +27,7 @@ from raft.snapshot.outbound import SnapshotSender
 from raft.store.group_log import GroupLog
 from raft.store.log_store import LogStore
 from raft.store.records import StoreBusy, StoreFailed
-from raft.store.write_batch import Batch
+from raft.store.write_batch import LogBatch
 from raft.transport.transport import SNAPSHOTS, Transport
 from raft.types import GroupId, Index, InvariantViolation, NodeId, Role, SnapshotMeta, Term
 
@@ -246,22 +246,22 @@ class SnapshotExchange:
         if term is not None and applied > log.last_index():
             meta = SnapshotMeta(applied, term, log.members_at(log.last_index()))
         if meta.index and applied == meta.index and log.term(meta.index) != meta.term:
-            batch = Batch()
+            batch = LogBatch()
             batch.put_snapshot(log.group, meta)
             self._store.write(batch, may_wait=True)
             self._store.flush()
 
     def wipe(self, group: GroupId) -> None:
-        batch = Batch()
+        batch = LogBatch()
         batch.remove(group)
         self._store.write(batch, may_wait=True)
 
     # the disk
 
-    async def _write(self, fill: Callable[[Batch], None]) -> None:
+    async def _write(self, fill: Callable[[LogBatch], None]) -> None:
         """Written and flushed when it returns. `fill` and the write are one step of the loop."""
         while True:
-            batch = Batch()
+            batch = LogBatch()
             fill(batch)
             try:
                 self._store.write(batch)
@@ -270,7 +270,7 @@ class SnapshotExchange:
                 await asyncio.sleep(_BUSY_RETRY_SECONDS)
         await self._off_loop(self._store.flush)
 
-    def _replace_log(self, batch: Batch, group: GroupId, meta: SnapshotMeta) -> None:
+    def _replace_log(self, batch: LogBatch, group: GroupId, meta: SnapshotMeta) -> None:
         self._rounds.supersede(group)
         batch.put_snapshot(group, meta)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from raft.host.disk_recovery import Recovery
 from raft.host.group import Group
 from raft.host.metrics import HostMetrics, HostStatistics
-from raft.host.peer_errors import Complaints
+from raft.host.peer_errors import PeerErrors
 from raft.host.quiescence import Vigil
 from raft.host.rounds import Rounds
 from raft.host.snapshots import SnapshotExchange
@@ -30,7 +30,7 @@ class Watch:
     recovery: Recovery
     exchange: SnapshotExchange
     vigil: Vigil
-    complaints: Complaints
+    complaints: PeerErrors
 
     def statistics(self, trouble: str | None) -> HostStatistics:
         """`trouble` is why the node can promise nothing, if so. Costs a walk over all groups."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 
-class Pace:
+class TickPace:
     def __init__(self, *, tick_seconds: float, election_ticks: int) -> None:
         # Others may elect a leader an election timeout after they heard of us. The ticks that a
         # lease may last (half of it) have to fit into that with room to spare.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from raft.host.tick_pace import Pace
+from raft.host.tick_pace import TickPace
 
 _SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, what waits in the sockets comes first
 
@@ -22,7 +22,7 @@ class Ticker:
         self.ticks = self.late = 0
         self.lag_last = self.lag_max = 0.0
         self._seconds = tick_ms / 1000
-        self.pace = Pace(tick_seconds=self._seconds, election_ticks=election_ticks)
+        self.pace = TickPace(tick_seconds=self._seconds, election_ticks=election_ticks)
 
     async def run(self, tick: Callable[[], None], stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()

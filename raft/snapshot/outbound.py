@@ -39,7 +39,7 @@ class StreamBroken(Exception):
     """The stream ended before the receiver's verdict."""
 
 
-class Pace:
+class SendRate:
     """A bound of bytes per second for all who share it."""
 
     def __init__(self, bytes_per_second: int) -> None:
@@ -94,7 +94,7 @@ class SnapshotSender:
         self.resumed = 0  # streams that went on after a break
         self.sent_bytes = 0
         self._transport = transport
-        self._pace = Pace(bytes_per_second)
+        self._pace = SendRate(bytes_per_second)
         self._streams: dict[tuple[GroupId, int], _OutStream] = {}
         self._last_stream = 0
 

@@ -41,7 +41,7 @@ class StoreTuning:
     free_bytes_min: int = 128 * MB
 
 
-class Identity(msgspec.Struct, frozen=True):
+class StoreIdentity(msgspec.Struct, frozen=True):
     """Whose directory this is. The incarnation is drawn when the directory is made."""
 
     format: int
@@ -52,7 +52,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 def open_database(
     path: Path, *, node_name: str, cluster_name: str, tuning: StoreTuning
-) -> tuple[Rdict, Identity]:
+) -> tuple[Rdict, StoreIdentity]:
     """Raises WrongDirectory or StoreError, with a sentence for the operator."""
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -99,15 +99,15 @@ def _column_options(tuning: StoreTuning) -> dict[str, Options]:
     return columns
 
 
-def _claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> Identity:
+def _claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> StoreIdentity:
     raw = db.get(_IDENTITY_KEY)
     if raw is None:
-        identity = Identity(FORMAT, node_name, cluster_name, secrets.randbits(63) or 1)
+        identity = StoreIdentity(FORMAT, node_name, cluster_name, secrets.randbits(63) or 1)
         db.put(_IDENTITY_KEY, msgspec.json.encode(identity))
         db.flush_wal(sync=True)
         return identity
     try:
-        identity = msgspec.json.decode(raw, type=Identity)
+        identity = msgspec.json.decode(raw, type=StoreIdentity)
     except msgspec.DecodeError as error:
         raise WrongDirectory(f"{path} has an identity record that cannot be read") from error
     if identity.format != FORMAT:

@@ -26,7 +26,7 @@ from rocksdict import ColumnFamily, Rdict, WriteBatch
 from rocksdict import WriteOptions as RocksWriteOptions
 
 from raft.store import blob_garbage as garbage
-from raft.store.database import Identity, StoreTuning, open_database
+from raft.store.database import StoreIdentity, StoreTuning, open_database
 from raft.store.disk_space import Room
 from raft.store.group_log import GroupLog
 from raft.store.records import (
@@ -42,17 +42,17 @@ from raft.store.records import (
     group_value,
     read_group,
 )
-from raft.store.write_batch import Batch
+from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, SnapshotMeta
 
 __all__ = [
     "DamagedLog",
-    "Identity",
     "LogStore",
     "StoreBusy",
     "StoreError",
     "StoreFailed",
     "StoreFull",
+    "StoreIdentity",
     "StoreStatistics",
     "StoreTuning",
     "WrongDirectory",
@@ -80,7 +80,7 @@ class LogStore:
     def __init__(
         self,
         path: Path,
-        open_again: Callable[[], tuple[Rdict, Identity]],
+        open_again: Callable[[], tuple[Rdict, StoreIdentity]],
         *,
         free_bytes_min: int = 0,
         flush_interval_s: float | None = None,
@@ -246,7 +246,7 @@ class LogStore:
 
     # batches
 
-    def compact(self, batch: Batch, group: GroupId, upto: Index) -> None:
+    def compact(self, batch: LogBatch, group: GroupId, upto: Index) -> None:
         """Forget entries up to and with `upto`, which must be in the log."""
         log = self.reader(group)
         term = log.term(upto)
@@ -279,14 +279,14 @@ class LogStore:
             self.full = self._room.is_short(self._buffered_bytes())
         return not self.full
 
-    def _fits(self, batch: Batch) -> bool:
+    def _fits(self, batch: LogBatch) -> bool:
         """What was taken before the disk was found full should still be answered."""
         return not self._room.is_short(self._buffered_bytes() + batch.nbytes, last=True)
 
     def _buffered_bytes(self) -> int:
         return sum(c.property_int_value(_BUFFERED) or 0 for c in self._columns.values())
 
-    def write(self, batch: Batch, *, may_wait: bool = False) -> None:
+    def write(self, batch: LogBatch, *, may_wait: bool = False) -> None:
         """Write without flushing. Raises StoreBusy (the batch stays good and is to be written
         again; not with may_wait, which is for rare and small writes), its kind StoreFull (not for
         what only frees space) or StoreFailed (until it is opened anew)."""
@@ -418,7 +418,7 @@ class LogStore:
             "the disk is full: nothing is acknowledged until space returns" if self.full else None
         )
 
-    def _build(self, batch: Batch) -> tuple[WriteBatch, dict[GroupId, GroupRecord]]:
+    def _build(self, batch: LogBatch) -> tuple[WriteBatch, dict[GroupId, GroupRecord]]:
         """All but the entries, as RocksDB's batch (consumed by one attempt to write it), and the
         changed group records."""
         raw = WriteBatch(raw_mode=True)
@@ -449,7 +449,7 @@ class LogStore:
             raw.put(KEY.pack(group, 0), group_value(group, record), handle)
         return raw, records
 
-    def _pieces(self, batch: Batch, raw: WriteBatch) -> Iterator[WriteBatch]:
+    def _pieces(self, batch: LogBatch, raw: WriteBatch) -> Iterator[WriteBatch]:
         """What is to be written one after the other: `raw`, and the entries. A crash between two
         pieces leaves a prefix of the new entries, as one that tears the last piece would; but what
         is replaced goes in one piece with what replaces it."""
@@ -467,7 +467,7 @@ class LogStore:
         if len(raw):
             yield raw
 
-    def _note(self, batch: Batch, records: dict[GroupId, GroupRecord]) -> None:
+    def _note(self, batch: LogBatch, records: dict[GroupId, GroupRecord]) -> None:
         """The batch is written: the readers learn it."""
         for group in batch.removed:
             self._logs.pop(group, None)

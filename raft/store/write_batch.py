@@ -14,7 +14,7 @@ from raft.types import GroupId, HardState, SnapshotMeta
 
 
 @dataclass(slots=True)
-class Batch:
+class LogBatch:
     """Changes of any groups. A crash keeps all of them, or all but some of the last entries. May be
     written again if refused."""
 

@@ -26,12 +26,12 @@ from raft.transport.handshake import (
     PONG,
     REFUSAL,
     WELCOME,
+    HandshakeRefused,
     Hello,
     LinkClass,
     News,
     Refusal,
     RefusalCode,
-    Refused,
     check_hello,
     frame,
     greeting,
@@ -39,7 +39,7 @@ from raft.transport.handshake import (
     read_hello,
 )
 from raft.transport.link import LINK_CHANNEL, FrameError, Link
-from raft.transport.peer_table import Mesh
+from raft.transport.peer_table import PeerTable
 from raft.types import NodeId
 
 _log = logging.getLogger("raft.transport")
@@ -59,7 +59,7 @@ class Acceptor:
 
     def __init__(
         self,
-        mesh: Mesh,
+        mesh: PeerTable,
         *,
         deliver: Callable[[Link, int, memoryview], None],
         announce: Callable[[], None],
@@ -188,12 +188,14 @@ class Acceptor:
         mesh = self._mesh
         if channel != LINK_CHANNEL:
             mesh.refused[RefusalCode.MALFORMED.value] += 1
-            raise Refused(RefusalCode.MALFORMED, "a frame before the handshake", by_us=True)
+            raise HandshakeRefused(
+                RefusalCode.MALFORMED, "a frame before the handshake", by_us=True
+            )
         try:
             theirs = read_hello(bytes(view), HELLO)
             check_hello(theirs, ours=mesh.ourselves, our_nonce=stranger.nonce, accepting=True)
             mesh.check_name(theirs, alive=self._is_alive(NodeId(theirs.node)))
-        except Refused as refused:
+        except HandshakeRefused as refused:
             if refused.code is not RefusalCode.OURSELVES:
                 mesh.refused[refused.code.value] += 1
                 mesh.log_once(f"we refused the server at {link.peer_host}: {refused.reason}")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from raft.transport.handshake import (
     HELLO,
     WELCOME,
+    HandshakeRefused,
     Hello,
     LinkClass,
     RefusalCode,
-    Refused,
     check_hello,
     frame,
     new_nonce,
@@ -29,7 +29,7 @@ from raft.transport.link import LINK_CHANNEL, Link
 from raft.types import NodeId
 
 if TYPE_CHECKING:
-    from raft.transport.peer_table import Mesh, Peer
+    from raft.transport.peer_table import Peer, PeerTable
 
 LinkPair = tuple[Link, Link]  # control, bulk
 _log = logging.getLogger("raft.transport")
@@ -38,7 +38,7 @@ _log = logging.getLogger("raft.transport")
 class _Dialled:
     """A dialled connection: first a handshake, then a link that stands until it is lost."""
 
-    def __init__(self, mesh: Mesh, kind: LinkClass) -> None:
+    def __init__(self, mesh: PeerTable, kind: LinkClass) -> None:
         loop = asyncio.get_running_loop()
         self.welcomed: asyncio.Future[Hello] = loop.create_future()
         self.lost: asyncio.Future[BaseException | None] = loop.create_future()
@@ -58,7 +58,9 @@ class _Dialled:
 
     def _frame(self, link: Link, channel: int, view: memoryview) -> None:
         if channel != LINK_CHANNEL:
-            raise Refused(RefusalCode.MALFORMED, "a frame on a link that we only write", by_us=True)
+            raise HandshakeRefused(
+                RefusalCode.MALFORMED, "a frame on a link that we only write", by_us=True
+            )
         if self.welcomed.done():
             return  # a pong: the link has noted that it is alive
         ourselves = self._mesh.ourselves
@@ -92,7 +94,7 @@ class _Dialled:
 class Dialer:
     """`run` is a task of the mesh; it ends when the address is our own or another's business."""
 
-    def __init__(self, mesh: Mesh, address: tuple[str, int]) -> None:
+    def __init__(self, mesh: PeerTable, address: tuple[str, int]) -> None:
         self.address = address
         self.reached = False  # the handshake of the control link is done and claimed
         self.task: asyncio.Task[None] | None = None
@@ -119,7 +121,7 @@ class Dialer:
                     if not await self._hold():
                         return
                     delay = limits.retry_first_seconds
-                except Refused as refused:
+                except HandshakeRefused as refused:
                     if refused.code is RefusalCode.OURSELVES:
                         self._mesh.found_ourselves(self)
                         return
@@ -183,7 +185,7 @@ class Dialer:
 
     def _report(self, error: BaseException) -> None:
         host, port = self.address
-        if isinstance(error, Refused):
+        if isinstance(error, HandshakeRefused):
             if error.by_us:
                 self._mesh.refused[error.code.value] += 1
             side = "refused the server" if error.by_us else "were refused by the server"

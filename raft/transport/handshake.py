@@ -78,7 +78,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 @dataclass(eq=False)
-class Refused(RaftError):
+class HandshakeRefused(RaftError):
     """A handshake that ended with a reason. `by_us` tells which side refused."""
 
     code: RefusalCode
@@ -90,7 +90,7 @@ class Refused(RaftError):
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class PeerCredentials:
     user: str
     password: str
 
@@ -102,13 +102,13 @@ class Credentials:
 
 
 @dataclass(slots=True)
-class Ourselves:
+class LocalPeer:
     """Who we say we are. Host and port become known when the listener is bound."""
 
     node: NodeId
     name: str
     cluster: str
-    credentials: Credentials | None
+    credentials: PeerCredentials | None
     details: Callable[[], dict[str, Any]]  # what the application adds to the hello
     host: str = ""
     port: int = 0
@@ -151,14 +151,16 @@ def greeting(nonce: bytes) -> bytes:
 def read_greeting(payload: bytes) -> bytes:
     """The nonce. Raises Refused."""
     if payload[:1] != bytes((GREETING,)) or payload[1:5] != MAGIC:
-        raise Refused(RefusalCode.MALFORMED, "it does not speak the peer protocol", by_us=True)
+        raise HandshakeRefused(
+            RefusalCode.MALFORMED, "it does not speak the peer protocol", by_us=True
+        )
     if payload[5:6] != bytes((VERSION,)):
         version = payload[5] if len(payload) > 5 else 0
         reason = f"it speaks peer protocol version {version}, we speak {VERSION}"
-        raise Refused(RefusalCode.VERSION, reason, by_us=True)
+        raise HandshakeRefused(RefusalCode.VERSION, reason, by_us=True)
     nonce = payload[6:]
     if len(nonce) != NONCE_BYTES:
-        raise Refused(RefusalCode.MALFORMED, "its greeting is malformed", by_us=True)
+        raise HandshakeRefused(RefusalCode.MALFORMED, "its greeting is malformed", by_us=True)
     return nonce
 
 
@@ -172,16 +174,18 @@ def read_hello(payload: bytes, kind: int) -> Hello:
         try:
             refusal = msgspec.json.decode(payload[1:], type=Refusal)
         except msgspec.MsgspecError:
-            raise Refused(
+            raise HandshakeRefused(
                 RefusalCode.MALFORMED, "it refused without a reason", by_us=False
             ) from None
-        raise Refused(refusal.code, refusal.reason, by_us=False)
+        raise HandshakeRefused(refusal.code, refusal.reason, by_us=False)
     if payload[:1] != bytes((kind,)):
-        raise Refused(RefusalCode.MALFORMED, "it does not speak the peer protocol", by_us=True)
+        raise HandshakeRefused(
+            RefusalCode.MALFORMED, "it does not speak the peer protocol", by_us=True
+        )
     try:
         return msgspec.json.decode(payload[1:], type=Hello)
     except msgspec.MsgspecError as error:
-        raise Refused(
+        raise HandshakeRefused(
             RefusalCode.MALFORMED, f"its hello is malformed: {error}", by_us=True
         ) from None
 
@@ -189,7 +193,7 @@ def read_hello(payload: bytes, kind: int) -> Hello:
 def check_hello(
     theirs: Hello,
     *,
-    ours: Ourselves,
+    ours: LocalPeer,
     our_nonce: bytes,
     accepting: bool,
 ) -> None:
@@ -198,27 +202,27 @@ def check_hello(
     `accepting` tells our side of the connection; they stand on the other."""
     if theirs.version != VERSION:
         reason = f"peer protocol version {theirs.version}, expected {VERSION}"
-        raise Refused(RefusalCode.VERSION, reason, by_us=True)
+        raise HandshakeRefused(RefusalCode.VERSION, reason, by_us=True)
     if theirs.cluster != ours.cluster:
         reason = (
             f'server "{theirs.name}" is of cluster "{theirs.cluster}", '
             f'server "{ours.name}" of cluster "{ours.cluster}"'
         )
-        raise Refused(RefusalCode.CLUSTER, reason, by_us=True)
+        raise HandshakeRefused(RefusalCode.CLUSTER, reason, by_us=True)
     if theirs.instance == ours.instance:
-        raise Refused(RefusalCode.OURSELVES, "the address is our own", by_us=True)
+        raise HandshakeRefused(RefusalCode.OURSELVES, "the address is our own", by_us=True)
     if ours.credentials is not None:
         expected = ours.credentials.proof(
             our_nonce, name=theirs.name, link=theirs.link, accepting=not accepting
         )
         if not hmac.compare_digest(expected, theirs.proof):
             reason = f'server "{theirs.name}" does not have the credentials of the cluster'
-            raise Refused(RefusalCode.CREDENTIALS, reason, by_us=True)
+            raise HandshakeRefused(RefusalCode.CREDENTIALS, reason, by_us=True)
     if theirs.node != node_id(theirs.name) or not 0 < theirs.port < 65536:
-        raise Refused(RefusalCode.MALFORMED, "its name, id or port is wrong", by_us=True)
+        raise HandshakeRefused(RefusalCode.MALFORMED, "its name, id or port is wrong", by_us=True)
     if theirs.node == ours.node:
         reason = f'another server has the name "{theirs.name}"'
-        raise Refused(RefusalCode.NAME, reason, by_us=True)
+        raise HandshakeRefused(RefusalCode.NAME, reason, by_us=True)
 
 
 def frame(kind: int, body: object) -> bytes:

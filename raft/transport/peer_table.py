@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from raft.transport.dialer import Dialer, LinkPair
-from raft.transport.handshake import Address, Hello, Ourselves, RefusalCode, Refused, addresses
+from raft.transport.handshake import (
+    Address,
+    HandshakeRefused,
+    Hello,
+    LocalPeer,
+    RefusalCode,
+    addresses,
+)
 from raft.transport.link import FrameError, Link
 from raft.types import NodeId
 
@@ -56,13 +63,13 @@ class Peer:
     instance: int = 0
 
 
-class Mesh:
+class PeerTable:
     """Lives inside a Transport, which gives it a TaskGroup while it runs."""
 
     def __init__(
         self,
         *,
-        ourselves: Ourselves,
+        ourselves: LocalPeer,
         limits: TransportLimits,
         routes: Iterable[tuple[str, int]],
         tls: ssl.SSLContext | None,
@@ -169,7 +176,7 @@ class Mesh:
         peer = self.peers.get(NodeId(theirs.node))
         if peer is not None and alive and peer.instance not in (0, theirs.instance):
             reason = f'another server has the name "{theirs.name}"'
-            raise Refused(RefusalCode.NAME, reason, by_us=True)
+            raise HandshakeRefused(RefusalCode.NAME, reason, by_us=True)
 
     def learn_peer(self, theirs: Hello, host: str) -> Peer:
         node = NodeId(theirs.node)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from raft.transport.acceptor import Acceptor
-from raft.transport.handshake import NEWS, PING, Credentials, LinkClass, News, Ourselves, frame
+from raft.transport.handshake import NEWS, PING, LinkClass, LocalPeer, News, PeerCredentials, frame
 from raft.transport.link import LINK_CHANNEL, Link
-from raft.transport.peer_table import Mesh, Peer, TransportLimits
+from raft.transport.peer_table import Peer, PeerTable, TransportLimits
 from raft.types import NodeId
 
 __all__ = ["Peer", "Transport", "TransportLimits", "TransportStatistics"]
@@ -72,10 +72,10 @@ class Transport:
         self.limits = limits
         self._listen = (listen_host, listen_port)
         self._advertise = advertise
-        self._ourselves = Ourselves(
-            node, name, cluster, Credentials(*credentials) if credentials else None, hello
+        self._ourselves = LocalPeer(
+            node, name, cluster, PeerCredentials(*credentials) if credentials else None, hello
         )
-        self._mesh = Mesh(
+        self._mesh = PeerTable(
             ourselves=self._ourselves,
             limits=limits,
             routes=routes,

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from broker.config.load import BadSettings, load, parse_flags
 from broker.config.options import Authorization, Options, Permissions, SubjectRules, User
-from broker.credentials.nkeys import Kind
+from broker.credentials.nkeys import KeyKind
 from broker.server.server import Server
 from tests.support.keys import Key
 from tests.support.server import PATIENCE, RawClient, run, running, until
 
 REFUSED = b"-ERR 'Authorization Violation'\r\n"
-KEY = Key(Kind.USER)
-OTHER = Key(Kind.USER)
+KEY = Key(KeyKind.USER)
+OTHER = Key(KeyKind.USER)
 
 
 def url(server: Server) -> str:
@@ -207,7 +207,7 @@ def loaded(tmp_path: Path, text: str) -> Options:
 
 
 def test_keys_in_a_file(tmp_path: Path) -> None:
-    account = Key(Kind.ACCOUNT).public
+    account = Key(KeyKind.ACCOUNT).public
     text = (
         "authorization { users: [ { nkey: %s, permissions { publish: a }, "
         "allowed_connection_types: [standard] } ] }\n"
@@ -225,7 +225,7 @@ def test_keys_in_a_file(tmp_path: Path) -> None:
     ("entries", "error"),
     [
         (f"{{nkey: {KEY.public[:-1]}}}", "Not a valid public nkey for a user"),
-        (f"{{nkey: {Key(Kind.ACCOUNT).public}}}", "Not a valid public nkey for a user"),
+        (f"{{nkey: {Key(KeyKind.ACCOUNT).public}}}", "Not a valid public nkey for a user"),
         (f"{{nkey: {KEY.public}, user: a}}", "Nkey users do not take usernames or passwords"),
         (f"{{nkey: {KEY.public}, pass: a}}", "Nkey users do not take usernames or passwords"),
         (f"{{nkey: {KEY.public}}}, {{nkey: {KEY.public}}}", f'Duplicate nkey "{KEY.public}"'),

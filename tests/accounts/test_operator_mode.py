@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from broker.config.load import BadSettings, load, parse_flags
 from broker.config.options import Options
-from broker.credentials.nkeys import Kind
+from broker.credentials.nkeys import KeyKind
 from broker.server.server import Server
 from tests.accounts.test_nkey_users import REFUSED, kept_out, url
 from tests.support.keys import Key, token
 from tests.support.server import PATIENCE, RawClient, run, running, until
 
-OPERATOR, SIGNER, STRANGER = (Key(Kind.OPERATOR) for _ in range(3))
-ACCOUNT, ACCOUNT_SIGNER, SCOPED, OTHER = (Key(Kind.ACCOUNT) for _ in range(4))
-USER = Key(Kind.USER)
+OPERATOR, SIGNER, STRANGER = (Key(KeyKind.OPERATOR) for _ in range(3))
+ACCOUNT, ACCOUNT_SIGNER, SCOPED, OTHER = (Key(KeyKind.ACCOUNT) for _ in range(4))
+USER = Key(KeyKind.USER)
 FREE = {"subs": -1, "data": -1, "payload": -1}
 OPEN = {**FREE, "conn": -1, "imports": -1, "exports": -1, "wildcards": True}
 SCOPE = {
@@ -104,7 +104,7 @@ def test_the_official_client_comes_with_credentials(tmp_path: Path) -> None:
             await client.publish("x", b"1")
             assert (await sub.next_msg(timeout=PATIENCE)).data == b"1"
             await client.close()
-            wrong = creds(tmp_path, user(), Key(Kind.USER).seed)
+            wrong = creds(tmp_path, user(), Key(KeyKind.USER).seed)
             await kept_out(server, user_credentials=wrong)
 
     run(test())
@@ -118,7 +118,7 @@ def test_the_chain_from_the_operator_must_hold(tmp_path: Path, version: int) -> 
             for signer in (ACCOUNT, ACCOUNT_SIGNER):
                 (await admitted(server, user(signer, version=version))).close()
             await refused(server, user(OTHER, version=version))  # not our operator's
-            await refused(server, user(Key(Kind.ACCOUNT), version=version))
+            await refused(server, user(Key(KeyKind.ACCOUNT), version=version))
             forged = {"issuer_account": ACCOUNT.public}
             await refused(server, user(OTHER, version=version, nats=forged))
             await refused(server, account())
@@ -131,7 +131,7 @@ def test_the_chain_from_the_operator_must_hold(tmp_path: Path, version: int) -> 
 
 def test_times_revocations_and_places(tmp_path: Path) -> None:
     now = int(time.time())
-    gone = Key(Kind.USER).public
+    gone = Key(KeyKind.USER).public
     revoked = {gone: now, USER.public: 999}
 
     async def test() -> None:

@@ -14,7 +14,7 @@ import pytest
 from broker.local import LocalCluster
 from chaos.checker import Verdict, check, check_readers
 from chaos.history import History, Outcome, Publish
-from chaos.kill_rounds import Rounds, run_kill_rounds
+from chaos.kill_rounds import KillRounds, run_kill_rounds
 from chaos.readers import ACK_WAIT_S, OrderedReader, Worker
 from chaos.scenarios import Run, Settings
 
@@ -35,7 +35,7 @@ def test_no_promise_is_broken_by_kills_at_random_moments(nodes: int, seed: int) 
 
 def drawn(seed: int, nodes: int) -> list[list[int]]:
     run = Run(LocalCluster(Path(), size=nodes), History(), lambda _: None, 0.0)
-    rounds = Rounds(run, random.Random(seed))
+    rounds = KillRounds(run, random.Random(seed))
     return [rounds.victims(nodes) for _ in range(100)]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from broker.bench.peers import nats_server_command
 from broker.config.load import load, parse_flags
-from broker.local import LocalCluster, Node, NodeFailed, free_ports, our_command
+from broker.local import LocalCluster, LocalNode, NodeFailed, free_ports, our_command
 
 # Reads its http port out of the configuration file, says so, and answers every request alike.
 STAND_IN = """
@@ -58,7 +58,7 @@ def stopped(pid: int) -> bool:
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Node:
+def one(tmp_path: Path) -> LocalNode:
     cluster = LocalCluster(tmp_path, size=1, command=stand_in())
     cluster.prepare()
     return cluster.nodes[0]
@@ -81,7 +81,7 @@ def test_a_cluster_starts_and_leaves_nothing_behind(tmp_path: Path) -> None:
     cluster.stop()  # again is nothing
 
 
-def test_a_node_is_killed_and_started_again(one: Node) -> None:
+def test_a_node_is_killed_and_started_again(one: LocalNode) -> None:
     one.start()
     one.wait_healthy()
     first = one.pid
@@ -96,7 +96,7 @@ def test_a_node_is_killed_and_started_again(one: Node) -> None:
     one.stop()
 
 
-def test_pause_and_resume(one: Node) -> None:
+def test_pause_and_resume(one: LocalNode) -> None:
     one.start()
     one.wait_healthy()
     one.pause()
@@ -160,11 +160,11 @@ def test_an_interrupted_start_leaves_nothing_behind(
 ) -> None:
     pids: list[int] = []
 
-    def interrupted(self: Node, **_: object) -> None:
+    def interrupted(self: LocalNode, **_: object) -> None:
         pids.append(self.pid)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Node, "wait_healthy", interrupted)
+    monkeypatch.setattr(LocalNode, "wait_healthy", interrupted)
     cluster = LocalCluster(tmp_path, size=2, command=stand_in())
     with pytest.raises(KeyboardInterrupt):
         cluster.start()
@@ -173,7 +173,7 @@ def test_an_interrupted_start_leaves_nothing_behind(
 
 
 def test_a_node_that_ignores_the_request_is_killed(
-    one: Node, monkeypatch: pytest.MonkeyPatch
+    one: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.local.STOP_WITHIN_S", 0.05)
     one.command = stand_in(extra="import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
@@ -189,7 +189,7 @@ def test_ports_are_free_and_distinct() -> None:
     assert len(set(ports)) == 6
 
 
-def test_a_missing_log_is_said(one: Node) -> None:
+def test_a_missing_log_is_said(one: LocalNode) -> None:
     assert one.log_tail() == "(no log)"
 
 

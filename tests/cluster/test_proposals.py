@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from broker.cluster.proposals import LostLeadership, Waiting
+from broker.cluster.proposals import LostLeadership, Proposals
 from raft import Index, Term
 from tests.support.cluster_fakes import run
 
 
 def test_the_same_entry_brings_its_result() -> None:
     async def test() -> None:
-        waiting = Waiting()
+        waiting = Proposals()
         futures = [waiting.add(Term(2), Index(i)) for i in (5, 6)]
         waiting.applied(Term(2), Index(4), "not ours")
         waiting.applied(Term(2), Index(5), "five")
@@ -27,7 +27,7 @@ def test_the_same_entry_brings_its_result() -> None:
 @pytest.mark.parametrize("term", [1, 3])
 def test_another_leaders_entry_in_its_place_is_definite(term: int) -> None:
     async def test() -> None:
-        waiting = Waiting()
+        waiting = Proposals()
         future = waiting.add(Term(2), Index(5))
         waiting.applied(Term(term), Index(5), "theirs")
         with pytest.raises(LostLeadership):
@@ -41,7 +41,7 @@ def test_proposing_at_an_index_again_ends_the_former_wait() -> None:
     """This node led, lost, leads again: what it had at the index is no longer in its log."""
 
     async def test() -> None:
-        waiting = Waiting()
+        waiting = Proposals()
         former, present = waiting.add(Term(2), Index(5)), waiting.add(Term(4), Index(5))
         with pytest.raises(LostLeadership):
             await former
@@ -55,7 +55,7 @@ def test_nobody_waits_for_what_has_been_passed() -> None:
     """A leader's first entry, or a batch of publishes, is applied without a word to us."""
 
     async def test() -> None:
-        waiting = Waiting()
+        waiting = Proposals()
         lost = [waiting.add(Term(2), Index(i)) for i in (5, 6)]
         ahead = waiting.add(Term(2), Index(8))
         waiting.passed(Index(4))
@@ -75,7 +75,7 @@ def test_nobody_waits_for_what_has_been_passed() -> None:
 
 def test_those_who_gave_up_are_not_told() -> None:
     async def test() -> None:
-        waiting = Waiting()
+        waiting = Proposals()
         for how in ("applied", "passed", "again"):
             future = waiting.add(Term(2), Index(5))
             future.cancel()
@@ -93,7 +93,7 @@ def test_those_who_gave_up_are_not_told() -> None:
 
 def test_a_group_that_goes_away_cancels_its_waits() -> None:
     async def test() -> None:
-        waiting = Waiting()
+        waiting = Proposals()
         future = waiting.add(Term(2), Index(5))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -7,12 +7,12 @@ import base64
 import pytest
 
 from broker.credentials.jwt import BadToken, decode, inside
-from broker.credentials.nkeys import Kind
+from broker.credentials.nkeys import KeyKind
 from tests.support.keys import Key, token
 
-OPERATOR = Key(Kind.OPERATOR)
-ACCOUNT = Key(Kind.ACCOUNT)
-USER = Key(Kind.USER)
+OPERATOR = Key(KeyKind.OPERATOR)
+ACCOUNT = Key(KeyKind.ACCOUNT)
+USER = Key(KeyKind.USER)
 
 
 @pytest.mark.parametrize("version", [1, 2])

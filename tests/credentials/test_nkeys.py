@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.credentials.nkeys import (
     BadKey,
-    Kind,
+    KeyKind,
     crc16,
     decode,
     encode,
@@ -22,11 +22,11 @@ from broker.credentials.nkeys import (
 from tests.support.keys import Key
 
 LETTERS = {
-    Kind.OPERATOR: "O",
-    Kind.SERVER: "N",
-    Kind.CLUSTER: "C",
-    Kind.ACCOUNT: "A",
-    Kind.USER: "U",
+    KeyKind.OPERATOR: "O",
+    KeyKind.SERVER: "N",
+    KeyKind.CLUSTER: "C",
+    KeyKind.ACCOUNT: "A",
+    KeyKind.USER: "U",
 }
 KNOWN = "UCK5N7N66OBOINFXAYC2ACJQYFSOD4VYNU6APEJTAVFZB2SVHLKGEW7L"  # made by another program
 
@@ -35,19 +35,19 @@ def test_the_checksum_is_xmodem() -> None:
     assert crc16(b"123456789") == 0x31C3  # the check value of that CRC
 
 
-@given(st.sampled_from(list(Kind)), st.binary(min_size=32, max_size=32))
-def test_a_key_is_read_back(kind: Kind, key: bytes) -> None:
+@given(st.sampled_from(list(KeyKind)), st.binary(min_size=32, max_size=32))
+def test_a_key_is_read_back(kind: KeyKind, key: bytes) -> None:
     text = encode(kind, key)
     assert len(text) == 56
     assert text[0] == LETTERS[kind]
     assert decode(text) == (kind, key)
     assert is_public(text, kind)
-    assert not is_public(text, *(other for other in Kind if other is not kind))
+    assert not is_public(text, *(other for other in KeyKind if other is not kind))
 
 
 def test_keys_of_other_programs_are_read() -> None:
-    assert decode(KNOWN)[0] is Kind.USER
-    key = Key(Kind.USER)
+    assert decode(KNOWN)[0] is KeyKind.USER
+    key = Key(KeyKind.USER)
     assert official.from_seed(key.seed.encode()).public_key.decode() == key.public
 
 
@@ -67,11 +67,11 @@ def test_keys_of_other_programs_are_read() -> None:
 def test_damaged_keys_are_refused(text: str, why: str) -> None:
     with pytest.raises(BadKey, match=why):
         decode(text)
-    assert not is_public(text, *Kind)
+    assert not is_public(text, *KeyKind)
 
 
 def test_a_seed_or_an_unknown_kind_is_no_public_key() -> None:
-    assert not is_public(Key(Kind.USER).seed, *Kind)
+    assert not is_public(Key(KeyKind.USER).seed, *KeyKind)
     body = bytes((0xB0,)) + bytes(32)
     text = base64.b32encode(body + crc16(body).to_bytes(2, "little")).decode().rstrip("=")
     with pytest.raises(BadKey, match="no kind"):
@@ -79,7 +79,7 @@ def test_a_seed_or_an_unknown_kind_is_no_public_key() -> None:
 
 
 def test_a_signature_is_of_one_key_and_one_text() -> None:
-    key, other = Key(Kind.USER), Key(Kind.USER)
+    key, other = Key(KeyKind.USER), Key(KeyKind.USER)
     signed = key.sign(b"nonce")
     assert verify(key.public, b"nonce", signed)
     assert not verify(other.public, b"nonce", signed)

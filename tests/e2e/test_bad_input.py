@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.local import LocalCluster, Node, free_ports, our_command
+from broker.local import LocalCluster, LocalNode, free_ports, our_command
 from tests.support.clusters import connect, eventually, run
 
 
@@ -125,7 +125,7 @@ def test_names_that_are_no_text_end_nothing(server: LocalCluster) -> None:
     assert not any("UnicodeDecodeError" in node.log_path.read_text() for node in server.nodes)
 
 
-def start_and_fail(node: Node) -> str:
+def start_and_fail(node: LocalNode) -> str:
     done = subprocess.run(
         [*our_command(), "-c", str(node.directory / "server.conf")],
         capture_output=True, text=True, timeout=60, check=False,
@@ -135,9 +135,9 @@ def start_and_fail(node: Node) -> str:
     return done.stderr
 
 
-def node_like(node: Node, place: Path, name: str, *, cluster: str = "bad") -> Node:
+def node_like(node: LocalNode, place: Path, name: str, *, cluster: str = "bad") -> LocalNode:
     client, http, route = free_ports(3)
-    other = Node(name, place / name, client, http, route, node.command)
+    other = LocalNode(name, place / name, client, http, route, node.command)
     other.write_config(cluster=cluster, routes=[node.route_port])
     return other
 

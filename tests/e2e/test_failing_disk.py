@@ -15,7 +15,7 @@ import nats.errors
 import pytest
 from nats.js.api import ConsumerConfig, StorageType, StreamConfig
 
-from broker.local import LocalCluster, Node
+from broker.local import LocalCluster, LocalNode
 from tests.support.clusters import connect, eventually, run
 
 FAILING_FLUSHES = r"""
@@ -64,7 +64,7 @@ def disk(tmp_path: Path) -> Path:
     return library
 
 
-def health(node: Node) -> tuple[int, str]:
+def health(node: LocalNode) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}/healthz") as answer:
             return answer.status, answer.read().decode()
@@ -130,5 +130,5 @@ def test_a_node_with_failing_flushes_goes_on_when_they_succeed_again(
         assert "Traceback" not in victim.log_path.read_text().split("the disk works again")[-1]
 
 
-async def _ok(node: Node) -> bool:
+async def _ok(node: LocalNode) -> bool:
     return health(node)[0] == 200

@@ -12,7 +12,7 @@ import nats
 import pytest
 from nats.js.api import StreamConfig, StreamSource
 
-from broker.local import LocalCluster, Node, our_command
+from broker.local import LocalCluster, LocalNode, our_command
 from tests.support.clusters import eventually, nats_server, run
 
 CERTS = Path(__file__).parents[1] / "support" / "certs"
@@ -35,7 +35,7 @@ DOORS = {
 }
 
 
-async def connect(node: Node, door: str) -> Any:
+async def connect(node: LocalNode, door: str) -> Any:
     """The one client there is, with all that its door asks for."""
     if "tls" not in DOORS[door]:
         who = {"user": "a", "password": "a"} if "user: a" in DOORS[door] else {}

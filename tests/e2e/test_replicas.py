@@ -13,7 +13,7 @@ import pytest
 from nats.errors import Error as NatsError
 from nats.js.api import ConsumerConfig
 
-from broker.local import LocalCluster, Node
+from broker.local import LocalCluster, LocalNode
 from tests.support.clusters import connect, eventually, leader_of, run
 
 
@@ -111,7 +111,7 @@ async def stored(client: Any, name: str, acked: dict[int, bytes]) -> None:
         assert message.data == text
 
 
-def back(node: Node) -> None:
+def back(node: LocalNode) -> None:
     node.start()
     node.wait_healthy()
 
@@ -120,7 +120,7 @@ def back(node: Node) -> None:
 def test_a_stream_that_grew_survives_its_first_node(cluster: LocalCluster, storage: str) -> None:
     name = f"GROW{storage}"
 
-    async def work() -> Node:
+    async def work() -> LocalNode:
         client = await connect(*cluster.nodes)
         await create(client, name, 1, storage)
         consumer = ConsumerConfig(durable_name="c", ack_policy="explicit")  # type: ignore[arg-type]
@@ -282,7 +282,7 @@ def test_a_change_goes_on_after_its_leader_was_killed(cluster: LocalCluster, sto
         assert ack.seq == (21 if storage == "file" else 1)
         await client.close()
 
-    def back_soon(node: Node) -> None:
+    def back_soon(node: LocalNode) -> None:
         node.start()
 
     run(work)
@@ -293,7 +293,7 @@ def test_a_change_goes_on_after_its_leader_was_killed(cluster: LocalCluster, sto
 def test_a_new_replica_lives_through_every_configuration(cluster: LocalCluster) -> None:
     """What an old limit refused must not come back on a node that knows only the new one."""
 
-    async def work() -> Node:
+    async def work() -> LocalNode:
         client = await connect(*cluster.nodes)
         limits = {**config("LIMITS", 1, "file"), "max_msgs": 5, "discard": "new"}
         assert "error" not in await ask(client, "STREAM.CREATE.LIMITS", limits)

@@ -11,7 +11,7 @@ import nats.errors
 import pytest
 from nats.js.api import StreamConfig
 
-from broker.local import LocalCluster, Node
+from broker.local import LocalCluster, LocalNode
 from tests.support.clusters import connect, eventually, leader_of, run
 
 AHEAD = 64  # publishes under way at any time
@@ -23,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-async def publish_until_gone(client: Any, subject: str, node: Node) -> int:
+async def publish_until_gone(client: Any, subject: str, node: LocalNode) -> int:
     """How many acks came from a node that is told to stop meanwhile."""
     stream = client.jetstream()
     acked = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.local import LocalCluster, Node
+from broker.local import LocalCluster, LocalNode
 from tests.support.clusters import nats_server, run
 from tests.support.trace_rig import Client
 
@@ -23,7 +23,7 @@ def their_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClust
         yield cluster
 
 
-async def opened(node: Node, name: str, *subjects: str) -> Client:
+async def opened(node: LocalNode, name: str, *subjects: str) -> Client:
     client = await Client.open(node.client_port, "", name)
     for sid, subject in enumerate(subjects, 1):
         client.send(f"SUB {subject} {sid}\r\n")

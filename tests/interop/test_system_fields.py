@@ -10,7 +10,7 @@ import msgspec
 import nats
 import pytest
 
-from broker.local import LocalCluster, Node
+from broker.local import LocalCluster, LocalNode
 from tests.interop.test_nats_system import ACCOUNTS
 from tests.support.clusters import WITHIN_S, nats_server, run
 
@@ -31,18 +31,18 @@ SERVICES = (
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalNode, LocalNode]]:
     place = tmp_path_factory.mktemp("fields")
     theirs = LocalCluster(place, size=1, name="real", command=nats_server(), more=ACCOUNTS)
     with LocalCluster(place, size=1, name="ours", more=ACCOUNTS) as ours, theirs:
         yield ours.nodes[0], theirs.nodes[0]
 
 
-async def _connect(node: Node, user: str) -> Any:
+async def _connect(node: LocalNode, user: str) -> Any:
     return await nats.connect(node.url.replace("nats://", f"nats://{user}:pw@"), name="named")
 
 
-async def _answers(node: Node) -> dict[str, Any]:
+async def _answers(node: LocalNode) -> dict[str, Any]:
     """By service, and by the subject of an event."""
     admin = await _connect(node, "admin")
     events = await admin.subscribe("$SYS.ACCOUNT.A.*")
@@ -62,7 +62,7 @@ async def _answers(node: Node) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def answers(servers: tuple[Node, Node]) -> tuple[dict[str, Any], dict[str, Any]]:
+def answers(servers: tuple[LocalNode, LocalNode]) -> tuple[dict[str, Any], dict[str, Any]]:
     ours, theirs = servers
     return run(lambda: _answers(ours)), run(lambda: _answers(theirs))
 

@@ -19,7 +19,7 @@ from broker.scan.client import (
     read_range,
 )
 from broker.scan.columns import read_columns
-from broker.scan.link import Link, LoginRefused, parse_endpoint
+from broker.scan.link import LoginRefused, ScanLink, parse_endpoint
 from broker.scan.protocol import (
     FRAME,
     PlanRefused,
@@ -177,7 +177,7 @@ def test_deleted_rows_never_leave_the_replica(cluster: Cluster) -> None:
     store.delete(2, 250, 251, 500, 501, *range(1001, 1501), 2999)
     assert read(cluster, 1, 3000) == store.expected()
     assert len(store.expected()) == 3000 - 506
-    with Link(parse_endpoint(cluster.servers.split(",")[0]), LOGIN) as link:
+    with ScanLink(parse_endpoint(cluster.servers.split(",")[0]), LOGIN) as link:
         scan = link.scan(ScanRequest(stream=STREAM, first=1, last=600))
         assert b"250:" not in b"".join(bytes(block) for block in scan.blocks())
         assert scan.end is not None

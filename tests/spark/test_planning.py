@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from broker.client import scan
-from broker.scan.client import DataLost, Endpoint, Login
+from broker.scan.client import DataLost, Login, ReplicaAddress
 from broker.scan.protocol import PlanReplica, ScanPlan
 from broker.spark.offsets import Offset, OffsetError, cut, parse_offset, preferred, ranges
 from broker.spark.options import (
@@ -73,9 +73,12 @@ REPLICAS = (
     ],
 )
 def test_replicas_are_asked_in_order(read_from: ReadFrom, turn: int, order: str) -> None:
-    fallback = (Endpoint("a", 4222), Endpoint("outside", 14222))
+    fallback = (ReplicaAddress("a", 4222), ReplicaAddress("outside", 14222))
     found = preferred(REPLICAS, last=90, turn=turn, read_from=read_from, fallback=fallback)
-    assert found == (*(Endpoint(name, 4222) for name in order), Endpoint("outside", 14222))
+    assert found == (
+        *(ReplicaAddress(name, 4222) for name in order),
+        ReplicaAddress("outside", 14222),
+    )
 
 
 def test_boundaries_do_not_depend_on_the_replicas_alive() -> None:
@@ -124,7 +127,7 @@ def test_options_are_read_in_any_case() -> None:
         }
     )
     options = parse_options(given)
-    assert options.servers == (Endpoint("h1", 4222), Endpoint("h2", 5000))
+    assert options.servers == (ReplicaAddress("h1", 4222), ReplicaAddress("h2", 5000))
     assert (options.login.user, options.login.password) == ("bob", "s t")
     assert (options.starting, options.ending) == (17, Edge.LATEST)
     assert options.subjects == ("a.>", "b")

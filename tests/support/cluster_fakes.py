@@ -18,7 +18,7 @@ from broker.cluster.peers.interest import (
 from broker.server.routing.router import Router
 from broker.server.server import Server
 from broker.server.tracing.tracing import Tracing
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 from raft import NodeId
 
@@ -98,7 +98,12 @@ class Client:
         return True
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         return all(self.deliver(sub, *run.message(row)) for row in range(start, stop))
 

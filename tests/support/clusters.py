@@ -16,7 +16,7 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from broker.local import LocalCluster, Node
+from broker.local import LocalCluster, LocalNode
 
 T = TypeVar("T")
 WITHIN_S = 60.0  # generous: the machine may be slow and shared
@@ -30,7 +30,7 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
     return asyncio.run(bounded())
 
 
-async def connect(*nodes: Node) -> Any:
+async def connect(*nodes: LocalNode) -> Any:
     async def quiet(_: Exception) -> None:
         """Lost connections are part of these tests."""
 
@@ -55,7 +55,7 @@ async def eventually(check: Callable[[], Awaitable[Any]], what: str) -> Any:
         await asyncio.sleep(0.05)
 
 
-async def leader_of(client: Any, cluster: LocalCluster, stream: str) -> Node:
+async def leader_of(client: Any, cluster: LocalCluster, stream: str) -> LocalNode:
     async def leader() -> str | None:
         info = await client.jetstream().stream_info(stream)
         return str(info.cluster.leader) if info.cluster and info.cluster.leader else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from broker.jetstream.commands.consumer_commands import Acks, Progress
+from broker.jetstream.commands.consumer_commands import Acks, DeliveryProgress
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CreateConsumer,
@@ -29,9 +29,9 @@ from broker.jetstream.delivery.effects import (
     Confirm,
     Deliver,
     Effect,
-    Proposal,
     Propose,
-    Status,
+    StatusMessage,
+    TurnProposal,
 )
 from broker.jetstream.delivery.engine import Delivery
 from broker.jetstream.delivery.proposal import flush
@@ -85,7 +85,7 @@ class Bench:
         self.index = 0
         self.limits = PumpLimits()
         self.confirmed: list[bytes] = []
-        self.pending_proposals: list[Proposal] = []
+        self.pending_proposals: list[TurnProposal] = []
         self.consumer: Consumer | None = None
         self.replica: Consumer | None = None
         self.engine: Delivery | None = None
@@ -169,7 +169,7 @@ class Bench:
         results = []
         for consumer in (self.of, self.twin):
             match again:
-                case Progress():
+                case DeliveryProgress():
                     for progress in again.of:
                         consumer.apply_progress(progress, now_ns=again.now_ns)
                     results.append(None)
@@ -270,7 +270,7 @@ def text_of(effect: Effect) -> str:
                 f" pending={effect.pending}{counts}{only}"
                 + (f" pin={effect.pin_id}" if effect.pin_id else "")
             )
-        case Status():
+        case StatusMessage():
             lines = effect.header.decode().removeprefix("NATS/1.0 ").strip().split("\r\n")
             reply = f" reply={effect.reply.decode()}" if effect.reply else ""
             return f"status {effect.to.decode()} {' | '.join(lines)}{reply}"

@@ -9,7 +9,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from broker.credentials.nkeys import Kind, crc16, encode
+from broker.credentials.nkeys import KeyKind, crc16, encode
 
 SEED_PREFIX = 0x90  # S
 
@@ -17,7 +17,7 @@ SEED_PREFIX = 0x90  # S
 class Key:
     """A fresh key pair; the seed is what `nats.connect(nkeys_seed_str=...)` wants."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: KeyKind) -> None:
         self._private = Ed25519PrivateKey.generate()
         public = self._private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.public = encode(kind, public)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker.cluster.origins.origin_connection import Origin, OriginAddress
+from broker.cluster.origins.origin_connection import OriginAddress, OriginConnection
 from tests.support.cluster_fakes import turns
 
 INFO = b'INFO {"server_id":"X","version":"2.12.0","headers":true,"max_payload":1048576} \r\n'
@@ -101,8 +101,8 @@ async def scripted(script: Script) -> AsyncIterator[OriginAddress]:
 
 
 @asynccontextmanager
-async def connected(address: OriginAddress) -> AsyncIterator[Origin]:
-    origin = await Origin.connect(address)
+async def connected(address: OriginAddress) -> AsyncIterator[OriginConnection]:
+    origin = await OriginConnection.connect(address)
     try:
         yield origin
     finally:
@@ -111,7 +111,7 @@ async def connected(address: OriginAddress) -> AsyncIterator[Origin]:
 
 
 @asynccontextmanager
-async def consuming(script: Script, **wanted: Any) -> AsyncIterator[Origin]:
+async def consuming(script: Script, **wanted: Any) -> AsyncIterator[OriginConnection]:
     """A client that has its consumer, on a server that goes on with the script."""
 
     async def whole(peer: Peer) -> None:

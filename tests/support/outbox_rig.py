@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from broker.accounts import Account
-from broker.cluster.publish.outbox import Batch, Outbox, Published
+from broker.cluster.publish.outbox import Outbox, PublishBatch, Published
 from broker.server.routing.router import Router
 from broker.subjects import Subscription
 from broker.wire import PubRun
@@ -21,7 +21,7 @@ class Bench:
     def __init__(self, *, silent: bool = False, extra: bytes = b"") -> None:
         self.account = Account("$G")
         self.router = Router()
-        self.sent: list[Batch] = []
+        self.sent: list[PublishBatch] = []
         self.outbox = Outbox(
             stream=b"ORDERS",
             group=GROUP,
@@ -35,7 +35,7 @@ class Bench:
         self.capture = Subscription(self.outbox, self.account, b"orders.>")
         self.account.subs.insert(self.capture)
 
-    def _transmit(self, outbox: Outbox, batch: Batch) -> None:
+    def _transmit(self, outbox: Outbox, batch: PublishBatch) -> None:
         assert outbox is self.outbox
         self.sent.append(batch)
 

@@ -9,7 +9,7 @@ from broker.jetstream.commands.consumer_commands import (
     Acks,
     ConsumerAcks,
     ConsumerProgress,
-    Progress,
+    DeliveryProgress,
 )
 from broker.jetstream.commands.publish_notes import Bounds, encode_marks, fast_spans
 from broker.jetstream.commands.stream_commands import (
@@ -166,7 +166,7 @@ class Driver:
             stream_seq=max(state.stream_seq, *seqs),
             first=first,
         )
-        self.run(Progress(self.now, [progress]))
+        self.run(DeliveryProgress(self.now, [progress]))
 
     def ack(self, name: str, *seqs: int) -> None:
         consumer = self.stream.consumers[name]

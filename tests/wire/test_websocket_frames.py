@@ -13,11 +13,11 @@ from broker.wire.websocket import (
     FRAME_MAX,
     INFLATED_MULTIPLE,
     PIECE_SIZE,
+    CloseStatus,
     Deflater,
     FrameReader,
     FrameViolation,
     FrameWriter,
-    Status,
     close_frame,
 )
 
@@ -142,7 +142,7 @@ def test_what_breaks_the_framing(wire: bytes, text: str) -> None:
     found = reader()
     with pytest.raises(FrameViolation, match=text) as violation:
         drain(found, wire)
-    assert violation.value.status == Status.PROTOCOL_ERROR
+    assert violation.value.status == CloseStatus.PROTOCOL_ERROR
 
 
 def test_compressed_continuations_and_controls_are_refused() -> None:
@@ -197,7 +197,7 @@ def test_a_bomb_is_cut_off() -> None:
 
     with pytest.raises(FrameViolation, match="too big") as violation:
         read_all()
-    assert violation.value.status == Status.TOO_BIG
+    assert violation.value.status == CloseStatus.TOO_BIG
     assert got <= limit
 
 
@@ -223,7 +223,7 @@ def test_the_end_of_a_long_match_is_not_lost(alone: bool) -> None:
 def test_broken_compression_is_invalid_data() -> None:
     with pytest.raises(FrameViolation, match="compressed data") as violation:
         drain(reader(compression=True), frame(b"\xff\xff\xff\xff", first=0xC2))
-    assert violation.value.status == Status.INVALID_DATA
+    assert violation.value.status == CloseStatus.INVALID_DATA
 
 
 # -- what we send ------------------------------------------------------------------------------

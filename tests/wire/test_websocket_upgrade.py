@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.wire.upgrade import Refused, Terms, Upgrade, parse_origin, upgrade
+from broker.wire.upgrade import Terms, Upgrade, UpgradeRefused, parse_origin, upgrade
 
 HEADERS = {
     "Host": "here:80",
@@ -46,7 +46,7 @@ def test_the_answer_of_the_rfc() -> None:
     ],
 )
 def test_refusals(line: str, changed: dict[str, str], status: int, reason: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UpgradeRefused) as refused:
         ask(line=line, **changed)
     assert str(refused.value) == reason
     told = refused.value.response()
@@ -74,7 +74,7 @@ def test_origins(terms: Terms, origin: str, refusal: str) -> None:
     if not refusal:
         assert ask(terms, Origin=origin).response
         return
-    with pytest.raises(Refused, match=f"origin not allowed: .*{refusal}") as refused:
+    with pytest.raises(UpgradeRefused, match=f"origin not allowed: .*{refusal}") as refused:
         ask(terms, Origin=origin)
     assert refused.value.status == 403
 

@@ -24,7 +24,7 @@ from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.config.names import NUID_RANDOM_BYTES, nuid
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.archive import FORMAT, ArchiveWriter, Head, Part
-from broker.server.routing.internal_subscription import Inbox
+from broker.server.routing.internal_subscription import InternalSubscription
 from broker.store.block.block import Block, BlockDamaged
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class Sending:
         token = nuid(secrets.token_bytes(NUID_RANDOM_BYTES))
         prefix = f"$JS.SNAPSHOT.ACK.{self.replica.name}.{token}"
         router = self.node.server.router
-        inbox = Inbox(router, self.replica.account, f"{prefix}.*.*".encode(), self._taken)
+        inbox = InternalSubscription(
+            router, self.replica.account, f"{prefix}.*.*".encode(), self._taken
+        )
         reason = ""
         try:
             await self._interest()

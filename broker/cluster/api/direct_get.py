@@ -15,7 +15,7 @@ from broker.jetstream.api.requests import (
     NO_RESULTS,
     TOO_MANY_RESULTS,
     MsgGetRequest,
-    Status,
+    StatusAnswer,
     parse_direct_get,
 )
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER
@@ -83,7 +83,7 @@ def direct_get(stream: Stream, subject: str, headers: bytes, payload: bytes) -> 
         return [last_of_subject(stream, subject.encode())]
     level = wire_headers.get(headers, REQUIRED_LEVEL_HEADER) if headers else None
     request = parse_direct_get(subject, payload, required_level=level)
-    if isinstance(request, Status):
+    if isinstance(request, StatusAnswer):
         return [(request.header, b"")]
     name = stream.config.name
     if request.multi_last:

@@ -36,7 +36,7 @@ from broker.jetstream.config.stream_config import StreamConfigRequest
 from broker.jetstream.consumer.ack_subjects import has_ack_form
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.block.block import BlockDamaged
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 from broker.wire import headers as wire_headers
 
@@ -81,7 +81,7 @@ class ApiCall:
     reply: bytes
     headers: bytes
     payload: bytes
-    origin: Origin | None = None
+    origin: PublishingConnection | None = None
 
     def encoded(self) -> bytes:
         """For another node: it reads the subject itself."""
@@ -120,7 +120,12 @@ class ApiService:
     # -- the sink -------------------------------------------------------------------------------
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         taken = False
         for row in range(start, stop):
@@ -128,9 +133,15 @@ class ApiService:
         return taken
 
     def deliver_gets(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None, *,
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
+        *,
         deadline: float,
-    ) -> tuple[int, list[int]]:  # fmt: skip
+    ) -> tuple[int, list[int]]:
         account = self.node.server.account(sub.account.name)
 
         def otherwise(row: int) -> bool:
@@ -163,7 +174,7 @@ class ApiService:
         headers: bytes,
         payload: bytes,
         *,
-        origin: Origin | None,
+        origin: PublishingConnection | None,
     ) -> bool:
         account = self.node.server.account(sub.account.name)
         if sub.subject is ACK_SUBJECTS or sub.subject is FLOW_SUBJECTS:

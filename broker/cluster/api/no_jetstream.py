@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from broker.jetstream.api.responses import encode_error
 from broker.jetstream.api.subjects import ApiKind, parse_api_subject
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.subjects import Origin, SinkKind, Subscription, collides
+from broker.subjects import PublishingConnection, SinkKind, Subscription, collides
 
 if TYPE_CHECKING:
     from broker.accounts import Account
@@ -39,7 +39,12 @@ class NoJetStream:
             self.account.subs.insert(Subscription(self, self.account, SUBJECTS))
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         taken = False
         for row in range(start, stop):

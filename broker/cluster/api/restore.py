@@ -38,7 +38,7 @@ from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.names import NUID_RANDOM_BYTES, nuid
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.archive import ArchiveReader, BadArchive, Head, Part, read_head
-from broker.server.routing.internal_subscription import Inbox
+from broker.server.routing.internal_subscription import InternalSubscription
 from broker.store.block.block import Block, BlockDamaged
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Restore:
     peers: list[int]
     received_bytes: int = 0
     subject: str = field(init=False)
-    _inbox: Inbox = field(init=False)
+    _inbox: InternalSubscription = field(init=False)
     # Bounded by the client's own window: every chunk is answered, and waits here until it is.
     _chunks: asyncio.Queue[tuple[bytes, bytes]] = field(default_factory=asyncio.Queue)
 
@@ -116,7 +116,7 @@ class Restore:
         token = nuid(secrets.token_bytes(NUID_RANDOM_BYTES))
         self.subject = f"$JS.SNAPSHOT.RESTORE.{self.config.name}.{token}"
         router = self.owner.node.server.router
-        self._inbox = Inbox(router, self.account, self.subject.encode(), self._taken)
+        self._inbox = InternalSubscription(router, self.account, self.subject.encode(), self._taken)
 
     def _taken(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
         self._chunks.put_nowait((reply, payload))

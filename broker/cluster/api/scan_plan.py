@@ -16,7 +16,7 @@ from broker.cluster.peers.rpc import CallFailed, CallRefused
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.strict_json import to_wire
 from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 
 if TYPE_CHECKING:
@@ -41,7 +41,12 @@ class PlanService:
         account.subs.insert(Subscription(sink=self, account=account, subject=subject))
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         for row in range(start, stop):
             self.deliver(sub, *run.message(row))

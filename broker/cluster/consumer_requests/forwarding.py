@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from broker.cluster.consumer_requests.waiting_for_leader import Held
+from broker.cluster.consumer_requests.waiting_for_leader import WaitingForLeader
 from broker.cluster.consumer_requests.waiting_pulls import Pulls
 from raft import NodeId
 
@@ -27,32 +27,32 @@ HELD_OVERHEAD_BYTES = 300  # of what waits for a leader, beside its own bytes
 HELD_ACK_BYTES = 100
 
 CHANNEL_ACKS = 24
-AckErrand = tuple[int, bytes, list[int], list[int]]  # group, consumer, stream and consumer seqs
-Errand = tuple[int, bytes, bytes, bytes, bytes]  # group, subject, reply, headers, payload
+ForwardedAcks = tuple[int, bytes, list[int], list[int]]  # group, consumer, stream and consumer seqs
+ForwardedRequest = tuple[int, bytes, bytes, bytes, bytes]  # group, subject, reply, headers, payload
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Errand]).decode
-_decode_acks = msgspec.msgpack.Decoder(list[AckErrand]).decode
+_decode = msgspec.msgpack.Decoder(list[ForwardedRequest]).decode
+_decode_acks = msgspec.msgpack.Decoder(list[ForwardedAcks]).decode
 
 
 @dataclass(slots=True)
-class Errands:
+class RequestForwarder:
     node: NodeId
     leader: Callable[[int], NodeId | None]
     send: Callable[[NodeId, int, bytes], bool]
-    take: Callable[[Errand], None]
-    take_acks: Callable[[AckErrand], None]
+    take: Callable[[ForwardedRequest], None]
+    take_acks: Callable[[ForwardedAcks], None]
     before_send: Callable[[], None]
     dropped: int = 0
     pulls: Pulls = field(default_factory=Pulls)
-    _held: Held[Errand] = field(default_factory=Held)
-    _held_acks: Held[AckErrand] = field(default_factory=Held)
-    _collected: dict[NodeId, list[Errand]] = field(default_factory=dict)
-    _acks: dict[NodeId, list[AckErrand]] = field(default_factory=dict)
+    _held: WaitingForLeader[ForwardedRequest] = field(default_factory=WaitingForLeader)
+    _held_acks: WaitingForLeader[ForwardedAcks] = field(default_factory=WaitingForLeader)
+    _collected: dict[NodeId, list[ForwardedRequest]] = field(default_factory=dict)
+    _acks: dict[NodeId, list[ForwardedAcks]] = field(default_factory=dict)
     _collected_bytes: int = 0
     _scheduled: bool = False
 
-    def add(self, errand: Errand) -> bool:
+    def add(self, errand: ForwardedRequest) -> bool:
         """False when no leader is known and there is no room to hold it: it is dropped."""
         leader = self.leader(errand[0])
         if leader is None:
@@ -73,7 +73,7 @@ class Errands:
             asyncio.get_running_loop().call_soon(self._turn)
         return True
 
-    def add_acks(self, acks: AckErrand) -> None:
+    def add_acks(self, acks: ForwardedAcks) -> None:
         """Plain acks of one consumer; what has to be dropped is delivered again."""
         leader = self.leader(acks[0])
         if leader is None:
@@ -88,13 +88,13 @@ class Errands:
 
     # -- while nobody serves the group ----------------------------------------------------------
 
-    def hold(self, errand: Errand) -> bool:
+    def hold(self, errand: ForwardedRequest) -> bool:
         """Until `release`. False when there is no room."""
         held = self._held.keep(errand[0], errand, HELD_OVERHEAD_BYTES + _size(errand))
         self.dropped += not held
         return held
 
-    def hold_acks(self, acks: AckErrand) -> None:
+    def hold_acks(self, acks: ForwardedAcks) -> None:
         size = HELD_OVERHEAD_BYTES + HELD_ACK_BYTES * len(acks[2])
         if not self._held_acks.keep(acks[0], acks, size):
             self.dropped += len(acks[2])
@@ -140,6 +140,6 @@ class Errands:
             self.take(errand)
 
 
-def _size(errand: Errand) -> int:
+def _size(errand: ForwardedRequest) -> int:
     _, subject, reply, headers, payload = errand
     return len(subject) + len(reply) + len(headers) + len(payload)

@@ -17,7 +17,7 @@ HELD_BYTES_MAX = 4 << 20  # of all groups; beyond it the newest is refused
 
 
 @dataclass(slots=True)
-class Held(Generic[T]):
+class WaitingForLeader(Generic[T]):
     """By group, in the order they came."""
 
     _by_group: dict[int, list[tuple[float, int, T]]] = field(default_factory=dict)

@@ -28,7 +28,7 @@ _usage = msgspec.msgpack.Decoder(tuple[int, int, int])
 
 
 @dataclass(slots=True)
-class Tenancy:
+class AccountQuotas:
     """One per node. Usage is asked of the leaders: each knows its streams best."""
 
     node: JetStreamNode

@@ -108,7 +108,7 @@ def encode_command(command: MetaCommand) -> bytes:
     return _encoder.encode(command)
 
 
-class Meta:
+class AssignmentTable:
     """The replicated table of assignments. `apply` is the only thing that changes it."""
 
     def __init__(self) -> None:

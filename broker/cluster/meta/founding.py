@@ -43,7 +43,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Formation:
+class Founders:
     """Waits for enough peers, then founds or follows. `on_formed` is called once."""
 
     path: Path

@@ -16,8 +16,8 @@ from broker.cluster.meta.assignments import (
     FIRST_STREAM_GROUP,
     META_GROUP,
     Assignment,
+    AssignmentTable,
     AssignStream,
-    Meta,
     MetaCommand,
     MetaResult,
     ReconfigureStream,
@@ -26,7 +26,7 @@ from broker.cluster.meta.assignments import (
     RenewStream,
     encode_command,
 )
-from broker.cluster.proposals import Waiting
+from broker.cluster.proposals import Proposals
 from broker.jetstream.errors import JetStreamError
 from broker.store.files import RECORD, key
 from broker.store.state_db import StateDb
@@ -47,17 +47,17 @@ class MetaGroup:
     on_removed: Callable[[Assignment], None]
     on_leader: Callable[[NodeId | None], None]
     on_written: Callable[[], None]  # changes are rare, and a restart needs them at once
-    meta: Meta = field(default_factory=Meta)
+    meta: AssignmentTable = field(default_factory=AssignmentTable)
     leader: NodeId | None = None
     leader_since_ns: int = 0
     is_leader: bool = False
-    _waiting: Waiting = field(default_factory=Waiting)
+    _waiting: Proposals = field(default_factory=Proposals)
     _flushed: Index = NOTHING
 
     def load(self) -> None:
         """Take up the record of an earlier run; what is newer comes back from the log."""
         record = self.state_db.files(META_GROUP).get(RECORD, 0)
-        self.meta = Meta()
+        self.meta = AssignmentTable()
         if record is not None:
             self.meta.load_dump(record)
         self._flushed = self.meta.applied

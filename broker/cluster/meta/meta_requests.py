@@ -20,7 +20,7 @@ from broker.cluster.meta.assignments import (
     RemoveStream,
 )
 from broker.cluster.meta.meta_group import MetaGroup, eventually
-from broker.cluster.peers.leader_table import Leaders
+from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed, CallRefused, Rpc
 from broker.cluster.proposals import LostLeadership
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -35,10 +35,10 @@ _answer = msgspec.msgpack.Decoder(Assignment | tuple[ErrCode, str])
 
 
 @dataclass(slots=True)
-class MetaCalls:
+class MetaRequests:
     node: NodeId
     rpc: Rpc
-    leaders: Leaders
+    leaders: LeaderTable
     group: MetaGroup
 
     def start(self) -> None:

@@ -17,7 +17,7 @@ from broker.jetstream.api.advisories import Event
 from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.config.names import NUID_RANDOM_BYTES, nuid
 from broker.jetstream.times import rfc3339
-from broker.subjects import Origin
+from broker.subjects import PublishingConnection
 from raft import NodeId
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Client = dict[str, object]
 
 
 @dataclass(slots=True)
-class Advising:
+class Advisories:
     """One per node."""
 
     node: JetStreamNode
@@ -57,7 +57,7 @@ class Advising:
     def audit(
         self,
         account: Account,
-        origin: Origin | None,
+        origin: PublishingConnection | None,
         subject: bytes,
         request: bytes,
         response: bytes,
@@ -128,7 +128,7 @@ class Advising:
                 return
             self.send(replica.account, event)
 
-    def client(self, origin: Origin | None, account: Account) -> Client:
+    def client(self, origin: PublishingConnection | None, account: Account) -> Client:
         """What events tell of the client that caused them."""
         # A sink is told only the narrow side of a connection; the server has the whole of it.
         found = self.server.connections.get(origin.cid) if origin is not None else None

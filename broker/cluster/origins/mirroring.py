@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from broker.cluster.origins.origin_connection import OriginMessage
 from broker.cluster.origins.origin_reader import (
     DROPPED_HEADERS,
-    Follower,
     NotTaken,
+    OriginReader,
     without_headers,
 )
 from broker.jetstream.commands import stream_commands as commands
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MIRROR = ""  # the key of a stream's mirror among its followers; sources have theirs
 
 
-class Mirror(Follower):
+class Mirror(OriginReader):
     """Sequences and times are the origin's: the last stored sequence is the position."""
 
     __slots__ = ()
@@ -59,7 +59,7 @@ class Mirror(Follower):
         return self.replica.propose_raw(prefix + block)
 
 
-class Sourcing(Follower):
+class Sourcing(OriginReader):
     """Messages get sequences of ours; the position is kept beside them."""
 
     __slots__ = ("_proposed",)
@@ -124,7 +124,7 @@ class Followers:
         if not running:
             del self.node.followers[replica.group]
 
-    async def _owned(self, follower: Follower, name: str) -> None:
+    async def _owned(self, follower: OriginReader, name: str) -> None:
         """Cancelling one follower must not look like a failure of the server's task."""
         follower.task = asyncio.create_task(follower.run(), name=name)
         await asyncio.wait([follower.task])
@@ -139,6 +139,6 @@ def _origins(config: StreamConfig) -> dict[str, StreamSource]:
     return found
 
 
-def _cancel(follower: Follower) -> None:
+def _cancel(follower: OriginReader) -> None:
     if follower.task is not None:
         follower.task.cancel()

@@ -141,7 +141,7 @@ def _numbers(head: _Head) -> tuple[int, int, int, int]:
 
 
 @dataclass(slots=True)
-class Origin:
+class OriginConnection:
     """Connected and subscribed. `next` gives messages in order, or raises OriginLost: whatever
     the other side sends, it raises nothing else but TimeoutError, when it sends nothing."""
 
@@ -157,7 +157,7 @@ class Origin:
     _early: deque[_Message] = field(default_factory=deque)  # came before the consumer's creation
 
     @classmethod
-    async def connect(cls, address: OriginAddress) -> Origin:
+    async def connect(cls, address: OriginAddress) -> OriginConnection:
         """Try the URLs in turn. Raises OriginLost with the last reason."""
         reason, cause = "no url", None
         for url in address.urls:
@@ -171,7 +171,7 @@ class Origin:
         raise OriginLost(reason) from cause
 
     @classmethod
-    async def _connect(cls, url: str, address: OriginAddress) -> Origin:
+    async def _connect(cls, url: str, address: OriginAddress) -> OriginConnection:
         parts = urlsplit(url if "//" in url else f"nats://{url}")
         host, port = parts.hostname or "127.0.0.1", parts.port or 4222
         reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
@@ -187,7 +187,7 @@ class Origin:
         return origin
 
     @classmethod
-    async def over(cls, sock: socket.socket) -> Origin:
+    async def over(cls, sock: socket.socket) -> OriginConnection:
         """Through a Unix socket that is connected, to a server that knows who we are."""
         reader, writer = await asyncio.open_unix_connection(sock=sock, limit=READ_LIMIT)
         origin = cls(reader, writer, "$JS.API")

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from broker.cluster.origins.origin_connection import (
     SETUP_FAILED,
-    Origin,
     OriginAddress,
+    OriginConnection,
     OriginLost,
     OriginMessage,
     OriginRefused,
@@ -58,7 +58,7 @@ class NotTaken(Exception):
 
 
 @dataclass(slots=True)
-class Follower:
+class OriginReader:
     """Follows one origin while this node leads the stream. See Mirror and Sourcing."""
 
     node: JetStreamNode
@@ -70,7 +70,7 @@ class Follower:
     lag: int = 0
     _heard_s: float = 0.0
     _known: int = 0  # the position when reading began
-    _origin: Origin | None = None
+    _origin: OriginConnection | None = None
     _in_flight: deque[asyncio.Future[object]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class Follower:
             origin.close()
             await self._settle()
 
-    async def _consume(self, origin: Origin) -> None:
+    async def _consume(self, origin: OriginConnection) -> None:
         """Through a consumer of our own, that begins behind what we know."""
         source = self.source
         start, since_ns = self._known + 1, 0
@@ -175,7 +175,7 @@ class Follower:
             filters=self.mapping.filters,
         )
 
-    async def _take_batch(self, origin: Origin) -> None:
+    async def _take_batch(self, origin: OriginConnection) -> None:
         """Read what is there, at least one message, and propose it as one entry."""
         builder = BlockBuilder()
         message = await origin.next()
@@ -214,12 +214,12 @@ class Follower:
 
     # -- where the origin is --------------------------------------------------------------------
 
-    async def _connect(self) -> Origin:
+    async def _connect(self) -> OriginConnection:
         external = self.source.external
         if external is not None and external.api:
-            return await Origin.connect(self._address(external.api))
+            return await OriginConnection.connect(self._address(external.api))
         account = self.replica.account.name
-        return await Origin.over(await inside.connect(self.node.server, account))
+        return await OriginConnection.over(await inside.connect(self.node.server, account))
 
     def _address(self, api: str) -> OriginAddress:
         tokens = api.split(".")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.server.tracing import tracing
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import ClientParser, Op, PubRun, encode_pub
 
 if TYPE_CHECKING:
@@ -118,7 +118,12 @@ class PeerSink:
         return True
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         self._single = None
         last = self._queued[-1] if self._queued else None

@@ -18,7 +18,7 @@ NO_LEADER_WITHIN_S = 5.0
 
 
 @dataclass(slots=True)
-class Leaders:
+class LeaderTable:
     connected: Callable[[NodeId], bool]
     on_change: Callable[[int], None]  # a group has another leader, or it serves from now on
     _known: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)

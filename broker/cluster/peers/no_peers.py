@@ -12,7 +12,7 @@ from raft import NodeId
 from raft.transport.transport import Peer
 
 
-class Alone:
+class NoPeers:
     """The transport of a server without a cluster: there is nobody to talk to."""
 
     def register(

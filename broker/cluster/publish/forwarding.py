@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.cluster.publish.outbox import Batch, Outbox, Published
+from broker.cluster.publish.outbox import Outbox, PublishBatch, Published
 from broker.jetstream.commands.publish_notes import encode_marks
 from broker.jetstream.config.stream_config import Retention, Storage
 from broker.jetstream.config.transforms import mapping_of
@@ -32,7 +32,7 @@ _published = msgspec.msgpack.Decoder(Published)
 
 
 @dataclass(slots=True)
-class Publishing:
+class PublishForwarder:
     node: JetStreamNode
 
     def start(self) -> None:
@@ -41,7 +41,7 @@ class Publishing:
         mesh.register(CHANNEL_PUBLISH_FAST, self._received_fast)
         mesh.register(CHANNEL_PUBLISHED, self._received_answer)
 
-    def transmit(self, outbox: Outbox, batch: Batch) -> None:
+    def transmit(self, outbox: Outbox, batch: PublishBatch) -> None:
         """Send a batch to the stream's leader, if one is known."""
         node, names = self.node, (outbox.group, outbox.session, batch.number)
         leader = node.leader(outbox.group)

@@ -22,7 +22,7 @@ from broker.jetstream.api.responses import encode_pub_error
 from broker.jetstream.commands.publish_notes import FAST_SUFFIX, FastSpan, fast_spans
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.block.block import BlockBuilder
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun, ReplyColumn
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Published(msgspec.Struct, array_like=True):
 
 
 @dataclass(slots=True)
-class Batch:
+class PublishBatch:
     number: int
     block: bytes
     replies: ReplyColumn
@@ -82,7 +82,7 @@ class Outbox:
     session: int
     account: Account
     router: Router
-    transmit: Callable[[Outbox, Batch], None]  # to the leader, if there is one
+    transmit: Callable[[Outbox, PublishBatch], None]  # to the leader, if there is one
     silent: bool  # no_ack: nothing is ever answered
     no_room: Callable[[int], bool] = lambda _group: False  # the leader's disk is full
     stored_as: Callable[[bytes], tuple[bytes, bool]] = lambda subject: (subject, False)
@@ -90,16 +90,16 @@ class Outbox:
     kind: SinkKind = SinkKind.STREAM
     closed: bool = False
     held_bytes: int = 0
-    in_flight: deque[Batch] = field(default_factory=deque)
-    _waiting: deque[Batch] = field(default_factory=deque)  # sealed, not sent yet
+    in_flight: deque[PublishBatch] = field(default_factory=deque)
+    _waiting: deque[PublishBatch] = field(default_factory=deque)  # sealed, not sent yet
     _builder: BlockBuilder = field(default_factory=BlockBuilder)
     _replies: ReplyColumn = field(default_factory=ReplyColumn)
     _spans: list[tuple[int, int, bool]] = field(default_factory=list)
     _next_number: int = 1
     _known: bool = False  # the stream has answered a batch of this session
     _scheduled: bool = False
-    _last_origin: Origin | None = None  # whose rows the last span holds
-    _paused: dict[Origin, None] = field(default_factory=dict)
+    _last_origin: PublishingConnection | None = None  # whose rows the last span holds
+    _paused: dict[PublishingConnection, None] = field(default_factory=dict)
     _resend_timer: asyncio.TimerHandle | None = None
     _resend_after_s: float = RESEND_AFTER_S
     _acks: PubAcks = field(init=False)
@@ -118,7 +118,12 @@ class Outbox:
     # -- collecting -----------------------------------------------------------------------------
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         if self.closed:
             return False
@@ -152,7 +157,9 @@ class Outbox:
             if reply:
                 self.router.publish(self.account, reply, b"", b"", body)
 
-    def _append(self, run: PubRun, start: int, stop: int, origin: Origin | None) -> None:
+    def _append(
+        self, run: PubRun, start: int, stop: int, origin: PublishingConnection | None
+    ) -> None:
         builder = self._builder
         first = builder.rows
         builder.append_run(run, start, stop)
@@ -165,7 +172,9 @@ class Outbox:
             spans.append((first, builder.rows, answered))
             self._last_origin = origin
 
-    def _append_sliced(self, run: PubRun, start: int, stop: int, origin: Origin | None) -> None:
+    def _append_sliced(
+        self, run: PubRun, start: int, stop: int, origin: PublishingConnection | None
+    ) -> None:
         """As many rows as fit, then the next batch: no batch outgrows its bounds."""
         longest = max(len(subject) for subject, _, _ in run.segments(start, stop))
         per_row = ROW_BYTES + longest
@@ -214,7 +223,7 @@ class Outbox:
     def _seal(self) -> None:
         replies = self._replies
         marked = replies.ending(FAST_SUFFIX)
-        batch = Batch(
+        batch = PublishBatch(
             number=self._next_number,
             block=self._builder.build(seal=False),
             replies=replies,
@@ -260,7 +269,7 @@ class Outbox:
         self._send_waiting()
         self._resume()
 
-    def _let_go(self, batch: Batch) -> None:
+    def _let_go(self, batch: PublishBatch) -> None:
         self.in_flight.remove(batch)
         self.held_bytes -= len(batch.block)
 
@@ -336,7 +345,7 @@ class Outbox:
             self._send(batch)
         self._arm()
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: PublishBatch) -> None:
         batch.doubts += not self._known
         self.transmit(self, batch)
 
@@ -359,7 +368,7 @@ class Outbox:
 
     # -- back-pressure --------------------------------------------------------------------------
 
-    def _pause(self, origin: Origin) -> None:
+    def _pause(self, origin: PublishingConnection) -> None:
         if origin not in self._paused:
             origin.pause_reading()
             self._paused[origin] = None

@@ -14,7 +14,7 @@ from broker.wire import ReplyColumn, encode_pub_acks
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.cluster.publish.outbox import Batch, Published
+    from broker.cluster.publish.outbox import PublishBatch, Published
     from broker.server.client.client_sink import ClientSink
     from broker.server.routing.router import Router
 
@@ -28,7 +28,7 @@ class PubAcks:
         self._router = router
         self._extra = extra
 
-    def acknowledge(self, batch: Batch, answer: Published) -> None:
+    def acknowledge(self, batch: PublishBatch, answer: Published) -> None:
         if answer.exceptions or batch.fast:
             self._each(batch, answer)
             return
@@ -54,7 +54,7 @@ class PubAcks:
                 payload_bytes=self._ack_bytes(answer.first_seq + start, stop - start),
             )
 
-    def no_responders(self, batch: Batch) -> None:
+    def no_responders(self, batch: PublishBatch) -> None:
         """The stream is gone: each publisher learns what it would learn if it asked now."""
         block = Block(batch.block, verify=False)
         for start, stop, has_replies in batch.spans:
@@ -64,7 +64,7 @@ class PubAcks:
                     status = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % block.subject(row)
                     self._publish(reply, status, b"")
 
-    def _each(self, batch: Batch, answer: Published) -> None:
+    def _each(self, batch: PublishBatch, answer: Published) -> None:
         """What the leader said of single rows. The others are acked by their sequences, but for
         those of fast batches, which hear nothing more."""
         said: dict[int, list[bytes]] = {}

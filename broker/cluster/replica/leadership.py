@@ -14,14 +14,21 @@ from itertools import count, islice
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from broker.cluster.consumer_requests.forwarding import AckErrand, Errand
+from broker.cluster.consumer_requests.forwarding import ForwardedAcks, ForwardedRequest
 from broker.cluster.replica.message_sender import Sender
 from broker.jetstream.api.subjects import parse_api_subject
 from broker.jetstream.config import AckPolicy
 from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.consumer.ack_subjects import parse_ack_subject
 from broker.jetstream.consumer.consumer import Consumer
-from broker.jetstream.delivery.effects import Advisory, Confirm, Deliver, Effect, Propose, Status
+from broker.jetstream.delivery.effects import (
+    Advisory,
+    Confirm,
+    Deliver,
+    Effect,
+    Propose,
+    StatusMessage,
+)
 from broker.jetstream.delivery.engine import Delivery
 from broker.jetstream.delivery.proposal import flush
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED, LEADERSHIP_CHANGE
@@ -38,7 +45,7 @@ NEVER = 1 << 63
 EXPIRY_CHECK_MIN_NS = 250_000_000  # age timers run no faster
 
 
-class Leading:
+class Leadership:
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.stream = replica.stream
@@ -131,7 +138,7 @@ class Leading:
 
     # -- what arrives ---------------------------------------------------------------------------
 
-    def errand(self, errand: Errand) -> None:
+    def errand(self, errand: ForwardedRequest) -> None:
         """A pull, an ack or a flow control answer. What cannot be read is dropped."""
         _, subject, reply, headers, payload = errand
         now = self.replica.node.now_ns()
@@ -169,7 +176,7 @@ class Leading:
             self._listening[engine] = None
         self._wake(engine)
 
-    def acks(self, errand: AckErrand) -> None:
+    def acks(self, errand: ForwardedAcks) -> None:
         """Plain acks of one consumer, many at once."""
         _, name, stream_seqs, consumer_seqs = errand
         engine = self.engines.get(name.decode(errors="replace"))
@@ -306,7 +313,7 @@ class Leading:
             match effect:
                 case Deliver():
                     self.sender.deliver(effect, engine.consumer)
-                case Status():
+                case StatusMessage():
                     self.sender.status(effect.to, effect.reply, effect.header)
                 case Confirm():
                     self.sender.status(effect.reply, b"", b"")

@@ -14,7 +14,7 @@ from typing import Final
 
 from broker.cluster.meta.assignments import Assignment
 from raft import NodeId
-from raft.core.ready import Status
+from raft.core.ready import CoreStatus
 
 LEVEL_WITHIN: Final = 64  # entries: under load nobody is level for longer than a moment
 
@@ -51,7 +51,7 @@ Step = Wait | Change | Record | HandOver
 
 
 def next_step(
-    status: Status,
+    status: CoreStatus,
     assignment: Assignment,
     *,
     connected: Callable[[NodeId], bool],
@@ -84,7 +84,7 @@ def next_step(
     return Change(target)
 
 
-def _level(status: Status, connected: Callable[[NodeId], bool]) -> set[NodeId]:
+def _level(status: CoreStatus, connected: Callable[[NodeId], bool]) -> set[NodeId]:
     """Who could take part in a decision at once."""
     level = {
         peer.node

@@ -17,18 +17,29 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from broker.cluster.meta.assignments import Assignment
-from broker.cluster.proposals import Waiting
+from broker.cluster.proposals import Proposals
 from broker.cluster.publish.outbox import STALE_SESSION, Published
-from broker.cluster.replica.leadership import Leading
+from broker.cluster.replica.leadership import Leadership
 from broker.jetstream.api.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.commands import stream_commands as commands
 from broker.jetstream.commands.publish_notes import NO_MARKS
-from broker.jetstream.commands.stream_commands import AnyCommand, DeleteMessage, Kind, UpdateConfig
+from broker.jetstream.commands.stream_commands import (
+    AnyCommand,
+    CommandKind,
+    DeleteMessage,
+    UpdateConfig,
+)
 from broker.jetstream.config import Storage
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import Duplicate, Held, OutOfOrder, PublishResult, Said
+from broker.jetstream.publish.publish_block import (
+    Duplicate,
+    OutOfOrder,
+    PublishResult,
+    Said,
+    Staged,
+)
 from broker.jetstream.publish.sessions import RowAnswer
 from broker.jetstream.stream.stream import Stream
 from broker.store.files import POSITION, MemoryDb, StateBatch, StateKeeper, key, wipe
@@ -45,13 +56,17 @@ CAMPAIGN_EVERY_S = 0.025
 
 _CONSUMER_KINDS = frozenset(
     {
-        Kind.CREATE_CONSUMER, Kind.DELETE_CONSUMER, Kind.UPDATE_CONSUMER, Kind.PAUSE_CONSUMER,
-        Kind.RESET_CONSUMER, Kind.LOAD_STATE,
+        CommandKind.CREATE_CONSUMER,
+        CommandKind.DELETE_CONSUMER,
+        CommandKind.UPDATE_CONSUMER,
+        CommandKind.PAUSE_CONSUMER,
+        CommandKind.RESET_CONSUMER,
+        CommandKind.LOAD_STATE,
     }
-)  # fmt: skip
+)
 
 _STORING_KINDS = frozenset(  # besides publishes
-    {Kind.MIRROR_BATCH, Kind.SOURCE_BATCH, Kind.EXPIRE, Kind.FIRE}
+    {CommandKind.MIRROR_BATCH, CommandKind.SOURCE_BATCH, CommandKind.EXPIRE, CommandKind.FIRE}
 )
 
 
@@ -74,12 +89,12 @@ class Replica:
         self.group = GroupId(assignment.group)
         self._begun_with = list(voters)
         self.account = node.server.account(assignment.account)
-        self.leading: Leading | None = None
+        self.leading: Leadership | None = None
         self.leader_since_ns = 0
         self.term = Term(0)
         self.dirty = False  # applied something that is not checkpointed
         self._won: Term | None = None  # leader of this term, but its first entry is not applied
-        self._waiting = Waiting()
+        self._waiting = Proposals()
         self._flushed = Index(stream.applied)
         self._applied_term = Term(0)
         # Flushes of the log are put off: the state may be on disk before its entries are.
@@ -197,10 +212,10 @@ class Replica:
                 lambda done: self._confirm(done, confirms)
             )
 
-    def _restart_leading(self, lost: Leading) -> None:
+    def _restart_leading(self, lost: Leadership) -> None:
         if self.leading is lost:
             lost.close()
-            self.leading = Leading(self)
+            self.leading = Leadership(self)
 
     def _confirm(self, done: asyncio.Future[object], confirms: Sequence[bytes]) -> None:
         if not done.cancelled() and done.exception() is None and self.leading is not None:
@@ -217,16 +232,16 @@ class Replica:
                 continue
             result = self.stream.apply(entry.index, entry.data)
             kind = entry.data[0]
-            if kind in (Kind.PUBLISH, Kind.NOTED_PUBLISH):
+            if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
                 stored = True
                 self._answer_publish(result)
                 continue
             stored = stored or kind in _STORING_KINDS
             if kind in _CONSUMER_KINDS:
                 changed_consumers.append(_consumer_name(entry.data))
-            if kind == Kind.UPDATE_CONFIG:
+            if kind == CommandKind.UPDATE_CONFIG:
                 self._reconfigured()
-            elif kind == Kind.DELETE_MESSAGE:
+            elif kind == CommandKind.DELETE_MESSAGE:
                 self._deleted(commands.decode(entry.data))
             self._waiting.applied(entry.term, entry.index, result)
         self._waiting.passed(entries[-1].index)
@@ -344,7 +359,7 @@ class Replica:
         assert self._won is not None
         self._won = None
         self.leader_since_ns = self.node.now_ns()
-        self.leading = Leading(self)
+        self.leading = Leadership(self)
         logger.info("stream %s: leader (term %s)", self.name, self.term)
         self.node.leads(self.group, self.term)
         if self.stream.config != self.assignment.config:
@@ -390,7 +405,7 @@ class Replica:
         self.node.publishing.answer(NodeId(result.origin), answer)
 
     def _reply(self, what: RowAnswer) -> bytes:
-        if isinstance(what, Held):
+        if isinstance(what, Staged):
             return b""
         if isinstance(what, Said):
             return what.text.encode()

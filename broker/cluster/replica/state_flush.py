@@ -32,7 +32,7 @@ ERASE_SHARE: Final = 20  # one part in so many of the time may go into rewriting
 CUT_WITHIN_S: Final = 30.0  # a follower may hold the cut up so long; it is tried again then
 
 
-class Flushing:
+class StateFlush:
     """One per node; `run` and `run_erasures` are its tasks."""
 
     def __init__(self, node: JetStreamNode) -> None:

@@ -229,7 +229,7 @@ def is_empty_request(body: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class StatusAnswer:
     """A status line answer: headers only, no payload."""
 
     code: int
@@ -240,18 +240,18 @@ class Status:
         return f"NATS/1.0 {self.code} {self.text}\r\n\r\n".encode()
 
 
-EMPTY_REQUEST: Final = Status(408, "Empty Request")
-MALFORMED_REQUEST: Final = Status(408, "Malformed Request")
-BAD_REQUEST: Final = Status(408, "Bad Request")
-MESSAGE_NOT_FOUND: Final = Status(404, "Message Not Found")
-NO_RESULTS: Final = Status(404, "No Results")
-TOO_MANY_RESULTS: Final = Status(413, "Too Many Results")
-REQUIRED_API_LEVEL: Final = Status(412, "Required Api Level")
+EMPTY_REQUEST: Final = StatusAnswer(408, "Empty Request")
+MALFORMED_REQUEST: Final = StatusAnswer(408, "Malformed Request")
+BAD_REQUEST: Final = StatusAnswer(408, "Bad Request")
+MESSAGE_NOT_FOUND: Final = StatusAnswer(404, "Message Not Found")
+NO_RESULTS: Final = StatusAnswer(404, "No Results")
+TOO_MANY_RESULTS: Final = StatusAnswer(413, "Too Many Results")
+REQUIRED_API_LEVEL: Final = StatusAnswer(412, "Required Api Level")
 
 
 def parse_direct_get(
     subject: str, body: bytes, *, required_level: bytes | None = None
-) -> MsgGetRequest | Status:
+) -> MsgGetRequest | StatusAnswer:
     """What DIRECT.GET asks for, or the status to answer.
 
     `subject` is what followed the stream name; such a request means the last message on it.

@@ -40,7 +40,7 @@ class ConsumerAcks(msgspec.Struct, array_like=True, frozen=True, omit_defaults=T
     floor: Sequence[int] = ()
 
 
-class Progress(msgspec.Struct, array_like=True, frozen=True):
+class DeliveryProgress(msgspec.Struct, array_like=True, frozen=True):
     now_ns: int
     of: Sequence[ConsumerProgress]
 

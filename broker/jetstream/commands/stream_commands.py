@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from broker.jetstream.commands.consumer_commands import Acks, Progress
+from broker.jetstream.commands.consumer_commands import Acks, DeliveryProgress
 from broker.jetstream.commands.publish_notes import Bounds, encode_bounds
 from broker.jetstream.config import ConsumerConfig, StreamConfig
 
@@ -23,7 +23,7 @@ PUBLISH_PREFIX: Final = Packing("<B7xqQQQ")
 PUBLISH_PREFIX_SIZE: Final = PUBLISH_PREFIX.size
 
 
-class Kind(IntEnum):
+class CommandKind(IntEnum):
     """First byte of an entry. Numbers are on disk: never reuse one."""
 
     PUBLISH = 1
@@ -157,24 +157,24 @@ AnyCommand: TypeAlias = (
     | CreateConsumer
     | DeleteConsumer
     | ConsumerCommand
-    | Progress
+    | DeliveryProgress
     | Acks
 )
 
-_KINDS: Final[dict[type[AnyCommand], Kind]] = {
-    Purge: Kind.PURGE,
-    DeleteMessage: Kind.DELETE_MESSAGE,
-    UpdateConfig: Kind.UPDATE_CONFIG,
-    Expire: Kind.EXPIRE,
-    LoadState: Kind.LOAD_STATE,
-    Fire: Kind.FIRE,
-    CreateConsumer: Kind.CREATE_CONSUMER,
-    UpdateConsumer: Kind.UPDATE_CONSUMER,
-    DeleteConsumer: Kind.DELETE_CONSUMER,
-    PauseConsumer: Kind.PAUSE_CONSUMER,
-    Progress: Kind.PROGRESS,
-    Acks: Kind.ACKS,
-    ResetConsumer: Kind.RESET_CONSUMER,
+_KINDS: Final[dict[type[AnyCommand], CommandKind]] = {
+    Purge: CommandKind.PURGE,
+    DeleteMessage: CommandKind.DELETE_MESSAGE,
+    UpdateConfig: CommandKind.UPDATE_CONFIG,
+    Expire: CommandKind.EXPIRE,
+    LoadState: CommandKind.LOAD_STATE,
+    Fire: CommandKind.FIRE,
+    CreateConsumer: CommandKind.CREATE_CONSUMER,
+    UpdateConsumer: CommandKind.UPDATE_CONSUMER,
+    DeleteConsumer: CommandKind.DELETE_CONSUMER,
+    PauseConsumer: CommandKind.PAUSE_CONSUMER,
+    DeliveryProgress: CommandKind.PROGRESS,
+    Acks: CommandKind.ACKS,
+    ResetConsumer: CommandKind.RESET_CONSUMER,
 }
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[AnyCommand]]] = {
     int(kind): msgspec.msgpack.Decoder(command) for command, kind in _KINDS.items()
@@ -193,14 +193,14 @@ def decode(entry: bytes) -> AnyCommand:
 
 def publish_prefix(*, time_ns: int, origin: int, session: int, batch_no: int) -> bytes:
     """What the leader puts before a batch's block. `origin` 0: no session, never a repeat."""
-    return PUBLISH_PREFIX.pack(Kind.PUBLISH, time_ns, origin, session, batch_no)
+    return PUBLISH_PREFIX.pack(CommandKind.PUBLISH, time_ns, origin, session, batch_no)
 
 
 def noted_prefix(
     *, time_ns: int, origin: int, session: int, batch_no: int, bounds: Bounds | None
 ) -> bytes:
     """As publish_prefix; the marks and the block follow, as notes.encode_marks makes them."""
-    prefix = PUBLISH_PREFIX.pack(Kind.NOTED_PUBLISH, time_ns, origin, session, batch_no)
+    prefix = PUBLISH_PREFIX.pack(CommandKind.NOTED_PUBLISH, time_ns, origin, session, batch_no)
     return prefix + encode_bounds(bounds)
 
 
@@ -210,4 +210,4 @@ def mirror_prefix(*, time_ns: int) -> bytes:
     Rows at or below the stream's last sequence are repeats and are left out, so no session is
     needed.
     """
-    return PUBLISH_PREFIX.pack(Kind.MIRROR_BATCH, time_ns, 0, 0, 0)
+    return PUBLISH_PREFIX.pack(CommandKind.MIRROR_BATCH, time_ns, 0, 0, 0)

@@ -34,7 +34,7 @@ class Deliver:
 
 
 @dataclass(slots=True)
-class Status:
+class StatusMessage:
     """A message without payload: subject `to`, the given header block, rarely a reply."""
 
     to: bytes
@@ -73,11 +73,11 @@ class Advisory:
     group: str = ""  # whose pin it is
 
 
-Effect = Deliver | Status | Confirm | Propose | Advisory
+Effect = Deliver | StatusMessage | Confirm | Propose | Advisory
 
 
 @dataclass(slots=True)
-class Proposal:
+class TurnProposal:
     """Commands to propose in this order, and who is answered when the last one is applied.
 
     `confirms` are reply subjects of double acks: an empty message goes to each after the last

@@ -35,7 +35,7 @@ from broker.jetstream.consumer.consumer import Consumer, ConsumerNumbers
 from broker.jetstream.delivery.ack_collector import AckCollector, Sampler
 from broker.jetstream.delivery.cursor import Cursor
 from broker.jetstream.delivery.dispatch import Dispatch, PumpLimits
-from broker.jetstream.delivery.effects import Advisory, Confirm, Effect, Propose, Status
+from broker.jetstream.delivery.effects import Advisory, Confirm, Effect, Propose, StatusMessage
 from broker.jetstream.delivery.inactivity import RETRY_NS, Inactivity
 from broker.jetstream.delivery.pinning import PIN_MISMATCH, Pin
 from broker.jetstream.delivery.pull_queue import (
@@ -107,10 +107,10 @@ class Delivery:
         self._idle.used(now)
         request = parse_pull(body, reply, now, self.consumer.config)
         if isinstance(request, bytes):
-            self._effects.append(Status(reply, request))
+            self._effects.append(StatusMessage(reply, request))
             return
         if self._pull.pin is not None and self._pull.pin.refuses(request, now):
-            self._effects.append(Status(reply, PIN_MISMATCH))
+            self._effects.append(StatusMessage(reply, PIN_MISMATCH))
             return
         if request.no_wait and not self._worth_waiting(self._pull, request, now):
             return
@@ -395,7 +395,7 @@ class Delivery:
             self._effects += waiting.at_end_of_stream()
 
     def _refuse(self, reply: bytes, line: str) -> None:
-        self._effects.append(Status(reply, status(line)))
+        self._effects.append(StatusMessage(reply, status(line)))
 
     def _idle_deadline(self) -> int | None:
         waits = self._pull is not None and bool(self._cursor.live.pending)

@@ -12,13 +12,13 @@ from broker.jetstream.commands.consumer_commands import (
     Acks,
     ConsumerAcks,
     ConsumerProgress,
-    Progress,
+    DeliveryProgress,
 )
-from broker.jetstream.delivery.effects import Proposal
+from broker.jetstream.delivery.effects import TurnProposal
 from broker.jetstream.delivery.engine import Delivery
 
 
-def flush(deliveries: Iterable[Delivery], now: int) -> Proposal | None:
+def flush(deliveries: Iterable[Delivery], now: int) -> TurnProposal | None:
     """What a stream's engines have to tell the replicas: at most one Progress and one Acks.
 
     Call it only when the commands can be proposed at once, and propose them in order: what it
@@ -26,7 +26,7 @@ def flush(deliveries: Iterable[Delivery], now: int) -> Proposal | None:
     """
     progress: list[ConsumerProgress] = []
     acks: list[ConsumerAcks] = []
-    proposal = Proposal()
+    proposal = TurnProposal()
     for delivery in deliveries:
         made = delivery.take_progress(now)
         if made is not None:
@@ -36,7 +36,7 @@ def flush(deliveries: Iterable[Delivery], now: int) -> Proposal | None:
             acks.append(taken[0])
             proposal.confirms += taken[1]
     if progress:
-        proposal.commands.append(Progress(now, progress))
+        proposal.commands.append(DeliveryProgress(now, progress))
     if acks:
         proposal.commands.append(Acks(now, acks))
     return proposal if proposal.commands else None

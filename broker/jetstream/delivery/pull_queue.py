@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from broker.jetstream.config import ConsumerConfig, PriorityPolicy
-from broker.jetstream.delivery.effects import Status
+from broker.jetstream.delivery.effects import StatusMessage
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.strict_json import decode
 from broker.jetstream.times import go_duration
@@ -87,13 +87,13 @@ class PullRequest:
         """Served only while enough is pending (overflow)."""
         return bool(self.min_pending or self.min_ack_pending)
 
-    def rest(self, line: str) -> Status:
+    def rest(self, line: str) -> StatusMessage:
         """A status that tells what the request did not get."""
         header = (
             f"NATS/1.0 {line}\r\nNats-Pending-Messages: {self.batch}\r\n"
             f"Nats-Pending-Bytes: {self.max_bytes}\r\n\r\n"
         )
-        return Status(self.reply, header.encode())
+        return StatusMessage(self.reply, header.encode())
 
     def charge(self, size: int) -> bool:
         """Take a message's size from max_bytes; False if it does not fit. Using up the last byte
@@ -264,7 +264,7 @@ class WaitingQueue:
                     level.rotate(-1)
         return None
 
-    def served(self, request: PullRequest, count: int, now: int) -> Status | None:
+    def served(self, request: PullRequest, count: int, now: int) -> StatusMessage | None:
         """`count` messages went to the head of the queue: its turn ends, perhaps the request."""
         request.batch -= count
         request.delivered += count
@@ -283,9 +283,9 @@ class WaitingQueue:
             request.closed = True
             self._size -= 1
 
-    def due(self, now: int, heartbeat: Callable[[], bytes]) -> list[Status]:
+    def due(self, now: int, heartbeat: Callable[[], bytes]) -> list[StatusMessage]:
         """Timeouts and heartbeats up to now."""
-        found: list[Status] = []
+        found: list[StatusMessage] = []
         while self._timers and self._timers[0][0] <= now:
             request = heappop(self._timers)[2]
             if request.closed:
@@ -299,20 +299,20 @@ class WaitingQueue:
                     # It got what there was, the rest is held back by max_ack_pending: the
                     # reference server looks at it now and ends it.
                     self.close(request)
-                    found.append(Status(request.reply, status(NO_MESSAGES)))
+                    found.append(StatusMessage(request.reply, status(NO_MESSAGES)))
                     continue
-                found.append(Status(request.reply, heartbeat()))
+                found.append(StatusMessage(request.reply, heartbeat()))
                 request.heartbeat_at = now + request.heartbeat_ns
             self._arm(request)
         return found
 
-    def at_end_of_stream(self) -> list[Status]:
+    def at_end_of_stream(self) -> list[StatusMessage]:
         """Nothing more to deliver: requests that do not wait have what they can get."""
-        found: list[Status] = []
+        found: list[StatusMessage] = []
         for request in self:
             if request.no_wait and (request.delivered or not request.expires_at):
                 self.close(request)
-                found.append(Status(request.reply, status(NO_MESSAGES)))
+                found.append(StatusMessage(request.reply, status(NO_MESSAGES)))
         return found
 
     def prune(self, has_interest: Interest) -> None:
@@ -321,10 +321,12 @@ class WaitingQueue:
             if not has_interest(request.reply):
                 self.close(request)
 
-    def close_all(self, line: str) -> list[Status]:
+    def close_all(self, line: str) -> list[StatusMessage]:
         """The consumer ends here; every waiting request is told."""
         found = [
-            request.rest(line) if line == SERVER_SHUTDOWN else Status(request.reply, status(line))
+            request.rest(line)
+            if line == SERVER_SHUTDOWN
+            else StatusMessage(request.reply, status(line))
             for request in self
         ]
         for level in self._levels:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.delivery.cursor import Cursor
-from broker.jetstream.delivery.effects import Effect, Status
+from broker.jetstream.delivery.effects import Effect, StatusMessage
 from broker.jetstream.delivery.flow_control import FlowControl, RateLimit
 from broker.jetstream.delivery.pinning import Pin
 from broker.jetstream.delivery.pull_queue import (
@@ -226,7 +226,7 @@ class PushReceiver:
         self._heartbeat_at = now + self._heartbeat_ns
         reply = self.flow.ask() if self.flow is not None else b""
         if reply:
-            self._effects.append(Status(receiver.reply, FLOW_CONTROL_REQUEST, reply))
+            self._effects.append(StatusMessage(receiver.reply, FLOW_CONTROL_REQUEST, reply))
 
     def due(self, now: int) -> None:
         """A heartbeat when nothing went out for the interval."""
@@ -235,9 +235,11 @@ class PushReceiver:
             idle = pending > 0 and self._heartbeat_at <= now
             reply = self.flow.ask(wanted=True) if idle or pending >= self._ask_from else b""
             if reply:
-                self._effects.append(Status(self._receiver.reply, FLOW_CONTROL_REQUEST, reply))
+                self._effects.append(
+                    StatusMessage(self._receiver.reply, FLOW_CONTROL_REQUEST, reply)
+                )
         if self.bound and self._heartbeat_ns and self._heartbeat_at <= now:
-            self._effects.append(Status(self._receiver.reply, self._heartbeat()))
+            self._effects.append(StatusMessage(self._receiver.reply, self._heartbeat()))
             self._heartbeat_at = now + self._heartbeat_ns
 
     def next_deadline(self, pumped_at: int) -> int | None:

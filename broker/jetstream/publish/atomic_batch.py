@@ -26,9 +26,9 @@ from broker.jetstream.publish.checks import (
     wrong_subject_sequence,
 )
 from broker.jetstream.publish.counters import add_up, wrong_increment
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.open_batches import MEMBERS_MAX, OpenBatch
-from broker.jetstream.publish.sessions import Held, RowAnswer, Stored
+from broker.jetstream.publish.sessions import RowAnswer, Staged, Stored
 from broker.jetstream.publish.store_message import store_message
 from broker.jetstream.publish.ttl import parse_ttl
 from broker.jetstream.schedules.schedules import wrong_schedule
@@ -52,7 +52,9 @@ class _Staged:
     nbytes: int = 0
 
 
-def publish_member(stream: Stream, message: Message, bounds: Bounds | None = None) -> RowAnswer:
+def publish_member(
+    stream: Stream, message: IncomingMessage, bounds: Bounds | None = None
+) -> RowAnswer:
     """Hold it, or commit its batch, or refuse it and give the batch up."""
     refused = _refused_at_once(stream, message, bounds)
     if refused is not None:
@@ -77,13 +79,13 @@ def publish_member(stream: Stream, message: Message, bounds: Bounds | None = Non
         member = (message.subject, message.headers, message.data)
         batches.add(batch, member, message.time_ns)
     if commit is None:
-        return Held()
+        return Staged()
     batches.end(batch)
     return _commit(stream, batch, message.time_ns, ended=commit == _END)
 
 
 def _refused_at_once(
-    stream: Stream, message: Message, bounds: Bounds | None
+    stream: Stream, message: IncomingMessage, bounds: Bounds | None
 ) -> JetStreamError | None:
     """These leave an open batch as it is."""
     refused = refusal_in_batch(stream, message, bounds)
@@ -99,7 +101,7 @@ def _refused_at_once(
 
 
 def _given_up(
-    stream: Stream, message: Message, batch: OpenBatch, *, seq: int, members: int
+    stream: Stream, message: IncomingMessage, batch: OpenBatch, *, seq: int, members: int
 ) -> JetStreamError | None:
     """Why the batch cannot go on."""
     commit = message.named.get(b"Nats-Batch-Commit")
@@ -121,9 +123,9 @@ def _given_up(
 
 def _commit(stream: Stream, batch: OpenBatch, time_ns: int, *, ended: bool) -> RowAnswer:
     staged = _Staged()
-    checked: list[Message] = []
+    checked: list[IncomingMessage] = []
     for subject, headers, data in batch.members:
-        message = Message.of(subject, headers, data, time_ns)
+        message = IncomingMessage.of(subject, headers, data, time_ns)
         refused = _refused(stream, message, staged)
         if refused is not None:
             return refused
@@ -136,7 +138,7 @@ def _commit(stream: Stream, batch: OpenBatch, time_ns: int, *, ended: bool) -> R
     return Stored(stream.store.last_seq, batch=batch_id, count=len(checked))
 
 
-def _refused(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+def _refused(stream: Stream, message: IncomingMessage, staged: _Staged) -> JetStreamError | None:
     if message.named.get(b"Nats-Expected-Last-Msg-Id"):
         return JetStreamError.of(
             ErrCode.ATOMIC_PUBLISH_UNSUPPORTED_HEADER_BATCH, header="Nats-Expected-Last-Msg-Id"
@@ -163,7 +165,9 @@ def _refused(stream: Stream, message: Message, staged: _Staged) -> JetStreamErro
     return _full(stream, message, staged)
 
 
-def _wrong_facts(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+def _wrong_facts(
+    stream: Stream, message: IncomingMessage, staged: _Staged
+) -> JetStreamError | None:
     named, config = message.named, stream.config
     if named.get(b"Nats-Expected-Stream", b"") not in (b"", config.name.encode()):
         return JetStreamError(ErrCode.STREAM_NOT_MATCH)
@@ -182,7 +186,7 @@ def _wrong_facts(stream: Stream, message: Message, staged: _Staged) -> JetStream
     return None
 
 
-def _counted(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+def _counted(stream: Stream, message: IncomingMessage, staged: _Staged) -> JetStreamError | None:
     if not stream.config.allow_msg_counter:
         return None
     refused = add_up(stream, message, staged.totals)
@@ -191,7 +195,9 @@ def _counted(stream: Stream, message: Message, staged: _Staged) -> JetStreamErro
     return refused
 
 
-def _wrong_expectation(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+def _wrong_expectation(
+    stream: Stream, message: IncomingMessage, staged: _Staged
+) -> JetStreamError | None:
     named = message.named
     expected = named.get(b"Nats-Expected-Last-Sequence")
     if expected is not None:
@@ -207,7 +213,9 @@ def _wrong_expectation(stream: Stream, message: Message, staged: _Staged) -> Jet
     return wrong_subject_sequence(stream, message)
 
 
-def _wrong_rollup(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+def _wrong_rollup(
+    stream: Stream, message: IncomingMessage, staged: _Staged
+) -> JetStreamError | None:
     refused = wrong_rollup(stream, message)
     if refused is not None:
         return refused
@@ -219,7 +227,7 @@ def _wrong_rollup(stream: Stream, message: Message, staged: _Staged) -> JetStrea
     return None
 
 
-def _full(stream: Stream, message: Message, staged: _Staged) -> JetStreamError | None:
+def _full(stream: Stream, message: IncomingMessage, staged: _Staged) -> JetStreamError | None:
     """With the members so far, without looking for what they would replace."""
     config, store = stream.config, stream.store
     if config.discard is not Discard.NEW:

@@ -12,7 +12,7 @@ from broker.jetstream.commands.publish_notes import Bounds
 from broker.jetstream.config import Discard, Storage
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.publish.counters import INCREMENT, add_up, wrong_increment
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.sessions import Duplicate
 from broker.jetstream.schedules.schedules import NEXT, PATTERN, SCHEDULER, TIME_ZONE, wrong_schedule
 from broker.subjects import has_wildcard
@@ -28,7 +28,7 @@ _RARE: Final = frozenset({INCREMENT, PATTERN, TIME_ZONE, NEXT, SCHEDULER})
 _NOT_A_NUMBER: Final = 2**64 - 1  # what a malformed sequence compares as
 
 
-def refusal(stream: Stream, message: Message) -> JetStreamError | Duplicate | None:
+def refusal(stream: Stream, message: IncomingMessage) -> JetStreamError | Duplicate | None:
     """Checks 1 to 14, in the order of a single server. Counters get their body here."""
     config, size = stream.config, len(message.headers) + len(message.data)
     if size > RECORD_BYTES_MAX:
@@ -54,7 +54,7 @@ def refusal(stream: Stream, message: Message) -> JetStreamError | Duplicate | No
 
 
 def refusal_in_batch(
-    stream: Stream, message: Message, bounds: Bounds | None
+    stream: Stream, message: IncomingMessage, bounds: Bounds | None
 ) -> JetStreamError | None:
     """What messages of both kinds of batches are refused for first; open ones go on."""
     config = stream.config
@@ -70,7 +70,9 @@ def refusal_in_batch(
     return None
 
 
-def above_account(stream: Stream, message: Message, bounds: Bounds | None) -> JetStreamError | None:
+def above_account(
+    stream: Stream, message: IncomingMessage, bounds: Bounds | None
+) -> JetStreamError | None:
     """The account has no room for this message."""
     if bounds is None:
         return None
@@ -81,13 +83,15 @@ def above_account(stream: Stream, message: Message, bounds: Bounds | None) -> Je
     return JetStreamError(ErrCode.ACCOUNT_RESOURCES_EXCEEDED)
 
 
-def exceeds_record(stream: Stream, message: Message) -> JetStreamError | None:
+def exceeds_record(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     if stream.config.storage is Storage.FILE and message.size > RECORD_BYTES_MAX:
         return JetStreamError.of(ErrCode.STREAM_STORE_FAILED, err="message too large")
     return None
 
 
-def _refused_by_headers(stream: Stream, message: Message) -> JetStreamError | Duplicate | None:
+def _refused_by_headers(
+    stream: Stream, message: IncomingMessage
+) -> JetStreamError | Duplicate | None:
     named, config = message.named, stream.config
     plain = named.keys().isdisjoint(_RARE)
     refused = None if plain else wrong_increment(stream, message)
@@ -108,7 +112,7 @@ def _refused_by_headers(stream: Stream, message: Message) -> JetStreamError | Du
     return _wrong_id(stream, message) or wrong_rollup(stream, message)
 
 
-def _wrong_id(stream: Stream, message: Message) -> JetStreamError | Duplicate | None:
+def _wrong_id(stream: Stream, message: IncomingMessage) -> JetStreamError | Duplicate | None:
     if message.msg_id and stream.config.duplicate_window > 0:
         original = stream.dedup.find(message.msg_id)
         if original:
@@ -120,7 +124,7 @@ def _wrong_id(stream: Stream, message: Message) -> JetStreamError | Duplicate | 
     return None
 
 
-def wrong_subject_sequence(stream: Stream, message: Message) -> JetStreamError | None:
+def wrong_subject_sequence(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     expected = message.named.get(b"Nats-Expected-Last-Subject-Sequence")
     other = message.named.get(b"Nats-Expected-Last-Subject-Sequence-Subject", b"")
     if expected is None:
@@ -135,7 +139,7 @@ def wrong_subject_sequence(stream: Stream, message: Message) -> JetStreamError |
     return compare(expected, actual)
 
 
-def _wrong_sequence(stream: Stream, message: Message) -> JetStreamError | None:
+def _wrong_sequence(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     expected = message.named.get(b"Nats-Expected-Last-Sequence")
     return None if expected is None else compare(expected, stream.store.last_seq)
 
@@ -148,7 +152,7 @@ def compare(expected: bytes, actual: int) -> JetStreamError | None:
     return JetStreamError.of(ErrCode.STREAM_WRONG_LAST_SEQUENCE, seq=actual)
 
 
-def wrong_rollup(stream: Stream, message: Message) -> JetStreamError | None:
+def wrong_rollup(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     value = message.named.get(b"Nats-Rollup")
     if value is None:
         return None
@@ -164,7 +168,7 @@ def rollup_failed(reason: str) -> JetStreamError:
     return JetStreamError.of(ErrCode.STREAM_ROLLUP_FAILED, err=reason)
 
 
-def full(stream: Stream, message: Message) -> JetStreamError | None:
+def full(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     """Why a stream that discards new messages does not take this one.
 
     A message that replaces the oldest of its subject needs no room of its own."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.wire import headers as wire_headers
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _sources: Final = msgspec.json.Decoder(Sources)
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-def wrong_increment(stream: Stream, message: Message) -> JetStreamError | None:
+def wrong_increment(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     """Refusals that depend on the message alone."""
     text = message.named.get(INCREMENT)
     if not text:
@@ -62,14 +62,16 @@ def wrong_increment(stream: Stream, message: Message) -> JetStreamError | None:
     return None
 
 
-def increment_of(message: Message) -> int | None:
+def increment_of(message: IncomingMessage) -> int | None:
     text = message.named.get(INCREMENT, b"")
     if len(text) > _DIGITS_MAX or _NUMBER.fullmatch(text) is None:
         return None
     return int(text)
 
 
-def add_up(stream: Stream, message: Message, staged: dict[bytes, int]) -> JetStreamError | None:
+def add_up(
+    stream: Stream, message: IncomingMessage, staged: dict[bytes, int]
+) -> JetStreamError | None:
     """Give the message the body of its new value. `staged` holds the values of subjects that
     earlier members of its batch have changed, and gets this one's."""
     increment = increment_of(message)
@@ -86,7 +88,7 @@ def add_up(stream: Stream, message: Message, staged: dict[bytes, int]) -> JetStr
     return refused
 
 
-def add_sourced(stream: Stream, message: Message) -> JetStreamError | None:
+def add_sourced(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     """A counter of another stream: what it has grown by since we saw it last counts here."""
     last = _last(stream, message.subject)
     theirs = _read(message.data)
@@ -105,7 +107,7 @@ def add_sourced(stream: Stream, message: Message) -> JetStreamError | None:
     return _give_value(message, total + theirs - before, sources)
 
 
-def _give_value(message: Message, total: int, sources: Sources) -> JetStreamError | None:
+def _give_value(message: IncomingMessage, total: int, sources: Sources) -> JetStreamError | None:
     if total.bit_length() > _BITS_MAX:
         return JetStreamError(ErrCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
     message.data = b'{"val":"%d"}' % total

@@ -17,7 +17,7 @@ from broker.jetstream.commands.publish_notes import Bounds, FastOp, FastSpan
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, level_is_met
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.publish.checks import BATCH_ID_BYTES_MAX, refusal_in_batch
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.open_fast_batches import OPEN_MAX, FastBatch
 from broker.jetstream.publish.sessions import Duplicate, RowAnswer, Said, Stored
 from broker.jetstream.publish.single_message import publish_single
@@ -88,7 +88,7 @@ def advance(
 
 
 def publish_fast(
-    stream: Stream, message: Message, mark: FastSpan, bounds: Bounds | None
+    stream: Stream, message: IncomingMessage, mark: FastSpan, bounds: Bounds | None
 ) -> list[RowAnswer]:
     """What the publisher is told, in order; often nothing."""
     refused = _refused_at_once(stream, message, mark, bounds)
@@ -121,7 +121,7 @@ def publish_fast(
 
 
 def _refused_at_once(
-    stream: Stream, message: Message, mark: FastSpan, bounds: Bounds | None
+    stream: Stream, message: IncomingMessage, mark: FastSpan, bounds: Bounds | None
 ) -> JetStreamError | None:
     """These leave an open batch as it is."""
     refused = refusal_in_batch(stream, message, bounds)
@@ -160,7 +160,11 @@ def _in_order(batch: FastBatch, mark: FastSpan, told: list[RowAnswer]) -> bool:
 
 
 def _store(
-    stream: Stream, message: Message, mark: FastSpan, batch: FastBatch, bounds: Bounds | None
+    stream: Stream,
+    message: IncomingMessage,
+    mark: FastSpan,
+    batch: FastBatch,
+    bounds: Bounds | None,
 ) -> list[RowAnswer]:
     fast, commits = stream.fast_batches, mark.op == FastOp.COMMIT
     answer = publish_single(stream, message, bounds)

@@ -16,7 +16,7 @@ _REQUEST_INFO: Final = b"Nats-Request-Info"
 
 
 @dataclass(slots=True)
-class Message:
+class IncomingMessage:
     subject: bytes
     headers: bytes
     data: bytes
@@ -24,7 +24,7 @@ class Message:
     named: dict[bytes, bytes] = field(default_factory=dict)  # first value of each "Nats-" header
 
     @classmethod
-    def of(cls, subject: bytes, headers: bytes, data: bytes, time_ns: int) -> Message:
+    def of(cls, subject: bytes, headers: bytes, data: bytes, time_ns: int) -> IncomingMessage:
         """As it is stored: without a status and without what an import added."""
         if headers and not headers.startswith(_PLAIN_START):
             lines = wire_headers.parse(headers)

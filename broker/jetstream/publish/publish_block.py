@@ -15,14 +15,14 @@ from broker.jetstream.config import Discard, Retention
 from broker.jetstream.publish.atomic_batch import publish_member
 from broker.jetstream.publish.checks import HEADER_BYTES_MAX, RECORD_BYTES_MAX
 from broker.jetstream.publish.fast_batch import advance, goes_on, marks_by_row, publish_fast
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.sessions import (
     Duplicate,
-    Held,
     OutOfOrder,
     PublishResult,
     RowAnswer,
     Said,
+    Staged,
     Stored,
 )
 from broker.jetstream.publish.single_message import publish_single
@@ -34,7 +34,7 @@ from broker.subjects.mapping import Mapping
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
 
-__all__ = ["Duplicate", "Held", "OutOfOrder", "PublishResult", "Said", "Stored", "publish_block"]
+__all__ = ["Duplicate", "OutOfOrder", "PublishResult", "Said", "Staged", "Stored", "publish_block"]
 
 Exceptions = list[tuple[int, RowAnswer]]
 
@@ -65,7 +65,9 @@ def _row_by_row(
     exceptions: Exceptions = []
     bounds, marks = notes.bounds, marks_by_row(notes.spans)
     for row in range(block.rows):
-        message = Message.of(block.subject(row), block.headers(row), block.data(row), time_ns)
+        message = IncomingMessage.of(
+            block.subject(row), block.headers(row), block.data(row), time_ns
+        )
         mark = marks.get(row)
         if mark is not None:
             exceptions.extend((row, told) for told in publish_fast(stream, message, mark, bounds))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.times import rfc3339
 from broker.subjects.mapping import Mapping
 from broker.wire import headers as wire_headers
@@ -29,7 +29,7 @@ class Republisher:
     mapping: Mapping
     headers_only: bool
 
-    def told(self, message: Message, *, seq: int, before: int) -> Republished | None:
+    def told(self, message: IncomingMessage, *, seq: int, before: int) -> Republished | None:
         """`before` is the sequence its subject had last, 0 for none."""
         subject, data = message.subject, message.data
         to = self.mapping(subject, seed=seq)

@@ -40,7 +40,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Staged:
     """The member of a batch that waits for its commit: answered with nothing."""
 
 
@@ -51,7 +51,7 @@ class Said:
     text: str
 
 
-RowAnswer = JetStreamError | Duplicate | Stored | Held | Said
+RowAnswer = JetStreamError | Duplicate | Stored | Staged | Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _answer_image(what: RowAnswer) -> tuple[int, int, str]:
     match what:
         case Duplicate():
             return what.seq, _DUPLICATE, what.batch
-        case Held():
+        case Staged():
             return 0, _HELD, ""
         case Said():
             return 0, _SAID, what.text
@@ -190,7 +190,7 @@ def _answer(seq: int, err_code: int, text: str) -> RowAnswer:
             count, _, batch = text.partition(" ")
             return Stored(seq, batch=batch, count=int(count))
         case 4:
-            return Held()
+            return Staged()
         case 5:
             return Said(text)
     return JetStreamError(ErrCode(err_code), text)

@@ -13,7 +13,7 @@ from broker.jetstream.config import Discard
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.publish.checks import above_account, full, refusal
 from broker.jetstream.publish.counters import value_of
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.sessions import Duplicate, Stored
 from broker.jetstream.publish.store_message import store_message
 from broker.jetstream.publish.ttl import parse_ttl
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def publish_single(
-    stream: Stream, message: Message, bounds: Bounds | None
+    stream: Stream, message: IncomingMessage, bounds: Bounds | None
 ) -> JetStreamError | Duplicate | Stored | None:
     """Store it, or say why not. None: it took the next sequence."""
     refused = refusal(stream, message)
@@ -41,7 +41,7 @@ def publish_single(
     return None
 
 
-def _unfit(stream: Stream, message: Message) -> JetStreamError | None:
+def _unfit(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     named = message.named
     if b"Nats-TTL" in named and parse_ttl(named[b"Nats-TTL"]) is None:
         return JetStreamError(ErrCode.MESSAGE_TTL_INVALID)

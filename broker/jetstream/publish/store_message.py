@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.ttl import due_at, parse_ttl
 from broker.jetstream.stream.retention import enforce_limits
 from broker.jetstream.times import NS_PER_S
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PURGE_SCHEDULE: Final = b"purge"
 
 
-def store_message(stream: Stream, message: Message) -> None:
+def store_message(stream: Stream, message: IncomingMessage) -> None:
     """It takes the next sequence, whether or not somebody will ever read it."""
     store, subject = stream.store, message.subject
     if not stream.wants(subject):
@@ -58,13 +58,13 @@ def store_block(stream: Stream, block: Block, time_ns: int) -> int:
     if last is not None:
         for row in range(block.rows):
             subject, seq = block.subject(row), first + row
-            message = Message(subject, block.headers(row), block.data(row), time_ns)
+            message = IncomingMessage(subject, block.headers(row), block.data(row), time_ns)
             stream.republish(message, seq=seq, before=last[subject])
             last[subject] = seq
     return first
 
 
-def _time_to_live(stream: Stream, message: Message) -> int | None:
+def _time_to_live(stream: Stream, message: IncomingMessage) -> int | None:
     """In seconds. Where delete markers are in use, no message may go before a marker would."""
     ttl = parse_ttl(message.named[b"Nats-TTL"])
     config = stream.config
@@ -75,7 +75,7 @@ def _time_to_live(stream: Stream, message: Message) -> int | None:
     return ttl
 
 
-def _roll_up(stream: Stream, message: Message, *, keep: int) -> None:
+def _roll_up(stream: Stream, message: IncomingMessage, *, keep: int) -> None:
     config, named = stream.config, message.named
     if not config.allow_rollup_hdrs or config.deny_purge:
         return
@@ -87,7 +87,7 @@ def _roll_up(stream: Stream, message: Message, *, keep: int) -> None:
         stream.store.purge(scheduler)
 
 
-def _remember_id(stream: Stream, message: Message) -> None:
+def _remember_id(stream: Stream, message: IncomingMessage) -> None:
     stream.last_msg_id = msg_id = message.msg_id
     if msg_id and stream.config.duplicate_window > 0:
         stream.dedup.add(msg_id, seq=stream.store.last_seq, time_ns=message.time_ns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from broker.jetstream.commands.stream_commands import Fire, Firing
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.store_message import PURGE_SCHEDULE, store_message
 from broker.jetstream.schedules import schedules
 from broker.jetstream.schedules.schedules import Pending, schedule_of
@@ -70,7 +70,9 @@ def fire(stream: Stream, command: Fire) -> int:
     return count
 
 
-def _message(stream: Stream, subject: bytes, firing: Firing, time_ns: int) -> Message | None:
+def _message(
+    stream: Stream, subject: bytes, firing: Firing, time_ns: int
+) -> IncomingMessage | None:
     """The schedule's own content, or that of the last message of its source."""
     found = stream.store.rows(firing.seq)
     if found is None:
@@ -92,7 +94,7 @@ def _message(stream: Stream, subject: bytes, firing: Firing, time_ns: int) -> Me
     target = said[schedules.TARGET]
     if stream.transform is not None:
         target = stream.transform(target, seed=time_ns) or target
-    return Message.of(target, wire_headers.add(passed_on, lines), rows.data(i), time_ns)
+    return IncomingMessage.of(target, wire_headers.add(passed_on, lines), rows.data(i), time_ns)
 
 
 _SETTINGS: Final = (schedules.TARGET, schedules.SOURCE, schedules.TTL, schedules.ROLLUP)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.ttl import parse_ttl
 from broker.jetstream.schedules.pattern import BadPattern, Schedule, parse_schedule
 from broker.jetstream.schedules.time_zones import TIME_ZONES
@@ -63,7 +63,7 @@ class Schedules:
         """Does a row of the block go to a subject with a schedule?"""
         return any(subject in self._by_subject for subject in block.subject_summary())
 
-    def stored(self, message: Message, seq: int) -> None:
+    def stored(self, message: IncomingMessage, seq: int) -> None:
         """A message took `seq`: a schedule begins, or the one before it on the subject ends."""
         self._by_subject.pop(message.subject, None)
         if message.named.get(PATTERN):
@@ -78,7 +78,9 @@ class Schedules:
         if not self._by_subject and not (block.headers_len and block.any_nats_header()):
             return
         for row in range(block.first_at_or_after(above + 1), block.rows):
-            message = Message.of(block.subject(row), block.headers(row), b"", block.time(row))
+            message = IncomingMessage.of(
+                block.subject(row), block.headers(row), b"", block.time(row)
+            )
             self.stored(message, block.seq(row))
 
     def fired(self, pending: Pending, *, due_ns: int, next_ns: int) -> None:
@@ -139,7 +141,7 @@ def schedule_of(pattern: bytes) -> Schedule | None:
 
 
 def wrong_schedule(
-    stream: Stream, message: Message, staged: Mapping[bytes, bool]
+    stream: Stream, message: IncomingMessage, staged: Mapping[bytes, bool]
 ) -> JetStreamError | None:
     """`staged`: subjects that earlier members of the batch write, and whether a schedule."""
     named = message.named
@@ -150,7 +152,7 @@ def wrong_schedule(
     return _wrong_scheduler(stream, message, staged)
 
 
-def _wrong_pattern(stream: Stream, message: Message) -> JetStreamError | None:
+def _wrong_pattern(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     allowed, zone = stream.config.allow_msg_schedules, message.named.get(TIME_ZONE)
     pattern = message.named.get(PATTERN)
     if not allowed and (pattern or zone is not None):
@@ -165,7 +167,7 @@ def _wrong_pattern(stream: Stream, message: Message) -> JetStreamError | None:
     return None
 
 
-def _wrong_details(stream: Stream, message: Message) -> JetStreamError | None:
+def _wrong_details(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
     named, patterns = message.named, stream.config.subject_patterns
     if not named.get(PATTERN):
         return None
@@ -194,7 +196,7 @@ def _wrong_details(stream: Stream, message: Message) -> JetStreamError | None:
 
 
 def _wrong_scheduler(
-    stream: Stream, message: Message, staged: Mapping[bytes, bool]
+    stream: Stream, message: IncomingMessage, staged: Mapping[bytes, bool]
 ) -> JetStreamError | None:
     """A client may name a schedule only to end it, from another subject."""
     following, scheduler = message.named.get(NEXT), message.named.get(SCHEDULER, b"")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.store_message import store_message
 from broker.jetstream.times import go_duration
 from broker.wire import headers as wire_headers
@@ -76,10 +76,10 @@ def _expire_with_markers(stream: Stream, going: list[int], now_ns: int) -> int:
     return gone
 
 
-def _marker(stream: Stream, subject: bytes, time_ns: int) -> Message:
+def _marker(stream: Stream, subject: bytes, time_ns: int) -> IncomingMessage:
     ttl = go_duration(stream.config.subject_delete_marker_ttl).encode()
     lines = [(_MARKER, b"MaxAge"), (b"Nats-TTL", ttl), (b"Nats-Rollup", b"sub")]
-    return Message.of(subject, wire_headers.build(b"", lines), b"", time_ns)
+    return IncomingMessage.of(subject, wire_headers.build(b"", lines), b"", time_ns)
 
 
 def _is_marker(raw: bytes) -> bool:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, Final
 
-from broker.jetstream.commands.stream_commands import Kind
+from broker.jetstream.commands.stream_commands import CommandKind
 from broker.jetstream.config.names import get_hash
 from broker.jetstream.config.stream_config import StreamSource
 from broker.jetstream.config.transforms import mapping_of
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.checks import full
 from broker.jetstream.publish.counters import add_sourced
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.store_message import store_message
 from broker.store.block.block import Block
 from broker.subjects import matches
@@ -91,7 +91,9 @@ class SourceMapping:
 def source_prefix(*, key: str, after: int, time_ns: int) -> bytes:
     name = key.encode()
     padding = -len(name) % 8
-    return _PREFIX.pack(Kind.SOURCE_BATCH, len(name), time_ns, after) + name + b"\0" * padding
+    return (
+        _PREFIX.pack(CommandKind.SOURCE_BATCH, len(name), time_ns, after) + name + b"\0" * padding
+    )
 
 
 def take_sourced(stream: Stream, entry: bytes) -> Sourced:
@@ -120,7 +122,7 @@ def _take(stream: Stream, block: Block, row: int, time_ns: int) -> JetStreamErro
     config, subject = stream.config, block.subject(row)
     if stream.transform is not None:
         subject = stream.transform(subject, seed=time_ns + row) or subject
-    message = Message.of(subject, block.headers(row), block.data(row), time_ns)
+    message = IncomingMessage.of(subject, block.headers(row), block.data(row), time_ns)
     if config.sealed or 0 <= config.max_msg_size < message.size:
         return None
     if config.duplicate_window > 0 and message.msg_id and stream.dedup.find(message.msg_id):

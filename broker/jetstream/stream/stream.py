@@ -16,17 +16,17 @@ import msgspec
 
 from broker.jetstream.api.info import DELETED_DETAILS_LIMIT, StreamState
 from broker.jetstream.commands import stream_commands as commands
-from broker.jetstream.commands.consumer_commands import Acks, Progress
+from broker.jetstream.commands.consumer_commands import Acks, DeliveryProgress
 from broker.jetstream.commands.publish_notes import NO_NOTES, decode_notes
 from broker.jetstream.commands.stream_commands import (
     PUBLISH_PREFIX,
     PUBLISH_PREFIX_SIZE,
+    CommandKind,
     CreateConsumer,
     DeleteConsumer,
     DeleteMessage,
     Expire,
     Fire,
-    Kind,
     LoadState,
     PauseConsumer,
     Purge,
@@ -39,7 +39,7 @@ from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.config.transforms import mapping_of
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
-from broker.jetstream.publish.message import Message
+from broker.jetstream.publish.message import IncomingMessage
 from broker.jetstream.publish.open_batches import Batches, OpenBatch
 from broker.jetstream.publish.open_fast_batches import FastBatches
 from broker.jetstream.publish.publish_block import OutOfOrder, PublishResult, publish_block
@@ -170,18 +170,18 @@ class Stream:
         """Take the entry at `index`. The result is for whoever proposed it."""
         self.applied = index
         kind = data[0]
-        if kind in (Kind.PUBLISH, Kind.NOTED_PUBLISH):
+        if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
             result: object = self._publish(data)
-        elif kind == Kind.MIRROR_BATCH:
+        elif kind == CommandKind.MIRROR_BATCH:
             block = Block(memoryview(data)[PUBLISH_PREFIX_SIZE:], verify=False)
             result = self._mirror(block)
-        elif kind == Kind.SOURCE_BATCH:
+        elif kind == CommandKind.SOURCE_BATCH:
             result = take_sourced(self, data)
         else:
             result = self._command(index, commands.decode(data))
         if self.consumers:
             self._tell_removals()
-            if kind == Kind.PURGE and purged(result):
+            if kind == CommandKind.PURGE and purged(result):
                 for consumer in self.consumers.values():
                     consumer.purged(self.store.first_seq)
         return result
@@ -197,7 +197,7 @@ class Stream:
             if answer is not None:
                 return answer
         rest, notes = memoryview(data)[PUBLISH_PREFIX_SIZE:], NO_NOTES
-        if kind == Kind.NOTED_PUBLISH:
+        if kind == CommandKind.NOTED_PUBLISH:
             notes, rest = decode_notes(rest)
         block, now_ns = Block(rest, verify=False), max(time_ns, self.store.last_time)
         first, count, exceptions = publish_block(self, block, now_ns, notes)
@@ -218,7 +218,7 @@ class Stream:
 
     def _command(self, index: int, command: commands.AnyCommand) -> object:
         match command:
-            case Progress():
+            case DeliveryProgress():
                 for progress in command.of:
                     consumer = self.consumers.get(progress.consumer)
                     if consumer is not None:
@@ -285,7 +285,7 @@ class Stream:
     def republishes(self) -> bool:
         return self._republisher is not None and self.republished is not None
 
-    def republish(self, message: Message, *, seq: int, before: int) -> None:
+    def republish(self, message: IncomingMessage, *, seq: int, before: int) -> None:
         """Called after a message was stored, where somebody takes what is republished."""
         if self._republisher is not None and self.republished is not None:
             told = self._republisher.told(message, seq=seq, before=before)

@@ -17,7 +17,7 @@ from broker.server.process.times import span, timestamp
 from broker.server.services import Document
 
 if TYPE_CHECKING:
-    from broker.server.client.websocket_listener import WebSocketDoor
+    from broker.server.client.websocket_listener import WebSocketListener
     from broker.server.server import Counters, Server
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -152,7 +152,7 @@ def _http(server: Server) -> Document:
     }
 
 
-def _websocket(door: WebSocketDoor) -> Document:
+def _websocket(door: WebSocketListener) -> Document:
     options = door.options
     document: Document = {"host": options.host, "port": door.port}
     optional: Document = {

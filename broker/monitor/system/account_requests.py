@@ -18,14 +18,14 @@ from broker.monitor.documents.accountz import account_info, has_jetstream
 from broker.monitor.documents.query import BadQuery
 from broker.monitor.system.server_summary import event
 from broker.server.process.times import timestamp
-from broker.server.routing.internal_subscription import Inbox
+from broker.server.routing.internal_subscription import InternalSubscription
 from broker.server.services import Document, Query
 from broker.subjects import SinkKind
 
 if TYPE_CHECKING:
     from broker.accounts import Account
     from broker.monitor.documents.documents import Documents
-    from broker.monitor.system.responder import Desk
+    from broker.monitor.system.responder import Responder
     from broker.server.server import Server
 
 EVERY = "PING"  # in place of an account's name: all of them
@@ -43,7 +43,7 @@ class _Question(msgspec.Struct):
 class AccountServices:
     """What this server answers of its accounts."""
 
-    def __init__(self, desk: Desk, documents: Documents) -> None:
+    def __init__(self, desk: Responder, documents: Documents) -> None:
         self._desk = desk
         self._server = desk.server
         self._documents = documents
@@ -130,7 +130,7 @@ def subscriber_count(account: Account, subject: bytes, queue: bytes = b"") -> in
     pools = [] if queue else [found.plain]
     pools += [pool for pool in found.local_queues() if not queue or pool[0].queue == queue]
     return sum(
-        sub.sink.kind is SinkKind.CLIENT and not isinstance(sub.sink, Inbox)
+        sub.sink.kind is SinkKind.CLIENT and not isinstance(sub.sink, InternalSubscription)
         for pool in pools
         for sub in pool
     )

@@ -23,7 +23,7 @@ from broker.server.services import Document
 if TYPE_CHECKING:
     from broker.accounts import Account
     from broker.monitor.documents.documents import Documents
-    from broker.monitor.system.responder import Desk
+    from broker.monitor.system.responder import Responder
     from broker.server.client.connection import Connection
     from broker.server.client.connection_record import ConnectionRecord
 
@@ -33,7 +33,7 @@ STATSZ_EVERY_S = 10.0
 class Events:
     """Told by the server what happens; tells it on. Silent before `start` and after `stop`."""
 
-    def __init__(self, desk: Desk, documents: Documents) -> None:
+    def __init__(self, desk: Responder, documents: Documents) -> None:
         self._desk = desk
         self._server = desk.server
         self._documents = documents

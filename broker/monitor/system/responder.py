@@ -16,7 +16,7 @@ import msgspec
 
 from broker.monitor.documents.query import BadQuery
 from broker.monitor.system import requests
-from broker.server.routing.internal_subscription import Inbox
+from broker.server.routing.internal_subscription import InternalSubscription
 from broker.server.services import Document, Query
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ Make = Callable[[Query], Document | None]  # None: this server has nothing to sa
 Taken = Callable[[bytes, bytes, bytes, bytes], None]  # subject, reply, headers, payload
 
 
-class Desk:
+class Responder:
     """Of one server. What is opened here stays open as long as the server."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._inboxes: list[Inbox] = []
+        self._inboxes: list[InternalSubscription] = []
 
     @property
     def system_account(self) -> Account:
@@ -40,7 +40,9 @@ class Desk:
 
     def listen(self, subject: str, taken: Taken, account: Account | None = None) -> None:
         where = account or self.system_account
-        self._inboxes.append(Inbox(self.server.router, where, subject.encode(), taken))
+        self._inboxes.append(
+            InternalSubscription(self.server.router, where, subject.encode(), taken)
+        )
 
     def serve(self, subject: str, make: Make, account: Account | None = None) -> None:
         """Answer with the document, if there is one and this server is meant."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HAS_JETSTREAM = 1  # a bit of `flags`
 
 
-class About:
+class ServerSummary:
     """One per server: its numbers rise with every message."""
 
     __slots__ = ("_sent", "_server")

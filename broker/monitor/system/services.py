@@ -19,21 +19,21 @@ from broker.server.services import Document, Query
 
 if TYPE_CHECKING:
     from broker.monitor.documents.documents import Documents
-    from broker.monitor.system.responder import Desk
+    from broker.monitor.system.responder import Responder
     from broker.server.client.connection import Connection
 
 PING = "$SYS.REQ.SERVER.PING"
 Order = Callable[[dict[str, Any]], None]  # raises Refused
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """An order that was not carried out; str() says why (500)."""
 
 
 class Services:
     """What this server answers of itself."""
 
-    def __init__(self, desk: Desk, documents: Documents) -> None:
+    def __init__(self, desk: Responder, documents: Documents) -> None:
         self._desk = desk
         self._server = desk.server
         self._documents = documents
@@ -101,7 +101,7 @@ class Services:
             order(requests.read(payload)[1])
         except requests.BadRequest as bad:
             error = failure(400, bad)
-        except Refused as refused:
+        except RequestRefused as refused:
             error = failure(500, refused)
         if reply:
             document: Document = {"server": self._server.about.stamp()}
@@ -118,11 +118,11 @@ class Services:
         cid = asked.get("cid")
         found = self._server.connections.get(cid) if isinstance(cid, int) else None
         if found is None:
-            raise Refused(unknown)
+            raise RequestRefused(unknown)
         return found
 
     def _reload(self, _: dict[str, Any]) -> None:
         try:
             self._server.reload()
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise RequestRefused(str(error)) from error

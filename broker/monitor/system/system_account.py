@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from broker.monitor.system.account_requests import AccountServices
 from broker.monitor.system.events import Events
-from broker.monitor.system.responder import Desk
+from broker.monitor.system.responder import Responder
 from broker.monitor.system.services import Services
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class SystemAccount:
 
     def __init__(self, server: Server, documents: Documents) -> None:
         self._server = server
-        desk = Desk(server)
+        desk = Responder(server)
         self._services = Services(desk, documents)
         self._accounts = AccountServices(desk, documents)
         self.events = Events(desk, documents)

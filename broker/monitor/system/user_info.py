@@ -12,7 +12,7 @@ import msgspec
 
 from broker.config.options import Permissions, SubjectRules
 from broker.server.services import Document
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 
 if TYPE_CHECKING:
@@ -34,7 +34,12 @@ class UserInfo:
         account.subs.insert(Subscription(self, account, SUBJECT))
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         connection = self._server.connections.get(origin.cid) if origin is not None else None
         if connection is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from broker.accounts.permissions import PermissionSet
 from broker.server.client.outbound import Outbound
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import encode_msg
 
 if TYPE_CHECKING:
@@ -49,7 +49,12 @@ class ClientSink(Outbound):
         )
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         if self.closed or sub.closed:
             return False
@@ -73,7 +78,7 @@ class ClientSink(Outbound):
         *,
         messages: int,
         payload_bytes: int,
-        origin: Origin | None = None,
+        origin: PublishingConnection | None = None,
     ) -> bool:
         """MSG lines somebody has already encoded for `sub` (see Router.bulk): count and queue."""
         if self.closed or sub.closed:

@@ -29,7 +29,7 @@ from broker.subjects import Subscription, valid_subject
 from broker.wire import ClientParser, Op, ProtocolViolation, PubRun
 
 if TYPE_CHECKING:
-    from broker.server.client.listener_profile import Entrance
+    from broker.server.client.listener_profile import ListenerProfile
     from broker.server.server import Server
     from broker.server.services import JetStreamRuntime
 
@@ -48,7 +48,7 @@ class Connection(Endpoint):
         self,
         server: Server,
         loop: asyncio.AbstractEventLoop,
-        entrance: Entrance,
+        entrance: ListenerProfile,
         brought: Credentials = NOTHING_BROUGHT,
     ) -> None:
         super().__init__(server, loop, entrance)

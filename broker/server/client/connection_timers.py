@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FIRST_PING_SECONDS = 2.0
 
 
-class Liveness:
+class ConnectionTimers:
     """One timer at a time: handshake, then CONNECT, then pings until the end."""
 
     __slots__ = (

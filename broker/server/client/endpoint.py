@@ -15,13 +15,13 @@ from broker.server.client import protocol_trace as trace
 from broker.server.client.client_sink import ClientSink
 from broker.server.client.close_reason import Reason
 from broker.server.client.connect_options import ConnectOptions
-from broker.server.client.connection_timers import Liveness
+from broker.server.client.connection_timers import ConnectionTimers
 from broker.server.client.tls import HANDSHAKE_RECORD, TlsFailed, TlsLayer, describe
 from broker.server.process.log import TRACE, logger
 from broker.subjects import Subscription
 
 if TYPE_CHECKING:
-    from broker.server.client.listener_profile import Entrance
+    from broker.server.client.listener_profile import ListenerProfile
     from broker.server.server import Server
 
 OK = b"+OK\r\n"
@@ -34,7 +34,9 @@ class Endpoint(ClientSink):
 
     cid: int
 
-    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop, entrance: Entrance) -> None:
+    def __init__(
+        self, server: Server, loop: asyncio.AbstractEventLoop, entrance: ListenerProfile
+    ) -> None:
         options = server.options
         super().__init__(loop, max_pending=options.limits.max_pending)
         self.server = server
@@ -57,7 +59,7 @@ class Endpoint(ClientSink):
         self._tls: TlsLayer | None = None
         self._first_byte_decides = False
         self._info_sent = False
-        self.live = Liveness(self, loop)
+        self.live = ConnectionTimers(self, loop)
         self._tracing = logger.isEnabledFor(TRACE)
         self.watchful = self._tracing
 

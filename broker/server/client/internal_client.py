@@ -19,7 +19,7 @@ from broker.config.options import Authorization, TlsOptions
 from broker.server.client.close_reason import Reason
 from broker.server.client.connection import Connection
 from broker.server.client.endpoint import Endpoint
-from broker.server.client.listener_profile import Entrance
+from broker.server.client.listener_profile import ListenerProfile
 
 if TYPE_CHECKING:
     from broker.server.server import Server
@@ -33,7 +33,7 @@ async def connect(server: Server, account: str) -> socket.socket:
     ours.setblocking(False)  # noqa: FBT003
     theirs.setblocking(False)  # noqa: FBT003
     try:
-        await loop.connect_accepted_socket(lambda: Insider(server, loop, entrance), theirs)
+        await loop.connect_accepted_socket(lambda: InternalClient(server, loop, entrance), theirs)
     except BaseException:
         ours.close()
         theirs.close()
@@ -41,7 +41,7 @@ async def connect(server: Server, account: str) -> socket.socket:
     return ours
 
 
-class Ourselves(Authenticator):
+class InternalAuthenticator(Authenticator):
     """Whoever comes is the server, in that account."""
 
     __slots__ = ("_identity_of_all",)
@@ -57,7 +57,7 @@ class Ourselves(Authenticator):
         return self._identity_of_all
 
 
-class Inside(Entrance):
+class Inside(ListenerProfile):
     """Asks for nothing: the socket itself shows who is at its other end."""
 
     kind = "inside"
@@ -65,7 +65,7 @@ class Inside(Entrance):
 
     def __init__(self, server: Server, account: str) -> None:
         super().__init__(server)
-        self._authenticator = Ourselves(account)
+        self._authenticator = InternalAuthenticator(account)
 
     @property
     def authenticator(self) -> Authenticator:
@@ -76,7 +76,7 @@ class Inside(Entrance):
         return None
 
 
-class Insider(Connection):
+class InternalClient(Connection):
     """A part of the server, not a client: it is not counted, listed, limited, or told of."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from broker.server.server import Server
 
 
-class Entrance:
+class ListenerProfile:
     """Asked anew each time, since a reload may change every answer."""
 
     kind = "nats"  # the type that /connz shows

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from typing import cast
 
-from broker.subjects import Origin
+from broker.subjects import PublishingConnection
 
 WRITE_SIZE = 512 * 1024  # handed to the transport at once: what one write deadline covers
 STALL_SECONDS_MAX = 0.1  # a producer waits this long per read at most, then may read once more
@@ -27,7 +27,7 @@ class Outbound(asyncio.Protocol):
         self._flush_due = False
         self._full = False  # the transport asked for a pause
         self._deadline: asyncio.TimerHandle | None = None
-        self._stalled: list[Origin] = []
+        self._stalled: list[PublishingConnection] = []
         self._stall_end: asyncio.TimerHandle | None = None
         self._reading_pauses = 0
         self._drained = asyncio.Event()
@@ -57,7 +57,7 @@ class Outbound(asyncio.Protocol):
         if self._queued_bytes > self.max_pending:
             self._queue_overflow()
 
-    def stall(self, origin: Origin) -> None:
+    def stall(self, origin: PublishingConnection) -> None:
         """The queue is long: the producer that feeds it reads no more until it has drained.
 
         Bounded by STALL_SECONDS_MAX, so that one slow client cannot hold a producer for good;

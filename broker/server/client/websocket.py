@@ -12,45 +12,45 @@ from typing import TYPE_CHECKING, Any, cast
 from broker.server.client.close_reason import Reason
 from broker.server.client.connection import Connection
 from broker.server.process.log import logger
-from broker.wire.upgrade import HEAD_MAX, Refused, Upgrade, upgrade
+from broker.wire.upgrade import HEAD_MAX, Upgrade, UpgradeRefused, upgrade
 from broker.wire.websocket import (
     FRAME_MAX,
+    CloseStatus,
     FrameReader,
     FrameViolation,
     FrameWriter,
-    Status,
     close_frame,
 )
 
 if TYPE_CHECKING:
-    from broker.server.client.websocket_listener import WebSocketDoor
+    from broker.server.client.websocket_listener import WebSocketListener
 
 BROWSER_FRAME_MAX = 4096
 HEAD_END = b"\r\n\r\n"
 
 STATUSES = {
-    Reason.CLIENT_CLOSED: Status.NORMAL,
-    Reason.AUTHENTICATION_TIMEOUT: Status.POLICY,
-    Reason.AUTHENTICATION_VIOLATION: Status.POLICY,
-    Reason.SLOW_CONSUMER_PENDING: Status.POLICY,
-    Reason.SLOW_CONSUMER_DEADLINE: Status.POLICY,
-    Reason.MAX_ACCOUNT_CONNECTIONS: Status.POLICY,
-    Reason.MAX_CONNECTIONS: Status.POLICY,
-    Reason.MAX_CONTROL_LINE: Status.POLICY,
-    Reason.PARSE_ERROR: Status.PROTOCOL_ERROR,
-    Reason.PROTOCOL_VIOLATION: Status.PROTOCOL_ERROR,
-    Reason.BAD_CLIENT_PROTOCOL: Status.PROTOCOL_ERROR,
-    Reason.MAX_PAYLOAD: Status.TOO_BIG,
-    Reason.READ_ERROR: Status.GOING_AWAY,
-    Reason.STALE_CONNECTION: Status.GOING_AWAY,
-    Reason.SERVER_SHUTDOWN: Status.GOING_AWAY,
+    Reason.CLIENT_CLOSED: CloseStatus.NORMAL,
+    Reason.AUTHENTICATION_TIMEOUT: CloseStatus.POLICY,
+    Reason.AUTHENTICATION_VIOLATION: CloseStatus.POLICY,
+    Reason.SLOW_CONSUMER_PENDING: CloseStatus.POLICY,
+    Reason.SLOW_CONSUMER_DEADLINE: CloseStatus.POLICY,
+    Reason.MAX_ACCOUNT_CONNECTIONS: CloseStatus.POLICY,
+    Reason.MAX_CONNECTIONS: CloseStatus.POLICY,
+    Reason.MAX_CONTROL_LINE: CloseStatus.POLICY,
+    Reason.PARSE_ERROR: CloseStatus.PROTOCOL_ERROR,
+    Reason.PROTOCOL_VIOLATION: CloseStatus.PROTOCOL_ERROR,
+    Reason.BAD_CLIENT_PROTOCOL: CloseStatus.PROTOCOL_ERROR,
+    Reason.MAX_PAYLOAD: CloseStatus.TOO_BIG,
+    Reason.READ_ERROR: CloseStatus.GOING_AWAY,
+    Reason.STALE_CONNECTION: CloseStatus.GOING_AWAY,
+    Reason.SERVER_SHUTDOWN: CloseStatus.GOING_AWAY,
 }
 
 
 class WebSocket(asyncio.Transport, asyncio.Protocol):
     """A protocol to the socket below, a transport to the connection above."""
 
-    def __init__(self, door: WebSocketDoor, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, door: WebSocketListener, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._door = door
         self._loop = loop
@@ -88,14 +88,14 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         end = self._head.find(HEAD_END, seen)
         if end < 0:
             if len(self._head) > HEAD_MAX:
-                self._refuse(Refused("request head too long"))
+                self._refuse(UpgradeRefused("request head too long"))
             return
         try:
             agreed = upgrade(bytes(self._head[:end]), self._door.terms)
             if len(self._head) > end + len(HEAD_END):
-                raise Refused("client sent data before handshake is complete")
+                raise UpgradeRefused("client sent data before handshake is complete")
             self._door.check_path(agreed.path)
-        except Refused as refusal:
+        except UpgradeRefused as refusal:
             self._refuse(refusal)
             return
         self._enter(agreed)
@@ -117,7 +117,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._above = door.connection(agreed, self._loop)
         self._above.connection_made(self)
 
-    def _refuse(self, refusal: Refused) -> None:
+    def _refuse(self, refusal: UpgradeRefused) -> None:
         logger.error("%s - websocket handshake error: %s", self._peer(), refusal)
         self._stop_waiting()
         if self._below is not None:
@@ -172,7 +172,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         if above.closed:
             return
         logger.error("%s - read error: %s", above.label, violation)
-        if violation.status is Status.TOO_BIG:
+        if violation.status is CloseStatus.TOO_BIG:
             above.fail("Maximum Payload Violation", Reason.MAX_PAYLOAD)
             return
         self._farewell = close_frame(violation.status, str(violation))
@@ -198,7 +198,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         reason = self._above.reason if self._above is not None else None
         farewell = self._farewell
         if farewell is None and reason is not None:
-            farewell = close_frame(STATUSES.get(reason, Status.INTERNAL), reason.value)
+            farewell = close_frame(STATUSES.get(reason, CloseStatus.INTERNAL), reason.value)
         self._below.write(farewell or b"")
         self._below.close()
 

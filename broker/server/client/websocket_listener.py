@@ -17,12 +17,12 @@ from broker.accounts.identity import Credentials
 from broker.config.options import Authorization, Options, TlsOptions, WebSocketOptions
 from broker.server.client import listener
 from broker.server.client.connection import Connection
-from broker.server.client.listener_profile import Entrance
+from broker.server.client.listener_profile import ListenerProfile
 from broker.server.client.tls import load_context
 from broker.server.client.websocket import WebSocket
 from broker.server.process.log import logger
 from broker.server.services import Document, StartFailed
-from broker.wire.upgrade import Refused, Terms, Upgrade, parse_origin
+from broker.wire.upgrade import Terms, Upgrade, UpgradeRefused, parse_origin
 from broker.wire.websocket import Deflater
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ HANDSHAKE_SECONDS = 10.0  # where the configuration does not say
 WAITING_MAX = 4096
 
 
-class WebSocketDoor(Entrance):
+class WebSocketListener(ListenerProfile):
     """Bind it before anything is promised, `listen` with the client port, `close` with it."""
 
     kind = "websocket"
@@ -115,7 +115,7 @@ class WebSocketDoor(Entrance):
         """Raises Refused: other protocols have paths of their own, which nobody serves here."""
         for name in ("leafnode", "mqtt"):
             if path.endswith(f"/{name}"):
-                raise Refused(f"{name} websocket endpoint not enabled", HTTPStatus.NOT_FOUND)
+                raise UpgradeRefused(f"{name} websocket endpoint not enabled", HTTPStatus.NOT_FOUND)
 
     def connection(self, agreed: Upgrade, loop: asyncio.AbstractEventLoop) -> Connection:
         def cookie(name: str) -> str:

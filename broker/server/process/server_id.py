@@ -16,7 +16,7 @@ NONCE_BYTES = 11
 
 def server_id() -> str:
     """56 characters, beginning with N."""
-    return nkeys.encode(nkeys.Kind.SERVER, os.urandom(nkeys.KEY_BYTES))
+    return nkeys.encode(nkeys.KeyKind.SERVER, os.urandom(nkeys.KEY_BYTES))
 
 
 def nonce() -> str:

@@ -15,7 +15,7 @@ from time import perf_counter
 TURN_S = 0.005  # after it the work of a client or of a stream waits until others had their turn
 
 
-class Turns:
+class FairQueue:
     """First come, first served. Each callback is called once."""
 
     __slots__ = ("_due", "_waiting")

@@ -20,8 +20,8 @@ import msgspec
 from broker.accounts import Account
 from broker.config.check_accounts import export_of, import_mapping
 from broker.config.options import Export, Import
-from broker.server.routing.internal_subscription import Inbox
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.server.routing.internal_subscription import InternalSubscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import headers as wire_headers
 
 if TYPE_CHECKING:
@@ -67,7 +67,12 @@ class _Crossing:
         self.mapped = import_mapping(rule)  # the subject there; None when it cannot be one
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         subject = self.mapped(run.message(start)[0])
         if subject is None:
@@ -86,7 +91,9 @@ class _Crossing:
         message = (subject, reply, headers, payload)
         return self.carry(message, None, self._server.router.publish)
 
-    def carry(self, message: Message, origin: Origin | None, publish: Publish) -> bool:
+    def carry(
+        self, message: Message, origin: PublishingConnection | None, publish: Publish
+    ) -> bool:
         """As deliver. `publish` decides what becomes of it in the other account."""
         mapped = self.mapped(message[0])
         if mapped is None:
@@ -94,14 +101,18 @@ class _Crossing:
         with self._crossings.one_more() as allowed:
             return allowed and self._cross((mapped, *message[1:]), origin, publish)
 
-    def _cross(self, message: Message, origin: Origin | None, publish: Publish) -> bool:
+    def _cross(
+        self, message: Message, origin: PublishingConnection | None, publish: Publish
+    ) -> bool:
         raise NotImplementedError
 
 
 class StreamImport(_Crossing):
     """Sits in the exporter's table; the importer's subscribers see what is published there."""
 
-    def _cross(self, message: Message, origin: Origin | None, publish: Publish) -> bool:
+    def _cross(
+        self, message: Message, origin: PublishingConnection | None, publish: Publish
+    ) -> bool:
         return publish(self.target, *message) > 0
 
 
@@ -116,11 +127,13 @@ class ServiceImport(_Crossing):
         self._importer = importer
         self.export = export
         self._prefix = b"_R_.%b." % secrets.token_hex(8).encode()
-        self._inbox: Inbox | None = None
+        self._inbox: InternalSubscription | None = None
         # By token: where the answer goes, and until when. Rising deadlines, so oldest first.
         self._expected: dict[bytes, tuple[bytes, int]] = {}
 
-    def _cross(self, message: Message, origin: Origin | None, publish: Publish) -> bool:
+    def _cross(
+        self, message: Message, origin: PublishingConnection | None, publish: Publish
+    ) -> bool:
         subject, reply, headers, payload = message
         crossings = self._crossings
         before = crossings.about
@@ -147,7 +160,9 @@ class ServiceImport(_Crossing):
             del expected[oldest]
         if self._inbox is None:
             subject = self._prefix + b"*"
-            self._inbox = Inbox(self._server.router, self.target, subject, self._answered)
+            self._inbox = InternalSubscription(
+                self._server.router, self.target, subject, self._answered
+            )
         token = secrets.token_hex(8).encode()
         expected[token] = (reply, now + self.export.threshold_ns)
         return token
@@ -164,7 +179,7 @@ class ServiceImport(_Crossing):
             if allowed:
                 self._server.router.publish(self._importer, found[0], reply, headers, payload)
 
-    def _about(self, origin: Origin | None) -> dict[str, Any]:
+    def _about(self, origin: PublishingConnection | None) -> dict[str, Any]:
         connection = self._server.connections.get(origin.cid) if origin is not None else None
         rtt_ns = round(connection.live.rtt_s * 1e9) if connection is not None else 0
         about: dict[str, Any] = {"acc": self._importer.name, "rtt": rtt_ns}

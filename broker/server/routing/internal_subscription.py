@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Taken = Callable[[bytes, bytes, bytes, bytes], None]  # subject, reply, headers, payload
 
 
-class Inbox:
+class InternalSubscription:
     """Open until closed. Calls back in the order of arrival."""
 
     kind = SinkKind.CLIENT  # so that peers hear of it
@@ -44,7 +44,12 @@ class Inbox:
         return True
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         for row in range(start, stop):
             self._taken(*run.message(row))

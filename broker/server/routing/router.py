@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from broker.accounts import Account
 from broker.server.routing.fair_queue import TURN_S
-from broker.subjects import BulkService, Match, Origin, Sink, SinkKind, Subscription
+from broker.subjects import BulkService, Match, PublishingConnection, Sink, SinkKind, Subscription
 
 if TYPE_CHECKING:
     from broker.server.client.client_sink import ClientSink
@@ -27,7 +27,7 @@ PIECE_MAX = 4096  # rows times takers delivered in one piece
 InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
 
 
-class Publisher(Origin, Sink, Protocol):
+class Publisher(PublishingConnection, Sink, Protocol):
     """A connection, as the router needs it."""
 
     account: Account
@@ -251,7 +251,12 @@ class Router:
         return delivered
 
     def deliver_local_run(
-        self, account: Account, run: PubRun, *, queue: bytes = b"", origin: Origin | None = None
+        self,
+        account: Account,
+        run: PubRun,
+        *,
+        queue: bytes = b"",
+        origin: PublishingConnection | None = None,
     ) -> int:
         """What came from a peer: to the clients of this node only, one hop, never further.
 
@@ -307,7 +312,7 @@ def _plain_client(found: Match) -> Subscription | None:
 
 
 def _deliver_limited(
-    sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+    sub: Subscription, run: PubRun, start: int, stop: int, origin: PublishingConnection | None
 ) -> int:
     """Deliver up to the limit of the subscription; returns the row after the last one taken."""
     if sub.max_msgs:
@@ -322,7 +327,7 @@ def _deal(
     run: PubRun,
     start: int,
     stop: int,
-    origin: Origin | None,
+    origin: PublishingConnection | None,
     *,
     silent: Sink | None,
 ) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from broker.accounts import Account
 from broker.server.tracing.message_trace import Trace, disabled_in_place
-from broker.subjects import Origin, Sink, SinkKind, Subscription
+from broker.subjects import PublishingConnection, Sink, SinkKind, Subscription
 from broker.wire import PubRun
 from broker.wire import headers as wire_headers
 
@@ -76,7 +76,12 @@ class Storing:
         self._number = 0
 
     def store(
-        self, trace: Trace, sink: StreamSink, sub: Subscription, run: PubRun, origin: Origin | None
+        self,
+        trace: Trace,
+        sink: StreamSink,
+        sub: Subscription,
+        run: PubRun,
+        origin: PublishingConnection | None,
     ) -> bool:
         subject, reply, headers, payload = run.message(0)
         kept_as, unwanted = sink.stored_as(subject)
@@ -137,7 +142,12 @@ class Storing:
         return True
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         """Nobody else may answer in the place of a stream."""
         return False

@@ -8,10 +8,10 @@ import pytest
 
 from chaos.sim.checks import Violation
 from chaos.sim.cluster import Cluster
-from chaos.sim.disk import Disk, MachineState, Write
+from chaos.sim.disk import MachineState, SimDisk, Write
 from chaos.sim.faults import Faults
 from chaos.sim.network import Network
-from chaos.sim.schedule import Schedule, dice
+from chaos.sim.schedule import EventQueue, dice
 from raft.core.messages import Entry, Message, MessageKind
 from raft.types import HardState, Index, NodeId, Term
 
@@ -32,7 +32,7 @@ class Always(Random):
 
 
 def test_crash_loses_exactly_what_was_not_flushed() -> None:
-    disk = Disk()
+    disk = SimDisk()
     disk.write(Write(HardState(Term(1), NodeId(2)), entries(1, 2)))
     disk.flush_to(disk.written)
     disk.write(Write(HardState(Term(2), NodeId(3)), entries(2, 3, term=2)))
@@ -47,7 +47,7 @@ def test_crash_loses_exactly_what_was_not_flushed() -> None:
 
 def test_crash_keeps_a_prefix_at_most() -> None:
     for seed in range(60):
-        disk = Disk()
+        disk = SimDisk()
         for index in range(1, 6):
             disk.write(Write(None, entries(index)))
         lost = disk.crash(Random(seed), harsh=True)
@@ -58,7 +58,7 @@ def test_crash_keeps_a_prefix_at_most() -> None:
 
 
 def test_flush_covers_only_what_was_written_when_it_began() -> None:
-    disk = Disk()
+    disk = SimDisk()
     disk.write(Write(None, entries(1)))
     position = disk.written
     disk.write(Write(None, entries(2)))
@@ -69,7 +69,7 @@ def test_flush_covers_only_what_was_written_when_it_began() -> None:
 
 
 def test_installed_snapshot_replaces_log_and_state_together() -> None:
-    disk = Disk()
+    disk = SimDisk()
     disk.write(Write(None, entries(1, 2)))
     disk.flush_to(disk.written)
     disk.write(Write(install=MachineState(Index(9), Term(4), b"digest")))
@@ -80,7 +80,7 @@ def test_installed_snapshot_replaces_log_and_state_together() -> None:
 
 
 def test_one_way_cut_lets_the_other_direction_pass() -> None:
-    schedule = Schedule()
+    schedule = EventQueue()
     faults = Faults.drawn_from(1, frozenset())
     network = Network(schedule, faults, dice(1, "network"))
     network.calm = True
@@ -94,7 +94,7 @@ def test_one_way_cut_lets_the_other_direction_pass() -> None:
 
 
 def test_message_under_way_is_lost_when_its_link_is_cut() -> None:
-    schedule = Schedule()
+    schedule = EventQueue()
     network = Network(schedule, Faults.drawn_from(1, frozenset()), dice(1, "network"))
     network.calm = True
     arrived: list[str] = []

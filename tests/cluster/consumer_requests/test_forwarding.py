@@ -10,9 +10,9 @@ from broker.cluster.consumer_requests import waiting_pulls as pulls
 from broker.cluster.consumer_requests.forwarding import (
     CHANNEL_ACKS,
     CHANNEL_ERRANDS,
-    AckErrand,
-    Errand,
-    Errands,
+    ForwardedAcks,
+    ForwardedRequest,
+    RequestForwarder,
 )
 from raft import NodeId
 from tests.support.cluster_fakes import run, turns
@@ -24,11 +24,11 @@ class Bench:
     def __init__(self) -> None:
         self.leaders: dict[int, NodeId | None] = {10: US, 20: ONE, 21: ONE, 30: TWO, 40: None}
         self.log: list[tuple[NodeId, bytes] | str] = []  # "interest", or what was sent
-        self.taken: list[Errand] = []
-        self.taken_acks: list[AckErrand] = []
+        self.taken: list[ForwardedRequest] = []
+        self.taken_acks: list[ForwardedAcks] = []
         self.ack_frames: list[tuple[NodeId, bytes]] = []
         self.full = False
-        self.errands = Errands(
+        self.errands = RequestForwarder(
             node=US,
             leader=self.leaders.get,
             send=self._send,
@@ -45,7 +45,7 @@ class Bench:
             self.log.append((to, frame))
         return not self.full
 
-    def frames(self) -> list[tuple[NodeId, list[Errand]]]:
+    def frames(self) -> list[tuple[NodeId, list[ForwardedRequest]]]:
         """What crossed, as the other side reads it."""
         found = []
         for entry in self.log:
@@ -57,7 +57,7 @@ class Bench:
         return found
 
 
-def errand(group: int, number: int, payload: bytes = b"") -> Errand:
+def errand(group: int, number: int, payload: bytes = b"") -> ForwardedRequest:
     return group, b"$JS.ACK.S.C.1.%d.1.1.0" % number, b"_INBOX.%d" % number, b"", payload
 
 
@@ -113,7 +113,7 @@ def test_without_a_link_they_are_dropped_and_counted() -> None:
 def test_without_a_leader_they_are_held_until_there_is_one() -> None:
     async def test() -> None:
         bench = Bench()
-        acks: AckErrand = (40, b"c", [1, 2], [1, 2])
+        acks: ForwardedAcks = (40, b"c", [1, 2], [1, 2])
         assert bench.errands.add(errand(40, 1))
         bench.errands.add_acks(acks)
         assert bench.errands.add(errand(40, 2))
@@ -249,8 +249,8 @@ def test_a_frame_from_a_peer_is_taken_in_order_and_damage_is_refused() -> None:
 def test_plain_acks_of_a_turn_cross_in_one_frame_per_leader() -> None:
     async def test() -> None:
         bench = Bench()
-        here: AckErrand = (10, b"c", [1, 2], [1, 2])
-        there: list[AckErrand] = [(20, b"c", [5], [1]), (21, b"d", [7, 9], [3, 4])]
+        here: ForwardedAcks = (10, b"c", [1, 2], [1, 2])
+        there: list[ForwardedAcks] = [(20, b"c", [5], [1]), (21, b"d", [7, 9], [3, 4])]
         for acks in (here, *there):
             bench.errands.add_acks(acks)
         assert bench.taken_acks == [here]

@@ -8,8 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from broker.cluster.limits.account_limits import Tenancy
-from broker.cluster.meta.assignments import Assignment, AssignStream, Meta, encode_command
+from broker.cluster.limits.account_limits import AccountQuotas
+from broker.cluster.meta.assignments import (
+    Assignment,
+    AssignmentTable,
+    AssignStream,
+    encode_command,
+)
 from broker.config.options import AccountStore, JetStreamLimits, JetStreamOptions
 from broker.jetstream.api.info import ApiStats
 from broker.jetstream.config import StreamConfig
@@ -21,8 +26,8 @@ from raft import Index
 SMALL = AccountStore(max_memory=100, max_storage=1000, max_streams=2, max_ack_pending=7)
 
 
-def tenancy(*streams: tuple[str, StreamConfig], members: int = 1) -> Tenancy:
-    meta = Meta()
+def tenancy(*streams: tuple[str, StreamConfig], members: int = 1) -> AccountQuotas:
+    meta = AssignmentTable()
     for at, (account, config) in enumerate(streams, 1):
         _, made = meta.apply(Index(at), encode_command(AssignStream(account, config, 1, [1])))
         assert isinstance(made, Assignment)
@@ -35,14 +40,14 @@ def tenancy(*streams: tuple[str, StreamConfig], members: int = 1) -> Tenancy:
     node: Any = SimpleNamespace(
         options=options, meta=meta, members=list(range(members)), leader=lambda _group: None
     )
-    return Tenancy(cast(Any, node))
+    return AccountQuotas(cast(Any, node))
 
 
 def stream(name: str, *, max_bytes: int = -1, storage: Storage = Storage.FILE) -> StreamConfig:
     return StreamConfig(name=name, subjects=(name,), max_bytes=max_bytes, storage=storage)
 
 
-def refusal(there: Tenancy, account: str, config: StreamConfig) -> int:
+def refusal(there: AccountQuotas, account: str, config: StreamConfig) -> int:
     with pytest.raises(JetStreamError) as refused:
         check_account_limits(config, there.view(account))
     return int(refused.value.err_code)

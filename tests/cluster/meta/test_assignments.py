@@ -11,8 +11,8 @@ import pytest
 from broker.cluster.meta.assignments import (
     FIRST_STREAM_GROUP,
     Assignment,
+    AssignmentTable,
     AssignStream,
-    Meta,
     MetaCommand,
     MetaResult,
     ReconfigureStream,
@@ -42,7 +42,7 @@ class Log:
     """Applies commands to one table, one index after another."""
 
     def __init__(self) -> None:
-        self.meta = Meta()
+        self.meta = AssignmentTable()
         self.entries: list[bytes] = []
 
     def apply(self, command: MetaCommand) -> MetaResult:
@@ -174,7 +174,7 @@ def test_every_part_of_a_configuration_survives() -> None:
     log = Log()
     result = assigned(log.apply(AssignStream("$G", config, 2**62, PEERS)))
     assert result.config == config
-    other = Meta()
+    other = AssignmentTable()
     other.load_dump(log.meta.dump())
     assert other.get("$G", "S") == result
     assert list(assigned(other.get("$G", "S")).config.metadata) == ["z", "a"]  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def test_every_part_of_a_configuration_survives() -> None:
 def test_replicas_agree_wherever_one_began_with_a_dump(seed: int) -> None:
     dice = random.Random(seed)
     log = Log()
-    late: Meta | None = None
+    late: AssignmentTable | None = None
     for step in range(120):
         name = dice.choice("ABCDEF")
         subjects = [f"{dice.choice('xyz')}.{dice.choice('abc*>')}"]
@@ -199,7 +199,7 @@ def test_replicas_agree_wherever_one_began_with_a_dump(seed: int) -> None:
             case _:
                 log.assign(name, *subjects)
         if step == 50:
-            late = Meta()
+            late = AssignmentTable()
             late.load_dump(log.meta.dump())
         elif late is not None:
             if log.entries[-1]:
@@ -207,7 +207,7 @@ def test_replicas_agree_wherever_one_began_with_a_dump(seed: int) -> None:
             else:
                 late.advanced(Index(len(log.entries)))
             assert late.digest() == log.meta.digest(), f"seed {seed}, step {step}"
-    replayed = Meta()
+    replayed = AssignmentTable()
     for index, entry in enumerate(log.entries, 1):
         if entry:
             replayed.apply(Index(index), entry)
@@ -220,9 +220,9 @@ def test_replicas_agree_wherever_one_began_with_a_dump(seed: int) -> None:
 def test_damage_stops_loudly() -> None:
     for damaged in (b"", b"\xc1", msgspec.msgpack.encode({"type": "unheard of"})):
         with pytest.raises(msgspec.MsgspecError):
-            Meta().apply(Index(1), damaged)
+            AssignmentTable().apply(Index(1), damaged)
         with pytest.raises(msgspec.MsgspecError):
-            Meta().load_dump(damaged)
+            AssignmentTable().load_dump(damaged)
 
 
 # -- placement -----------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import pytest
 from broker.cluster.meta.assignments import (
     FIRST_STREAM_GROUP,
     Assignment,
+    AssignmentTable,
     AssignStream,
-    Meta,
     MetaCommand,
     MetaResult,
     ReconfigureStream,
@@ -27,7 +27,7 @@ CONFIG = StreamConfig(name="S", subjects=("s",))
 
 class Log:
     def __init__(self, peers: list[int]) -> None:
-        self.meta = Meta()
+        self.meta = AssignmentTable()
         self.do(AssignStream("$G", CONFIG, 5, peers))
 
     def do(self, command: MetaCommand) -> MetaResult:
@@ -116,12 +116,12 @@ def test_a_stream_with_other_voters_is_not_renewed() -> None:
 
 def test_records_of_streams_that_never_moved_are_read() -> None:
     old = {"account": "$G", "config": CONFIG, "created_ns": 1, "group": 1001, "peers": [3, 1]}
-    meta = Meta()
+    meta = AssignmentTable()
     meta.load_dump(msgspec.msgpack.encode((9, [old])))
     stream = meta.get("$G", "S")
     assert stream is not None
     assert stream.founders == stream.members == stream.peers == [3, 1]
-    again = Meta()
+    again = AssignmentTable()
     again.load_dump(meta.dump())
     assert again.digest() == meta.digest()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.meta.founding import Candidate, Formation, Founding, write_durably
+from broker.cluster.meta.founding import Candidate, Founders, Founding, write_durably
 from raft import node_id
 
 # By node id, not by name: the smallest id founds.
@@ -30,7 +30,7 @@ class Node:
     expected: int
     incarnation: str = "1"
     formed: list[Founding] = field(default_factory=list)
-    formation: Formation = field(init=False)
+    formation: Founders = field(init=False)
 
     def __post_init__(self) -> None:
         self.directory.mkdir(exist_ok=True)
@@ -39,7 +39,7 @@ class Node:
     def boot(self) -> None:
         """As the process begins: load what is on disk, then start."""
         self.formed.clear()
-        self.formation = Formation(
+        self.formation = Founders(
             path=self.directory / "founding.json",
             cluster="c",
             name=self.name,

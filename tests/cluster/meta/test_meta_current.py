@@ -11,10 +11,10 @@ import pytest
 from broker.accounts import Account
 from broker.cluster.api.jetstream_api import ApiCall, ApiService
 from broker.cluster.meta.meta_group import MetaGroup
-from broker.cluster.meta.meta_requests import MetaCalls
+from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.node import JetStreamNode
 from broker.cluster.observe.asset_info import cluster_info
-from broker.cluster.peers.leader_table import Leaders
+from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import Rpc
 from broker.cluster.replica.replica import Replica
 from broker.jetstream.api.subjects import parse_api_subject
@@ -49,10 +49,10 @@ def test_a_node_waits_until_it_has_applied_what_the_meta_leader_had() -> None:
             return (7).to_bytes(8, "little")
 
         meta = Meta(5)
-        calls = MetaCalls(
+        calls = MetaRequests(
             node=US,
             rpc=cast(Rpc, SimpleNamespace(call=call)),
-            leaders=cast(Leaders, SimpleNamespace(wait=wait_leader)),
+            leaders=cast(LeaderTable, SimpleNamespace(wait=wait_leader)),
             group=cast(MetaGroup, SimpleNamespace(meta=meta)),
         )
         waiting = asyncio.create_task(calls.current())

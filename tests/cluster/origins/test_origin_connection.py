@@ -8,8 +8,8 @@ import pytest
 
 from broker.cluster.origins import origin_connection as module
 from broker.cluster.origins.origin_connection import (
-    Origin,
     OriginAddress,
+    OriginConnection,
     OriginLost,
     OriginRefused,
 )
@@ -92,7 +92,7 @@ def test_whatever_greets_us_is_lost_with_a_reason(greeting: bytes, reason: str) 
     async def test() -> None:
         async with scripted(script) as address:
             with pytest.raises(OriginLost, match=reason) as lost:
-                await Origin.connect(address)
+                await OriginConnection.connect(address)
             assert str(lost.value).startswith("127.0.0.1:")
 
     run(test())
@@ -108,10 +108,10 @@ def test_addresses_are_tried_in_turn_and_passwords_not_shown() -> None:
             async with connected(OriginAddress(urls)):
                 pass
             with pytest.raises(OriginLost, match=r"^127.0.0.1:1: ") as lost:
-                await Origin.connect(OriginAddress(urls[:1]))
+                await OriginConnection.connect(OriginAddress(urls[:1]))
             assert "secret" not in str(lost.value)
         with pytest.raises(OriginLost, match="no url"):
-            await Origin.connect(OriginAddress(()))
+            await OriginConnection.connect(OriginAddress(()))
 
     run(test())
 
@@ -122,7 +122,7 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
     async def test() -> None:
         async with scripted(until_closed) as address:
             with pytest.raises(OriginLost, match="TimeoutError"):
-                await Origin.connect(address)
+                await OriginConnection.connect(address)
 
     run(test())
 

@@ -21,8 +21,8 @@ import pytest
 import uvloop
 
 from broker.cluster.origins.origin_connection import (
-    Origin,
     OriginAddress,
+    OriginConnection,
     OriginLost,
     OriginMessage,
     OriginRefused,
@@ -94,7 +94,7 @@ def run(test: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
         runner.run(bounded())
 
 
-class Publisher(Origin):
+class Publisher(OriginConnection):
     """The same connection, to make streams and messages with."""
 
     async def request(self, subject: str, body: object = "") -> dict[str, Any]:
@@ -137,7 +137,9 @@ async def publisher(address: OriginAddress) -> AsyncIterator[Publisher]:
 
 
 @asynccontextmanager
-async def opened(address: OriginAddress, kind: type[Origin] = Origin) -> AsyncIterator[Origin]:
+async def opened(
+    address: OriginAddress, kind: type[OriginConnection] = OriginConnection
+) -> AsyncIterator[OriginConnection]:
     origin = await kind.connect(address)
     try:
         yield origin
@@ -146,7 +148,7 @@ async def opened(address: OriginAddress, kind: type[Origin] = Origin) -> AsyncIt
         await turns()
 
 
-async def take(origin: Origin, count: int) -> list[OriginMessage]:
+async def take(origin: OriginConnection, count: int) -> list[OriginMessage]:
     return [await origin.next() for _ in range(count)]
 
 
@@ -254,7 +256,7 @@ def test_refusals(server: Server) -> None:
             with pytest.raises(OriginRefused, match="503"):
                 await origin.consume("NONE", start=1)
         with pytest.raises(OriginLost, match="Authorization Violation"):
-            await Origin.connect(replace(server.address, user="u@x", password="wrong"))
+            await OriginConnection.connect(replace(server.address, user="u@x", password="wrong"))
 
     run(test())
 
@@ -267,7 +269,7 @@ def test_tls_and_a_server_that_stops(
 
     async def test() -> None:
         with pytest.raises(OriginLost, match="CERTIFICATE_VERIFY_FAILED"):
-            await Origin.connect(secure.address)
+            await OriginConnection.connect(secure.address)
         monkeypatch.setenv("SSL_CERT_FILE", str(CERTS / "ca.pem"))
         async with publisher(secure.address) as feed, opened(secure.address) as origin:
             await feed.stream("TLS")

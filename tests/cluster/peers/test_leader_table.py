@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.cluster.peers.leader_table import Leaders
+from broker.cluster.peers.leader_table import LeaderTable
 from broker.jetstream.errors import JetStreamError
 from raft import NodeId, Term
 from tests.support.cluster_fakes import run, turns
@@ -18,7 +18,7 @@ class Known:
     def __init__(self) -> None:
         self.up = {ONE, TWO}
         self.changes: list[int] = []
-        self.leaders = Leaders(self.up.__contains__, self.changes.append)
+        self.leaders = LeaderTable(self.up.__contains__, self.changes.append)
 
     def note(self, term: int, leader: NodeId, *, serving: bool = False) -> None:
         self.leaders.note(GROUP, Term(term), leader, serving=serving)

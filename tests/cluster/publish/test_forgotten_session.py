@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.accounts import Account
-from broker.cluster.publish.outbox import Batch, Outbox, Published
+from broker.cluster.publish.outbox import Outbox, PublishBatch, Published
 from broker.jetstream.publish.sessions import OutOfOrder, PublishResult, Sessions
 from broker.server.routing.router import Router
 from broker.subjects import Subscription
@@ -33,7 +33,7 @@ class Pair:
         self.client = Client(self.account)
         router.subscribe(self.account, Subscription(self.client, self.account, b"_I", b"", b"1"))
 
-    def _transmit(self, outbox: Outbox, batch: Batch) -> None:
+    def _transmit(self, outbox: Outbox, batch: PublishBatch) -> None:
         self.on_the_way.append((outbox.session, batch.number, batch.rows))
 
     async def publish(self) -> None:

@@ -12,8 +12,8 @@ from broker.cluster.publish.outbox import (
     BATCH_ROWS_MAX,
     IN_FLIGHT_MAX,
     RESEND_AFTER_S,
-    Batch,
     Outbox,
+    PublishBatch,
     Published,
 )
 from broker.store.block.block import Block
@@ -176,7 +176,7 @@ def test_a_leader_in_this_process_may_answer_while_it_is_handed_the_batch() -> N
         bench = Bench()
         client = bench.client()
 
-        def transmit(outbox: Outbox, batch: Batch) -> None:
+        def transmit(outbox: Outbox, batch: PublishBatch) -> None:
             outbox.answered(Published(GROUP, SESSION, batch.number, batch.number, []))
 
         await bench.publish_apart(client, 2)

@@ -10,7 +10,7 @@ from broker.cluster.publish.outbox import (
     IN_FLIGHT_MAX,
     RESEND_AFTER_MAX_S,
     RESEND_AFTER_S,
-    Batch,
+    PublishBatch,
     Published,
 )
 from broker.jetstream.publish.sessions import (
@@ -130,10 +130,10 @@ def test_whatever_links_and_leaders_do_each_publish_is_stored_and_acked_once(see
         bench = Bench()
         client = bench.client()
         sessions, stored = Sessions(), list[bytes]()
-        under_way: list[Batch] = []
+        under_way: list[PublishBatch] = []
         answers: list[Published] = []
 
-        def apply(batch: Batch) -> None:
+        def apply(batch: PublishBatch) -> None:
             known = sessions.admit(origin=1, session=SESSION, batch_no=batch.number)
             if known is None:
                 block = Block(batch.block, verify=False)

@@ -19,7 +19,7 @@ from broker.cluster.replica.reconfiguration import (
 )
 from broker.jetstream.config import StreamConfig
 from raft import Index, NodeId, Role, Term
-from raft.core.ready import PeerStatus, Status
+from raft.core.ready import CoreStatus, PeerStatus
 
 A, B, C, D, E = (NodeId(n) for n in range(1, 6))
 END = Index(1000)
@@ -39,11 +39,11 @@ def assigned(*peers: NodeId, members: tuple[NodeId, ...]) -> Assignment:
 
 def seen(
     *voters: NodeId, learners: tuple[NodeId, ...] = (), leader: NodeId = A, lag: int = 0
-) -> Status:
+) -> CoreStatus:
     """A leader's view; all others lag so many entries behind."""
     others = [node for node in (*voters, *learners) if node != leader]
     match = Index(END - lag)
-    return Status(
+    return CoreStatus(
         node=leader, role=Role.LEADER, term=Term(3), vote=leader, leader=leader, commit=END,
         applied=END, first_index=Index(1), last_index=END, persisted_index=END, transfer_to=None,
         voters=voters, learners=learners, members_index=Index(7),
@@ -51,7 +51,7 @@ def seen(
     )  # fmt: skip
 
 
-def step(status: Status, assignment: Assignment, *, away: NodeId | None = None) -> object:
+def step(status: CoreStatus, assignment: Assignment, *, away: NodeId | None = None) -> object:
     return next_step(status, assignment, connected=lambda node: node != away, recorded=True)
 
 
@@ -101,7 +101,7 @@ def test_those_who_left_are_forgotten_last() -> None:
         replace(seen(A, B, C), transfer_to=B),
     ],
 )
-def test_one_thing_at_a_time(status: Status) -> None:
+def test_one_thing_at_a_time(status: CoreStatus) -> None:
     assert isinstance(step(status, assigned(A, members=(A, B, C))), Wait)
 
 

@@ -12,7 +12,7 @@ import pytest
 from broker.cluster.node import JetStreamNode
 from broker.cluster.replica import state_flush as flushing
 from broker.cluster.replica.replica import Replica
-from broker.cluster.replica.state_flush import Flushing
+from broker.cluster.replica.state_flush import StateFlush
 from raft import GroupId, Index
 from tests.support.cluster_fakes import run
 
@@ -101,8 +101,8 @@ class Node:
         self.events.append("expunge")
         self._loop.call_soon_threadsafe(self.expunged.set)
 
-    def flushing(self) -> Flushing:
-        return Flushing(cast(JetStreamNode, self))
+    def flushing(self) -> StateFlush:
+        return StateFlush(cast(JetStreamNode, self))
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_expunged(
-    node: Node, work: Flushing, *, times: int = 1, mark_left: bool = False
+    node: Node, work: StateFlush, *, times: int = 1, mark_left: bool = False
 ) -> None:
     async with asyncio.timeout(30):
         task = asyncio.create_task(work.run_erasures())

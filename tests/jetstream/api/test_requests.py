@@ -19,7 +19,7 @@ from broker.jetstream.api.requests import (
     ResetRequest,
     RestoreRequest,
     SnapshotRequest,
-    Status,
+    StatusAnswer,
     StepdownRequest,
     StreamInfoRequest,
     StreamsRequest,
@@ -247,7 +247,7 @@ def test_empty_requests(body: bytes, *, is_empty: bool) -> None:
         ("", b'{"multi_last":["a"],"seq":3,"batch":2,"up_to_seq":9}', None),
     ],
 )
-def test_direct_get(subject: str, body: bytes, answer: MsgGetRequest | Status | None) -> None:
+def test_direct_get(subject: str, body: bytes, answer: MsgGetRequest | StatusAnswer | None) -> None:
     got = parse_direct_get(subject, body)
     if answer is None:
         assert isinstance(got, MsgGetRequest)

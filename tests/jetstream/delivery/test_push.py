@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.jetstream.delivery.dispatch import PumpLimits
-from broker.jetstream.delivery.effects import Deliver, Status
+from broker.jetstream.delivery.effects import Deliver, StatusMessage
 from broker.jetstream.delivery.flow_control import WINDOW_MIN_BYTES, FlowControl, RateLimit
 from broker.jetstream.delivery.headers_only import headers_only_block
 from tests.support.consumer_rig import MS, START, Bench, S
@@ -172,7 +172,7 @@ def test_closed_engine_is_silent() -> None:
     bench = Bench(ack_policy="explicit", durable_name="C")
     bench.pull("r", '{"batch":1,"expires":1000000000}')
     (told,) = bench.delivery.close("409 Leadership Change")
-    assert isinstance(told, Status)
+    assert isinstance(told, StatusMessage)
     bench.publish("a")
     bench.pull("r", "1")
     assert bench.pump() == []

@@ -13,7 +13,7 @@ from broker.jetstream.config import Discard
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import open_batches as batches
-from broker.jetstream.publish.publish_block import Held, Stored
+from broker.jetstream.publish.publish_block import Staged, Stored
 from broker.jetstream.stream.stream import Stream
 from broker.store.files import MemoryDb
 from tests.support.stream_rig import SECOND, Driver
@@ -41,7 +41,7 @@ def commit(driver: Driver, *members: Member, data: str = "x", batch: str = "b") 
         last = at == len(members)
         named = {name.replace("-", "_"): value for name, value in pairs.items()}
         answer = member(driver, batch, at, "1" if last else "", subject=subject, data=data, **named)
-        assert last or answer == Held()
+        assert last or answer == Staged()
     return answer
 
 
@@ -52,8 +52,8 @@ def code(answer: object) -> tuple[int, str]:
 
 def test_members_are_held_until_the_commit_and_then_stored_together() -> None:
     driver = batching()
-    assert member(driver, "b", 1, subject="s.a") == Held()
-    assert member(driver, "b", 2, subject="s.b") == Held()
+    assert member(driver, "b", 1, subject="s.a") == Staged()
+    assert member(driver, "b", 2, subject="s.b") == Staged()
     assert driver.publish("s.plain") == 1
     assert driver.stream.store.messages == 1
     assert member(driver, "b", 3, "1", subject="s.c") == Stored(4, batch="b", count=3)
@@ -81,7 +81,7 @@ def test_rows_behind_a_commit_are_told_their_sequences() -> None:
     result = driver.batch([(b"s.a", pairs, b"") for pairs in ({}, held, {}, last, {}, {})])
     assert (result.first_seq, result.count) == (1, 2)
     assert result.exceptions == [
-        (1, Held()),
+        (1, Staged()),
         (3, Stored(4, batch="b", count=2)),
         (4, Stored(5)),
         (5, Stored(6)),
@@ -216,12 +216,12 @@ def test_a_level_we_have_is_taken_and_not_stored() -> None:
 def test_members_and_open_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = batching()
     for number in range(50):
-        assert member(driver, f"b{number}", 1) == Held()
+        assert member(driver, f"b{number}", 1) == Staged()
     assert code(member(driver, "b50", 1)) == (10210, "atomic publish too many inflight")
     for seq in range(2, 1001):
         member(driver, "b0", seq)
     assert code(member(driver, "b0", 1001))[0] == 10199
-    assert member(driver, "b50", 1) == Held()
+    assert member(driver, "b50", 1) == Staged()
     monkeypatch.setattr(batches, "STAGED_BYTES_MAX", 10)
     assert code(member(driver, "b50", 2))[0] == 10210
 
@@ -229,7 +229,7 @@ def test_members_and_open_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 def test_a_thousand_members_fit() -> None:
     driver = batching()
     for seq in range(1, 1001):
-        assert member(driver, "b", seq) == Held()
+        assert member(driver, "b", seq) == Staged()
     assert member(driver, "b", 1001, "eob") == Stored(1000, batch="b", count=1000)
 
 

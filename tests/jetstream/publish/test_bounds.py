@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.jetstream.commands.publish_notes import Bounds
 from broker.jetstream.config import Retention, Storage
-from broker.jetstream.publish.sessions import Duplicate, Held
+from broker.jetstream.publish.sessions import Duplicate, Staged
 from tests.support.stream_rig import Driver, Row
 
 ACCOUNT = (10002, "resource limits exceeded for account")
@@ -75,7 +75,7 @@ def test_members_of_a_batch_are_refused_when_they_come() -> None:
     def member(seq: int, **more: str) -> list[Row]:
         return rows(9, Nats_Batch_Id="b", Nats_Batch_Sequence=str(seq), **more)
 
-    assert driver.noted(member(1), bounds=Bounds(account=500)) == [(0, Held())]
+    assert driver.noted(member(1), bounds=Bounds(account=500)) == [(0, Staged())]
     assert driver.noted(member(2), bounds=Bounds(account=9)) == [(0, ACCOUNT)]
     assert driver.noted(member(2), bounds=Bounds(server=-1)) == [(0, SERVER)]
     [(_, stored)] = driver.noted(member(2, Nats_Batch_Commit="1"), bounds=Bounds(account=500))

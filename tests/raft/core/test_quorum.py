@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raft.core.quorum import Ballot, Verdict, majority, majority_index
+from raft.core.quorum import Ballot, VoteResult, majority, majority_index
 from raft.types import NodeId
 
 
@@ -28,14 +28,14 @@ def test_two_majorities_always_share_a_voter(voters: int) -> None:
     assert 2 * (majority(voters) - 1) <= voters
 
 
-def dumb_verdict(voters: int, answers: dict[int, bool]) -> Verdict:
+def dumb_verdict(voters: int, answers: dict[int, bool]) -> VoteResult:
     """Try every way in which the silent voters may still answer."""
     silent = voters - len(answers)
     yes = sum(answers.values())
     ends = {2 * (yes + more) > voters for more in range(silent + 1)}
     if 2 * yes > voters:
-        return Verdict.WON
-    return Verdict.PENDING if True in ends else Verdict.LOST
+        return VoteResult.WON
+    return VoteResult.PENDING if True in ends else VoteResult.LOST
 
 
 @given(st.integers(1, 7), st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=12))

@@ -18,7 +18,7 @@ from raft.host.group import Group, GroupStopped
 from raft.store.group_log import MemoryLog
 from raft.store.log_store import LogStore, StoreTuning
 from raft.store.records import StoreBusy, StoreError, StoreFailed
-from raft.store.write_batch import Batch
+from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, Role, Term, node_id
 from tests.support.host_rig import BrokenDisk, Cluster, G, Ledger, run, until
 
@@ -185,7 +185,7 @@ def test_a_promise_that_leans_on_a_failed_flush_waits_with_it(tmp_path: Path) ->
 def test_what_the_log_showed_is_in_new_files_after_reopening(tmp_path: Path) -> None:
     """After a failed flush the write-ahead log may be in the page cache only. Take it away."""
     store = LogStore.open(tmp_path / "a", node_name="a", cluster_name="t")
-    batch = Batch()
+    batch = LogBatch()
     batch.put_entries(G, [Entry(Index(1), Term(1), b"one")])
     store.write(batch)
     before = {file.name for file in (tmp_path / "a").glob("*.log")}

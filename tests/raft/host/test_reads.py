@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from raft.host.group import Group
-from raft.host.tick_pace import Pace
+from raft.host.tick_pace import TickPace
 from raft.types import GroupId, NodeId, Role
 from tests.support.host_rig import Cluster, G, run, until
 
@@ -18,7 +18,7 @@ TICK_S, ELECTION_TICKS = 0.05, 10
 
 
 def test_ticks_keep_time_while_a_lease_of_them_fits_into_an_election_timeout() -> None:
-    pace = Pace(tick_seconds=TICK_S, election_ticks=ELECTION_TICKS)
+    pace = TickPace(tick_seconds=TICK_S, election_ticks=ELECTION_TICKS)
     now = 100.0
     for _ in range(ELECTION_TICKS // 2):
         pace.ticked(now)
@@ -41,7 +41,7 @@ def test_ticks_keep_time_while_a_lease_of_them_fits_into_an_election_timeout() -
 
 
 def test_slow_ticks_never_keep_time() -> None:
-    pace = Pace(tick_seconds=TICK_S, election_ticks=ELECTION_TICKS)
+    pace = TickPace(tick_seconds=TICK_S, election_ticks=ELECTION_TICKS)
     now = 100.0
     for _ in range(5 * ELECTION_TICKS):
         now += 2 * TICK_S  # each a tick late: a lease lasts as long as others wait to elect
@@ -105,5 +105,5 @@ def test_a_lease_or_sleep_counts_only_with_a_majority_in_reach(
         role=Role.LEADER, asleep=asleep, lease_holds=lambda: lease, keeps_quorum=bool
     )
     group = cast(Group, SimpleNamespace(core=core, _current_until=0.0))
-    pace = cast(Pace, SimpleNamespace(keeps_time=lambda _: True))
+    pace = cast(TickPace, SimpleNamespace(keeps_time=lambda _: True))
     assert Group.reads_are_current(group, pace, cast(set[NodeId], there)) is current

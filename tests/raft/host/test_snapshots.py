@@ -10,7 +10,7 @@ from raft.host.compaction import CompactionPolicy, cut_point
 from raft.host.host import HostLimits
 from raft.snapshot.outbound import PIECE_BYTES, WINDOW_BYTES
 from raft.store.log_store import DamagedLog
-from raft.store.write_batch import Batch
+from raft.store.write_batch import LogBatch
 from raft.types import Index, SnapshotMeta, Term
 from tests.support.host_rig import EAGER, NO_TAIL, Cluster, G, Ledger, run, until
 
@@ -79,7 +79,7 @@ def test_a_machine_ahead_of_its_log_is_damage_unless_an_installation_was_noted(
         ledger.applied = Index(50)
         with pytest.raises(DamagedLog):
             host.add_group(G, voters=c.voters, machine=ledger, applied=Index(50))
-        batch = Batch()
+        batch = LogBatch()
         batch.put_installing(G, SnapshotMeta(Index(50), Term(7)))
         store.write(batch)
         host.add_group(G, voters=c.voters, machine=ledger, applied=Index(50))

@@ -24,7 +24,7 @@ from raft.store.log_store import (
     WrongDirectory,
 )
 from raft.store.records import KEY, entry_value
-from raft.store.write_batch import Batch
+from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term
 
 G = GroupId(7)
@@ -41,7 +41,7 @@ def entries(first: int, last: int, *, term: int = 1, size: int = 10) -> list[Ent
 
 
 def append(store: LogStore, group: GroupId, new: list[Entry]) -> None:
-    batch = Batch()
+    batch = LogBatch()
     batch.put_entries(group, new)
     store.write(batch)
 
@@ -70,7 +70,7 @@ def newest_wal(path: Path) -> Path:
 
 def test_entries_hard_state_and_terms_come_back(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    batch = Batch()
+    batch = LogBatch()
     noop = Entry(Index(1), Term(3), b"", EntryKind.NOOP)
     batch.put_entries(G, [noop, *entries(2, 5, term=3)])
     batch.put_hard_state(G, HardState(Term(3), NodeId(2**63 - 1), Index(4)))
@@ -118,7 +118,7 @@ def test_a_conflicting_append_replaces_the_tail(tmp_path: Path) -> None:
 
 def test_entries_of_one_batch_are_joined_and_the_later_ones_win(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    batch = Batch()
+    batch = LogBatch()
     batch.put_entries(G, entries(1, 5, term=1))
     batch.put_entries(G, entries(4, 4, term=2))
     batch.put_entries(G, entries(5, 6, term=2))
@@ -131,7 +131,7 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
     store = open_store(tmp_path)
     append(store, G, [*entries(1, 4, term=1), *entries(5, 10, term=2)])
     append(store, GroupId(8), entries(1, 1))
-    batch = Batch()
+    batch = LogBatch()
     store.compact(batch, G, Index(6))
     store.write(batch)
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
         assert [e.index for e in all_entries(store)] == [7, 8, 9, 10]
         store.close()
         store = open_store(tmp_path)
-    batch = Batch()
+    batch = LogBatch()
     batch.put_snapshot(G, SnapshotMeta(Index(50), Term(9)))
     batch.put_hard_state(G, HardState(Term(9), NodeId(0), Index(50)))
     batch.put_entries(G, entries(51, 52, term=9))
@@ -153,8 +153,8 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
     assert [e.index for e in all_entries(store, GroupId(8))] == [1]
     assert store.reader(G).entries(Index(50), Index(52), 1000) == []  # cut away
     with pytest.raises(StoreError):
-        store.compact(Batch(), G, Index(60))
-    batch = Batch()
+        store.compact(LogBatch(), G, Index(60))
+    batch = LogBatch()
     store.compact(batch, G, Index(52))
     store.write(batch)
     assert (store.reader(G).first_index(), store.reader(G).last_index()) == (53, 52)
@@ -166,14 +166,14 @@ def test_an_installation_that_has_begun_is_remembered_until_the_log_follows(
 ) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 4))
-    batch = Batch()
+    batch = LogBatch()
     batch.put_installing(G, SnapshotMeta(Index(9), Term(2)))
     store.write(batch)
     store.close()
     store = open_store(tmp_path)
     assert store.reader(G).record.installing == SnapshotMeta(Index(9), Term(2))
     assert store.reader(G).last_index() == 4
-    batch = Batch()
+    batch = LogBatch()
     batch.put_snapshot(G, SnapshotMeta(Index(9), Term(2)))
     store.write(batch)
     assert store.reader(G).record.installing.index == 0
@@ -185,7 +185,7 @@ def test_a_removed_group_leaves_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 3))
     append(store, GroupId(8), entries(1, 2))
-    batch = Batch()
+    batch = LogBatch()
     batch.remove(G)
     store.write(batch)
     assert store.groups() == [GroupId(8)]
@@ -211,7 +211,7 @@ def test_flushed_writes_survive_a_crash_and_a_torn_tail_is_cut(tmp_path: Path) -
 def test_a_crash_in_a_large_write_leaves_a_prefix_of_its_entries(tmp_path: Path) -> None:
     store = open_store(tmp_path / "a")
     append(store, G, entries(1, 3))
-    batch = Batch()
+    batch = LogBatch()
     batch.put_entries(G, entries(4, 40, size=20_000))
     batch.put_hard_state(G, HardState(Term(1), NodeId(5), Index(3)))
     store.write(batch)
@@ -245,7 +245,7 @@ def test_what_a_refused_write_has_begun_does_not_outlive_it(
 ) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 3))
-    batch = Batch()
+    batch = LogBatch()
     batch.put_entries(G, entries(4, 9, size=40_000))
     written = store._write
     calls = []
@@ -309,7 +309,7 @@ def test_damage_inside_a_log_quarantines_that_group_only(tmp_path: Path, damage:
         store.reader(G)
     assert caught.value.group == G
     assert len(all_entries(store, GroupId(8))) == 5
-    batch = Batch()
+    batch = LogBatch()
     batch.remove(G)
     store.write(batch)
     assert store.reader(G).last_index() == 0
@@ -319,7 +319,7 @@ def test_damage_inside_a_log_quarantines_that_group_only(tmp_path: Path, damage:
 def test_a_log_shorter_than_its_commit_is_damage(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 5))
-    batch = Batch()
+    batch = LogBatch()
     batch.put_hard_state(G, HardState(Term(1), NodeId(0), Index(5)))
     store.write(batch)
     store.column("raft").delete(KEY.pack(G, 5))

@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from raft.transport.handshake import HELLO, MAGIC, VERSION, LinkClass, Ourselves, frame
+from raft.transport.handshake import HELLO, MAGIC, VERSION, LinkClass, LocalPeer, frame
 from raft.transport.transport import Transport, TransportLimits
 from raft.types import node_id
 from tests.support.listener import Listener
@@ -109,7 +109,7 @@ def test_many_small_pieces_and_every_cut_of_the_bytes_give_the_same_frames() -> 
         a.register(16, lambda _node, payload: got.append(payload))
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         nonce = (await reader.readexactly(4 + 1 + 22))[-16:]
-        stranger = Ourselves(node_id("x"), "x", "c", None, dict, port=1)
+        stranger = LocalPeer(node_id("x"), "x", "c", None, dict, port=1)
         hello = stranger.hello(LinkClass.BULK, peers=[], their_nonce=nonce, accepting=False)
         frames = [b"", b"y", b"three", bytes(300)]
         stream = sealed(0, frame(HELLO, hello)) + b"".join(sealed(16, f) for f in frames)
@@ -149,7 +149,7 @@ def test_a_wrong_hello_is_refused(
         a = await c.start("a")
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         nonce = (await reader.readexactly(4 + 1 + 22))[-16:]
-        stranger = Ourselves(node_id("x"), "x", "c", None, dict, port=1)
+        stranger = LocalPeer(node_id("x"), "x", "c", None, dict, port=1)
         hello = stranger.hello(LinkClass.BULK, peers=[], their_nonce=nonce, accepting=False)
         writer.write(sealed(0, frame(HELLO, msgspec.structs.replace(hello, **wrong))))
         answer = await reader.read()

@@ -9,8 +9,8 @@ import pytest
 from broker.server.client import connection
 from broker.server.routing import fair_queue as turns
 from broker.server.routing import router
-from broker.server.routing.fair_queue import Turns
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.server.routing.fair_queue import FairQueue
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 from tests.support.server import RawClient, run, running, until
 
@@ -49,7 +49,7 @@ class Witness:
         return True
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin
+        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: PublishingConnection
     ) -> bool:
         self.rows += stop - start
         self.seen.append((self.rounds.count, origin.cid))
@@ -62,7 +62,7 @@ def test_a_round_does_what_a_turn_has_time_for(
 ) -> None:
     async def test() -> None:
         monkeypatch.setattr(turns, "TURN_S", turn_s)
-        waiting, done = Turns(), []
+        waiting, done = FairQueue(), []
         with Rounds() as rounds:
             for name in "abc":
                 waiting.wait(lambda name=name: done.append((name, rounds.count)))
@@ -75,7 +75,7 @@ def test_a_round_does_what_a_turn_has_time_for(
 
 def test_work_that_raises_costs_nobody_his_turn() -> None:
     async def test() -> None:
-        waiting, done, raised = Turns(), [], []
+        waiting, done, raised = FairQueue(), [], []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, context: raised.append(context["exception"]))
 

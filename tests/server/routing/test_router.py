@@ -8,7 +8,7 @@ import pytest
 
 from broker.accounts import Account
 from broker.server.routing.router import Router
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 
 
@@ -30,15 +30,26 @@ class Taker:
         return self.takes
 
     def deliver_gets(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None, *,
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
+        *,
         deadline: float,
-    ) -> tuple[int, list[int]]:  # fmt: skip
+    ) -> tuple[int, list[int]]:
         asked = {row: run.message(row)[0] for row in range(start, stop)}
         self.log.append((self.name, list(asked.values())))
         return stop, [row for row, subject in asked.items() if subject.endswith(b".missing")]
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         self.log.append((self.name, [run.message(row)[0] for row in range(start, stop)]))
         return self.takes

@@ -12,7 +12,7 @@ from broker.config.options import AccountOptions, Export, Import
 from broker.server.server import Server
 from broker.server.tracing import message_trace
 from broker.server.tracing import storage_trace as traced_storing
-from broker.subjects import Origin, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 from tests.server.client.test_turns import impatient
 from tests.server.routing.test_imports import serving
@@ -56,7 +56,12 @@ class Taker:
         return True
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: Origin | None
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        origin: PublishingConnection | None,
     ) -> bool:
         self.taken.extend(run.message(row) for row in range(start, stop))
         return True
