@@ -1,1 +1,5 @@
 """The logs of all groups on disk, in one RocksDB."""
+
+from raft.store.log_store import LogStore
+
+__all__ = ["LogStore"]

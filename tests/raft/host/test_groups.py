@@ -250,7 +250,7 @@ def test_a_full_disk_silences_the_node_until_space_returns(
         free = 0 if Path(path).name in full else facts.f_bavail
         return SimpleNamespace(f_bavail=free, f_blocks=facts.f_blocks, f_frsize=facts.f_frsize)
 
-    monkeypatch.setattr("raft.room.os.statvfs", statvfs)
+    monkeypatch.setattr("raft.store.disk_space.os.statvfs", statvfs)
 
     async def body(c: Cluster) -> None:
         await c.put("k", 1)

@@ -120,7 +120,7 @@ def test_a_cut_link_resumes_where_the_receiver_stands(tmp_path: Path) -> None:
 def test_a_lost_piece_is_asked_for_and_nothing_before_it_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raft.snapshot_out.ASK_SECONDS", 60.0)  # the sender would not ask
+    monkeypatch.setattr("raft.snapshot.outbound.ASK_SECONDS", 60.0)  # the sender would not ask
 
     async def body(c: Cluster) -> None:
         async with a_pair(c, tmp_path) as pair:
@@ -147,7 +147,7 @@ def test_lost_last_pieces_are_found_at_the_end(tmp_path: Path) -> None:
 
 def test_lost_answers_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last word of the receiver is lost with its connection; the sender asks and hears it."""
-    monkeypatch.setattr("raft.snapshot_out.ASK_SECONDS", 0.05)
+    monkeypatch.setattr("raft.snapshot.outbound.ASK_SECONDS", 0.05)
 
     async def body(c: Cluster) -> None:
         async with a_pair(c, tmp_path) as pair:
@@ -170,7 +170,7 @@ def test_lost_answers_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_an_installation_may_take_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions meanwhile neither disturb it nor give the snapshot a second time."""
-    monkeypatch.setattr("raft.snapshot_out.ASK_SECONDS", 0.02)
+    monkeypatch.setattr("raft.snapshot.outbound.ASK_SECONDS", 0.02)
 
     async def body(c: Cluster) -> None:
         async with a_pair(c, tmp_path) as pair:
@@ -227,7 +227,7 @@ def test_a_new_snapshot_replaces_a_stale_one(tmp_path: Path) -> None:
 def test_memory_is_bounded_and_large_chunks_travel_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raft.snapshot_out.ASK_SECONDS", 0.1)
+    monkeypatch.setattr("raft.snapshot.outbound.ASK_SECONDS", 0.1)
 
     async def body(c: Cluster) -> None:
         async with a_pair(c, tmp_path) as pair:
@@ -285,7 +285,7 @@ def test_a_receiver_without_room_refuses_the_stream_only(
                 raise OSError(28, "No space left on device")
 
             with monkeypatch.context() as patch:
-                patch.setattr("raft.snapshot_in.SpooledChunks.append", full)
+                patch.setattr("raft.snapshot.inbound.SpooledChunks.append", full)
                 assert not await pair.send([b"x"])
             assert await pair.send([b"x"])
             assert ("a", False) not in c.events["b"]

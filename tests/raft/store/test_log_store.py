@@ -448,7 +448,7 @@ def test_what_was_taken_before_the_disk_was_full_still_fits(
     buffered = sum(store.column(n).property_int_value(_MEMTABLES) or 0 for n in ("raft", "state"))
     free = buffered + (900 << 10)  # less than the reserve, more than half of it
     facts = SimpleNamespace(f_bavail=free, f_blocks=1 << 40, f_frsize=1)
-    monkeypatch.setattr("raft.room.os.statvfs", lambda _path: facts)
+    monkeypatch.setattr("raft.store.disk_space.os.statvfs", lambda _path: facts)
     assert not store.check_space()
     append(store, G, entries(1, 3))
     with pytest.raises(StoreFull):
@@ -463,7 +463,7 @@ def test_who_writes_much_notices_by_himself_that_the_disk_is_full(
     tuning = StoreTuning(log_buffer_bytes=8 << 20, free_bytes_min=1 << 20)
     store = LogStore.open(tmp_path, node_name="n1", cluster_name="c", tuning=tuning)
     facts = SimpleNamespace(f_bavail=1 << 30, f_blocks=1 << 40, f_frsize=1)
-    monkeypatch.setattr("raft.room.os.statvfs", lambda _path: facts)
+    monkeypatch.setattr("raft.store.disk_space.os.statvfs", lambda _path: facts)
     assert store.check_space()
     facts.f_bavail = 0
     append(store, G, entries(1, 1, size=64 << 10))

@@ -15,7 +15,7 @@ def test_ever_new_reasons_fill_neither_the_log_nor_silence_it_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("raft.mesh.time.monotonic", lambda: now)
+    monkeypatch.setattr("raft.transport.peer_table.time.monotonic", lambda: now)
     transport = Transport(
         node=node_id("a"), name="a", cluster="c", listen_host="127.0.0.1", listen_port=0, routes=[]
     )
