@@ -1,8 +1,8 @@
-"""Operator mode: the operator, the resolver and the accounts that are preloaded.
+"""Operator mode in the configuration file: `operator`, `resolver` and `resolver_preload`.
 
-Owns: the reading of these keys, and whether accounts are signed by the operator.
-May not touch: users; they bring their tokens when they connect.
-Spec: core contract 3.6."""
+Owns: reading these keys. trusted_accounts.py decides which accounts the operators signed.
+May not touch: users; they present their JWT when they connect.
+Spec: NATS server configuration, operator mode."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import re
 from pathlib import Path
 
 from broker.config import values
-from broker.config.claims import BadClaims, account_claims, account_options
 from broker.config.draft import Draft
-from broker.config.options import AccountClaims
 from broker.config.parser import Item
 from broker.config.values import BadValue
-from broker.credentials import jwt, nkeys
-from broker.credentials.nkeys import KeyKind
+from broker.credentials import jwt
 
 _MEMORY = re.compile(r"\s*mem(ory)?\s*", re.IGNORECASE)
 _URL = re.compile(r"\s*url\(", re.IGNORECASE)
@@ -72,31 +69,3 @@ def apply_preload(draft: Draft, key: str, item: Item) -> None:
         if token.kind != "account" or token.subject != public:
             raise BadValue(f"the JWT for {public} is not of this account")
         draft.preloaded[public] = token
-
-
-def settle(draft: Draft) -> dict[str, AccountClaims]:
-    """The accounts that the operators vouch for, in the draft. Raises BadClaims."""
-    trusted: set[str] = set()
-    for operator in draft.operators:
-        strict = operator.claims.get("strict_signing_key_usage", False)
-        keys = operator.claims.get("signing_keys") or []
-        for signer in [*keys, *([] if strict else [operator.subject])]:
-            if nkeys.is_public(signer, KeyKind.OPERATOR):
-                trusted.add(signer)
-        system = operator.claims.get("system_account")
-        if system:
-            draft.top.setdefault("system_account", system)
-    found: dict[str, AccountClaims] = {}
-    for public, token in draft.preloaded.items():
-        if token.issuer not in trusted:
-            draft.warnings.append(f"Account [{public}] is not signed by a trusted operator")
-            continue
-        try:
-            found[public] = account_claims(token)
-            options, store = account_options(token)
-        except BadClaims as bad:
-            raise BadClaims(f"account {public}: {bad}") from bad
-        draft.accounts.append(options)
-        if store is not None:
-            draft.account_stores[public] = store
-    return found

@@ -33,6 +33,7 @@ from broker.config.options import (
     User,
     WebSocketOptions,
 )
+from broker.config.trusted_accounts import trusted_accounts
 from broker.credentials.jwt import Token
 
 LAME_DUCK_MIN_NS = 30 * SECOND
@@ -90,8 +91,6 @@ class Draft:
         return options
 
     def _operator_mode(self) -> None:
-        from broker.config.apply_operator import settle
-
         if self.accounts:
             raise BadOptions("operators do not allow Accounts to be configured directly")
         if self.authorization.get("users") or self.authorization.get("user"):
@@ -101,9 +100,15 @@ class Draft:
         if not self.resolver:
             raise BadOptions("operators require an account resolver to be configured")
         try:
-            self.authorization["tokens"] = settle(self)
+            trusted = trusted_accounts(self.operators, self.preloaded)
         except BadClaims as bad:
             raise BadOptions(str(bad)) from bad
+        self.authorization["tokens"] = trusted.claims
+        self.accounts.extend(trusted.accounts)
+        self.account_stores.update(trusted.stores)
+        self.warnings.extend(trusted.warnings)
+        if trusted.system_account:
+            self.top.setdefault("system_account", trusted.system_account)
         for account, problem in usable_imports(self.accounts):
             self.warnings.append(f"Account [{account}]: {problem}")
 

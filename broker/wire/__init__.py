@@ -1,7 +1,7 @@
-"""The client protocol as bytes and events: exports, and the one choice between the codecs.
+"""The client protocol as bytes and events: exports, and the choice between the codecs.
 
-JETRAFT_PURE=1 asks for the plain Python twins, here and for broker.store.block; without it a
-missing extension is an error, never a silent fall back to something many times slower."""
+JETRAFT_PURE=1 selects the plain Python twins, here and in broker.store. Without it, a missing
+extension is an error: there is no silent fallback to code that is many times slower."""
 
 from os import environ
 from typing import TYPE_CHECKING, Final
@@ -11,9 +11,10 @@ from broker.wire.ops import Op, ProtocolViolation
 IMPLEMENTATION: Final = "python" if environ.get("JETRAFT_PURE") == "1" else "cython"
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from broker.wire.encode_py import ReplyColumn, encode_msg, encode_pub, encode_pub_acks, unmask
+    from broker.wire.encode_py import ReplyColumn, encode_pub, encode_pub_acks, unmask
     from broker.wire.parser_py import ClientParser, Event
     from broker.wire.run_py import PubRun
+    from broker.wire.text_py import encode_msg
 else:
     try:
         from broker.wire._encode import ReplyColumn, encode_msg, encode_pub, encode_pub_acks, unmask

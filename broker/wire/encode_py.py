@@ -1,25 +1,15 @@
-"""What the server writes in bulk: messages and publish acknowledgements.
+"""What the server writes in bulk: forwarded publishes and publish acknowledgements.
 
-Owns: the text of MSG, HMSG and of a pub ack; the column of replies a batch waits for.
+Owns: the text of PUB and HPUB between nodes and of a pub ack; the reply subjects of a batch.
 May not touch: routing, sequence assignment, sockets.
-Spec: NATS client protocol, MSG and HMSG; JetStream PubAck. Compiled twin: _parser.pyx."""
+Spec: NATS client protocol, PUB and HPUB; JetStream PubAck. Compiled twin: _encode.pyx."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
-if TYPE_CHECKING:
-    from broker.wire.run_py import PubRun
-
-
-def encode_msg(subject: bytes, sid: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
-    """One MSG, or HMSG when there are headers. Single blanks: some clients split on one."""
-    reply_part = b" " + reply if reply else b""
-    if headers:
-        total = len(headers) + len(payload)
-        sizes = b"%d %d" % (len(headers), total)
-        return b"HMSG %b %b%b %b\r\n%b%b\r\n" % (subject, sid, reply_part, sizes, headers, payload)
-    return b"MSG %b %b%b %d\r\n%b\r\n" % (subject, sid, reply_part, len(payload), payload)
+from broker.wire.run_py import PubRun
+from broker.wire.text_py import encode_msg
 
 
 def encode_pub(run: PubRun, start: int, stop: int) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from broker.wire.encode_py import encode_msg
+from broker.wire.text_py import encode_msg
 
 _ACK_TOKENS = 9
 _ACK_DIGITS_MAX = 18  # fits a signed 64-bit number whatever the digits

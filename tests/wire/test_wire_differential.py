@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.wire import _encode, _parser, _run, encode_py, parser_py, run_py
+from broker.wire import _encode, _parser, _run, encode_py, parser_py, run_py, text_py
 from broker.wire.ops import ProtocolViolation
 
 MAX_CONTROL_LINE = 48
@@ -194,4 +194,4 @@ def test_reply_columns_and_acks_agree(  # noqa: PLR0917
 
 @given(st.tuples(small, small, small, small, st.binary(max_size=120)))
 def test_single_messages_agree(fields: tuple[bytes, bytes, bytes, bytes, bytes]) -> None:
-    assert _encode.encode_msg(*fields) == encode_py.encode_msg(*fields)
+    assert _encode.encode_msg(*fields) == text_py.encode_msg(*fields)

@@ -8,7 +8,7 @@ Spec: JetStream ack reply subjects, $JS.ACK.<stream>.<consumer>.<delivered>.<str
 from __future__ import annotations
 
 from broker.store.block.block_py import Rows
-from broker.wire.encode_py import encode_msg
+from broker.wire.text_py import encode_msg
 
 
 def encode_deliveries(  # noqa: PLR0917
