@@ -1,3 +1,3 @@
 """The broker: a NATS server with JetStream whose streams are Raft groups.
 
-docs/ARCHITECTURE.md has the folders and how they hang together."""
+docs/ARCHITECTURE.md explains the folders and how they depend on each other."""

@@ -1,4 +1,4 @@
-"""Accounts: tenants, who may enter them, and what they may do there."""
+"""Accounts (tenants): authentication of users and their permissions."""
 
 from broker.accounts.account import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Account
 

@@ -1,8 +1,8 @@
-"""An account: the name space that subscriptions and connections live in.
+"""An account: an isolated subject space with its subscriptions and connections.
 
-Owns: the subject table of one tenant and the set of its connections.
+Owns: the subscription tree of one account and the set of its connections.
 May not touch: sockets, routing decisions, other accounts.
-Spec: core contract 3.4; the same subject in two accounts never meets."""
+Spec: NATS accounts; messages never cross accounts without an export and an import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GLOBAL_ACCOUNT", "SYSTEM_ACCOUNT", "Account"]
 
 
 class AccountConnection(Protocol):
-    """A connection, as its account knows it."""
+    """A connection, as its account sees it."""
 
     cid: int
     in_msgs: int
@@ -42,7 +42,7 @@ class Traffic:
 
 
 class Account:
-    """One tenant. Its tree holds clients, peers, streams and services alike."""
+    """One tenant. Its tree holds the subscriptions of clients, peers, streams and services."""
 
     __slots__ = ("connections", "name", "options", "past", "subs")
 
@@ -51,10 +51,10 @@ class Account:
         self.options = options or AccountOptions(name)
         self.subs = SubjectTree()
         self.connections: dict[int, AccountConnection] = {}
-        self.past = Traffic()  # of connections that have ended
+        self.past = Traffic()  # traffic of closed connections
 
     def traffic(self) -> Traffic:
-        """Of all connections there ever were."""
+        """Of all connections, open and closed."""
         total = Traffic()
         total.add(self.past)
         for connection in self.connections.values():

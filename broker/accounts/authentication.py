@@ -1,8 +1,8 @@
-"""Who a CONNECT is from: token, user and password, signed nonce, or the no-auth user.
+"""Authentication of a CONNECT: token, user and password, signed nonce, or the no-auth user.
 
-Owns: the comparison of credentials with the configuration.
-May not touch: sockets, timers; bcrypt is slow, so the caller runs `check` where it may wait.
-Spec: core contract 3.1, 3.2 and 3.8."""
+Owns: checking credentials against the configuration.
+May not touch: sockets, timers. bcrypt is slow: the caller runs `identify` in a thread if `slow`.
+Spec: NATS server configuration, authorization; NATS client protocol, CONNECT."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_bcrypt(secret: str) -> bool:
 
 
 class Authenticator:
-    """Built once per configuration; `identify` gives a verdict for one set of credentials."""
+    """Built once per configuration; `identify` checks one set of credentials."""
 
     __slots__ = ("_auth", "_nkeys", "_users")
 
@@ -39,7 +39,7 @@ class Authenticator:
 
     @property
     def announced(self) -> bool:
-        """auth_required in INFO: hidden when anonymous clients get in as somebody."""
+        """auth_required in INFO: false when anonymous clients are admitted."""
         return self._auth.required and not self._auth.no_auth_user
 
     @property
@@ -52,7 +52,7 @@ class Authenticator:
         return self._auth.tokens is None and is_bcrypt(self._secret_for(given))
 
     def anonymous(self) -> Identity | None:
-        """The identity of a client that sent nothing, if there is one."""
+        """The identity of a client without credentials, if such clients are admitted."""
         if not self._auth.required:
             return Identity()
         if self._auth.open_to_all:
@@ -119,7 +119,7 @@ def _same(expected: str, given: str) -> bool:
     import bcrypt
 
     try:
-        # bcrypt reads 72 bytes; its Python binding refuses what the reference cuts off
+        # bcrypt uses 72 bytes; the Python binding refuses longer input, nats-server truncates it
         return bcrypt.checkpw(given.encode()[:72], expected.encode())
-    except ValueError:  # a damaged hash in the configuration matches nobody
+    except ValueError:  # a malformed hash in the configuration matches no password
         return False

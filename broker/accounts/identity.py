@@ -1,8 +1,8 @@
-"""What a CONNECT brought along, and who it turned out to be.
+"""The credentials of a CONNECT, and the user they identify.
 
 Owns: the two records.
-May not touch: how one follows from the other (authentication.py, tokens.py).
-Spec: core contract 1.5 and 3.2."""
+May not touch: how credentials are checked (authentication.py, tokens.py).
+Spec: NATS client protocol, CONNECT."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from broker.config.options import STANDARD, Permissions
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a CONNECT brought along, over which connection."""
+    """What a CONNECT contained, and over which kind of connection it came."""
 
     user: str = ""
     password: str = ""
     token: str = ""
     nkey: str = ""
     jwt: str = ""
-    signature: str = ""  # of the nonce, as text
-    nonce: str = ""  # what it was asked to sign
+    signature: str = ""  # of the nonce, base64
+    nonce: str = ""  # the nonce of INFO that the client had to sign
     host: str = ""
     connection_type: str = STANDARD
 
@@ -33,7 +33,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who it turned out to be."""
+    """An authenticated user."""
 
     user: str = ""
     account: str = GLOBAL_ACCOUNT
@@ -41,4 +41,4 @@ class Identity:
     max_subscriptions: int = -1
     max_payload: int = -1
     expires: float = 0  # seconds since 1970; 0 = never
-    farewell: str = ""  # what it is told then
+    farewell: str = ""  # the error it is sent then

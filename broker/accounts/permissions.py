@@ -1,16 +1,17 @@
 """What one user may publish and subscribe to.
 
-Owns: the allow and deny lists of a user, with cached verdicts, and granted replies.
+Owns: the allow and deny lists of a user, with cached decisions, and allow_responses grants.
 May not touch: connections, clocks (now is an argument).
-Spec: core contract 3.3; deny wins, a denied part of a wildcard is filtered at delivery."""
+Spec: NATS authorization, permissions. Deny wins; a denied part of a wildcard subscription is
+filtered at delivery."""
 
 from __future__ import annotations
 
 from broker.config.options import Permissions, SubjectRules
 from broker.subjects import collides, has_wildcard, is_subset, matches
 
-VERDICTS_MAX = 1024  # cached subjects; the cache is emptied when it is full
-GRANTS_MAX = 8192  # replies a client may owe at once; the oldest is forgotten beyond
+VERDICTS_MAX = 1024  # cached decisions; the cache is cleared when it is full
+GRANTS_MAX = 8192  # open allow_responses grants; the oldest is dropped beyond that
 
 
 class _Rules:
@@ -36,7 +37,7 @@ class _Rules:
 
 
 class PermissionSet:
-    """The verdicts for one connection."""
+    """The permissions of one connection."""
 
     __slots__ = ("_grants", "_published", "_rules", "_sub_allow", "_sub_deny", "responses")
 
@@ -44,7 +45,7 @@ class PermissionSet:
         self._rules = rules
         self.responses = rules.responses
         subscribe = rules.subscribe or SubjectRules()
-        # An empty subscribe allow list is no restriction, unlike publish.
+        # An empty allow list restricts publishing, but not subscribing.
         self._sub_allow = _Rules(subscribe.allow) if subscribe.allow else None
         self._sub_deny = _Rules(subscribe.deny) if subscribe.deny else None
         self._published: dict[bytes, bool] = {}
@@ -65,7 +66,7 @@ class PermissionSet:
         return self._sub_deny is None or not self._sub_deny.covers(subject, queue)
 
     def filters(self, subject: bytes) -> bool:
-        """Must deliveries to this subscription be looked at one subject at a time?"""
+        """Must deliveries to this subscription be checked subject by subject?"""
         if self._sub_deny is None or not has_wildcard(subject):
             return False
         return any(collides(subject, entry) for entry in self._sub_deny.plain)
@@ -75,7 +76,7 @@ class PermissionSet:
         return deny is None or not any(matches(subject, entry) for entry in deny.plain)
 
     def grant(self, reply: bytes, *, now_ns: int) -> None:
-        """A message with this reply goes to the client: it may answer."""
+        """A message with this reply subject is delivered to the client: it may publish there."""
         responses = self.responses
         if responses is None:
             return

@@ -1,8 +1,8 @@
-"""Users that bring a token: whether the chain from the operator to them holds, here and now.
+"""User JWTs: is the chain operator, account, user valid here and now?
 
-Owns: the checks of a user token against its account, and the end of its time.
-May not touch: sockets, clocks (now is an argument), how tokens are written.
-Spec: core contract 3.6; any doubt is a refusal."""
+Owns: the checks of a user JWT against its account, and when it expires.
+May not touch: sockets, clocks (now is an argument), the encoding of JWTs (broker.credentials).
+Spec: NATS JWT authentication. Anything unclear is refused."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from broker.config.claims import BadClaims, permissions_of
 from broker.config.options import AccountClaims
 from broker.credentials import jwt, nkeys
 
-# What claims of the wrong shape end in; signed or not, they let nobody in.
+# Claims of the wrong type raise one of these; such a JWT is refused even if its signature is good.
 _DAMAGE = (TypeError, KeyError, AttributeError, ArithmeticError)
 USER_EXPIRED = "User Authentication Expired"
 ACCOUNT_EXPIRED = "Account Authentication Expired"
 
 
 class TokenRefused(Exception):
-    """str() goes to the log; the client hears of a violation only."""
+    """str() goes to the log; the client only sees an authorization violation."""
 
 
 def identify(accounts: Mapping[str, AccountClaims], given: Credentials, *, now: float) -> Identity:
-    """Raises Refused."""
+    """Raises TokenRefused."""
     try:
         token = jwt.decode(given.jwt)
         if token.kind != "user":
@@ -68,7 +68,7 @@ def _check_revoked(token: jwt.Token, account: AccountClaims) -> None:
 def _check_holder(
     token: jwt.Token, claims: Mapping[str, Any], account: AccountClaims, given: Credentials
 ) -> None:
-    """Whoever shows a bearer token is its user; any other one has to be shown with a signature."""
+    """A bearer token needs no proof; any other token needs a signature of the nonce."""
     if claims.get("bearer_token") is True:
         if not account.bearer_allowed:
             raise TokenRefused("account allows no bearer tokens")
@@ -119,7 +119,7 @@ def _identity(
 
 
 def _end_of_shift(claims: Mapping[str, Any], now: float) -> float:
-    """When the present one of the user's times of day ends; 0 = it has none."""
+    """When the current allowed time range of the user ends; 0 = no time restriction."""
     times = claims.get("times")
     if not times:
         return 0

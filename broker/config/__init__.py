@@ -1,4 +1,4 @@
-"""Settings: the frozen options, the file format, and the flags."""
+"""Configuration: frozen options, the file format, and command line flags."""
 
 from broker.config.options import Options
 

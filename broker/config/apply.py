@@ -1,8 +1,8 @@
 """Keys of the configuration file: what each one sets.
 
-Owns: the tables of keys per block, and the refusal of all others by name and place.
-May not touch: the grammar below (parser.py) and the checks above (draft.py).
-Spec: core contract 5.2; every bad key is reported, not only the first."""
+Owns: the tables of keys per block; unknown keys are refused with their name and position.
+May not touch: the grammar (parser.py) and checks across keys (draft.py).
+Spec: NATS server configuration file. Every bad key is reported, not only the first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Setter: TypeAlias = Callable[["_File", str, Item], None]
 
 
 class BadConfiguration(Exception):
-    """One line per fault; str() is all of them."""
+    """str() has one line per fault."""
 
 
 def apply(tree: Map, draft: Draft, *, path: str) -> None:
@@ -36,7 +36,7 @@ def apply(tree: Map, draft: Draft, *, path: str) -> None:
 
 
 class _File:
-    """The draft being written and the faults found on the way."""
+    """The draft under construction and the faults found so far."""
 
     __slots__ = ("draft", "report")
 
@@ -90,7 +90,7 @@ def _server_tags(file: _File, key: str, item: Item) -> None:
 
 
 def _max_connections(file: _File, key: str, item: Item) -> None:
-    # Zero in a file means nobody, where zero in the defaults would mean everybody.
+    # Zero in a file means no connections; zero as a default means no limit.
     file.draft.limits["max_connections"] = values.integer(key, item) or -1
 
 
@@ -214,7 +214,7 @@ def _sync(key: str, item: Item) -> object:
     if item.value == "always":
         return "always"
     interval_ns = values.duration(key, item)
-    return interval_ns if interval_ns > 0 else "always"  # no time between is always
+    return interval_ns if interval_ns > 0 else "always"  # an interval of zero means always
 
 
 _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
@@ -288,7 +288,7 @@ def _cluster(file: _File, key: str, item: Item) -> None:
                 field, read = _CLUSTER[name]
                 settings[field] = read(name, inner)
             elif name == "connect_retries":
-                values.integer(name, inner)  # met by all numbers: routes are dialled for ever
+                values.integer(name, inner)  # any number is fine: routes are dialed forever
             elif name == "authorization":
                 _cluster_authorization(file, settings, _map(name, inner))
             elif name == "tls":

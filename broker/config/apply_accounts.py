@@ -1,8 +1,8 @@
-"""The accounts block: tenants with their users, JetStream limits, exports and imports.
+"""The `accounts` block: users, JetStream limits, exports and imports.
 
-Owns: the reading of that block.
-May not touch: whether imports and exports fit together (check_accounts.py), messages.
-Spec: core contract 3.4, 3.5 and 5.2."""
+Owns: reading that block.
+May not touch: whether imports and exports match (check_accounts.py), messages.
+Spec: NATS server configuration, accounts."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _account(report: ConfigReport, draft: Draft, name: str, block: Map) -> None:
 
 
 def _nkey(key: str, item: Item) -> dict[str, Any]:
-    """An identity that other servers could know the account by; here its name is enough."""
+    """Accepted and checked, but not used: the name of the account is its identity here."""
     text = values.text(key, item)
     if not nkeys.is_public(text, nkeys.KeyKind.ACCOUNT):
         raise BadValue(f'Not a valid public nkey for an account: "{text}"')
@@ -115,14 +115,14 @@ def _limits(outer: str, block: Item) -> dict[str, int]:
         if key in _LIMITS:
             found[_LIMITS[key]] = values.integer(key, item)
         elif key in ("max_leafnodes", "max_leafs"):
-            values.integer(key, item)  # there are no leaf nodes to count
+            values.integer(key, item)  # there are no leaf nodes to limit
         else:
             raise BadValue(f'Unknown field "{raw}" parsing account limits')
     return found
 
 
 def _trace(key: str, item: Item) -> dict[str, Any]:
-    """A subject, or a map of `dest` and `sampling`: a number of percent, with or without sign."""
+    """A subject, or a map of `dest` and `sampling` (percent, with or without the % sign)."""
     block = item.value if isinstance(item.value, dict) else {"dest": item}
     found: dict[str, Any] = {}
     for raw, inner in block.items():

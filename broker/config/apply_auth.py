@@ -1,8 +1,8 @@
-"""The authorization block: token, user, users and their permissions.
+"""The `authorization` block: token, user, users and their permissions.
 
-Owns: the reading of that block.
+Owns: reading that block.
 May not touch: how credentials are checked (broker.accounts).
-Spec: core contract 3.2, 3.3 and 5.2."""
+Spec: NATS server configuration, authorization."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The websocket block: its keys, and what they must not say together.
+"""The `websocket` block: its keys, and which of them exclude each other.
 
-Owns: the reading of that block and its checks.
-May not touch: the tls block inside, which is read like all others.
-Spec: core contract 5.3 and 10."""
+Owns: reading that block and its checks.
+May not touch: the tls block inside, which is read like any other.
+Spec: NATS server configuration, websocket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TLS_MISSING = "websocket requires TLS configuration"
 
 
 class BadWebSocket(Exception):
-    """str() is what the operator reads."""
+    """str() is the message for the operator."""
 
 
 def _headers(key: str, item: Item) -> dict[str, str]:

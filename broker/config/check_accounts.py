@@ -1,9 +1,9 @@
-"""Whether the accounts of a configuration fit together.
+"""Checks across accounts: every import must match an export.
 
 Owns: the rules between exports and imports, and the mapping of an imported subject.
 May not touch: files, messages.
-Spec: core contract 3.5: an import needs an export that covers it and lets the account in; imports
-that lead back to where they began are refused."""
+Spec: NATS accounts, exports and imports. An import needs an export that covers its subject and
+admits the account; cycles of imports are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Accounts = MappingOf[str, AccountOptions]
 
 
 class BadAccounts(Exception):
-    """str() is what the operator reads."""
+    """str() is the message for the operator."""
 
 
 def check_accounts(accounts: Sequence[AccountOptions], system_account: str) -> None:
@@ -39,8 +39,8 @@ def check_accounts(accounts: Sequence[AccountOptions], system_account: str) -> N
 
 
 def usable_imports(accounts: list[AccountOptions]) -> list[tuple[str, str]]:
-    """Leaves out what cannot be imported, as tokens of two accounts may come apart at any time;
-    returns the accounts concerned and why."""
+    """Drop imports without a matching export: the JWTs of two accounts may be updated at different
+    times. Returns the affected accounts with the reason."""
     by_name = {one.name: one for one in accounts}
     problems: list[tuple[str, str]] = []
     for position, account in enumerate(accounts):
@@ -65,8 +65,8 @@ def export_of(exporter: AccountOptions, importer: str, wanted: Import) -> Export
 
 
 def import_mapping(wanted: Import) -> Mapping:
-    """From where a message comes from to where it goes: for a stream from the exporter's subject
-    to ours, for a service the other way. Wildcards keep their order. Raises BadMapping."""
+    """The subject mapping of an import: for a stream from the exporter's subject to ours, for a
+    service the other way round. Wildcards keep their order. Raises BadMapping."""
     source, target = wanted.subject.decode(), wanted.local.decode()
     if wanted.service:
         source, target = target, source
@@ -104,7 +104,7 @@ def _check_import(accounts: Accounts, importer: AccountOptions, wanted: Import) 
 
 
 def _leads_back(accounts: Accounts, start: str, wanted: Import, path: list[str]) -> bool:
-    """Does the exporter have the subject from us, directly or through others?"""
+    """Does the exporter import the subject from us, directly or through other accounts?"""
     if wanted.account == start:
         return True
     exporter = accounts.get(wanted.account)

@@ -1,8 +1,8 @@
-"""What the claims of account and user tokens mean in our own settings.
+"""Claims of account and user JWTs, converted to our own options.
 
 Owns: the names inside `nats` of a token: permissions, limits, exports and imports.
 May not touch: signatures, clocks, connections.
-Spec: core contract 3.6; -1 is unlimited, an empty allow list is no restriction."""
+Spec: NATS JWT claims; -1 means unlimited, an empty allow list means no restriction."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SERVICE = ("service", 2)
 
 
 class BadClaims(Exception):
-    """The claims cannot be served; str() says why."""
+    """The claims cannot be used; str() says why."""
 
 
 def permissions_of(claims: Mapping[str, Any], words: Mapping[str, str]) -> Permissions | None:
-    """None when nothing is restricted. Words stand for `{{templates}}`. Raises BadClaims."""
+    """None when nothing is restricted. `words` replace `{{templates}}`. Raises BadClaims."""
     publish = _rules(_map(claims, "pub"), words)
     subscribe = _rules(_map(claims, "sub"), words)
     given = claims.get("resp")
@@ -102,7 +102,7 @@ def _store(limits: Mapping[str, Any]) -> AccountStore | None:
 
 def _export(given: Any) -> Export:
     entry = _entry(given)
-    # Activation tokens and positions of account tokens are not checked here: nobody may import.
+    # Activation tokens and account_token_position are not supported: such exports admit nobody.
     closed = bool(entry.get("token_req") or entry.get("account_token_position"))
     threshold = _integer(entry, "response_threshold", 0)
     return Export(
@@ -116,7 +116,7 @@ def _export(given: Any) -> Export:
 
 
 def _import(given: Any) -> Import:
-    """`subject` is the exporter's with a `local_subject`, and a service's own without one."""
+    """`subject` is the exporter's if `local_subject` is set; else a service's own subject."""
     entry = _entry(given)
     service = entry.get("type") in _SERVICE
     subject, to = entry.get("subject"), entry.get("to")
@@ -149,7 +149,7 @@ def _word(text: Any, words: Mapping[str, str]) -> bytes:
     found: str = text
     for name, word in words.items():
         found = found.replace("{{" + name + "}}", word)
-    if "{{" in found:  # a permission that is not understood permits nothing
+    if "{{" in found:  # a permission with an unknown template permits nothing
         raise BadClaims(f'"{found}" has a template that is not supported')
     subject = found.encode().partition(b" ")[0]
     if not valid_subject(subject, wildcards=True):
@@ -158,7 +158,7 @@ def _word(text: Any, words: Mapping[str, str]) -> bytes:
 
 
 def _subject(text: Any) -> bytes:
-    """Mappings such as `a.$1` are subjects as well."""
+    """Mappings such as `a.$1` are accepted as subjects."""
     if not isinstance(text, str) or not valid_subject(text.encode(), wildcards=True):
         raise BadClaims(f'subject "{text}" is not a valid subject')
     return text.encode()

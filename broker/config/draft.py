@@ -1,8 +1,8 @@
-"""Options under construction: a file writes into it, flags write over it, then it is checked.
+"""Options under construction: the file fills them in, flags override, then they are checked.
 
-Owns: the merge, the checks across keys, and the step to frozen Options.
+Owns: the merge, the checks across keys, and building frozen Options.
 May not touch: where a value came from.
-Spec: core contract 5.3, 6.1 (flags win over the file over defaults)."""
+Spec: NATS server configuration. Precedence: flags, then the file, then defaults."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ PAYLOAD_WARN = 8 * MIB
 
 
 class BadOptions(Exception):
-    """The settings do not fit together; str() is what the operator reads."""
+    """The settings contradict each other; str() is the message for the operator."""
 
 
 @dataclass(slots=True)
 class Draft:
-    """Fields by the names of the dataclasses in options.py; absent means default."""
+    """Settings by their field names in options.py; a missing one means the default."""
 
     top: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, Any] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class Draft:
     account_users: list[User] = field(default_factory=list)
     account_stores: dict[str, AccountStore] = field(default_factory=dict)
     operators: list[Token] = field(default_factory=list)
-    resolver: bool = False  # of accounts; the one kind there is
+    resolver: bool = False  # an account resolver is configured (MEMORY is the only kind)
     preloaded: dict[str, Token] = field(default_factory=dict)
-    store_dir: str = ""  # given outside the jetstream block; alone it enables nothing
+    store_dir: str = ""  # given outside the jetstream block; does not enable JetStream by itself
     warnings: list[str] = field(default_factory=list)
 
     def build(self) -> Options:
@@ -150,7 +150,7 @@ class Draft:
 
     def _websocket(self) -> WebSocketOptions | None:
         settings = dict(self.websocket or {})
-        if not settings.get("port"):  # without a port nobody listens, whatever else is said
+        if not settings.get("port"):  # no port, no listener, whatever the other keys say
             return None
         settings["host"] = settings.get("host") or DEFAULT_HOST
         if isinstance(settings.get("tls"), dict):

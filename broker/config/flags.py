@@ -1,8 +1,8 @@
-"""nats-server's command line: Go style flags, written over the file's settings.
+"""nats-server's command line: Go-style flags that override the configuration file.
 
 Owns: the flags, their aliases, and what each one sets.
-May not touch: files, processes; commands such as --version are returned, not carried out.
-Spec: core contract 6.1: `-f v`, `--f v`, `-f=v`, `--f=v` are equal; booleans take no word."""
+May not touch: files, processes; commands such as --version are returned, not executed.
+Spec: nats-server --help. `-f v`, `--f v`, `-f=v`, `--f=v` are equal; booleans take no value."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ Common Options:
 
 
 class UsageError(Exception):
-    """The words do not make sense; str() says which. Usage should follow."""
+    """Invalid arguments; str() names them. The caller prints the usage."""
 
 
 @dataclass(slots=True)
 class CommandLine:
-    """What the words said: settings for the draft, and at most one command."""
+    """The parsed command line: settings for the draft, and at most one command."""
 
     settings: list[Callable[[Draft], None]] = field(default_factory=list)
     config_file: str = ""
@@ -178,7 +178,7 @@ def _set_value(draft: Draft, name: str, value: str, number: int) -> None:
     elif name == "port":
         draft.top["port"] = number
     elif name in ("http_port", "https_port"):
-        # The flag's listener is on the client host, whatever the file said.
+        # A listener given by flag binds to the client host, whatever the file says.
         draft.http.update(host="", port=number, tls=name == "https_port")
     elif name == "log_file":
         draft.logging["log_file"] = value
@@ -217,7 +217,7 @@ def _set_cluster(draft: Draft, name: str, value: str, number: int) -> None:
     elif name == "cluster":
         cluster.update(cluster_url(value))
     elif name == "connect_retries":
-        return  # met by all numbers: routes are dialled for ever
+        return  # any number is fine: routes are dialed forever
     else:
         cluster[name] = value
 

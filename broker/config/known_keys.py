@@ -1,8 +1,8 @@
-"""Keys nats-server knows and this server does not serve yet.
+"""Keys of nats-server that this server does not support yet.
 
-Owns: the names, so that a refusal can say "not yet" instead of "never heard of it".
+Owns: the names, so that an error can say "not supported yet" instead of "unknown field".
 May not touch: values.
-Spec: core contract 5.2."""
+Spec: NATS server configuration file."""
 
 from __future__ import annotations
 

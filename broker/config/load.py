@@ -1,8 +1,7 @@
-"""From a command line to Options: file first, flags over it, checks last.
+"""From a command line to Options: the file first, then flags, then the checks.
 
 Owns: that order, and the digest of the file.
-May not touch: the process.
-Spec: core contract 6.1, precedence."""
+May not touch: the process."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ __all__ = ["BadSettings", "CommandLine", "Loaded", "UsageError", "load", "parse_
 
 
 class BadSettings(Exception):
-    """Start-up cannot go on; str() is what the operator reads (one fault per line)."""
+    """The server cannot start; str() is the message for the operator (one fault per line)."""
 
 
 @dataclass(frozen=True, slots=True)

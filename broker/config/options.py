@@ -1,9 +1,9 @@
-"""The frozen settings of one server: everything a file or a flag can decide.
+"""The frozen options of one server: everything a file or a flag can set.
 
 Owns: the names, types and defaults. Durations are nanoseconds, sizes are bytes.
-May not touch: files, flags, sockets; those read or write it elsewhere.
-Spec: core contract 1.2, 3.2, 4, 5.2 and 8.4. Structs, because making fifteen frozen dataclasses
-takes a tenth of the time in which a server should be up."""
+May not touch: files, flags, sockets.
+Spec: NATS server configuration. These are msgspec Structs rather than frozen dataclasses because
+creating fifteen dataclass types costs a tenth of the start-up time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KIB = 1024
 MIB = 1024 * 1024
 
 JETRAFT_VERSION = "0.1.0"
-VERSION = "2.12.0"  # the nats-server release whose contract clients may expect here
+VERSION = "2.12.0"  # the nats-server release whose behavior clients can expect
 DEFAULT_PORT = 4222
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - the reference binds all interfaces too
 DEFAULT_CLUSTER_PORT = 6222
@@ -26,7 +26,7 @@ STANDARD = "STANDARD"  # the connection type of a client on a plain or TLS socke
 
 
 class SubjectRules(Struct, frozen=True):
-    """allow None = everything not denied; an empty allow list for publish = nothing."""
+    """allow=None: everything that is not denied. An empty allow list permits no publish."""
 
     allow: tuple[bytes, ...] | None = None
     deny: tuple[bytes, ...] = ()
@@ -48,16 +48,16 @@ class User(Struct, frozen=True):
     password: str = ""
     permissions: Permissions | None = None
     account: str = GLOBAL_ACCOUNT
-    nkey: bool = False  # the name is a public key; who has it signs the nonce of INFO
+    nkey: bool = False  # the name is a public key; the client signs the nonce of INFO
     connection_types: frozenset[str] | None = None  # None = all
 
 
 class AccountClaims(Struct, frozen=True):
-    """Of an account that its operator signed: who may sign its users, and which are revoked."""
+    """An account signed by its operator: who may sign its users, and which users are revoked."""
 
     name: str
-    signing_keys: dict[str, dict[str, Any] | None]  # to the claims that a scope grants its users
-    revocations: dict[str, int]  # of tokens issued until then
+    signing_keys: dict[str, dict[str, Any] | None]  # value: claims of a scoped key
+    revocations: dict[str, int]  # public key: tokens issued up to this time are revoked
     bearer_allowed: bool = True
     default_permissions: Permissions | None = None
     expires: int = 0  # seconds since 1970; 0 = never
@@ -70,9 +70,9 @@ class Authorization(Struct, frozen=True):
     users: tuple[User, ...] = ()
     default_permissions: Permissions | None = None
     no_auth_user: str = ""
-    # Only the system account has users: everybody else comes in without, to the global account.
+    # Only the system account has users: other clients need no credentials.
     open_to_all: bool = False
-    tokens: dict[str, AccountClaims] | None = None  # operator mode: users bring tokens
+    tokens: dict[str, AccountClaims] | None = None  # operator mode: users present JWTs
     timeout_ns: int | None = None  # None = 2 s, or the TLS timeout + 1 s
 
     @property
@@ -84,34 +84,34 @@ class Export(Struct, frozen=True):
     """A subject of an account that others may import."""
 
     subject: bytes
-    service: bool = False  # requests come in and answers go out; otherwise messages go out
+    service: bool = False  # a service (requests and replies); otherwise a stream of messages
     accounts: tuple[str, ...] | None = None  # None = everybody
     many_answers: bool = False  # response_type stream or chunked
-    threshold_ns: int = 120 * SECOND  # an answer that takes longer is dropped
-    allow_trace: bool = False  # of a service: traces of requests go on in this account
+    threshold_ns: int = 120 * SECOND  # a later reply is dropped
+    allow_trace: bool = False  # service: message traces continue in this account
 
 
 class Import(Struct, frozen=True):
-    """What another account exports, under a subject of our own."""
+    """An export of another account, mapped to a local subject."""
 
     account: str
-    subject: bytes  # there
-    local: bytes  # here
+    subject: bytes  # in the exporting account
+    local: bytes  # in the importing account
     service: bool = False
-    share: bool = False  # the service learns more about the client than its account
-    allow_trace: bool = False  # of a stream: the exporter's traces show who takes it here
+    share: bool = False  # the service sees the details of the requesting client
+    allow_trace: bool = False  # stream: traces of the exporter include subscribers here
 
 
 class AccountOptions(Struct, frozen=True):
-    """One entry of the accounts block; its users stand in Authorization."""
+    """One entry of the accounts block; its users are in Authorization."""
 
     name: str
     max_connections: int = -1
-    max_subscriptions: int = -1  # per connection, as are payloads
+    max_subscriptions: int = -1  # per connection, like max_payload
     max_payload: int = -1
     exports: tuple[Export, ...] = ()
     imports: tuple[Import, ...] = ()
-    trace_dest: bytes = b""  # where messages with a sampled `traceparent` are reported
+    trace_dest: bytes = b""  # where traces of messages with a sampled `traceparent` go
     trace_sampling: int = 100  # percent of them
 
 
@@ -123,7 +123,7 @@ class TlsOptions(Struct, frozen=True):
     insecure: bool = False  # outgoing links only: accept any certificate
     timeout_ns: int = 2 * SECOND
     handshake_first: bool = False
-    handshake_fallback_ns: int = 0  # with handshake_first: after this the INFO goes in clear
+    handshake_fallback_ns: int = 0  # handshake_first: send INFO in clear after this time
     min_version: str = "1.2"
 
 
@@ -159,7 +159,7 @@ class LameDuck(Struct, frozen=True):
 
 
 class Remote(Struct, frozen=True):
-    """Another cluster, reached as an ordinary client reaches it."""
+    """Another cluster, reached as an ordinary client."""
 
     urls: tuple[str, ...]
     user: str = ""
@@ -169,7 +169,7 @@ class Remote(Struct, frozen=True):
 
 
 class JetStreamLimits(Struct, frozen=True):
-    """What the server grants every stream and consumer; 0 = no limit."""
+    """Limits for every stream and consumer; 0 = no limit."""
 
     max_request_batch: int = 0
     max_ack_pending: int = 0
@@ -193,8 +193,8 @@ SYNC_INTERVAL_NS = 120_000_000_000
 
 
 class JetStreamOptions(Struct, frozen=True):
-    store_dir: str = ""  # data lies under <store_dir>/jetstream; "" = `nats` in the temp directory
-    max_memory_store: int | None = None  # None = decided by the machine
+    store_dir: str = ""  # data is in <store_dir>/jetstream; "" = `nats` in the temp directory
+    max_memory_store: int | None = None  # None = derived from the machine
     max_file_store: int | None = None
     domain: str = ""
     sync: str | int = "always"  # "always", or an interval in nanoseconds
@@ -206,12 +206,12 @@ class JetStreamOptions(Struct, frozen=True):
 
     @property
     def flush_interval_s(self) -> float | None:
-        """None: fsync before every ack. Otherwise an ack may be this much ahead of its fsync."""
+        """None: fsync before every ack. Otherwise an ack may precede its fsync by this time."""
         return None if isinstance(self.sync, str) else self.sync / 1e9
 
     @property
     def sync_interval_ns(self) -> int:
-        """As nats-server reports it, where it is two minutes beside `sync_always`."""
+        """As nats-server reports it: two minutes when `sync_always` is set."""
         return SYNC_INTERVAL_NS if isinstance(self.sync, str) else self.sync
 
     @property
@@ -245,7 +245,7 @@ class WebSocketOptions(Struct, frozen=True):
     same_origin: bool = False
     allowed_origins: tuple[str, ...] = ()  # empty = all
     compression: bool = False
-    handshake_timeout_ns: int = 0  # 0 = what the server thinks fit
+    handshake_timeout_ns: int = 0  # 0 = default
     user_cookie: str = ""
     pass_cookie: str = ""
     token_cookie: str = ""

@@ -2,7 +2,7 @@
 
 Owns: the grammar, variables and includes.
 May not touch: what a key means (see apply.py).
-Spec: core contract 5.1."""
+Spec: NATS server configuration file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 
 @dataclass(slots=True)
 class Item:
-    """A value and where it stands. `used` is set when a variable referred to it."""
+    """A value and its position. `used` is set when a variable refers to it."""
 
     value: Scalar | list[Item] | dict[str, Item]
     line: int
@@ -45,7 +45,7 @@ Map = dict[str, Item]
 
 
 class ParseError(Exception):
-    """The text is not a configuration; str() is what the operator reads."""
+    """Syntax error; str() is the message for the operator."""
 
 
 def parse(text: str, *, path: str = "", environ: Mapping[str, str] | None = None) -> Map:
@@ -301,7 +301,7 @@ class _Reader:
         except (OSError, UnicodeDecodeError) as error:
             self._fail_plain(f"error parsing include file '{name}', {error}")
         inner = _Reader(text, path.parent, self._environ, depth=self._depth + 1)
-        inner._scopes = self._scopes  # it sees our variables
+        inner._scopes = self._scopes  # an included file sees our variables
         inner.document(into)
 
     # -- characters -------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class _Reader:
             self._next()
 
     def _skip(self, *, newlines: bool = False, separators: bool = False) -> None:
-        """Blanks and comments, and what else is asked for."""
+        """Skip blanks, comments and the given extra characters."""
         while character := self._peek():
             if character == "#" or self._text.startswith("//", self._at):
                 while self._peek() not in ("\n", ""):

@@ -1,8 +1,8 @@
-"""Faults of a configuration file, each with its place.
+"""Faults of a configuration file, each with its position.
 
-Owns: the collection, and the words for unknown and not yet supported keys.
+Owns: the list of faults, and the texts for unknown and unsupported keys.
 May not touch: values.
-Spec: core contract 5.1: `<file>:<line>:<col>: unknown field "x"`."""
+Spec: nats-server's format, `<file>:<line>:<col>: unknown field "x"`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Target = TypeVar("Target")
 
 
 class ConfigReport:
-    """All faults of one file, in the order they stand there."""
+    """All faults of one file, in order of position."""
 
     __slots__ = ("_path", "errors")
 
@@ -27,14 +27,14 @@ class ConfigReport:
 
     @contextmanager
     def at(self, item: Item) -> Iterator[None]:
-        """A BadValue inside is noted with the place of the item; the rest goes on."""
+        """Context manager: record a BadValue with the position of the item, then continue."""
         try:
             yield
         except BadValue as error:
             self.errors.append(f"{self._path}:{item.line}:{item.column}: {error}")
 
     def refuse(self, key: str, item: Item, known: frozenset[str]) -> None:
-        """A key nobody here serves; a variable somebody referred to is no key."""
+        """Report an unknown key, unless it is a variable that something refers to."""
         if key.lower() in known:
             raise BadValue(f'not supported yet: "{key}"')
         if not item.used:
@@ -47,7 +47,7 @@ class ConfigReport:
         known: frozenset[str],
         target: Target,
     ) -> None:
-        """Every key of the block to its setter, or refused."""
+        """Call the setter of every key of the block; report unknown keys."""
         for key, item in block.items():
             with self.at(item):
                 setter = setters.get(key.lower())

@@ -1,8 +1,8 @@
 """Values of settings: durations, sizes, addresses, with errors that name the key.
 
-Owns: the conversion of one positioned value into what the options hold.
+Owns: converting one positioned value to the type of its option.
 May not touch: which keys exist.
-Spec: core contract 5.1 (durations, sizes) and 5.3 (texts)."""
+Spec: NATS server configuration file, durations and sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BINARY = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 class BadValue(Exception):
-    """The value does not fit its key; str() says why."""
+    """The value is invalid for its key; str() says why."""
 
 
 def parse_duration(text: str) -> int:
@@ -49,7 +49,7 @@ def parse_duration(text: str) -> int:
 def text(key: str, item: Item) -> str:
     if isinstance(item.value, str):
         return item.value
-    # Passwords and names may look like numbers; the file means the word.
+    # Passwords and names may look like numbers: keep the text as written.
     if isinstance(item.value, int) and not isinstance(item.value, bool):
         return str(item.value)
     raise BadValue(f'interface conversion: "{key}" wants a string')
@@ -109,7 +109,7 @@ def address(key: str, item: Item, *, host: str) -> tuple[str, int]:
 
 
 def route_address(url: str) -> tuple[str, int]:
-    """Where a route leads; host and port may be left out. Raises BadValue."""
+    """The address of a route; host and port are optional. Raises BadValue."""
     try:
         parts = urlsplit(url if "//" in url else f"nats://{url}")
         host, port = parts.hostname or "127.0.0.1", parts.port or DEFAULT_CLUSTER_PORT

@@ -1,4 +1,1 @@
-"""Keys and tokens as NATS writes them, without knowledge of who may do what.
-
-- the text form of a key, and signatures: nkeys
-- signed claims: jwt"""
+"""NATS keys (nkeys.py) and signed claims (jwt.py), without any knowledge of permissions."""

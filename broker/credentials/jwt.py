@@ -1,8 +1,8 @@
-"""JWTs as operators, accounts and users sign them.
+"""JWTs of operators, accounts and users.
 
-Owns: the three parts of a token, the check of its signature, and what all kinds have in common.
-May not touch: clocks, and whom to trust: a token that decodes is only known to be by its issuer.
-Spec: core contract 3.6; version 1 signs the payload, version 2 the header and the payload."""
+Owns: the three parts of a token, the signature check, and the fields that all kinds share.
+May not touch: clocks, and trust: a decoded token is only known to be signed by its issuer.
+Spec: NATS JWT; version 1 signs the payload, version 2 the header and the payload."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from broker.credentials import nkeys
 from broker.credentials.nkeys import KeyKind
 
 ALGORITHMS = {"ed25519": 1, "ed25519-nkey": 2}
-# Who may sign what: the kinds of keys behind `iss` and `sub`.
+# Kinds of keys allowed as `iss` and `sub`, by kind of token.
 ISSUERS = {"operator": KeyKind.OPERATOR, "account": KeyKind.OPERATOR, "user": KeyKind.ACCOUNT}
 SUBJECTS = {"operator": KeyKind.OPERATOR, "account": KeyKind.ACCOUNT, "user": KeyKind.USER}
 
 
 class BadToken(Exception):
-    """Not a token, or not signed by whom it names; str() says why."""
+    """Not a token, or a bad signature; str() says why."""
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ def decode(text: str) -> Token:
 
 
 def inside(text: str) -> str:
-    """The token in a file: alone, or between lines of dashes."""
+    """The token in a file: alone, or between BEGIN and END lines."""
     lines = [line.strip() for line in text.splitlines()]
     for number, line in enumerate(lines):
         if line.startswith("-----BEGIN") and "JWT" in line:

@@ -1,8 +1,8 @@
-"""nkeys: ed25519 public keys as text, and the check of what they signed.
+"""nkeys: ed25519 public keys as text, and signature verification.
 
-Owns: the text form (prefix byte, 32 bytes, checksum in base32) and both ways to write a signature.
+Owns: the text form (prefix byte, 32 bytes, checksum, in base32) and both encodings of a signature.
 May not touch: private keys; nothing here signs.
-Spec: core contract 3.6; CRC-16/XMODEM, little endian, no padding, 56 characters."""
+Spec: NATS nkeys; CRC-16/XMODEM, little endian, no padding, 56 characters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNATURE_BYTES = 64
 
 
 class KeyKind(IntEnum):
-    """What a key stands for: the byte that gives its text the first letter."""
+    """What a key is for: the prefix byte, which determines the first letter of the text."""
 
     OPERATOR = 0x70  # O
     SERVER = 0x68  # N
@@ -26,7 +26,7 @@ class KeyKind(IntEnum):
 
 
 class BadKey(Exception):
-    """Not the text of a public key; str() says why."""
+    """Not a public key; str() says why."""
 
 
 def crc16(data: bytes) -> int:
@@ -71,7 +71,7 @@ def is_public(text: str, *kinds: KeyKind) -> bool:
 
 
 def signature(text: str) -> bytes:
-    """From a CONNECT: base64 of either alphabet, padded or not. Empty when it is none."""
+    """The signature of a CONNECT: base64 of either alphabet, padded or not. Empty if malformed."""
     padding = "=" * (-len(text) % 4)
     try:
         return base64.b64decode(text + padding, altchars=b"-_", validate=True)
@@ -80,7 +80,7 @@ def signature(text: str) -> bytes:
 
 
 def verify(text: str, data: bytes, signed: bytes) -> bool:
-    """Did the owner of this public key sign the data? Takes about a tenth of a millisecond."""
+    """Is this the signature of the data by this public key? Takes about 0.1 ms."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

@@ -1,4 +1,4 @@
-"""Subjects: their grammar, and the table that finds who wants one."""
+"""Subjects: grammar, patterns, mappings, and the tree that finds matching subscriptions."""
 
 from broker.subjects.grammar import (
     collides,

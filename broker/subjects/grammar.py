@@ -2,7 +2,7 @@
 
 Owns: tokens, wildcards, and the relations between literal subjects and patterns.
 May not touch: subscriptions, tables, anything with state.
-Spec: core contract section 2.1; `*` is one whole token, `>` one or more, last only."""
+Spec: NATS subjects; `*` matches one token, `>` one or more tokens at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tokens(subject: bytes) -> list[bytes]:
 
 
 def valid_subject(subject: bytes, *, wildcards: bool) -> bool:
-    """Non-empty tokens without blanks; `>` only last; with wildcards=False neither may occur."""
+    """Non-empty tokens without blanks, `>` only as the last one; no wildcards unless allowed."""
     if not subject or not BLANKS.isdisjoint(subject):
         return False
     parts = subject.split(b".")
@@ -29,7 +29,7 @@ def valid_subject(subject: bytes, *, wildcards: bool) -> bool:
 
 
 def has_wildcard(subject: bytes) -> bool:
-    """True when some whole token is a wildcard; `foo*` is a literal."""
+    """True when a whole token is a wildcard; `foo*` is a literal."""
     if b"*" not in subject and b">" not in subject:
         return False
     parts = subject.split(b".")
@@ -37,7 +37,7 @@ def has_wildcard(subject: bytes) -> bool:
 
 
 def matches(subject: bytes, pattern: bytes) -> bool:
-    """Does the literal subject fall under the pattern? Wildcards in `subject` count as text."""
+    """Does the pattern match the literal subject? Wildcards in `subject` are plain text."""
     if subject == pattern:
         return True
     have, want = subject.split(b"."), pattern.split(b".")
@@ -50,7 +50,7 @@ def matches(subject: bytes, pattern: bytes) -> bool:
 
 
 def matcher(pattern: bytes) -> Callable[[bytes], object]:
-    """`matches` for one pattern and many subjects: true for those that fall under it."""
+    """`matches`, prepared for one pattern and many subjects."""
     *front, last = (b"[^.]*" if t == b"*" else re.escape(t) for t in pattern.split(b"."))
     end = b".*" if pattern == b">" or pattern.endswith(b".>") else last
     return re.compile(rb"\.".join([*front, end]), re.DOTALL).fullmatch
@@ -69,7 +69,7 @@ def collides(one: bytes, other: bytes) -> bool:
 
 
 def is_subset(narrow: bytes, wide: bytes) -> bool:
-    """Does every literal subject that `narrow` matches fall under `wide`?"""
+    """Does `wide` match every literal subject that `narrow` matches?"""
     left, right = narrow.split(b"."), wide.split(b".")
     for position, token in enumerate(right):
         if position >= len(left):

@@ -1,8 +1,8 @@
-"""Subject mappings: the grammar of their destinations, and subjects carried over.
+"""Subject mappings: the grammar of destinations, and the mapping of subjects.
 
 Owns: `$1`, `{{wildcard(1)}}`, `{{partition(n,i)}}` and the other functions.
-May not touch: dice; a `random` is drawn from a number the caller gives.
-Spec: core contract 2.3, ADR-30; `>` in both or neither, no `*` in the destination."""
+May not touch: random numbers; the caller passes a seed for `random`.
+Spec: NATS ADR-30; `>` in both or neither, no `*` in the destination."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _INDEX_AND_NUMBER: Final = frozenset(
     {"splitfromleft", "splitfromright", "slicefromleft", "slicefromright", "left", "right"}
 )
 _INT32_MAX: Final = 2**31 - 1
-_MEMO_MAX: Final = 65536  # mapped subjects remembered; beyond it they are mapped anew
+_MEMO_MAX: Final = 65536  # size of the cache of mapped subjects
 
 
 @dataclass(eq=False)
 class BadMapping(Exception):
-    """A source or destination that cannot be mapped; the text says why."""
+    """The source or destination is invalid; the text says why."""
 
     reason: str
 
@@ -36,12 +36,12 @@ class _Token:
 
     name: str
     text: bytes = b""  # plain text, or the delimiter of a split
-    wildcards: tuple[int, ...] = ()  # which wildcards of the source, counted from 1
+    wildcards: tuple[int, ...] = ()  # wildcards of the source, counted from 1
     number: int = 0
 
 
 class Mapping:
-    """Carries subjects under `src` to `dest`. Raises BadMapping when built from nonsense."""
+    """Maps subjects that match `src` to `dest`. The constructor raises BadMapping."""
 
     __slots__ = ("_memo", "_positions", "_tokens", "dest", "src", "varies")
 
@@ -52,7 +52,7 @@ class Mapping:
         if not both_valid or (source[-1] == ">") != (target[-1] == ">"):
             raise BadMapping("invalid subject")
         self.src, self.dest = src.encode(), dest.encode()
-        # Where the wildcards of the source are, as positions of tokens.
+        # Token positions of the wildcards of the source.
         self._positions = [at for at, part in enumerate(source) if part == "*"]
         is_literal = not self._positions and source[-1] != ">"
         self._tokens = [self._checked(token, is_literal=is_literal) for token in target]
@@ -65,7 +65,7 @@ class Mapping:
         except BadMapping as problem:
             raise BadMapping(f"invalid mapping destination: {problem} in {text}") from None
         if is_literal and token.name == "partition":
-            return _Token("partition", number=token.number)  # there is only the whole subject
+            return _Token("partition", number=token.number)  # of the whole subject
         for index in token.wildcards:
             if not 1 <= index <= len(self._positions):
                 where = text if is_literal else f"{text}: [{index}]"
@@ -75,8 +75,8 @@ class Mapping:
         return token
 
     def __call__(self, subject: bytes, *, seed: int = 0) -> bytes | None:
-        """The mapped subject; None when the source does not match, or nothing valid comes of it.
-        Equal seeds give equal results."""
+        """The mapped subject; None when the source does not match or the result is not a valid
+        subject. Equal seeds give equal results."""
         if self.varies:
             return self._map(subject, seed)
         memo = self._memo
@@ -104,7 +104,7 @@ class Mapping:
 
 
 def _carried(token: _Token, of: list[bytes], subject: bytes, dice: bytes) -> bytes:
-    """What a function of the destination becomes; a result may hold several tokens."""
+    """The result of one destination function; it may hold several tokens."""
     number = token.number
     match token.name:
         case "partition":
@@ -140,7 +140,7 @@ def _fnv1a(key: bytes) -> int:
 
 
 def _valid_destination(tokens: list[str]) -> bool:
-    """As a subject, except that blanks may stand inside `{{ }}`."""
+    """A valid subject, except that blanks are allowed inside `{{ }}`."""
     bare = ["x" if _FUNCTION.fullmatch(token) else token for token in tokens]
     return "*" not in tokens and valid_subject(".".join(bare).encode(), wildcards=True)
 

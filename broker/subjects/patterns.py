@@ -1,11 +1,11 @@
-"""Many patterns at once: which of them meet a given one.
+"""A set of patterns: which of them overlap a given one.
 
-Owns: a tree of patterns by token, for checks of long lists.
-May not touch: subscriptions (broker.subjects.tree finds those of a literal subject).
-Spec: core contract 2 (wildcards); `collides` and `is_subset` of the grammar say what is meant.
+Owns: a token tree of patterns, for checks of long lists.
+May not touch: subscriptions (tree.py finds those of a literal subject).
+Spec: NATS subjects; `collides` and `is_subset` in grammar.py define overlap and inclusion.
 
-Cost: a question follows the branches that can meet the pattern, so a list of n patterns that begin
-differently is checked in n steps rather than in n * n comparisons."""
+Cost: a query follows only branches that can overlap the pattern, so n patterns with different first
+tokens are checked in n steps rather than in n * n comparisons."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class _Node:
 
     def __init__(self) -> None:
         self.children: dict[bytes, _Node] = {}
-        self.pattern: bytes | None = None  # the one that ends here
+        self.pattern: bytes | None = None  # the pattern that ends at this node
 
 
 class Patterns:
-    """Patterns must be valid; one that is there twice counts once."""
+    """Patterns must be valid; duplicates count once."""
 
     def __init__(self, patterns: Iterable[bytes]) -> None:
         self._root = _Node()
@@ -36,21 +36,21 @@ class Patterns:
             node.pattern = pattern
 
     def meet(self, pattern: bytes) -> bool:
-        """Is there one here that some literal subject matches as well?"""
+        """Does some pattern of the set match a literal subject that this pattern matches?"""
         return any(True for _ in self._colliding(self._root, pattern.split(b".")))
 
     def meets_another(self, pattern: bytes) -> bool:
-        """Is there another one here that some literal subject matches as well?"""
+        """Like `meet`, but the pattern itself does not count."""
         found = self._colliding(self._root, pattern.split(b"."))
         return any(other != pattern for other in found)
 
     def within_another(self, pattern: bytes) -> bool:
-        """Is there another one here that matches all that this one matches?"""
+        """Does another pattern of the set match everything that this one matches?"""
         found = self._holding(self._root, pattern.split(b"."))
         return any(other != pattern for other in found)
 
     def take(self, subject: bytes) -> bool:
-        """Is there one here that matches this literal subject?"""
+        """Does some pattern of the set match this literal subject?"""
         tokens = subject.split(b".")
         stack = [(self._root, 0)]
         while stack:

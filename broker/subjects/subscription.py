@@ -1,8 +1,8 @@
-"""Who wants a subject, and where what matches it goes.
+"""Subscriptions, and the sinks that receive matching messages.
 
-Owns: Subscription, and the seams (Sink, Origin, Tenant) through which a message leaves.
-May not touch: the table that finds subscriptions, sockets, storage.
-Spec: core contract 1.10; every sink takes a whole run of messages at once."""
+Owns: Subscription, and the Protocols (Sink, PublishingConnection, Tenant) of delivery.
+May not touch: the tree that finds subscriptions, sockets, storage.
+Spec: NATS client protocol, SUB. A sink accepts a whole run of messages at once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class SinkKind(Enum):
-    CLIENT = "client"  # a connection of this node
-    ROUTE = "route"  # another node that has interest
+    CLIENT = "client"  # a client connection of this node
+    ROUTE = "route"  # another node with interest
     STREAM = "stream"  # a stream that stores what matches
-    SERVICE = "service"  # something this server answers itself
+    SERVICE = "service"  # a service of this server, such as the JetStream API
 
 
 class Tenant(Protocol):
-    """The account a subscription belongs to, as far as this layer needs to know."""
+    """The account of a subscription, as this layer sees it."""
 
     @property
     def name(self) -> str: ...
@@ -35,13 +35,13 @@ class PublishingConnection(Protocol):
     echo: bool
 
     def pause_reading(self) -> None:
-        """Read no more from it until resume_reading() was called as often."""
+        """Stop reading until resume_reading() has been called as often."""
 
     def resume_reading(self) -> None: ...
 
 
 class Sink(Protocol):
-    """Takes messages. True means taken: a False makes the router look for another taker."""
+    """Receives messages. False means not accepted: the router tries another queue member."""
 
     @property
     def kind(self) -> SinkKind: ...
@@ -60,7 +60,7 @@ class Sink(Protocol):
         origin: PublishingConnection | None,
     ) -> bool:
         """Queue the messages start..stop of the run. Services get one subject at a time: the
-        answer must hold for all of the messages."""
+        return value must hold for all of the messages."""
 
 
 class BulkService(Sink, Protocol):
@@ -96,5 +96,5 @@ class Subscription:
     sid: bytes = b""
     max_msgs: int = 0  # 0 = no limit; reached when delivered == max_msgs
     delivered: int = 0
-    weight: int = 1  # members a ROUTE queue subscription stands for
+    weight: int = 1  # number of queue members behind a ROUTE subscription
     closed: bool = False

@@ -1,8 +1,8 @@
-"""The table of subscriptions of one account: a token trie with cached results.
+"""The subscriptions of one account: a token trie with cached results.
 
-Owns: insertion, removal, and the match of a subject or of a whole family of reply subjects.
-May not touch: delivery; it only names the takers.
-Spec: core contract 1.10 (queue groups pooled by name) and 2.1."""
+Owns: insertion, removal, and matching of a subject or of all subjects with a common prefix.
+May not touch: delivery; it only finds the subscriptions.
+Spec: NATS subjects; NATS queue groups (one pool per group name)."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from broker.subjects.grammar import has_wildcard
 from broker.subjects.subscription import SinkKind, Subscription
 
 CACHE_SUBJECTS_MAX = 8192  # per generation; two generations are kept, the older is dropped
-CACHE_WEIGHT_MAX = 1 << 19  # and so many entries in their lists: wide matches are not kept for long
+CACHE_WEIGHT_MAX = 1 << 19  # total entries of cached lists: bounds the memory of wide matches
 SERVICE_WEIGHT = 16
 
 
 class Match:
-    """What one subject matches. Shared and cached: read it, never change it."""
+    """The subscriptions that match one subject. Shared and cached: do not modify."""
 
     __slots__ = ("_local", "plain", "queues", "quick", "single", "weight")
 
     def __init__(self, plain: list[Subscription], queues: list[list[Subscription]]) -> None:
         self.plain = plain
-        # Each list is one pool; a member that stands for several (weight) is repeated.
+        # Each list is one queue group; a member with weight n occurs n times.
         self.queues = queues
         self.single = plain[0] if len(plain) == 1 and not queues else None
-        # Takes many messages as cheaply as one: neighbours with the same taker go together.
+        # All sinks accept whole runs: adjacent messages with the same match are delivered together.
         self.quick = self.single is not None and self.single.sink.kind is not SinkKind.SERVICE
-        # What a message costs here, in deliveries. Services do more with it than pass it on.
+        # Cost of one message, in deliveries. Services count more: they do more work per message.
         self.weight = sum(map(len, queues))
         for sub in plain:
             self.weight += SERVICE_WEIGHT if sub.sink.kind is SinkKind.SERVICE else 1
         self._local: list[list[Subscription]] | None = None
 
     def local_queues(self) -> list[list[Subscription]]:
-        """The pools without the members on other nodes. Found once: a pool may be long."""
+        """The queue groups without members on other nodes. Computed once: a group may be large."""
         if self._local is None:
             clients = SinkKind.CLIENT
             pools = ([sub for sub in pool if sub.sink.kind is clients] for pool in self.queues)
@@ -102,7 +102,7 @@ class TreeStatistics:
 
 
 class SubjectTree:
-    """Subscriptions by subject. Matching is exact; the cache only saves the walk."""
+    """Subscriptions by subject. The cache only saves the walk; it never changes a result."""
 
     def __init__(self, *, cache_max: int = CACHE_SUBJECTS_MAX) -> None:
         self._root = _Node()
@@ -113,7 +113,7 @@ class SubjectTree:
         self._old: dict[bytes, Match] = {}
         self._prefixes: dict[bytes, Match | None] = {}
         self._prefix_weight = 0
-        self._families: dict[bytes, Match | None] = {}  # asked for a few fixed prefixes only
+        self._families: dict[bytes, Match | None] = {}  # only for a few fixed prefixes
         self.statistics = TreeStatistics()
 
     def __len__(self) -> int:
@@ -134,7 +134,7 @@ class SubjectTree:
         self._forget(sub.subject)
 
     def remove(self, sub: Subscription) -> bool:
-        """False when it was not there."""
+        """False when it was not inserted."""
         parts = sub.subject.split(b".")
         final = len(parts) - 1
         path: list[tuple[_Node, bytes, bool]] = []
@@ -157,11 +157,11 @@ class SubjectTree:
         return True
 
     def changed(self, sub: Subscription) -> None:
-        """The weight of an inserted subscription was changed: cached pools are stale."""
+        """The weight of an inserted subscription changed: drop cached queue groups."""
         self._forget(sub.subject)
 
     def match(self, subject: bytes) -> Match:
-        """Everything that takes this literal subject; an empty token matches nothing."""
+        """All subscriptions that match this literal subject; an empty token matches nothing."""
         self.statistics.matches += 1
         found = self._young.get(subject)
         if found is not None:
@@ -169,7 +169,7 @@ class SubjectTree:
             return found
         found = self._old.get(subject)
         if found is None:
-            # Siblings mostly share their result: many subjects need neither a walk nor room.
+            # Sibling subjects mostly share a result: most need neither a walk nor a cache entry.
             end = subject.rfind(b".") + 1
             family = self.match_prefix(subject[:end]) if 0 < end < len(subject) else None
             if family is not None:
@@ -186,7 +186,7 @@ class SubjectTree:
         return found
 
     def match_prefix(self, prefix: bytes) -> Match | None:
-        """The one result of `prefix` + any single literal token; None when the token matters."""
+        """The match of `prefix` + any single literal token; None if it depends on the token."""
         try:
             return self._prefixes[prefix]
         except KeyError:
@@ -200,7 +200,7 @@ class SubjectTree:
         return found
 
     def match_family(self, prefix: bytes) -> Match | None:
-        """The one result of `prefix` + any tokens at all; None when they matter."""
+        """The match of `prefix` + any tokens; None if it depends on the tokens."""
         try:
             return self._families[prefix]
         except KeyError:
@@ -230,7 +230,7 @@ class SubjectTree:
             self._prefixes.clear()
             self._prefix_weight = 0
             return
-        # A literal subject changes its own result and the families it belongs to, no other.
+        # A literal subject affects its own cached result and those of its prefixes, no others.
         self._young.pop(subject, None)
         self._old.pop(subject, None)
         self._prefixes.pop(subject[: subject.rfind(b".") + 1], None)
@@ -244,7 +244,7 @@ class SubjectTree:
         return _pooled(hits)
 
     def _walk(self, parts: list[bytes]) -> tuple[list[_Node], list[_Node]]:
-        """The tails passed on the way down, and the nodes where the way ends."""
+        """The `>` nodes passed on the way down, and the nodes where the subject ends."""
         hits: list[_Node] = []
         level = [self._root]
         for token in parts:
@@ -263,7 +263,7 @@ class SubjectTree:
         return hits, level
 
     def _below(self, prefix: bytes) -> tuple[list[_Node], list[_Node]] | None:
-        """As _walk for a prefix; None when it does not end in a dot."""
+        """Like _walk, for a prefix; None if it does not end in a dot."""
         parts = prefix.split(b".")
         if parts.pop() != b"" or b"" in parts:
             return None
@@ -314,7 +314,7 @@ def _pooled(hits: list[_Node]) -> Match:
     peers: set[int] = set()
     for node in hits:
         for sub in node.plain:
-            # Two patterns of one peer still mean one copy over the link: it fans out there.
+            # Two patterns of one peer need only one copy over the link: the peer fans out.
             if sub.sink.kind is SinkKind.ROUTE:
                 if id(sub.sink) in peers:
                     continue

@@ -13,7 +13,7 @@ from broker.wire.text_py import encode_msg
 
 
 def encode_pub(run: PubRun, start: int, stop: int) -> bytes:
-    """The range as a client would publish it: what another node's parser reads back."""
+    """The range encoded as PUB and HPUB, for the parser of another node."""
     run._check(start, stop)  # noqa: SLF001
     parts = []
     for subject, reply, headers, payload in run._messages[start:stop]:  # noqa: SLF001
@@ -29,7 +29,7 @@ def encode_pub(run: PubRun, start: int, stop: int) -> bytes:
 
 @final
 class ReplyColumn:
-    """Replies of a batch in publish order; b"" where the publisher asked for no answer."""
+    """Reply subjects of a batch in publish order; b"" where the publisher expects no reply."""
 
     __slots__ = ("_replies",)
 
@@ -51,7 +51,7 @@ class ReplyColumn:
         return self._replies[i]
 
     def ending(self, suffix: bytes) -> list[int]:
-        """The rows, ascending, whose reply ends in `suffix` and has more than it."""
+        """The rows, ascending, whose reply is longer than `suffix` and ends with it."""
         return [
             row
             for row, reply in enumerate(self._replies)
@@ -62,7 +62,7 @@ class ReplyColumn:
         """The text up to and including the last '.', if all replies of the range share it.
 
         None when they differ, when one is empty, has no '.' or nothing after it: a subscription
-        lookup on the prefix then says nothing about every reply."""
+        lookup by prefix cannot answer for every reply then."""
         self._check(start, stop)
         if start == stop:
             return None
@@ -92,8 +92,8 @@ def encode_pub_acks(  # noqa: PLR0917
 ) -> bytes:
     """Acks for consecutive sequences: row start + k was stored at first_seq + k.
 
-    A row without a reply takes its sequence and gets no ack. `stream` is the name as it stands
-    inside a JSON string; `extra` is JSON text that continues the object (b',"domain":"hub"')."""
+    A row without a reply consumes its sequence but gets no ack. `stream` is the name, escaped
+    for a JSON string; `extra` is JSON text that continues the object (b',"domain":"hub"')."""
     parts = []
     replies._check(start, stop)  # noqa: SLF001
     for k in range(stop - start):
@@ -105,7 +105,7 @@ def encode_pub_acks(  # noqa: PLR0917
 
 
 def unmask(data: bytes, key: bytes) -> bytes:
-    """The payload of a WebSocket frame without its mask; the key begins with its first byte."""
+    """The payload of a WebSocket frame without its mask; key[0] masks the first byte."""
     size = len(data)
     if len(key) != 4:
         raise ValueError("a mask has 4 bytes")

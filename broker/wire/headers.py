@@ -14,7 +14,7 @@ _EOL: Final = b"\r\n"
 
 
 def parse(raw: bytes) -> list[tuple[bytes, bytes]]:
-    """Name and value of each line, in order. Lines without a colon are left out."""
+    """Name and value of each line, in order. Lines without a colon are skipped."""
     pairs = []
     for line in raw.split(_EOL)[1:]:
         name, colon, value = line.partition(b":")
@@ -51,14 +51,14 @@ def add(raw: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def add_lines(raw: bytes, lines: bytes) -> bytes:
-    """As `add`, for whole lines with their ends."""
+    """Like `add`, for complete lines that include their line endings."""
     return (raw.removesuffix(_EOL) if raw else VERSION + _EOL) + lines + _EOL
 
 
 def without(raw: bytes, *starts: bytes) -> bytes:
-    """`raw` without the lines that start with one of these; empty when none is left.
+    """`raw` without the lines that start with one of `prefixes`; empty when no line is left.
 
-    A whole name ends with its colon: b"Nats-TTL:"."""
+    To match a whole header name, include the colon: b"Nats-TTL:"."""
     lines = raw.split(_EOL)
     kept = [line for line in lines[1:] if line and not line.startswith(starts)]
     return _EOL.join([lines[0], *kept, b"", b""]) if kept else b""

@@ -1,7 +1,7 @@
-"""Words of the client protocol, shared by both parser implementations.
+"""Operation names of the client protocol, shared by both parser implementations.
 
 Owns: the operation names and the one exception a parser raises.
-May not touch: bytes on their way (see parser_py.py), sockets, connections.
+May not touch: parsing (parser_py.py), sockets, connections.
 Spec: NATS client protocol, operations a client may send; SCAN is JetRaft's own bulk read."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 
 class Op(IntEnum):
-    """First element of every event. HPUB has no member: it is a PUB whose headers are not empty."""
+    """First element of every event. HPUB has no member: it is a PUB with headers."""
 
     CONNECT = 1
     SUB = 2
@@ -30,16 +30,16 @@ UNKNOWN_OPERATION: Final = "Unknown Protocol Operation"
 CONTROL_LINE_EXCEEDED: Final = "maximum control line exceeded"
 PAYLOAD_EXCEEDED: Final = "Maximum Payload Violation"
 CLOSE_SILENTLY: Final = None
-BODY_UNTERMINATED: Final[str | None] = UNKNOWN_OPERATION  # a body that CR LF does not follow
+BODY_UNTERMINATED: Final[str | None] = UNKNOWN_OPERATION  # the body is not followed by CR LF
 
 SIZE_DIGITS_MAX: Final = 9
 
 
 @dataclass(eq=False)
 class ProtocolViolation(Exception):
-    """The peer broke the grammar: answer `text` as -ERR (None: say nothing) and close.
+    """The peer broke the grammar: send `text` as -ERR (None: send nothing) and close.
 
-    `events` were complete before the violation and still have to be carried out."""
+    `events` were complete before the violation and must still be executed."""
 
     text: str | None
     events: list[Any] = field(default_factory=list)

@@ -1,10 +1,10 @@
 """Client protocol grammar: bytes in, events out. This twin is the specification of _parser.pyx.
 
-Owns: the bytes that do not yet make an event, and the limits on them.
+Owns: the bytes of an incomplete event, and the limits on them.
 May not touch: what an event means, sockets, credentials.
 Spec: NATS client protocol. In short:
 
-  line      = word [blanks arguments] [CR] LF      word in any case, blanks = spaces and tabs
+  line      = word [blanks arguments] [CR] LF      word in either case, blanks = spaces and tabs
   PING PONG +OK                                    the rest of the line is ignored
   CONNECT INFO <text>                              the blank before the text may be missing
   SCAN -ERR <text>                                 at least one blank after the word, as below
@@ -12,8 +12,8 @@ Spec: NATS client protocol. In short:
   PUB <subject> [reply] <size>   HPUB <subject> [reply] <header size> <total size>
                                                    size = 1..9 digits; body CR LF follows
 
-A carriage return inside arguments separates them as a blank does. The arguments (from the first
-byte that is no blank up to, not including, CR LF) may be max_control_line bytes long."""
+A carriage return inside the arguments separates them like a blank. The arguments (from the first
+non-blank byte up to, but not including, CR LF) may be at most max_control_line bytes long."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _SEPARATORS = b" \t\r"
 
 
 class ClientParser:
-    """Any split of the same bytes yields the same events, and the same violation after them."""
+    """However the bytes are split into chunks, the events and the violation are the same."""
 
     __slots__ = (
         "_failure",
@@ -88,27 +88,27 @@ class ClientParser:
 
     def __init__(self, *, max_control_line: int, max_payload: int) -> None:
         self.max_control_line = max_control_line
-        self.max_payload = max_payload  # of header plus payload; negative: no limit
-        self._parts: list[bytes] = []  # not yet an event; at most one control line and its body
+        self.max_payload = max_payload  # header plus payload; negative: no limit
+        self._parts: list[bytes] = []  # an incomplete event: at most one control line and its body
         self._held = 0  # Invariant: the sum of the lengths in _parts
-        self._wanted = 0  # total bytes without which another look is useless
+        self._wanted = 0  # bytes needed before parsing can continue
         self._failure: str | Literal[False] | None = False
 
     @property
     def unparsed(self) -> bytes:
-        """What was received and is not yet part of an event (blanks may have been dropped)."""
+        """Bytes received that are not part of an event yet (blanks may have been dropped)."""
         return b"".join(self._parts)
 
     def receive(self, chunk: bytes) -> list[Event]:
         """Events in wire order; consecutive publishes of the chunk come as one PubRun.
 
-        Raises ProtocolViolation, which carries the events before it; the parser is then of no
-        further use and repeats the violation."""
+        Raises ProtocolViolation, which carries the events before it. The parser cannot be used
+        after that: it raises the same violation again."""
         if self._failure is not False:
             raise ProtocolViolation(self._failure, events=[])
         self._parts.append(chunk)
         self._held += len(chunk)
-        if self._held < self._wanted:  # a large body in many chunks is joined once, at its end
+        if self._held < self._wanted:  # a large body that arrives in many chunks is joined once
             return []
         data = chunk if len(self._parts) == 1 else b"".join(self._parts)
         events: list[Event] = []
@@ -129,7 +129,7 @@ class ClientParser:
     def _take(
         self, data: bytes, start: int, run: PubRun, events: list[Event]
     ) -> tuple[int, PubRun]:
-        """One operation at `start`: where the next begins (-1: incomplete, held) and the run."""
+        """One operation at `start`: where the next begins (-1: incomplete, kept) and the run."""
         word = _word_at(data, start)
         if word is None:
             return self._hold(data[start:]), run
@@ -138,7 +138,7 @@ class ClientParser:
         if rest is _Rest.IGNORED:
             newline = data.find(b"\n", after)
             if newline < 0:
-                return self._hold(data[start:after]), run  # however long the noise: not kept
+                return self._hold(data[start:after]), run  # the ignored rest is not kept
             run = _end_run(run, events)
             events.append((op,))  # type: ignore[arg-type]
             return newline + 1, run
@@ -146,7 +146,7 @@ class ClientParser:
             _violate(UNKNOWN_OPERATION)
         first = _NOT_BLANK.search(data, after)
         if first is None:
-            return self._hold(data[start : after + 1]), run  # one blank stands for all
+            return self._hold(data[start : after + 1]), run  # one blank stands for all of them
         newline = data.find(b"\n", first.start())
         arguments = data[first.start() : newline if newline >= 0 else len(data)]
         if len(arguments.removesuffix(b"\r")) > self.max_control_line:
@@ -155,7 +155,7 @@ class ClientParser:
             return self._hold(data[start:after] + b" " + arguments), run
         if op is Op.PUB:
             return self._take_publish(data, start, newline + 1, arguments, run), run
-        event = _event(op, arguments)  # may raise: the run is still the caller's then
+        event = _event(op, arguments)  # may raise; the caller still owns the run then
         run = _end_run(run, events)
         events.append(event)
         return newline + 1, run
@@ -212,7 +212,7 @@ def _event(op: Op, arguments: bytes) -> Event:
         fields = _ARGUMENT.findall(arguments)
         if len(fields) not in (1, 2):
             _violate(CLOSE_SILENTLY)
-        # A maximum that is no number removes at once, as zero does.
+        # A maximum that is not a number unsubscribes at once, like zero.
         return (Op.UNSUB, fields[0], max(_size(fields[1]), 0) if len(fields) == 2 else 0)
     return (op, arguments.strip(_SEPARATORS))  # type: ignore[return-value]
 

@@ -1,7 +1,7 @@
-"""A run of publishes: what one chunk held between two other operations.
+"""A run of publishes: consecutive PUB operations of one chunk.
 
 Owns: the messages of the run and their encoding as MSG/HMSG.
-May not touch: subjects' meaning, subscriptions, sockets.
+May not touch: the meaning of subjects, subscriptions, sockets.
 Spec: NATS client protocol, MSG and HMSG; the compiled twin is _parser.pyx (PubRun)."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import final
 from broker.wire.text_py import encode_msg
 
 _ACK_TOKENS = 9
-_ACK_DIGITS_MAX = 18  # fits a signed 64-bit number whatever the digits
+_ACK_DIGITS_MAX = 18  # 18 digits always fit a signed 64-bit integer
 AckGroup = tuple[bytes, bytes, list[int], list[int]]  # stream, consumer, stream seqs, consumer seqs
 Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
 
@@ -39,7 +39,7 @@ class PubRun:
         return len(self._messages)
 
     def segments(self, start: int = 0, stop: int = -1) -> list[tuple[bytes, int, int]]:
-        """(subject, start, stop) for each stretch of consecutive equal subjects."""
+        """(subject, start, stop) for each range of consecutive equal subjects."""
         end = len(self._messages) if stop < 0 else stop
         self._check(start, end)
         found: list[tuple[bytes, int, int]] = []
@@ -63,7 +63,7 @@ class PubRun:
         return sum(len(headers) + len(data) for _, _, headers, data in self._messages[start:stop])
 
     def ack_spans(self) -> list[tuple[int, int, list[AckGroup]]]:
-        """The stretches of the run that are plain acknowledgements and want no answer, as
+        """The ranges of the run that are plain acks without a reply subject, as
         (start, stop, groups); consecutive acks of one consumer are one group."""
         spans: list[tuple[int, int, list[AckGroup]]] = []
         for row, message in enumerate(self._messages):
@@ -83,7 +83,7 @@ class PubRun:
         return spans
 
     def rows_naming(self, name: bytes) -> list[int]:
-        """The rows with a header line of this name, in any case; `name` is in lower case."""
+        """The rows that have a header of this name, case-insensitive; `name` is in lower case."""
         wanted = b"\n" + name + b":"
         if not self.has_headers:
             return []
@@ -100,7 +100,7 @@ class PubRun:
     def _add(
         self, subject: bytes, reply: bytes, headers: bytes, payload: bytes, *, hpub: bool
     ) -> None:
-        """For the parser alone: a run grows only while its chunk is being read."""
+        """Only for the parser: a run grows only while its chunk is being parsed."""
         self._messages.append((subject, reply, headers, payload))
         self.total_bytes += len(headers) + len(payload)
         self.has_headers = self.has_headers or hpub
@@ -113,7 +113,7 @@ class PubRun:
 def _plain_ack(
     subject: bytes, reply: bytes, headers: bytes, payload: bytes
 ) -> tuple[bytes, bytes, int, int] | None:
-    """Stream, consumer and both sequences of an ack that is nothing more than that."""
+    """Stream, consumer and both sequences of a plain ack; None for anything else."""
     if not subject.startswith(b"$JS.ACK.") or reply or headers or payload not in (b"", b"+ACK"):
         return None
     tokens = subject.split(b".")

@@ -1,9 +1,9 @@
-"""The HTTP request that turns a socket into a WebSocket, and the answer to it.
+"""The HTTP request that upgrades a socket to WebSocket, and the response.
 
-Owns: the reading of one request head, the checks in their order, origins, cookies, the response.
+Owns: parsing of one request head, the checks in their order, origins, cookies, the response.
 May not touch: sockets, frames.
-Spec: RFC 6455 section 4.2, RFC 7692 section 7.1; core contract 10. The reason of a refusal is for
-the log: the peer reads the status alone."""
+Spec: RFC 6455 section 4.2, RFC 7692 section 7.1; NATS server configuration, `websocket`. The
+reason of a refusal goes to the log; the peer only sees the HTTP status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFLATE_ANSWER = f"{DEFLATE}; server_no_context_takeover; client_no_context_take
 
 
 class UpgradeRefused(Exception):
-    """No upgrade; str() is the reason, `response()` what the peer is told."""
+    """No upgrade. str() is the reason, `response()` the HTTP response."""
 
     def __init__(self, reason: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(reason)
@@ -53,12 +53,12 @@ class Terms:
     same_origin: bool = False
     origins: frozenset[Origin] = frozenset()  # empty = all
     compression: bool = False
-    headers: tuple[tuple[str, str], ...] = ()  # added to the answer
+    headers: tuple[tuple[str, str], ...] = ()  # added to the response
 
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What was agreed on, and what the request tells of the client."""
+    """The negotiated options, and what the request says about the client."""
 
     response: bytes
     path: str
@@ -96,7 +96,7 @@ class _Request:
 
 
 def upgrade(head: bytes, terms: Terms) -> Upgrade:
-    """The head without its empty line. Raises Refused."""
+    """`head` is the request without its empty line. Raises UpgradeRefused."""
     request = _Request(head)
     if request.method != "GET":
         raise UpgradeRefused("request method must be GET", HTTPStatus.METHOD_NOT_ALLOWED)
@@ -172,7 +172,7 @@ def parse_origin(text: str) -> Origin:
 
 
 def _check_origin(request: _Request, terms: Terms) -> None:
-    """A browser always names the page it shows; who names none is no browser and may pass."""
+    """A browser always sends Origin. A client that sends none is not a browser and is accepted."""
     if not terms.same_origin and not terms.origins:
         return
     text = request.first("origin") or request.first("sec-websocket-origin")
@@ -189,7 +189,7 @@ def _check_origin(request: _Request, terms: Terms) -> None:
         raise UpgradeRefused("origin not allowed: not in the allowed list", HTTPStatus.FORBIDDEN)
 
 
-# -- what it tells of the client -----------------------------------------------------------------
+# -- facts about the client ----------------------------------------------------------------------
 
 
 def _forwarded_for(request: _Request) -> str:

@@ -2,8 +2,8 @@
 
 Owns: headers, masks, fragments, control frames, permessage-deflate without context takeover.
 May not touch: sockets, the upgrade (upgrade.py), the meaning of what the frames carry.
-Spec: RFC 6455 sections 5 and 7, RFC 7692; core contract 10. Frames carry a stream: where one ends
-says nothing, so payload is handed on as it arrives and only control frames are waited for whole."""
+Spec: RFC 6455 sections 5 and 7, RFC 7692. The frames carry a byte stream, so frame boundaries mean
+nothing: payload is passed on as it arrives, and only control frames are buffered until complete."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from enum import IntEnum
 
 from broker.wire import unmask
 
-PIECE_SIZE = 256 * 1024  # `read` stops gathering here: what one call may hold
-FRAME_MAX = 64 * 1024  # payload of one frame that we send
-COMPRESS_ABOVE = 64  # shorter output is sent as it is
+PIECE_SIZE = 256 * 1024  # `read` returns at most about this many bytes per call
+FRAME_MAX = 64 * 1024  # payload of one outgoing frame
+COMPRESS_ABOVE = 64  # shorter output is not compressed
 CONTROL_MAX = 125
-INFLATED_MULTIPLE = 8  # a compressed message may hold this many payloads of the largest size,
-INFLATED_MAX = 64 * 1024 * 1024  # and never more than this
+INFLATED_MULTIPLE = 8  # a compressed message may inflate to this many payloads of maximum size,
+INFLATED_MAX = 64 * 1024 * 1024  # but never to more than this
 
 FINAL, COMPRESSED, RESERVED, MASKED = 0x80, 0x40, 0x30, 0x80
-FLUSHED = b"\x00\x00\xff\xff"  # the end of a flushed block, left out on the wire
+FLUSHED = b"\x00\x00\xff\xff"  # the end of a flushed block; omitted on the wire (RFC 7692)
 
 
 class Opcode(IntEnum):
@@ -33,7 +33,7 @@ class Opcode(IntEnum):
 
 
 class CloseStatus(IntEnum):
-    """Why a connection is closed, as close frames say it."""
+    """Status codes of close frames."""
 
     NORMAL = 1000
     GOING_AWAY = 1001
@@ -45,7 +45,7 @@ class CloseStatus(IntEnum):
 
 
 class FrameViolation(Exception):
-    """The peer broke the framing; nothing it sends after that is read."""
+    """The peer broke the framing rules; nothing after that is read."""
 
     def __init__(self, text: str, status: CloseStatus = CloseStatus.PROTOCOL_ERROR) -> None:
         super().__init__(text)
@@ -71,8 +71,8 @@ def close_frame(status: int, text: str = "") -> bytes:
 
 
 class Deflater:
-    """Compresses messages one by one. A full flush forgets the past, so that all connections of
-    a listener can share one: nothing of a message is ever named by the next."""
+    """Compresses messages one by one. A full flush resets the dictionary, so all connections of a
+    listener can share one Deflater: no message refers to an earlier one."""
 
     __slots__ = ("_stream",)
 
@@ -85,7 +85,7 @@ class Deflater:
 
 
 class FrameWriter:
-    """Protocol bytes into binary frames, unmasked as a server must; each is a message."""
+    """Wraps protocol bytes into binary frames, unmasked as RFC 6455 requires of a server."""
 
     __slots__ = ("_deflater", "_frame_max")
 
@@ -108,10 +108,10 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Frames of one client: `feed` what came, then `read` until nothing more comes out.
+    """Frames of one client: `feed` received bytes, then call `read` until it returns nothing.
 
-    `pong` and `closing` are frames owed to the peer: the answer to its latest ping (earlier ones
-    need none, RFC 6455 section 5.5.3) and to its close, after which nothing is read."""
+    `pong` and `closing` are frames to send to the peer: the answer to its latest ping (earlier
+    ones need no answer, RFC 6455 section 5.5.3) and to its close. Nothing is read after a close."""
 
     __slots__ = (
         "_at",
@@ -136,24 +136,24 @@ class FrameReader:
         largest = max_payload * INFLATED_MULTIPLE if max_payload > 0 else INFLATED_MAX
         self._inflated_max = min(largest, INFLATED_MAX)
         self._buffer = b""
-        self._at = 0  # the buffer is read up to here
-        self._left = 0  # payload of the present frame that has not been read
-        self._key = b""  # turned so that it fits the next byte of payload
-        self._end = True  # the present frame is the last one of its message
-        self._fragmented = False  # a message has begun and not ended
+        self._at = 0  # bytes of the buffer already read
+        self._left = 0  # unread payload bytes of the current frame
+        self._key = b""  # rotated so that key[0] masks the next payload byte
+        self._end = True  # the current frame is the last one of its message
+        self._fragmented = False  # inside a fragmented message
         self._inflater: zlib._Decompress | None = None  # of a compressed message
-        self._waiting: bytes | None = None  # what the inflater has yet to take
-        self._budget = 0  # bytes the present compressed message may still take and give
+        self._waiting: bytes | None = None  # input that the inflater has not consumed yet
+        self._budget = 0  # bytes that the current compressed message may still consume and produce
         self.pong: bytes | None = None
         self.closing: bytes | None = None
 
     def feed(self, chunk: bytes) -> None:
-        rest = self._buffer[self._at :]  # seldom: at most one control frame that is not whole
+        rest = self._buffer[self._at :]  # rare: at most one incomplete control frame
         self._buffer = rest + chunk if rest else chunk
         self._at = 0
 
     def read(self) -> bytes:
-        """About PIECE_SIZE protocol bytes at most; nothing = feed more. Raises FrameViolation."""
+        """At most about PIECE_SIZE protocol bytes; empty: feed more. Raises FrameViolation."""
         parts: list[bytes] = []
         size = 0
         while size < PIECE_SIZE and self.closing is None:
@@ -168,7 +168,7 @@ class FrameReader:
                     if not self._next_frame():
                         break
                 except FrameViolation:
-                    if parts:  # what came before it counts; the buffer is where it was
+                    if parts:  # returned first; the next call raises again
                         break
                     raise
                 continue
@@ -204,7 +204,7 @@ class FrameReader:
         self._budget -= len(packed) - len(tail) + len(part)
         if self._budget < 0:
             raise FrameViolation("message too big", CloseStatus.TOO_BIG)
-        # The flush mark is taken last, so that nothing can be left inside when a message ends.
+        # The flush marker goes in last, so that nothing stays inside when a message ends.
         self._waiting = tail or None
         if not tail and self._end and not self._left:
             self._inflater = None
@@ -213,7 +213,7 @@ class FrameReader:
     # -- headers ----------------------------------------------------------------------------
 
     def _next_frame(self) -> bool:
-        """Take the next header, or a whole control frame. False: it has not all come."""
+        """Read the next frame header, or a whole control frame. False: more bytes are needed."""
         buffer, at = self._buffer, self._at
         available = len(buffer) - at
         if available < 2:
@@ -248,7 +248,7 @@ class FrameReader:
         return True
 
     def _check(self, first: int, second: int) -> None:
-        """What the first two bytes alone can have wrong."""
+        """Checks that need only the first two bytes."""
         opcode, compressed = first & 0x0F, first & COMPRESSED
         if first & RESERVED:
             raise FrameViolation("RSV2 and RSV3 must be clear")
@@ -297,7 +297,7 @@ def _check_control(first: int, second: int) -> None:
 
 
 def _close_answer(payload: bytes) -> bytes:
-    """The same status and words back; nothing where nothing was said."""
+    """Echo the status and reason of the close frame; empty if it had none."""
     if not payload:
         return control_frame(Opcode.CLOSE)
     if len(payload) == 1:
@@ -313,5 +313,5 @@ def _close_answer(payload: bytes) -> bytes:
 
 
 def _sendable(status: int) -> bool:
-    """RFC 6455 section 7.4: defined and not reserved, or of the ranges for everybody."""
+    """RFC 6455 section 7.4: a defined code that is not reserved, or one of the open ranges."""
     return status in range(1000, 1004) or status in range(1007, 1012) or status in range(3000, 5000)
