@@ -31,7 +31,7 @@ def users(*found: User, **settings: str) -> Authorization:
 
 
 async def say(server: Server, **fields: str) -> RawClient:
-    """A client that says this in its CONNECT; a sig of "right" becomes one by KEY."""
+    """A client with this CONNECT; "right" as sig is replaced by a valid signature."""
     client = await RawClient.open(server, connect=None)
     if fields.get("sig") == "right":
         fields["sig"] = KEY.sign_nonce(client.info["nonce"])
@@ -51,7 +51,7 @@ async def admitted(server: Server, **fields: str) -> None:
 
 
 async def kept_out(server: Server, **given: str) -> None:
-    """The official client, refused; it leaves its socket open unless it is told."""
+    """Assert that the official client is refused, and close its socket."""
     client = nats.NATS()
     with pytest.raises(nats.errors.Error, match="Authorization Violation"):
         await client.connect(url(server), allow_reconnect=False, error_cb=_unheard, **given)
@@ -59,10 +59,10 @@ async def kept_out(server: Server, **given: str) -> None:
 
 
 async def _unheard(_error: Exception) -> None:
-    """What the test looks at is raised by `connect` as well."""
+    """Ignore the error callback: `connect` raises the same error."""
 
 
-def test_the_official_client_signs_its_way_in() -> None:
+def test_the_official_client_authenticates_with_a_seed() -> None:
     rules = Permissions(publish=SubjectRules(allow=(b"ok",)))
     auth = users(User(KEY.public, permissions=rules, account="acme", nkey=True))
 
@@ -90,7 +90,7 @@ def test_the_official_client_signs_its_way_in() -> None:
     run(test())
 
 
-def test_only_a_right_signature_of_this_nonce_lets_in() -> None:
+def test_only_a_valid_signature_of_this_nonce_is_accepted() -> None:
     auth = users(User(KEY.public, nkey=True), User("plain", "secret"))
 
     async def test() -> None:
@@ -105,7 +105,7 @@ def test_only_a_right_signature_of_this_nonce_lets_in() -> None:
             await refused(server, nkey=KEY.public, sig="!")
             await refused(server, nkey=OTHER.public, sig="right")
             await refused(server, nkey="nonsense", sig="right")
-            await refused(server, user=KEY.public)  # a public key is no user name
+            await refused(server, user=KEY.public)  # a public key is not a user name
             await refused(server, user=KEY.public, sig="right")
             await refused(server, nkey="plain", **{"pass": "secret"})
             earlier.close()
@@ -149,7 +149,7 @@ def test_a_nonce_is_sent_once_to_each_client_where_keys_are_in_use() -> None:
     run(test())
 
 
-def test_a_user_may_be_bound_to_kinds_of_connections() -> None:
+def test_a_user_may_be_restricted_to_connection_types() -> None:
     auth = users(
         User(KEY.public, nkey=True, connection_types=frozenset(["WEBSOCKET"])),
         User("ws", "", connection_types=frozenset(["WEBSOCKET"])),
@@ -179,7 +179,7 @@ def test_the_no_auth_user_may_be_a_key() -> None:
     run(test())
 
 
-def test_a_reload_keeps_those_whose_key_is_still_there() -> None:
+def test_a_reload_keeps_clients_whose_key_is_still_configured() -> None:
     both = users(User(KEY.public, nkey=True), User(OTHER.public, nkey=True))
 
     async def test() -> None:
@@ -232,11 +232,11 @@ def test_keys_in_a_file(tmp_path: Path) -> None:
         ("{user: a, connection_types: [hokus]}", r'invalid connection types \["HOKUS"\]'),
     ],
 )
-def test_wrong_entries_are_named(tmp_path: Path, entries: str, error: str) -> None:
+def test_errors_name_the_bad_entry(tmp_path: Path, entries: str, error: str) -> None:
     with pytest.raises(BadSettings, match=error):
         loaded(tmp_path, f"authorization {{ users: [ {entries} ] }}")
 
 
-def test_a_wrong_key_of_an_account_is_named(tmp_path: Path) -> None:
+def test_errors_name_the_bad_account_key(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="Not a valid public nkey for an account"):
         loaded(tmp_path, f"accounts {{ A {{ nkey: {KEY.public} }} }}")

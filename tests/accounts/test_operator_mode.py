@@ -1,4 +1,4 @@
-"""Operator mode: users come with tokens that the operator's accounts signed."""
+"""Operator mode: users present JWTs signed by accounts of the operator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def loaded(tmp_path: Path, text: str) -> Options:
 
 
 def trusting(tmp_path: Path, *accounts: tuple[Key, str], **claims: Any) -> dict[str, Any]:
-    """Settings of a server that serves these accounts, by way of a file."""
+    """Options of a server with these accounts, loaded from a configuration file."""
     preload = "\n".join(f"{key.public}: {text}" for key, text in accounts)
     text = f"operator: {operator(**claims)}\nresolver: MEMORY\nresolver_preload {{\n{preload}\n}}"
     options = loaded(tmp_path, text)
@@ -92,7 +92,7 @@ def creds(tmp_path: Path, jwt: str, seed: str) -> str:
     return str(path)
 
 
-def test_the_official_client_comes_with_credentials(tmp_path: Path) -> None:
+def test_the_official_client_uses_a_credentials_file(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(**trusting(tmp_path, (ACCOUNT, account()))) as server:
             given = creds(tmp_path, user(), USER.seed)
@@ -111,13 +111,13 @@ def test_the_official_client_comes_with_credentials(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_chain_from_the_operator_must_hold(tmp_path: Path, version: int) -> None:
+def test_the_signature_chain_from_the_operator_must_be_valid(tmp_path: Path, version: int) -> None:
     async def test() -> None:
         settings = trusting(tmp_path, (ACCOUNT, account()), (OTHER, account(OTHER, STRANGER)))
         async with running(**settings) as server:
             for signer in (ACCOUNT, ACCOUNT_SIGNER):
                 (await admitted(server, user(signer, version=version))).close()
-            await refused(server, user(OTHER, version=version))  # not our operator's
+            await refused(server, user(OTHER, version=version))  # signed by another operator
             await refused(server, user(Key(KeyKind.ACCOUNT), version=version))
             forged = {"issuer_account": ACCOUNT.public}
             await refused(server, user(OTHER, version=version, nats=forged))
@@ -129,7 +129,7 @@ def test_the_chain_from_the_operator_must_hold(tmp_path: Path, version: int) -> 
     run(test())
 
 
-def test_times_revocations_and_places(tmp_path: Path) -> None:
+def test_time_limits_revocations_and_source_networks(tmp_path: Path) -> None:
     now = int(time.time())
     gone = Key(KeyKind.USER).public
     revoked = {gone: now, USER.public: 999}
@@ -140,7 +140,7 @@ def test_times_revocations_and_places(tmp_path: Path) -> None:
             (await admitted(server, user(exp=now + 1000, nbf=now - 1000))).close()
             await refused(server, user(exp=now - 1))
             await refused(server, user(nbf=now + 1000))
-            await refused(server, user(iat=999))  # revoked up to then, not 1000 and later
+            await refused(server, user(iat=999))  # tokens issued before 1000 are revoked
             (await admitted(server, user(nats={"src": ["10.0.0.0/8", "127.0.0.0/8"]}))).close()
             await refused(server, user(nats={"src": ["10.0.0.0/8"]}))
             await refused(server, user(nats={"src": [5]}))
@@ -181,9 +181,9 @@ def test_bearer_tokens_need_no_signature_where_they_are_allowed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("whose", ["User", "Account"])
-def test_an_end_of_time_closes_the_connection(tmp_path: Path, whose: str) -> None:
+def test_an_expired_jwt_closes_the_connection(tmp_path: Path, whose: str) -> None:
     async def test() -> None:
-        soon = int(time.time()) + 8  # time to connect, on any machine
+        soon = int(time.time()) + 8  # long enough to connect on a slow machine
         text = account(exp=soon if whose == "Account" else 0)
         async with running(**trusting(tmp_path, (ACCOUNT, text))) as server:
             client = await admitted(server, user(exp=soon if whose == "User" else soon + 60))
@@ -214,7 +214,7 @@ def test_permissions_and_limits_of_a_user(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_scope_decides_for_its_users(tmp_path: Path) -> None:
+def test_a_scoped_signing_key_sets_the_permissions_of_its_users(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(**trusting(tmp_path, (ACCOUNT, account()))) as server:
             client = await admitted(server, user(SCOPED, nats={"pub": {"allow": ["mine"]}}))
@@ -272,7 +272,7 @@ def test_a_reload_revokes(tmp_path: Path) -> None:
     run(test())
 
 
-def test_the_operator_may_stand_in_a_file_or_a_list(tmp_path: Path) -> None:
+def test_the_operator_may_be_a_file_or_a_list(tmp_path: Path) -> None:
     path = tmp_path / "op.jwt"
     path.write_text(f"-----BEGIN NATS OPERATOR JWT-----\n{operator()}\n---END---\n")
     for value in (f'"{path}"', f'["{path}", {operator()}]'):
@@ -321,6 +321,6 @@ GOOD = f"operator: {operator()}\nresolver: MEMORY\n"
         ),
     ],
 )
-def test_wrong_configurations_are_named(tmp_path: Path, text: str, error: str) -> None:
+def test_bad_configurations_are_reported(tmp_path: Path, text: str, error: str) -> None:
     with pytest.raises(BadSettings, match=error):
         loaded(tmp_path, text)

@@ -1,4 +1,4 @@
-"""The accounts block of the configuration file, and what it is refused for."""
+"""The `accounts` block of the configuration file: what it sets and which errors are reported."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_accounts_have_users_limits_exports_and_imports(tmp_path: Path) -> None:
     assert foo.permissions is not None
     assert foo.permissions.subscribe == SubjectRules(allow=(b"b.>",))  # the account's default
     assert bar.permissions is not None
-    assert bar.permissions.subscribe is None  # its own replace the default altogether
+    assert bar.permissions.subscribe is None  # a user's own permissions replace the default
     assert options.system_account == "B"
 
 
@@ -107,7 +107,7 @@ def test_the_global_account_has_jetstream_when_there_is_no_other(tmp_path: Path,
     assert options.authorization.open_to_all is bool(text)
 
 
-def test_accounts_may_be_names_only(tmp_path: Path) -> None:
+def test_accounts_may_be_a_list_of_names(tmp_path: Path) -> None:
     options = loaded(tmp_path, "accounts: [A, B]")
     assert [account.name for account in options.accounts] == ["A", "B"]
 
@@ -203,7 +203,7 @@ def two(a: str, b: str) -> str:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_a_sentence(
+def test_contradictory_accounts_are_refused_with_a_message(
     tmp_path: Path, text: str, words: str
 ) -> None:
     with pytest.raises(BadSettings) as refusal:

@@ -105,7 +105,7 @@ def from_text(tmp_path: Path, text: str, *words: str) -> Options:
     return from_file(path, *words)
 
 
-def test_the_keys_of_the_skeleton(tmp_path: Path) -> None:
+def test_keys_set_their_options(tmp_path: Path) -> None:
     options = from_text(
         tmp_path,
         """
@@ -195,12 +195,12 @@ def test_the_keys_of_the_skeleton(tmp_path: Path) -> None:
         ("jetstream: perhaps", "Expected 'enabled' or 'disabled'"),
     ],
 )
-def test_faults_are_named(tmp_path: Path, text: str, error: str) -> None:
+def test_errors_name_the_key_and_position(tmp_path: Path, text: str, error: str) -> None:
     with pytest.raises(BadSettings, match=error):
         from_text(tmp_path, text)
 
 
-def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadSettings) as caught:
         from_text(tmp_path, "one: 1\ntwo: 2\nmqtt {}\n")
     assert len(str(caught.value).splitlines()) == 3
@@ -278,7 +278,7 @@ def test_bad_durations(text: str) -> None:
         ("{ sync_interval: 5 }", 5.0),
     ],
 )
-def test_fsync_before_every_ack_is_given_up_only_for_a_duration(
+def test_only_a_duration_disables_fsync_before_every_ack(
     tmp_path: Path, text: str, interval_s: float | None
 ) -> None:
     options = from_text(tmp_path, f"jetstream {text}")

@@ -1,4 +1,4 @@
-"""What the cluster block says of routes: where peers dial us, and sentences for what is wrong."""
+"""Routes of the `cluster` block: the advertised address, and errors at start."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_peers_are_told_the_advertised_address(*, with_port: bool) -> None:
         ({"advertise": "here:word"}, '^cluster advertise: could not parse port "word"$'),
     ],
 )
-def test_what_cannot_work_is_said_when_it_starts(
+def test_impossible_settings_are_reported_at_start(
     settings: dict[str, object], sentence: str
 ) -> None:
     async def test() -> None:

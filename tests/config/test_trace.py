@@ -1,4 +1,4 @@
-"""What the configuration says of message tracing, and what it is refused for."""
+"""Message tracing in the configuration file: what it sets and which errors are reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.config.test_accounts import loaded
         ("", b"", 100),
     ],
 )
-def test_an_account_says_where_its_traces_go(
+def test_an_account_sets_its_trace_destination(
     tmp_path: Path, setting: str, dest: bytes, sampling: int
 ) -> None:
     account = loaded(tmp_path, f"accounts {{ A {{ users: [{{user: a}}], {setting} }} }}").accounts[
@@ -44,6 +44,6 @@ def test_an_account_says_where_its_traces_go(
         ),
     ],
 )
-def test_what_cannot_be_traced_is_refused(tmp_path: Path, setting: str, told: str) -> None:
+def test_bad_trace_destinations_are_refused(tmp_path: Path, setting: str, told: str) -> None:
     with pytest.raises(BadSettings, match=told.replace("*", r"\*")):
         loaded(tmp_path, f"accounts {{ A {{ {setting} }}, B {{ exports: [{{service: s}}] }} }}")

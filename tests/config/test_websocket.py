@@ -1,4 +1,4 @@
-"""The websocket block of a configuration file, and what a process makes of it."""
+"""The `websocket` block: its keys, its errors, and the listener of a real process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_key(tmp_path: Path) -> None:
     )
 
 
-def test_without_a_port_nobody_listens(tmp_path: Path) -> None:
+def test_there_is_no_listener_without_a_port(tmp_path: Path) -> None:
     assert loaded(tmp_path, "websocket { compression: true }").websocket is None
     found = loaded(tmp_path, "ws { port: -1, no_tls: true }").websocket
     assert found == WebSocketOptions(port=-1, no_tls=True)
@@ -94,7 +94,7 @@ def test_refusals(tmp_path: Path, text: str, error: str) -> None:
         loaded(tmp_path, text)
 
 
-def test_a_process_says_where_it_listens(tmp_path: Path) -> None:
+def test_a_process_logs_where_it_listens(tmp_path: Path) -> None:
     (tmp_path / "server.conf").write_text(
         "port: -1\nhost: 127.0.0.1\nports_file_dir: '.'\n"
         "websocket { host: 127.0.0.1, port: -1, no_tls: true }\n"

@@ -1,4 +1,4 @@
-"""Tokens: both versions are read, and nothing that somebody changed."""
+"""JWTs: both versions are decoded; modified ones are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USER = Key(KeyKind.USER)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_both_versions_are_read(version: int) -> None:
+def test_both_versions_are_decoded(version: int) -> None:
     text = token(
         ACCOUNT, "user", USER.public, version=version, name="u", exp=9, nbf=5, nats={"src": ["x"]}
     )
@@ -36,7 +36,7 @@ def test_a_change_breaks_the_signature(version: int) -> None:
 
 
 def test_versions_sign_different_things() -> None:
-    """Who signed the payload only has not signed a token of version 2."""
+    """A signature of the payload alone is not valid for version 2."""
     head, body, _ = token(ACCOUNT, "user", USER.public).split(".")
     signed = base64.urlsafe_b64encode(ACCOUNT.sign(body.encode())).decode().rstrip("=")
     with pytest.raises(BadToken, match=r"failed V\d signature verification"):
@@ -62,12 +62,12 @@ def test_versions_sign_different_things() -> None:
         (token(ACCOUNT, "user", USER.public, exp="soon"), "unreadable"),
     ],
 )
-def test_what_is_no_token_is_refused(text: str, why: str) -> None:
+def test_malformed_tokens_are_refused(text: str, why: str) -> None:
     with pytest.raises(BadToken, match=why):
         decode(text)
 
 
-def test_a_file_may_wrap_its_token() -> None:
+def test_a_token_file_may_have_begin_and_end_lines() -> None:
     text = token(OPERATOR, "operator", OPERATOR.public)
     assert inside(f" {text}\n") == text
     assert inside(f"-----BEGIN NATS OPERATOR JWT-----\n{text}\n---END---\n") == text

@@ -1,4 +1,4 @@
-"""Keys as text: what is read back, and everything that must not be taken for a key."""
+"""nkeys as text: round trips, and everything that is not a key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LETTERS = {
     KeyKind.ACCOUNT: "A",
     KeyKind.USER: "U",
 }
-KNOWN = "UCK5N7N66OBOINFXAYC2ACJQYFSOD4VYNU6APEJTAVFZB2SVHLKGEW7L"  # made by another program
+KNOWN = "UCK5N7N66OBOINFXAYC2ACJQYFSOD4VYNU6APEJTAVFZB2SVHLKGEW7L"  # created by another program
 
 
 def test_the_checksum_is_xmodem() -> None:
@@ -70,7 +70,7 @@ def test_damaged_keys_are_refused(text: str, why: str) -> None:
     assert not is_public(text, *KeyKind)
 
 
-def test_a_seed_or_an_unknown_kind_is_no_public_key() -> None:
+def test_a_seed_or_an_unknown_kind_is_not_a_public_key() -> None:
     assert not is_public(Key(KeyKind.USER).seed, *KeyKind)
     body = bytes((0xB0,)) + bytes(32)
     text = base64.b32encode(body + crc16(body).to_bytes(2, "little")).decode().rstrip("=")
@@ -90,8 +90,8 @@ def test_a_signature_is_of_one_key_and_one_text() -> None:
     assert not verify(key.public, b"nonce", bytes((signed[0] ^ 1,)) + signed[1:])
 
 
-def test_both_spellings_of_a_signature_are_read() -> None:
-    raw = bytes(range(190, 254))  # has the letters in which they differ
+def test_both_base64_alphabets_are_accepted() -> None:
+    raw = bytes(range(190, 254))  # contains the characters in which the two alphabets differ
     assert signature(base64.urlsafe_b64encode(raw).decode().rstrip("=")) == raw
     assert signature(base64.b64encode(raw).decode()) == raw
     for wrong in ("!", "a", "é", "ab=cd"):

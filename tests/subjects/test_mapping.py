@@ -1,4 +1,4 @@
-"""Mapped subjects, function by function. Expectations taken from the reference server."""
+"""Subject mappings, function by function. Expected values come from nats-server."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MAPPED = [
 
 
 @pytest.mark.parametrize(("src", "dest", "subject", "mapped"), MAPPED)
-def test_subjects_are_carried_over(src: str, dest: str, subject: str, mapped: str | None) -> None:
+def test_subjects_are_mapped(src: str, dest: str, subject: str, mapped: str | None) -> None:
     result = Mapping(src, dest)(subject.encode())
     assert result == (mapped.encode() if mapped is not None else None)
 
 
-def test_a_random_token_depends_on_its_seed_alone() -> None:
+def test_a_random_token_depends_only_on_the_seed() -> None:
     mapping = Mapping("*", "x.{{random(7)}}.{{random(7)}}")
     drawn = {seed: mapping(b"a", seed=seed) for seed in range(100)}
     assert drawn == {seed: mapping(b"a", seed=seed) for seed in range(100)}
@@ -55,7 +55,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("src", "dest", "text"), BAD)
-def test_nonsense_is_told(src: str, dest: str, text: str) -> None:
+def test_invalid_mappings_are_refused(src: str, dest: str, text: str) -> None:
     with pytest.raises(BadMapping) as raised:
         Mapping(src, dest)
     assert text in str(raised.value)

@@ -1,4 +1,4 @@
-"""Many patterns at once, against comparing them pair by pair."""
+"""Pattern sets, checked against comparing the patterns pair by pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ patterns = st.builds(
 
 
 @given(st.lists(patterns, max_size=6), patterns)
-def test_patterns_meet_as_they_do_one_by_one(known: list[bytes], asked: bytes) -> None:
+def test_overlap_agrees_with_pairwise_comparison(known: list[bytes], asked: bytes) -> None:
     tree = Patterns(known)
     others = [other for other in known if other != asked]
     assert tree.meets_another(asked) == any(collides(asked, other) for other in others)
@@ -27,9 +27,7 @@ def test_patterns_meet_as_they_do_one_by_one(known: list[bytes], asked: bytes) -
 
 @given(st.lists(patterns, max_size=6),
        st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=4))  # fmt: skip
-def test_patterns_take_a_subject_as_they_do_one_by_one(
-    known: list[bytes], words: list[bytes]
-) -> None:
+def test_matching_agrees_with_pairwise_comparison(known: list[bytes], words: list[bytes]) -> None:
     subject = b".".join(words)
     assert Patterns(known).take(subject) == any(matches(subject, one) for one in known)
 
@@ -38,7 +36,7 @@ MANY = 20_000
 
 
 def test_a_long_list_of_wildcard_subjects_is_checked_in_one_pass() -> None:
-    """Pair by pair these are 200 million comparisons, minutes of work."""
+    """Pair by pair this would be 200 million comparisons: minutes of CPU time."""
     subjects = tuple(f"s.{i}.*" for i in range(MANY))
     began = time.thread_time()
     tree = Patterns(subject.encode() for subject in subjects)
@@ -51,5 +49,5 @@ def test_a_long_list_of_wildcard_subjects_is_checked_in_one_pass() -> None:
        patterns)  # fmt: skip
 def test_a_compiled_pattern_matches_the_same_subjects(words: list[bytes], pattern: bytes) -> None:
     subject = b".".join(words)
-    if subject != pattern:  # a pattern as a subject is no literal
+    if subject != pattern:  # a pattern is not a literal subject
         assert bool(matcher(pattern)(subject)) == matches(subject, pattern)

@@ -1,4 +1,4 @@
-"""Subjects and their table, against the dumbest matcher that can be written."""
+"""Subjects and the subscription tree, checked against a naive matcher."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_empty_tokens_match_nothing() -> None:
         assert not tree.match(subject)
 
 
-def test_one_peer_is_one_taker_and_weights_fill_the_pool() -> None:
+def test_a_peer_gets_one_copy_and_its_weight_counts_in_queue_groups() -> None:
     tree, peer = SubjectTree(), Peer()
     tree.insert(subscription(b"a.*", sink=peer))
     tree.insert(subscription(b"a.>", sink=peer))
@@ -169,7 +169,7 @@ def test_one_peer_is_one_taker_and_weights_fill_the_pool() -> None:
     assert tree.match(b"a.b").queues == [[heavy]]
 
 
-def test_the_cache_is_bounded() -> None:
+def test_the_match_cache_is_bounded() -> None:
     tree = SubjectTree(cache_max=10)
     tree.insert(subscription(b"a.*"))
     for number in range(1000):
@@ -177,7 +177,7 @@ def test_the_cache_is_bounded() -> None:
     assert tree.cache_size <= 20
 
 
-def test_family_has_one_result_only_while_no_deeper_subscription_exists() -> None:
+def test_a_prefix_has_one_result_only_while_no_deeper_subscription_exists() -> None:
     tree = SubjectTree()
     service = subscription(b"$JS.ACK.>")
     tree.insert(service)

@@ -25,7 +25,7 @@ KEY = b"\x01\x82\x03\xf4"
 
 
 def frame(payload: bytes, *, first: int = 0x82, key: bytes = KEY) -> bytes:
-    """As a client sends it; written apart from the code under test."""
+    """A frame as a client sends it; independent of the code under test."""
     size = len(payload)
     if size < 126:
         head = bytes((first, 0x80 | size))
@@ -103,7 +103,7 @@ def test_frames_of_one_chunk_come_out_as_one_piece() -> None:
     assert found.read() == b""
 
 
-def test_a_huge_frame_is_handed_on_as_it_arrives() -> None:
+def test_a_huge_frame_is_passed_on_as_it_arrives() -> None:
     found = reader()
     found.feed(b"\x82\xff" + (1 << 62).to_bytes(8, "big") + b"\0\0\0\0" + b"x" * 1000)
     assert found.read() == b"x" * 1000
@@ -111,7 +111,7 @@ def test_a_huge_frame_is_handed_on_as_it_arrives() -> None:
     assert found.read() == b"y" * 1000
 
 
-def test_without_masks_where_that_was_agreed() -> None:
+def test_unmasked_frames_are_accepted_where_negotiated() -> None:
     found = reader(masked=False)
     assert drain(found, b"\x82\x05hello") == b"hello"
     with pytest.raises(FrameViolation, match="declined"):
@@ -138,7 +138,7 @@ def test_without_masks_where_that_was_agreed() -> None:
         (frame((2999).to_bytes(2, "big"), first=0x88), "status code 2999"),
     ],
 )
-def test_what_breaks_the_framing(wire: bytes, text: str) -> None:
+def test_framing_violations_are_refused(wire: bytes, text: str) -> None:
     found = reader()
     with pytest.raises(FrameViolation, match=text) as violation:
         drain(found, wire)
@@ -152,7 +152,7 @@ def test_compressed_continuations_and_controls_are_refused() -> None:
         drain(reader(compression=True), frame(b"", first=0xC9))
 
 
-def test_what_came_before_a_violation_counts() -> None:
+def test_payload_before_a_violation_is_returned() -> None:
     found = reader()
     found.feed(frame(b"PUB a 1\r\n") + frame(b"x\r\n") + b"\x82\x05hello")
     assert found.read() == b"PUB a 1\r\nx\r\n"
@@ -169,7 +169,7 @@ def test_what_came_before_a_violation_counts() -> None:
         (b"\x03\xe8\xff", close_frame(1007, "invalid utf8 body in close frame")),
     ],
 )
-def test_a_close_is_answered_and_ends_it(payload: bytes, answer: bytes) -> None:
+def test_a_close_frame_is_answered_and_ends_reading(payload: bytes, answer: bytes) -> None:
     found = reader()
     found.feed(frame(b"before") + frame(payload, first=0x88) + frame(b"after"))
     assert found.read() == b"before"
@@ -183,7 +183,7 @@ def test_close_frames_stay_short() -> None:
     assert told[4:].decode() == "é" * 61
 
 
-def test_a_bomb_is_cut_off() -> None:
+def test_a_decompression_bomb_is_refused() -> None:
     limit = 100_000 * INFLATED_MULTIPLE
     found = reader(compression=True, max_payload=100_000)
     found.feed(frame(packed(b"\0" * (limit * 20)), first=0xC2))
@@ -201,7 +201,7 @@ def test_a_bomb_is_cut_off() -> None:
     assert got <= limit
 
 
-def test_what_fits_may_inflate_and_the_next_message_has_its_own_room() -> None:
+def test_the_inflate_limit_is_per_message() -> None:
     found = reader(compression=True, max_payload=100_000)
     body = bytes(100_000) * (INFLATED_MULTIPLE - 1)
     wire = frame(packed(body), first=0xC2)
@@ -210,7 +210,7 @@ def test_what_fits_may_inflate_and_the_next_message_has_its_own_room() -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_the_end_of_a_long_match_is_not_lost(alone: bool) -> None:
-    """A piece may be full in the middle of a match whose bits have all been taken."""
+    """A piece may end inside a match whose input has been consumed completely."""
     for beyond in range(1, 300):
         body = bytes(PIECE_SIZE + beyond)
         if alone:
@@ -220,13 +220,13 @@ def test_the_end_of_a_long_match_is_not_lost(alone: bool) -> None:
         assert drain(reader(compression=True, max_payload=PIECE_SIZE), wire) == body
 
 
-def test_broken_compression_is_invalid_data() -> None:
+def test_broken_compression_is_refused_as_invalid_data() -> None:
     with pytest.raises(FrameViolation, match="compressed data") as violation:
         drain(reader(compression=True), frame(b"\xff\xff\xff\xff", first=0xC2))
     assert violation.value.status == CloseStatus.INVALID_DATA
 
 
-# -- what we send ------------------------------------------------------------------------------
+# -- outgoing frames ---------------------------------------------------------------------------
 
 
 def unframed(wire: bytes) -> list[tuple[int, bytes]]:

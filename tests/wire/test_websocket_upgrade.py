@@ -1,4 +1,4 @@
-"""The HTTP request before a WebSocket: what is agreed, what is refused and in which words."""
+"""The HTTP upgrade request: negotiation, refusals and their texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADERS = {
 
 
 def ask(terms: Terms | None = None, *, line: str = "GET / HTTP/1.1", **changed: str) -> Upgrade:
-    """The request with some headers changed; an empty value leaves one out."""
+    """The request with some headers changed; an empty value omits the header."""
     fields = HEADERS | {name.replace("_", "-"): value for name, value in changed.items()}
     lines = [line, *(f"{name}: {value}" for name, value in fields.items() if value)]
     return upgrade("\r\n".join(lines).encode(), terms or Terms())
@@ -92,7 +92,7 @@ def test_compression_needs_both_sides() -> None:
     ) in agreed.response
 
 
-def test_what_a_request_tells_of_the_client() -> None:
+def test_client_facts_from_the_request() -> None:
     agreed = ask(
         Terms(headers=(("X-Served-By", "me"),)),
         line="GET /a/b?c=d HTTP/1.1",

@@ -24,7 +24,7 @@ def test_message_text(codec: Any) -> None:
     )
 
 
-def test_run_strips_headers_for_those_who_cannot_read_them(codec: Any) -> None:
+def test_run_strips_headers_for_clients_without_header_support(codec: Any) -> None:
     run = codec[0].of([(b"a", b"", BLOCK, b"hi"), (b"b", b"r", b"", b"yo")])
     assert run.encode(0, 2, b"9", True) == (
         b"HMSG a 9 19 21\r\n" + BLOCK + b"hi\r\nMSG b 9 r 2\r\nyo\r\n"
@@ -35,7 +35,7 @@ def test_run_strips_headers_for_those_who_cannot_read_them(codec: Any) -> None:
     assert run.size(1, 2) == 2
 
 
-def test_run_encoded_as_publishes_is_read_back(codec: Any) -> None:
+def test_a_run_encoded_as_publishes_parses_to_the_same_run(codec: Any) -> None:
     messages = [(b"a", b"", BLOCK, b"hi"), (b"b", b"r", b"", b"yo"), (b"c", b"r", BLOCK, b"")]
     text = codec[1].encode_pub(codec[0].of(messages), 0, 3)
     assert text == (
@@ -80,7 +80,7 @@ def test_ranges_outside_the_run_are_refused(codec: Any) -> None:
         ([], None),
     ],
 )
-def test_prefix_is_what_all_replies_share(
+def test_prefix_is_the_common_prefix_of_all_replies(
     codec: Any, replies: list[bytes], prefix: bytes | None
 ) -> None:
     column = codec[1].ReplyColumn()
@@ -89,7 +89,7 @@ def test_prefix_is_what_all_replies_share(
     assert column.prefix(0, len(column)) == prefix
 
 
-def test_acks_count_on_over_rows_without_a_reply(codec: Any) -> None:
+def test_rows_without_a_reply_consume_a_sequence(codec: Any) -> None:
     column = codec[1].ReplyColumn()
     run = codec[0].of([(b"s", reply, b"", b"x") for reply in (b"r.1", b"", b"r.3")])
     column.append_run(run, 0, 3)

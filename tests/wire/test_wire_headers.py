@@ -1,4 +1,4 @@
-"""Header blocks are opaque bytes: what is not asked for stays as it came."""
+"""Header blocks are opaque bytes: untouched lines stay as they are."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_add_puts_lines_at_the_end() -> None:
     assert headers.parse(headers.add(RAW, [(b"A", b"1")]))[-1] == (b"A", b"1")
 
 
-def test_broken_status_is_no_status() -> None:
+def test_a_malformed_status_line_has_no_status() -> None:
     for raw in (
         b"",
         b"NATS/1.0 x\r\n\r\n",

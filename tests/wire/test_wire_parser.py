@@ -26,7 +26,7 @@ def new_parser(request: pytest.FixtureRequest) -> Any:
 
 
 def flat(events: list[Any]) -> list[Any]:
-    """Runs written out, so that two ways of chunking can be compared."""
+    """Runs expanded into single events, so that different chunkings compare equal."""
     out: list[Any] = []
     for event in events:
         if isinstance(event[-1], RUNS):
@@ -170,7 +170,7 @@ def test_control_line_limit_does_not_wait_for_the_end_of_the_line(new_parser: An
 
 
 @pytest.mark.parametrize("data", [b"PING" + b"x" * 5000, b"SUB" + b" " * 5000], ids=["word", "sub"])
-def test_noise_and_blanks_are_not_kept(new_parser: Any, data: bytes) -> None:
+def test_ignored_text_and_blanks_are_not_buffered(new_parser: Any, data: bytes) -> None:
     parser = new_parser()
     for at in range(0, len(data), 100):
         assert parser.receive(data[at : at + 100]) == []
@@ -190,6 +190,6 @@ def test_large_payload_in_many_chunks_is_joined_once(new_parser: Any) -> None:
     parser = new_parser(max_payload=size)
     body = bytes(range(256)) * (size // 256)
     data = b"PUB a %d\r\n%b\r\nPING\r\n" % (len(body), body)
-    # 20 000 chunks: joining what is held for each of them would copy 20 GB.
+    # 20,000 chunks: joining the buffered bytes for each of them would copy 20 GB.
     events, text = feed(parser, data, 100)
     assert (events, text) == ([pub(b"a", body), (Op.PING,)], "none")

@@ -1,4 +1,4 @@
-"""Which codec runs is decided once, loudly, and the compiled one is the default."""
+"""The codec is chosen once; the compiled one is the default, and a missing one is an error."""
 
 import os
 import subprocess
