@@ -4,7 +4,7 @@ Owns: which replicas this node opens and lets go; for those it leads, taking the
 the members of the group to those the meta group asks for.
 May not touch: how members change (raft.confchange), who is asked for (stream_api.py), which step
 is next (moving.py).
-Spec: docs/decisions/0010-replicas-that-move.md."""
+Spec: docs/decisions/0010-reconfiguration-of-replicas.md."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Owns: what the leader of a stream does next, as a pure function of the assignmen
 members as the leader sees them. No step is remembered, so that after any crash the next leader
 goes on from where the group is.
 May not touch: sockets, clocks, Raft itself (membership.py takes the steps).
-Spec: docs/decisions/0010-replicas-that-move.md; Raft section 6."""
+Spec: docs/decisions/0010-reconfiguration-of-replicas.md; Raft section 6."""
 
 from __future__ import annotations
 
