@@ -38,6 +38,7 @@ def core_of(  # one core with a stored log, outside any group
     commit: int = 0,
     learners: Sequence[NodeId] = (),
     config: CoreConfig | None = None,
+    draw: Callable[[int, int], int] = lambda low, high: low,
 ) -> RaftCore:
     reader = MemoryReader()
     if terms:
@@ -49,7 +50,7 @@ def core_of(  # one core with a stored log, outside any group
         log=RaftLog(reader),
         hard_state=HardState(Term(term), vote, Index(commit)),
         config=config or CoreConfig(),
-        draw=lambda low, high: low,
+        draw=draw,
     )
 
 

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from chaos.sim.checks import Violation
-from chaos.sim.cluster import Cluster
-from chaos.sim.disk import MachineState, SimDisk, Write
+from chaos.sim.cluster import SimCluster
+from chaos.sim.disk import DiskWrite, MachineState, SimDisk
 from chaos.sim.faults import Faults
-from chaos.sim.network import Network
-from chaos.sim.schedule import EventQueue, dice
+from chaos.sim.network import SimNetwork
+from chaos.sim.schedule import EventQueue, rng_for
 from raft.core.messages import Entry, Message, MessageKind
 from raft.types import HardState, Index, NodeId, Term
 
@@ -33,9 +33,9 @@ class Always(Random):
 
 def test_crash_loses_exactly_what_was_not_flushed() -> None:
     disk = SimDisk()
-    disk.write(Write(HardState(Term(1), NodeId(2)), entries(1, 2)))
+    disk.write(DiskWrite(HardState(Term(1), NodeId(2)), entries(1, 2)))
     disk.flush_to(disk.written)
-    disk.write(Write(HardState(Term(2), NodeId(3)), entries(2, 3, term=2)))
+    disk.write(DiskWrite(HardState(Term(2), NodeId(3)), entries(2, 3, term=2)))
     assert disk.live.log.last_index() == 3
     assert disk.durable.log.last_index() == 2
     lost = disk.crash(Always(0.9), harsh=False)
@@ -49,7 +49,7 @@ def test_crash_keeps_a_prefix_at_most() -> None:
     for seed in range(60):
         disk = SimDisk()
         for index in range(1, 6):
-            disk.write(Write(None, entries(index)))
+            disk.write(DiskWrite(None, entries(index)))
         lost = disk.crash(Random(seed), harsh=True)
         kept = disk.live.log.last_index()
         assert 5 - lost <= kept <= 5 - lost + 1, "a torn write may leave its entry"
@@ -59,9 +59,9 @@ def test_crash_keeps_a_prefix_at_most() -> None:
 
 def test_flush_covers_only_what_was_written_when_it_began() -> None:
     disk = SimDisk()
-    disk.write(Write(None, entries(1)))
+    disk.write(DiskWrite(None, entries(1)))
     position = disk.written
-    disk.write(Write(None, entries(2)))
+    disk.write(DiskWrite(None, entries(2)))
     disk.flush_to(position)
     assert disk.durable.log.last_index() == 1
     disk.flush_to(position)
@@ -70,9 +70,9 @@ def test_flush_covers_only_what_was_written_when_it_began() -> None:
 
 def test_installed_snapshot_replaces_log_and_state_together() -> None:
     disk = SimDisk()
-    disk.write(Write(None, entries(1, 2)))
+    disk.write(DiskWrite(None, entries(1, 2)))
     disk.flush_to(disk.written)
-    disk.write(Write(install=MachineState(Index(9), Term(4), b"digest")))
+    disk.write(DiskWrite(install=MachineState(Index(9), Term(4), b"digest")))
     assert disk.durable.log.last_index() == 2
     disk.flush_to(disk.written)
     assert disk.durable.end() == (4, 9)
@@ -81,8 +81,8 @@ def test_installed_snapshot_replaces_log_and_state_together() -> None:
 
 def test_one_way_cut_lets_the_other_direction_pass() -> None:
     schedule = EventQueue()
-    faults = Faults.drawn_from(1, frozenset())
-    network = Network(schedule, faults, dice(1, "network"))
+    faults = Faults.drawn_from(1)
+    network = SimNetwork(schedule, faults, rng_for(1, "network"))
     network.calm = True
     network.cut([NodeId(1)], [NodeId(2)])
     arrived: list[str] = []
@@ -95,7 +95,7 @@ def test_one_way_cut_lets_the_other_direction_pass() -> None:
 
 def test_message_under_way_is_lost_when_its_link_is_cut() -> None:
     schedule = EventQueue()
-    network = Network(schedule, Faults.drawn_from(1, frozenset()), dice(1, "network"))
+    network = SimNetwork(schedule, Faults.drawn_from(1), rng_for(1, "network"))
     network.calm = True
     arrived: list[str] = []
     assert network.send(NodeId(1), NodeId(2), arrived.append, "late")
@@ -105,9 +105,9 @@ def test_message_under_way_is_lost_when_its_link_is_cut() -> None:
     assert not arrived
 
 
-def started_cluster() -> Cluster:
-    seed = next(s for s in range(99) if Faults.drawn_from(s, frozenset()).voters == 3)
-    cluster = Cluster(seed, Faults.drawn_from(seed, frozenset()), trace=None)
+def started_cluster() -> SimCluster:
+    seed = next(s for s in range(99) if Faults.drawn_from(s).voters == 3)
+    cluster = SimCluster(seed, Faults.drawn_from(seed), trace=None)
     for node in cluster.nodes.values():
         node.start()
     return cluster

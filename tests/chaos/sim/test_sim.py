@@ -7,7 +7,8 @@ from random import SystemRandom
 
 import pytest
 
-from chaos.sim.run import PLANTED_BUGS, find_bug, run_seed, run_seeds, survey
+from chaos.sim.planted_bugs import PLANTED_BUGS
+from chaos.sim.run import find_bug, run_seed, run_seeds, survey
 
 FIXED_SEEDS = 20
 FRESH_SEEDS = 300  # others every time; a failure names its seed, which replays it
@@ -68,7 +69,7 @@ def test_the_faults_really_happened() -> None:
 def test_planted_bug_is_found_within_2000_seeds(bug: str) -> None:
     found = find_bug(bug, first=FIRST_SEED.get(bug, 0), count=2000)
     assert found is not None, f"{bug} is not found"
-    again = run_seed(found.seed, bugs=frozenset({bug}), trace=True)
+    again = run_seed(found.seed, bug=bug, trace=True)
     assert again.violation == found.violation
     text = again.report()
     assert f"seed {found.seed}" in text
