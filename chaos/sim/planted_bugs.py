@@ -105,6 +105,14 @@ class UsesMembersWhenCommitted(MembersInUse):
         return self.at(self._commit.index)
 
 
+class TakesUpMembersAfterStep(SimNode):
+    """Goes with UsesMembersWhenCommitted: a commit may bring another configuration into use."""
+
+    def _step(self, message: Message) -> None:
+        super()._step(message)
+        self.core._election.refresh_members()  # noqa: SLF001 - the bug reaches into the core
+
+
 class ReadsWithoutConfirmation(LeaderState):
     """Thesis 6.4: a leader confirms that it still leads before it answers a read."""
 
@@ -146,7 +154,9 @@ PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
     "pre_vote_any_log": PlantedBug(CoreParts(vote_granting=GrantsPreVoteToAnyLog)),
     "truncate_stale": PlantedBug(CoreParts(log_matching=TruncatesOnStaleAppend)),
     "count_learner": PlantedBug(CoreParts(leader=CountsLearnersAsVoters)),
-    "late_members": PlantedBug(CoreParts(members=UsesMembersWhenCommitted)),
+    "late_members": PlantedBug(
+        CoreParts(members=UsesMembersWhenCommitted), TakesUpMembersAfterStep
+    ),
     "read_unconfirmed": PlantedBug(CoreParts(leader=ReadsWithoutConfirmation)),
     "keep_damaged": PlantedBug(node_type=KeepsDamagedEntry),
     "lose_snapshot_tail": PlantedBug(node_type=LosesSnapshotTail),

@@ -12,6 +12,7 @@ from raft.core.election import Election
 from raft.core.local_progress import LocalProgress
 from raft.core.log import RaftLog
 from raft.core.log_matching import LogMatching
+from raft.core.membership import MembersInUse
 from raft.core.messages import COMMIT_NOTICE, SLEEP, Message, MessageKind, PendingMessages
 from raft.core.vote_granting import LostLog
 from raft.types import Index, NodeId, SnapshotMeta
@@ -27,6 +28,7 @@ class Follower:
         "_log",
         "_lost_log",
         "_matching",
+        "_members",
         "_node",
         "_outbox",
     )
@@ -40,6 +42,7 @@ class Follower:
         matching: LogMatching,
         commitment: Commitment,
         local: LocalProgress,
+        members: MembersInUse,
         lost_log: LostLog,
         outbox: PendingMessages,
     ) -> None:
@@ -49,6 +52,7 @@ class Follower:
         self._matching = matching
         self._commitment = commitment
         self._local = local
+        self._members = members
         self._lost_log = lost_log
         self._outbox = outbox
 
@@ -63,7 +67,8 @@ class Follower:
             self._refuse_append(message)
             return
         self._commitment.follow_leader(min(message.commit, agreed))
-        self._election.refresh_members()
+        if not self._members.is_current():
+            self._election.refresh_members()
         self.confirm_append(message.sender, agreed)
 
     def confirm_append(self, to: NodeId, index: Index) -> None:
@@ -114,7 +119,6 @@ class Follower:
         stale_life = lost_log.recovering and message.hint_index != lost_log.life
         if self._local.installing is None and not stale_life:
             commitment.follow_leader(message.commit)
-            self._election.refresh_members()
         if lost_log.recovering and lost_log.heard_leader(
             message, commit=commitment.index, persisted=self._log.persisted
         ):

@@ -149,6 +149,10 @@ class MembersInUse:
         members waited for the commit, two majorities that share no voter could decide."""
         return self._configurations.latest or self._begun_with
 
+    def is_current(self) -> bool:
+        """Whether no other configuration was appended or cut since the last refresh()."""
+        return (self._configurations.latest or self._begun_with) is self.members
+
     def refresh(self) -> bool:
         """Take up what the log says now. Returns whether the configuration changed."""
         members = self.effective()

@@ -120,6 +120,7 @@ class RaftCore:
             matching=parts.log_matching(log, self._commitment),
             commitment=self._commitment,
             local=self._local,
+            members=self._members,
             lost_log=self._lost_log,
             outbox=outbox,
         )
@@ -477,7 +478,6 @@ class RaftCore:
 
     def _members_committed(self, leading: LeaderState) -> None:
         """End the joint phase. Step down if we are no longer a voter (thesis 4.2.2)."""
-        self._election.refresh_members()
         if self._members.members.joint:
             self._append_members(last_step(self._members.members), leading)
         elif not self._members.voter:
