@@ -39,7 +39,7 @@ class CheckedNode(Protocol):
     def state(self) -> MachineState: ...
 
     @property
-    def forgotten(self) -> DiskImage | None: ...
+    def disk_before_loss(self) -> DiskImage | None: ...
 
     @property
     def leads(self) -> bool: ...
@@ -68,7 +68,7 @@ class LastSeen:
 
 
 class SafetyChecks:
-    """The checks of one run. `nodes` may be filled after this is made."""
+    """The checks of one run. `nodes` may still be empty when the checks are created."""
 
     def __init__(self, begun_with: Members, nodes: Mapping[NodeId, CheckedNode]) -> None:
         self._begun_with = begun_with
@@ -80,7 +80,7 @@ class SafetyChecks:
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
         self._entries: dict[tuple[Index, Term], tuple[bytes, EntryKind, Term | None]] = {}
         self._digests: dict[Index, bytes] = {}
-        self._names: dict[bytes, Index] = {}
+        self._committed_at: dict[bytes, Index] = {}
         self._acknowledged: dict[bytes, Index] = {}
         self._seen: dict[NodeId, LastSeen] = {}
         # (voter, candidate, term) of pre-vote requests whose log was up to date
@@ -221,7 +221,7 @@ class SafetyChecks:
         self.count("committed")
         if (
             entry.kind == EntryKind.NORMAL
-            and self._names.setdefault(entry.data, entry.index) != entry.index
+            and self._committed_at.setdefault(entry.data, entry.index) != entry.index
         ):
             raise Violation(f"exactly once: {entry.data[:12]!r} is committed a second time")
 
@@ -236,7 +236,7 @@ class SafetyChecks:
             other.id
             for other in nodes
             if other.disk.durable.holds(index, term)
-            or (other.forgotten is not None and other.forgotten.holds(index, term))
+            or (other.disk_before_loss is not None and other.disk_before_loss.holds(index, term))
         }
         members = node.core.log.configurations.latest or self._begun_with
         if not decided_by(holders, members):
@@ -263,7 +263,7 @@ class SafetyChecks:
             if other.leads and other.core.term > committed.committed_in:
                 self._check_holds(other, committed)
 
-    # -- machines and clients
+    # -- state machines and clients
 
     def applied(self, node: CheckedNode, entry: Entry) -> None:
         index = entry.index
@@ -272,8 +272,8 @@ class SafetyChecks:
         known = self.ledger[index - 1].entry
         if (known.term, known.data, known.kind) != (entry.term, entry.data, entry.kind):
             raise Violation(
-                f"state machine safety: {node.id} applies another entry {index} of term "
-                f"{entry.term}, committed was one of term {known.term}"
+                f"state machine safety: {node.id} applies entry {index} of term {entry.term}, "
+                f"but another entry of term {known.term} is committed there"
             )
         self.installed(node)
 
@@ -290,7 +290,7 @@ class SafetyChecks:
         self.count("acknowledged")
 
     def read(self, node: CheckedNode, committed: int) -> None:
-        """A read is answered from the present state; `committed` is the ledger when it began."""
+        """A read is answered; so many entries were `committed` when it began."""
         self.count("reads")
         if node.state.index < committed:
             raise Violation(
@@ -301,7 +301,7 @@ class SafetyChecks:
     def final(self) -> None:
         """Everything acknowledged is in the ledger, at the index that was acknowledged."""
         for name, index in self._acknowledged.items():
-            if self._names.get(name) != index:
+            if self._committed_at.get(name) != index:
                 raise Violation(f"lost: {name[:12]!r}, acknowledged at {index}")
 
 

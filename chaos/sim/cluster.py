@@ -67,7 +67,7 @@ class SimCluster:
 
     def _settle(self) -> None:
         """End the faults; the cluster must make progress again."""
-        self.environment.trace(None, "peace", "faults are over")
+        self.environment.trace(None, "settle", "the faults are over")
         self.environment.end_faults()
         self._nemesis.stop()
         goal = len(self.checks.ledger) + SETTLE_COMMITS

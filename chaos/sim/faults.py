@@ -49,7 +49,7 @@ class Faults:
     checkpoint_us: int
     keep_entries: int  # how far below the checkpoint the log is cut
     clock_skew: float  # tick rates lie in [1 - skew, 1 + skew]
-    spare_minority: bool  # when faults stop, a minority may stay down
+    minority_stays_down: bool  # even when the faults stop
     core: CoreConfig
 
     def settle_us(self, behind: int) -> int:
@@ -101,7 +101,7 @@ class Faults:
             checkpoint_us=rng.choice((300 * MS, SECOND, 4 * SECOND)),
             keep_entries=rng.choice((0, 5, 50)),
             clock_skew=rng.choice((0.0, 0.05, 0.2)),
-            spare_minority=rng.random() < 0.3 and not spares and not memory_only,
+            minority_stays_down=rng.random() < 0.3 and not spares and not memory_only,
             core=CoreConfig(
                 max_inflight_batches=rng.choice((1, 2, 8, 64)),
                 max_append_bytes=rng.choice((1, 1, 200, 2000, 1 << 20)),

@@ -56,7 +56,7 @@ class Nemesis:
         environment.network.heal()
         nodes = list(self._nodes.values())
         down = [node for node in nodes if not node.up]
-        if environment.faults.spare_minority and self._nothing_lost():
+        if environment.faults.minority_stays_down and self._nothing_lost():
             voters = environment.begun_with.voters
             minority = len(voters) - majority(len(voters))
             staying = [node for node in down if node.id in voters][:minority]

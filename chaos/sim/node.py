@@ -3,8 +3,8 @@
 Owns: the core of one node, its state machine, its rounds and flushes, its crashes and pauses, its
 reaction to a lost or damaged log, its watch over the other nodes while the group sleeps.
 May not touch: other nodes, except through the network.
-Spec: raft.core.ready.Ready (the order of a round). As in the real host there is at most one flush
-at a time, and what is written meanwhile goes into the next one."""
+Spec: raft.core.ready.Ready (the order of a round). As in the real host there is at most one
+flush at a time, and what is written meanwhile goes into the next one."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class SimNode:
         self.starts = 0
         self.slow_disk = False
         self.stalled_until_us = 0  # the disk finishes no flush before this time
-        self.forgotten: DiskImage | None = None  # the disk before its log was given up
-        self.waiting: dict[Index, SimProposal] = {}  # since the last restart, not applied yet
+        self.disk_before_loss: DiskImage | None = None  # the disk before its log was given up
+        self.proposals: dict[Index, SimProposal] = {}  # not applied yet
         self._environment = environment
         self._checks = checks
         self._peers = peers
@@ -79,9 +79,9 @@ class SimNode:
         self._ticked_us = 0
         self._idle_ticks = 0
         self._heard_us: dict[NodeId, int] = {}
-        self._reads: dict[
-            int, tuple[int, Index]
-        ] = {}  # by context: length of the ledger when it began, index to apply before it is served
+        # By context: the length of the ledger when the read began, and the index that must be
+        # applied before it is served (-1: not confirmed yet).
+        self._reads: dict[int, tuple[int, Index]] = {}
 
     # -- start and crash
 
@@ -108,7 +108,7 @@ class SimNode:
         return self.disk.durable.hard_state.lives % 2 == 1
 
     def _give_up_log(self, why: str) -> None:
-        self.forgotten = self.disk.durable
+        self.disk_before_loss = self.disk.durable
         self.disk.lose_log()
         self._checks.count("logs given up")
         self._environment.trace(self.id, "gives up its log", why)
@@ -151,7 +151,7 @@ class SimNode:
         self._flushing.clear()
         self._to_flush.clear()
         self._received.clear()
-        self.waiting.clear()
+        self.proposals.clear()
         self._reads.clear()
         lost = self.disk.crash(self._rng, harsh=self._environment.faults.harsh_disk)
         if self._environment.faults.memory_only:
@@ -197,7 +197,7 @@ class SimNode:
         action(self.core)
 
     def _step(self, message: Message) -> None:
-        self._environment.trace(self.id, "takes", message)
+        self._environment.trace(self.id, "receives", message)
         self._checks.received(self, message)
         self.core.step(message)
 
@@ -221,13 +221,13 @@ class SimNode:
             if other is not self:
                 environment.network.send(self.id, other.id, other.hear, self.id)
         horizon = now - environment.faults.core.election_ticks * self._tick_us
-        there = {node for node, heard in self._heard_us.items() if heard >= horizon}
+        reachable = {node for node, heard in self._heard_us.items() if heard >= horizon}
         if core.asleep:
-            if not there.issuperset(n for n in core.members.everyone() if n != self.id):
+            if not reachable.issuperset(n for n in core.members.everyone() if n != self.id):
                 core.wake()
-                if core.leader not in there:
+                if core.leader not in reachable:
                     core.leader_lost()
-        elif environment.calm or not core.may_sleep(there):
+        elif environment.calm or not core.may_sleep(reachable):
             self._idle_ticks = 0
         else:
             self._idle_ticks += 1
@@ -261,14 +261,14 @@ class SimNode:
     def propose(self, name: bytes) -> None:
         core = self.core
         index = core.propose(name)
-        self.waiting[index] = SimProposal(name, core.term)
+        self.proposals[index] = SimProposal(name, core.term)
         self._environment.trace(self.id, "proposes", f"{name[:12]!r} at {index} term {core.term}")
 
     def _send(self, message: Message) -> None:
         self._checks.sent(self, message)
         receiver = self._peers[message.to]
         if not self._environment.network.send(self.id, message.to, receiver.deliver, message):
-            self._environment.trace(self.id, "loses", message)
+            self._environment.trace(self.id, "drops", message)
 
     # -- rounds
 
@@ -313,7 +313,7 @@ class SimNode:
         readies = self._flushing
         self._flushing = []
         if not self.recovering:
-            self.forgotten = None
+            self.disk_before_loss = None
         for ready in readies:
             self.core.persisted(ready.number, term=ready.term)
             self._checks.observe(self)
@@ -326,7 +326,7 @@ class SimNode:
         for entry in entries:
             self.state = MachineState(entry.index, entry.term, chain(self.state.digest, entry))
             self._checks.applied(self, entry)
-            proposal = self.waiting.pop(entry.index, None)
+            proposal = self.proposals.pop(entry.index, None)
             if proposal is not None and proposal.term == entry.term:
                 self._checks.acknowledged(self, proposal.name, entry)
         environment.trace(self.id, "applies", f"up to {self.state.index}")
@@ -345,7 +345,7 @@ class SimNode:
         self.disk.save_state(state)
         upto = Index(self.disk.durable.state.index - self._environment.faults.keep_entries)
         if upto > self.disk.live.log.snapshot().index:
-            self._environment.trace(self.id, "cuts log", f"up to {upto}")
+            self._environment.trace(self.id, "compacts its log", f"up to {upto}")
             self._checks.count("compactions")
             self.disk.write(DiskWrite(compact=upto))
 
