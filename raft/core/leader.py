@@ -118,7 +118,9 @@ class LeaderState:
     def check_change(self, voters: Sequence[NodeId], *, commit: Index) -> None:
         """Whether a change to these voters may begin now. Raises ChangeRefused."""
         if self._log.configurations.latest_index > commit or commit < self.term_start:
-            raise ChangeRefused("another change of members, or the leader itself, is too new")
+            raise ChangeRefused(
+                "another membership change, or the leader's first entry, is not committed yet"
+            )
         lost = [node for node in voters if node in self.peers and self.peers[node].recovering]
         if lost:
             raise ChangeRefused(f"{lost} lost their logs and may not vote before they catch up")
@@ -171,7 +173,7 @@ class LeaderState:
                     break
             # Under load the next append carries the commit index. When no append follows, a
             # heartbeat does.
-            if commit == last and peer.told_commit < commit == peer.match:
+            if commit == last and peer.sent_commit < commit == peer.match:
                 self._send_heartbeat(node, peer, commit, COMMIT_NOTICE)
         if self.reads.wants_round:
             self.heartbeat(commit)
@@ -185,9 +187,9 @@ class LeaderState:
 
     def _send_heartbeat(self, to: NodeId, peer: Progress, commit: Index, context: int) -> None:
         # Not beyond match: the peer's entries above it may differ from ours.
-        told = peer.told_commit = min(peer.match, commit)
+        sent = peer.sent_commit = min(peer.match, commit)
         message = Message(
-            MessageKind.HEARTBEAT, self._node, to, self._term, commit=told, context=context
+            MessageKind.HEARTBEAT, self._node, to, self._term, commit=sent, context=context
         )
         if peer.recovering:
             message.index, message.hint_index = self._log.last_index, Index(peer.life)
@@ -224,7 +226,7 @@ class LeaderState:
         )
         if entries or peer.state is ProgressState.PROBE:
             peer.sent(last)
-        peer.told_commit = min(commit, last)
+        peer.sent_commit = min(commit, last)
         return True
 
     # -- answers
@@ -255,7 +257,7 @@ class LeaderState:
                 peer.replicate()
         elif state is ProgressState.SNAPSHOT and peer.match + 1 >= log.first_index:
             peer.replicate()
-        if peer.next <= log.last_index or peer.told_commit < peer.match:
+        if peer.next <= log.last_index or peer.sent_commit < peer.match:
             self.due = True
         if self.transfer_to == message.sender:
             self._finish_transfer(message.sender, peer)
@@ -349,7 +351,7 @@ class LeaderState:
         if commit != last or self.transfer_to is not None or not self.reads.idle:
             return False
         for node, peer in self.peers.items():
-            level = peer.match == last == peer.told_commit and not peer.recovering
+            level = peer.match == last == peer.sent_commit and not peer.recovering
             if node in reachable and not level:
                 return False
         return self.voters.is_majority(lambda peer: peer.match == last)

@@ -53,7 +53,7 @@ def first_step(now: Members, *, voters: Sequence[NodeId], learners: Sequence[Nod
     A change of voters goes through a joint phase. A change of learners alone does not move any
     majority, so it takes effect in one step."""
     if now.joint:
-        raise ChangeRefused("another change of members is under way")
+        raise ChangeRefused("another membership change is in its joint phase")
     if not voters:
         raise ChangeRefused("a group needs a voter")
     everyone = (*voters, *learners)

@@ -36,7 +36,7 @@ class Progress:
     state: ProgressState = ProgressState.PROBE
     paused: bool = False  # PROBE: an append is in flight and not answered
     active: bool = False  # heard from since the last quorum check
-    told_commit: Index = _NOTHING  # the commit index this peer will know if no message is lost
+    sent_commit: Index = _NOTHING  # the commit index this peer will know if no message is lost
     match_at_heartbeat: Index = _NOTHING
     round_answered: int = 0  # the latest heartbeat round it answered
     life: int = 0  # how often it has lost its log; answers of earlier lives are void
@@ -65,7 +65,7 @@ class Progress:
     def start_over(self, life: int) -> None:
         """The peer reports that its log is gone: forget everything it confirmed."""
         self.life = life
-        self.match = self.told_commit = self.match_at_heartbeat = _NOTHING
+        self.match = self.sent_commit = self.match_at_heartbeat = _NOTHING
         self.probe(following=_NOTHING)
 
     def may_send(self, window: int) -> bool:

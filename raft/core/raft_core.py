@@ -61,8 +61,8 @@ class RaftCore:
         "_members",
         "_number",
         "_outbox",
-        "_told_leader",
-        "_told_role",
+        "_reported_leader",
+        "_reported_role",
         "_written",
         "asleep",
         "log",
@@ -129,8 +129,8 @@ class RaftCore:
         self._written = WrittenHardState(
             hard_state, commit=self._commitment.index, recovering=self._lost_log.recovering
         )
-        self._told_role = self._election.role  # what the last Ready said
-        self._told_leader: NodeId | None = None
+        self._reported_role = self._election.role  # in the last Ready
+        self._reported_leader: NodeId | None = None
 
     # -- state
 
@@ -344,8 +344,8 @@ class RaftCore:
                 and (leading.due or bool(leading.snapshot_to) or bool(leading.reads.confirmed))
             )
             or self._local.has_committed
-            or election.role is not self._told_role
-            or election.leader != self._told_leader
+            or election.role is not self._reported_role
+            or election.leader != self._reported_leader
             or self._written.differs(election.term, election.vote, self._lost_log.lives)
             or self._local.install_due
         )
@@ -382,7 +382,7 @@ class RaftCore:
         elif promises and not local.has_unflushed_writes:
             messages += promises  # everything they promise is on disk already
             promises = []
-        self._told_role, self._told_leader = election.role, election.leader
+        self._reported_role, self._reported_leader = election.role, election.leader
         return Ready(
             self._number,
             election.term,

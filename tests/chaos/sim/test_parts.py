@@ -1,4 +1,4 @@
-"""The parts of the simulator keep their own promises: disk, network, judge."""
+"""The parts of the simulator: disk, network and safety checks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def entries(*indexes: int, term: int = 1) -> list[Entry]:
     return [Entry(Index(i), Term(term), b"%d" % i) for i in indexes]
 
 
-class Always(Random):
-    """Dice that always fall the same way."""
+class FixedRandom(Random):
+    """Returns the same number every time."""
 
     def __init__(self, value: float) -> None:
         super().__init__(0)
@@ -38,14 +38,14 @@ def test_crash_loses_exactly_what_was_not_flushed() -> None:
     disk.write(DiskWrite(HardState(Term(2), NodeId(3)), entries(2, 3, term=2)))
     assert disk.live.log.last_index() == 3
     assert disk.durable.log.last_index() == 2
-    lost = disk.crash(Always(0.9), harsh=False)
+    lost = disk.crash(FixedRandom(0.9), harsh=False)
     assert lost == 1
     assert disk.live.log.last_index() == 2
     assert disk.live.log.term(Index(2)) == 1
     assert disk.live.hard_state == HardState(Term(1), NodeId(2))
 
 
-def test_crash_keeps_a_prefix_at_most() -> None:
+def test_crash_keeps_at_most_a_prefix() -> None:
     for seed in range(60):
         disk = SimDisk()
         for index in range(1, 6):
@@ -79,7 +79,7 @@ def test_installed_snapshot_replaces_log_and_state_together() -> None:
     assert disk.durable.state.index == 9
 
 
-def test_one_way_cut_lets_the_other_direction_pass() -> None:
+def test_one_way_cut_leaves_the_other_direction_open() -> None:
     schedule = EventQueue()
     faults = Faults.drawn_from(1)
     network = SimNetwork(schedule, faults, rng_for(1, "network"))
@@ -93,7 +93,7 @@ def test_one_way_cut_lets_the_other_direction_pass() -> None:
     assert arrived == ["heard"]
 
 
-def test_message_under_way_is_lost_when_its_link_is_cut() -> None:
+def test_message_in_flight_is_dropped_when_its_link_is_cut() -> None:
     schedule = EventQueue()
     network = SimNetwork(schedule, Faults.drawn_from(1), rng_for(1, "network"))
     network.calm = True
@@ -117,7 +117,7 @@ def heartbeat(sender: int, term: int) -> Message:
     return Message(MessageKind.HEARTBEAT, NodeId(sender), NodeId(3), Term(term))
 
 
-def test_judge_sees_two_leaders_in_a_term() -> None:
+def test_checks_report_two_leaders_in_a_term() -> None:
     cluster = started_cluster()
     cluster.checks.sent(cluster.nodes[NodeId(1)], heartbeat(1, 4))
     cluster.checks.sent(cluster.nodes[NodeId(2)], heartbeat(2, 5))
@@ -125,7 +125,7 @@ def test_judge_sees_two_leaders_in_a_term() -> None:
         cluster.checks.sent(cluster.nodes[NodeId(2)], heartbeat(2, 4))
 
 
-def test_judge_sees_a_vote_that_is_not_on_disk_and_one_given_twice() -> None:
+def test_checks_report_a_vote_that_is_not_on_disk_and_a_second_vote_in_a_term() -> None:
     cluster = started_cluster()
     node = cluster.nodes[NodeId(1)]
     vote = Message(MessageKind.VOTE_REPLY, NodeId(1), NodeId(2), Term(3))
@@ -137,20 +137,20 @@ def test_judge_sees_a_vote_that_is_not_on_disk_and_one_given_twice() -> None:
         cluster.checks.sent(node, Message(MessageKind.VOTE_REPLY, NodeId(1), NodeId(3), Term(3)))
 
 
-def test_judge_sees_logs_that_differ_at_the_same_index_and_term() -> None:
+def test_checks_report_logs_that_differ_at_the_same_index_and_term() -> None:
     cluster = started_cluster()
     cluster.checks.wrote(cluster.nodes[NodeId(1)], [Entry(Index(1), Term(1), b"a")])
     with pytest.raises(Violation, match="log matching"):
         cluster.checks.wrote(cluster.nodes[NodeId(2)], [Entry(Index(1), Term(1), b"b")])
 
 
-def test_judge_sees_an_applied_entry_nobody_committed() -> None:
+def test_checks_report_an_applied_entry_that_was_not_committed() -> None:
     cluster = started_cluster()
     with pytest.raises(Violation, match="not committed"):
         cluster.checks.applied(cluster.nodes[NodeId(1)], Entry(Index(1), Term(1), b"a"))
 
 
-def test_judge_sees_an_acknowledged_proposal_that_is_gone() -> None:
+def test_checks_report_an_acknowledged_proposal_that_is_lost() -> None:
     cluster = started_cluster()
     lost = Entry(Index(1), Term(1), b"a")
     cluster.checks.acknowledged(cluster.nodes[NodeId(1)], b"a", lost)
