@@ -1,8 +1,8 @@
-"""Raft as a library: a pure core, and the host, store and transport that surround it.
+"""Raft as a library: a pure core, and the host, store and transport that run it.
 
-Owns: the public names of the pure part; the shells are imported by module.
+Owns: the public names of the core; raft.host, raft.store and raft.transport export their own.
 May not touch: broker.
-Spec: DIVERGENCE.md says where it leaves the paper."""
+Spec: the Raft paper; raft/DIVERGENCE.md lists where this library differs from it."""
 
 from raft.core.log import LogReader, MemoryReader, RaftLog
 from raft.core.messages import Entry, EntryKind, Message, MessageKind

@@ -1,6 +1,6 @@
-"""Vocabulary of the Raft library: ids, roles and the facts that cross its boundaries.
+"""Vocabulary of the Raft library: ids, roles, errors and the values that cross its boundaries.
 
-Owns: the names and small values that every raft module shares.
+Owns: the names and small values that all modules of raft share.
 May not touch: I/O, clocks, dice, anything outside the standard library.
 Spec: Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", figure 2."""
 
@@ -20,7 +20,7 @@ NO_NODE = NodeId(0)
 
 
 def node_id(name: str) -> NodeId:
-    """The id a server name stands for: stable over restarts, 63 bits, never zero."""
+    """The id of a server name: the same on every start, 63 bits, never zero."""
     return NodeId((int.from_bytes(sha256(name.encode()).digest()[:8], "big") >> 1) or 1)
 
 
@@ -34,23 +34,23 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What a node must remember over a crash, besides its log (Raft figure 2)."""
+    """What a node must remember after a crash, besides its log (Raft figure 2)."""
 
     term: Term = Term(0)
     vote: NodeId = NO_NODE
-    commit: Index = Index(0)  # may lag: it only saves work after a restart
+    commit: Index = Index(0)  # may be old: it only saves work after a restart
     # Goes up by one when the member loses its log and by one when it has recovered: odd means
-    # that it must not vote yet (raft.member).
+    # that it must not vote yet (raft/core/vote_granting.py).
     lives: int = 0
 
     def after_loss(self) -> HardState:
-        """What is left when the log is gone: the promises, and that it is gone."""
+        """The hard state of a member whose log is lost: term and vote stay, a new life begins."""
         return HardState(self.term, self.vote, Index(0), self.lives + 1 + self.lives % 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who belongs to a group, as one CONFIG entry says it (raft.confchange has the rules).
+    """Who belongs to a group, as in one CONFIG entry (the rules are in raft/core/membership.py).
 
     While `outgoing` is not empty the group is joint: every decision needs a majority of
     `voters` and a majority of `outgoing`. A node may be in `outgoing` and in `learners`: it
@@ -68,22 +68,21 @@ class Members:
         return node in self.voters or node in self.outgoing
 
     def all_voters(self) -> tuple[NodeId, ...]:
-        """Each once."""
+        """Voters and outgoing voters, each once."""
         return tuple(dict.fromkeys((*self.voters, *self.outgoing)))
 
     def everyone(self) -> tuple[NodeId, ...]:
-        """Voters and learners, each once."""
+        """Voters, outgoing voters and learners, each once."""
         return tuple(dict.fromkeys((*self.voters, *self.outgoing, *self.learners)))
 
     def alone(self, node: NodeId) -> bool:
-        """Whether this node decides by itself."""
+        """Whether this node is the only voter."""
         return self.voters == (node,) and self.outgoing in ((), (node,))
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMeta:
-    """The log position a snapshot stands for, and who the members were there (None: those the
-    group began with)."""
+    """The log position of a snapshot, and the members there (None: those the group began with)."""
 
     index: Index
     term: Term
@@ -91,12 +90,12 @@ class SnapshotMeta:
 
 
 class RaftError(Exception):
-    """Base of the errors a caller of this library may meet."""
+    """Base of the errors that callers of this library may see."""
 
 
 @dataclass(eq=False)
 class NotLeader(RaftError):
-    """Definite: the proposal was not appended. `leader` is where to go, if known."""
+    """Definite: the proposal was not appended. `leader` is the node to ask instead, if known."""
 
     leader: NodeId | None
 
@@ -105,8 +104,8 @@ class NotLeader(RaftError):
 
 
 class ChangeRefused(RaftError):
-    """Definite: the members stay as they are. The text says why."""
+    """Definite: the members do not change. The text says why."""
 
 
 class InvariantViolation(RaftError):
-    """We are wrong: the replica stops rather than repair by lowering a number."""
+    """A bug or a broken disk: the replica stops; it never repairs itself by lowering an index."""

@@ -1,5 +1,5 @@
-"""Whole Raft clusters in one thread on virtual time, from one seed.
+"""Whole Raft clusters in one thread on virtual time, each from one seed.
 
-Owns: nothing but its modules; run.py is the way in.
+Owns: nothing but its modules; chaos/sim/run.py is the entry point.
 May not touch: real clocks, sockets and disks.
-Spec: ../../raft/DIVERGENCE.md and Raft figure 3 (the safety properties)."""
+Spec: Raft figure 3 (the safety properties) and raft/DIVERGENCE.md."""

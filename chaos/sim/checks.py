@@ -1,73 +1,101 @@
-"""The judge: it sees every step of every node and stops the run at the first broken promise.
+"""The safety checks: they see every step of every node and stop the run at the first violation.
 
 Owns: the ledger of committed entries, who led and voted in each term, what was acknowledged.
-May not touch: the nodes it watches; it only reads.
+May not touch: the nodes under test; the checks only read.
 Spec: Raft figure 3 (election safety, leader append-only, log matching, leader completeness, state
-machine safety) and this project's promises: nothing is answered before it is on disk, what is
-acknowledged is on the disks of a majority and is found exactly once, a read sees all that was
-committed before it was asked for (thesis 6.4). Majorities are those of the members by the log of
-the node that decides, both of them in a joint phase."""
+machine safety) and what this project promises: nothing is answered before it is on disk; what is
+acknowledged is on the disks of a majority and is found exactly once; a read sees everything that
+was committed before it was asked for (thesis 6.4). Majorities are those of the configuration in
+the log of the node that decides, both of them in a joint phase."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from chaos.sim.disk import DiskImage, MachineState, SimDisk
 from raft.core.messages import Entry, EntryKind, Message, MessageKind
 from raft.core.quorum import majority
+from raft.core.raft_core import RaftCore
 from raft.types import Index, Members, NodeId, Role, Term
 
-if TYPE_CHECKING:
-    from chaos.sim.cluster import Cluster
-    from chaos.sim.node import SimNode
+
+class CheckedNode(Protocol):
+    """What the checks read of a node."""
+
+    @property
+    def id(self) -> NodeId: ...
+
+    @property
+    def core(self) -> RaftCore: ...
+
+    @property
+    def disk(self) -> SimDisk: ...
+
+    @property
+    def state(self) -> MachineState: ...
+
+    @property
+    def disk_before_loss(self) -> DiskImage | None: ...
+
+    @property
+    def leads(self) -> bool: ...
+
+    @property
+    def recovering(self) -> bool: ...
 
 
 class Violation(Exception):
-    """A promise was broken; the text says which and by whom."""
+    """A node broke a rule; the text says which rule and which node."""
 
 
 @dataclass(slots=True)
-class Committed:
+class CommittedEntry:
     entry: Entry
     committed_in: Term  # the term of the leader that counted it
 
 
 @dataclass(slots=True)
-class Seen:
-    """What was last seen of a node in its present life."""
+class LastSeen:
+    """What was last seen of a node since its last restart."""
 
     term: Term
     commit: Index
     role: Role
 
 
-class Checks:
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.ledger: list[Committed] = []  # position i holds the entry at index i + 1
+class SafetyChecks:
+    """The checks of one run. `nodes` may still be empty when the checks are created."""
+
+    def __init__(self, begun_with: Members, nodes: Mapping[NodeId, CheckedNode]) -> None:
+        self._begun_with = begun_with
+        self._nodes = nodes
+        self.ledger: list[CommittedEntry] = []  # position i holds the entry at index i + 1
         self.counters: Counter[str] = Counter()
         self._committed_in: list[Term] = []
         self._leaders: dict[Term, NodeId] = {}
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
         self._entries: dict[tuple[Index, Term], tuple[bytes, EntryKind, Term | None]] = {}
         self._digests: dict[Index, bytes] = {}
-        self._names: dict[bytes, Index] = {}
+        self._committed_at: dict[bytes, Index] = {}
         self._acknowledged: dict[bytes, Index] = {}
-        self._seen: dict[NodeId, Seen] = {}
-        self._pre_votes: set[tuple[NodeId, NodeId, Term]] = set()  # asked of, by, for: log would do
+        self._seen: dict[NodeId, LastSeen] = {}
+        # (voter, candidate, term) of pre-vote requests whose log was up to date
+        self._pre_votes: set[tuple[NodeId, NodeId, Term]] = set()
 
     def count(self, event: str) -> None:
         self.counters[event] += 1
 
-    def started(self, node: SimNode) -> None:
+    def started(self, node: CheckedNode) -> None:
         core = node.core
-        self._seen[node.id] = Seen(core.term, Index(0), core.role)
+        self._seen[node.id] = LastSeen(core.term, Index(0), core.role)
         self.observe(node)
 
-    def observe(self, node: SimNode) -> None:
-        """After every step of a node."""
+    def observe(self, node: CheckedNode) -> None:
+        """Call this after every step of a node."""
         core = node.core
         seen = self._seen[node.id]
         if core.term < seen.term:
@@ -91,13 +119,13 @@ class Checks:
         if known != node:
             raise Violation(f"election safety: {known} and {node} both lead term {term}")
 
-    def _check_completeness(self, node: SimNode) -> None:
-        """Leader completeness: a new leader holds all that earlier leaders committed."""
+    def _check_completeness(self, node: CheckedNode) -> None:
+        """Leader completeness: a new leader holds all entries that earlier leaders committed."""
         held = bisect_left(self._committed_in, node.core.term)
         if held:
             self._check_holds(node, self.ledger[held - 1])
 
-    def _check_holds(self, node: SimNode, committed: Committed) -> None:
+    def _check_holds(self, node: CheckedNode, committed: CommittedEntry) -> None:
         index, term = committed.entry.index, committed.entry.term
         core = node.core
         if index > core.log.snapshot().index and core.log.term(index) != term:
@@ -106,8 +134,8 @@ class Checks:
                 f"term {term}, committed in term {committed.committed_in}"
             )
 
-    def sent(self, node: SimNode, message: Message) -> None:
-        """A message leaves: is what it promises on disk, and promised to one only?"""
+    def sent(self, node: CheckedNode, message: Message) -> None:
+        """A message is sent: what it promises must be on disk, and a vote goes to one candidate."""
         kind = message.kind
         if kind in (MessageKind.APPEND, MessageKind.HEARTBEAT):
             self._leader_found(message.term, node.id)
@@ -130,14 +158,14 @@ class Checks:
                     f"{message.term}, whose log ends before its own"
                 )
 
-    def takes(self, node: SimNode, message: Message) -> None:
-        """Thesis 9.6: a pre-vote tells a candidate that its log would do."""
+    def received(self, node: CheckedNode, message: Message) -> None:
+        """Thesis 9.6: a pre-vote is granted only if the candidate's log is up to date."""
         if message.kind == MessageKind.PRE_VOTE:
             log = node.core.log
             if (message.log_term, message.index) >= (log.last_term, log.last_index):
                 self._pre_votes.add((node.id, message.sender, message.term))
 
-    def _voted(self, node: SimNode, term: Term, candidate: NodeId) -> None:
+    def _voted(self, node: CheckedNode, term: Term, candidate: NodeId) -> None:
         known = self._votes.setdefault((node.id, term), candidate)
         if known != candidate:
             raise Violation(
@@ -152,8 +180,8 @@ class Checks:
 
     # -- logs
 
-    def wrote(self, node: SimNode, entries: list[Entry]) -> None:
-        """Log matching, by induction: index and term fix the content and the term before."""
+    def wrote(self, node: CheckedNode, entries: list[Entry]) -> None:
+        """Log matching, by induction: index and term determine the entry and the term before it."""
         if not entries:
             return
         before = node.core.log.term(Index(entries[0].index - 1))
@@ -166,7 +194,7 @@ class Checks:
                 )
             before = entry.term
 
-    def _check_commit(self, node: SimNode, old: Index, new: Index) -> None:
+    def _check_commit(self, node: CheckedNode, old: Index, new: Index) -> None:
         core = node.core
         ledger = self.ledger
         start = max(old, core.log.snapshot().index)
@@ -188,29 +216,29 @@ class Checks:
             self._check_durable(node, ledger[-1])
 
     def _record(self, committed_in: Term, entry: Entry) -> None:
-        self.ledger.append(Committed(entry, committed_in))
+        self.ledger.append(CommittedEntry(entry, committed_in))
         self._committed_in.append(committed_in)
         self.count("committed")
         if (
             entry.kind == EntryKind.NORMAL
-            and self._names.setdefault(entry.data, entry.index) != entry.index
+            and self._committed_at.setdefault(entry.data, entry.index) != entry.index
         ):
             raise Violation(f"exactly once: {entry.data[:12]!r} is committed a second time")
 
-    def _check_durable(self, node: SimNode, committed: Committed) -> None:
-        """A fresh commit must survive anything: a majority has it on disk, and nobody who lacks
-        it could still win an election over the disks as they are."""
-        cluster = self._cluster
+    def _check_durable(self, node: CheckedNode, committed: CommittedEntry) -> None:
+        """A new commit must survive any crash: a majority has it on disk, and no node that lacks
+        it could win an election by what is on the disks now."""
         index, term = committed.entry.index, committed.entry.term
-        nodes = list(cluster.nodes.values())
-        # One that has lost its log since it confirmed gives no vote until it has it again.
+        nodes = list(self._nodes.values())
+        # A node that has lost its log since it confirmed the entry grants no vote until it has
+        # the entry again.
         holders = {
             other.id
             for other in nodes
             if other.disk.durable.holds(index, term)
-            or (other.forgotten is not None and other.forgotten.holds(index, term))
+            or (other.disk_before_loss is not None and other.disk_before_loss.holds(index, term))
         }
-        members = node.core.log.members or cluster.begun_with
+        members = node.core.log.configurations.latest or self._begun_with
         if not decided_by(holders, members):
             raise Violation(
                 f"durable on a majority: {node.id} commits {index} of term {term} in term "
@@ -223,46 +251,46 @@ class Checks:
             durable = rival.disk.durable
             end = durable.end()
             known = durable.log.configurations()
-            electorate = known[-1][1] if known else cluster.begun_with
+            configuration = known[-1][1] if known else self._begun_with
             supporters = {v.id for v in voting if v.disk.durable.end() <= end}
-            if electorate.has_voter(rival.id) and decided_by(supporters, electorate):
+            if configuration.has_voter(rival.id) and decided_by(supporters, configuration):
                 raise Violation(
                     f"leader completeness: {node.id} commits {index} of term {term} in term "
                     f"{node.core.term}, but {rival.id}, which lacks it and ends in {end}, could "
                     f"be elected by {supporters}"
                 )
-        for other in cluster.nodes.values():
+        for other in self._nodes.values():
             if other.leads and other.core.term > committed.committed_in:
                 self._check_holds(other, committed)
 
-    # -- machines and clients
+    # -- state machines and clients
 
-    def applied(self, node: SimNode, entry: Entry) -> None:
+    def applied(self, node: CheckedNode, entry: Entry) -> None:
         index = entry.index
         if index > len(self.ledger):
             raise Violation(f"state machine safety: {node.id} applies {index}, not committed")
         known = self.ledger[index - 1].entry
         if (known.term, known.data, known.kind) != (entry.term, entry.data, entry.kind):
             raise Violation(
-                f"state machine safety: {node.id} applies another entry {index} of term "
-                f"{entry.term}, committed was one of term {known.term}"
+                f"state machine safety: {node.id} applies entry {index} of term {entry.term}, "
+                f"but another entry of term {known.term} is committed there"
             )
         self.installed(node)
 
-    def installed(self, node: SimNode) -> None:
-        """The machine stands at an index: all machines that stood there look the same."""
+    def installed(self, node: CheckedNode) -> None:
+        """The state machine reached an index: all nodes must have the same state there."""
         state = node.state
         if self._digests.setdefault(state.index, state.digest) != state.digest:
             raise Violation(f"state machine safety: {node.id} differs at index {state.index}")
 
-    def acknowledged(self, node: SimNode, name: bytes, entry: Entry) -> None:
+    def acknowledged(self, node: CheckedNode, name: bytes, entry: Entry) -> None:
         if entry.data != name:
             raise Violation(f"{node.id} acknowledges {name[:12]!r} for another entry")
         self._acknowledged[name] = entry.index
         self.count("acknowledged")
 
-    def read(self, node: SimNode, committed: int) -> None:
-        """A read is answered from the machine as it is; so much was committed when it began."""
+    def read(self, node: CheckedNode, committed: int) -> None:
+        """A read is answered; so many entries were `committed` when it began."""
         self.count("reads")
         if node.state.index < committed:
             raise Violation(
@@ -271,16 +299,16 @@ class Checks:
             )
 
     def final(self) -> None:
-        """Everything acknowledged is in the ledger, where it was said to be."""
+        """Everything acknowledged is in the ledger, at the index that was acknowledged."""
         for name, index in self._acknowledged.items():
-            if self._names.get(name) != index:
+            if self._committed_at.get(name) != index:
                 raise Violation(f"lost: {name[:12]!r}, acknowledged at {index}")
 
 
 def decided_by(nodes: set[NodeId], members: Members) -> bool:
-    """Whether these nodes are a majority of the voters, of both sides in a joint phase."""
+    """Whether these nodes are a majority of the voters, of both sets in a joint phase."""
     return all(
-        sum(voter in nodes for voter in side) >= majority(len(side))
-        for side in (members.voters, members.outgoing)
-        if side
+        sum(voter in nodes for voter in voters) >= majority(len(voters))
+        for voters in (members.voters, members.outgoing)
+        if voters
     )

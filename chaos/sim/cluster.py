@@ -1,53 +1,57 @@
-"""A simulated cluster under load: nodes, network, clients, judge and nemesis of one seed.
+"""A simulated cluster under load: the nodes, clients, checks and faults of one seed.
 
-Owns: the parts of one run and its two phases, faults first, then peace and progress.
-May not touch: anything real.
-Spec: safety is judged at every step; liveness only after the faults stopped, within a bound."""
+Owns: the nodes of one run, its clients, and its two phases: with faults, then without.
+May not touch: anything outside the simulation.
+Spec: safety is checked at every step; progress only after the faults stopped, within a bound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos.sim.checks import Checks, Violation
+from chaos.sim.checks import SafetyChecks, Violation
+from chaos.sim.environment import SimEnvironment
 from chaos.sim.faults import Faults
 from chaos.sim.nemesis import Nemesis
-from chaos.sim.network import Network
 from chaos.sim.node import SimNode
-from chaos.sim.schedule import MS, EventQueue, dice
-from raft.core.messages import Message
-from raft.core.raft_core import RaftCore
-from raft.types import Members, NodeId, NotLeader
+from chaos.sim.schedule import rng_for
+from raft.core.raft_core import STANDARD_PARTS, CoreParts, RaftCore
+from raft.types import NodeId, NotLeader
 
-SETTLE_COMMITS = 3
+SETTLE_COMMITS = 3  # new commits that every member must reach after the faults
 
 
-class Cluster:
-    def __init__(self, seed: int, faults: Faults, *, trace: list[str] | None) -> None:
-        self.faults = faults
-        self.schedule = EventQueue()
-        self.network = Network(self.schedule, faults, dice(seed, "network"))
-        self.calm = False
-        self.tracing = trace is not None
-        self._trace = trace
-        self.voters = tuple(NodeId(n) for n in range(1, faults.voters + 1))
-        self.learners = tuple(
-            NodeId(n) for n in range(faults.voters + 1, faults.voters + faults.learners + 1)
-        )
-        first_spare = faults.voters + faults.learners + 1
-        spares = tuple(NodeId(n) for n in range(first_spare, first_spare + faults.spares))
-        self.begun_with = Members(self.voters, self.learners)
-        self.checks = Checks(self)
-        clocks = dice(seed, "clocks")
+class SimCluster:
+    """One run. `parts` and `node_type` are other than the defaults to plant a bug."""
+
+    def __init__(
+        self,
+        seed: int,
+        faults: Faults,
+        *,
+        trace: list[str] | None,
+        parts: CoreParts = STANDARD_PARTS,
+        node_type: type[SimNode] = SimNode,
+    ) -> None:
+        self.environment = environment = SimEnvironment(seed, faults, trace=trace)
+        self.nodes: dict[NodeId, SimNode] = {}
+        self.checks = SafetyChecks(environment.begun_with, self.nodes)
+        clocks = rng_for(seed, "clocks")
         skew = faults.clock_skew
-        self.nodes = {
-            node: SimNode(
-                self, node, dice(seed, f"node {node}"), rate=clocks.uniform(1 - skew, 1 + skew)
+        for node in environment.node_ids:
+            self.nodes[node] = node_type(
+                node,
+                environment,
+                self.checks,
+                self.nodes,
+                rng_for(seed, f"node {node}"),
+                clock_rate=clocks.uniform(1 - skew, 1 + skew),
+                parts=parts,
             )
-            for node in (*self.voters, *self.learners, *spares)
-        }
-        self._clients = dice(seed, "clients")
-        self._nemesis = Nemesis(self, dice(seed, "nemesis"))
-        self._proposed = self._asked = 0
+        self._faults = faults
+        self._schedule = environment.schedule
+        self._clients = rng_for(seed, "clients")
+        self._nemesis = Nemesis(environment, self.checks, self.nodes, rng_for(seed, "nemesis"))
+        self._proposed = self._reads_asked = 0
 
     def run(self) -> None:
         """Raises Violation, or whatever a core raises."""
@@ -56,28 +60,29 @@ class Cluster:
         self._nemesis.start()
         self._propose()
         self._read()
-        while self.schedule.now_us < self.faults.duration_us:
-            self.schedule.step()
+        while self._schedule.now_us < self._faults.duration_us:
+            self._schedule.step()
         self._settle()
         self.checks.final()
 
     def _settle(self) -> None:
-        self.trace(None, "peace", "faults are over")
-        self.calm = self.network.calm = True
+        """End the faults; the cluster must make progress again."""
+        self.environment.trace(None, "settle", "the faults are over")
+        self.environment.end_faults()
         self._nemesis.stop()
         goal = len(self.checks.ledger) + SETTLE_COMMITS
         running = [node for node in self.nodes.values() if node.up]
         behind = goal - min(node.state.index for node in running)
-        deadline = self.schedule.now_us + self.faults.settle_us(behind)
-        while not self._level(running, goal):
-            if self.schedule.now_us > deadline:
+        deadline = self._schedule.now_us + self._faults.settle_us(behind)
+        while not self._reached(running, goal):
+            if self._schedule.now_us > deadline:
                 standing = {node.id: (node.core.role.value, node.state.index) for node in running}
-                raise Violation(f"no progress to {goal} in peace: {standing}")
-            self.schedule.step()
+                raise Violation(f"no progress to {goal} after the faults: {standing}")
+            self._schedule.step()
 
-    def _level(self, running: list[SimNode], goal: int) -> bool:
-        """Whether the members, as the newest leader names them, have all come to the goal, and
-        no change of members hangs."""
+    def _reached(self, running: list[SimNode], goal: int) -> bool:
+        """Whether all members, by the newest leader's configuration, have applied the goal, and no
+        membership change is unfinished."""
         leaders = [node for node in running if node.leads]
         if not leaders:
             return False
@@ -89,59 +94,31 @@ class Cluster:
     # -- clients
 
     def _propose(self) -> None:
-        luck = self._clients
-        self.schedule.after(luck.randrange(1, 2 * self.faults.proposal_us), self._propose)
+        rng = self._clients
+        self._schedule.after(rng.randrange(1, 2 * self._faults.proposal_us), self._propose)
         leaders = [node for node in self.nodes.values() if node.leads]
         if leaders:
-            luck.choice(leaders).ask(self._proposals(luck.randint(1, self.faults.burst_max)))
+            rng.choice(leaders).ask(self._proposals(rng.randint(1, self._faults.burst_max)))
 
     def _proposals(self, count: int) -> Callable[[RaftCore], None]:
         def propose(core: RaftCore) -> None:
-            room = self.faults.backlog_max - (core.last_index - core.commit)
+            room = self._faults.backlog_max - (core.last_index - core.commit)
             for _ in range(min(count, room)):
                 self._proposed += 1
-                padding = b"." * self._clients.randint(0, self.faults.size_max)
+                padding = b"." * self._clients.randint(0, self._faults.size_max)
                 try:
                     self.nodes[core.node].propose(b"p%d" % self._proposed + padding)
                 except NotLeader:
-                    return  # definite: the name is never seen again
+                    return  # definite: this proposal must never appear
 
         return propose
 
     def _read(self) -> None:
-        luck = self._clients
-        self.schedule.after(luck.randrange(1, 2 * self.faults.read_us), self._read)
+        rng = self._clients
+        self._schedule.after(rng.randrange(1, 2 * self._faults.read_us), self._read)
         leaders = [node for node in self.nodes.values() if node.leads]
         if leaders:
-            self._asked += 1
-            context, lease = self._asked, luck.random() < self.faults.lease_chance
-            node = luck.choice(leaders)
+            self._reads_asked += 1
+            context, lease = self._reads_asked, rng.random() < self._faults.lease_chance
+            node = rng.choice(leaders)
             node.ask(lambda _: node.read(context, lease=lease))
-
-    # -- between the nodes
-
-    def send(self, sender: SimNode, message: Message) -> None:
-        self.checks.sent(sender, message)
-        receiver = self.nodes[message.to]
-        if not self.network.send(sender.id, message.to, receiver.deliver, message):
-            self.trace(sender.id, "loses", message)
-
-    def trace(self, node: NodeId | None, verb: str, what: object) -> None:
-        if self._trace is None:
-            return
-        who = "--" if node is None else f"n{node}"
-        text = _message_text(what) if isinstance(what, Message) else str(what)
-        self._trace.append(f"{self.schedule.now_us / (1000 * MS):9.4f} {who} {verb} {text}")
-
-
-def _message_text(message: Message) -> str:
-    parts = [f"{message.kind.name} {message.sender}->{message.to} term {message.term}"]
-    if message.index or message.log_term:
-        parts.append(f"at ({message.index}, {message.log_term})")
-    if message.entries:
-        parts.append(f"entries {message.entries[0].index}..{message.entries[-1].index}")
-    if message.commit:
-        parts.append(f"commit {message.commit}")
-    if message.reject:
-        parts.append(f"REJECT hint ({message.hint_index}, {message.hint_term})")
-    return " ".join(parts)

@@ -1,10 +1,10 @@
-"""A disk that keeps exactly what was flushed: writes are seen at once, survive only a flush.
+"""A simulated disk: writes are readable at once, but only flushed ones survive a crash.
 
-Owns: the live image (what a reader sees) and the durable one (what a crash leaves).
-May not touch: the core; it is the LogReader of its log.
-Spec: the host's contract: one atomic write per Ready, flushed later, in order; a crash loses what
-was not flushed, or keeps a prefix of it; in harsh seeds a write may be torn in the middle. Rarely
-a bit of an entry that was flushed flips: its checksum tells when it is read."""
+Owns: the live image (what a reader sees) and the durable image (what is left after a crash).
+May not touch: the core.
+Spec: the host's contract: one atomic write per Ready, flushed later, in order. A crash loses the
+writes that were not flushed, or keeps a prefix of them; in seeds with a harsh disk a write may be
+torn in the middle. Rarely a bit of a flushed entry flips; its checksum shows that on restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raft.types import HardState, Index, Members, SnapshotMeta, Term
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """The replicated state: a hash chain over everything applied."""
+    """The replicated state: a hash chain over all applied entries."""
 
     index: Index
     term: Term
@@ -30,24 +30,24 @@ EMPTY = MachineState(Index(0), Term(0), b"")
 
 
 @dataclass(slots=True)
-class Image:
-    """Content of one disk. The log is a MemoryReader used as a value."""
+class DiskImage:
+    """The content of one disk."""
 
     hard_state: HardState = field(default_factory=HardState)
     state: MachineState = EMPTY
     log: MemoryReader = field(default_factory=MemoryReader)
     damaged: Index | None = None  # the entry whose checksum does not match
 
-    def copy(self) -> Image:
+    def copy(self) -> DiskImage:
         log = MemoryReader(self.log.snapshot())
         end = Index(self.log.last_index() + 1)
         entries = self.log.entries(self.log.first_index(), end, 1 << 40)
         if entries:
             log.write(entries)
-        return Image(self.hard_state, self.state, log, self.damaged)
+        return DiskImage(self.hard_state, self.state, log, self.damaged)
 
     def holds(self, index: Index, term: Term) -> bool:
-        """Whether the log has this entry, or a snapshot stands for it."""
+        """Whether the log or the snapshot contains this entry."""
         return index <= self.log.snapshot().index or self.log.term(index) == term
 
     def end(self) -> tuple[Term, Index]:
@@ -56,8 +56,8 @@ class Image:
 
 
 @dataclass(slots=True)
-class Write:
-    """One atomic batch, or what a torn one left of itself."""
+class DiskWrite:
+    """One atomic batch, or the part of it that a torn write left."""
 
     hard_state: HardState | None = None
     entries: Sequence[Entry] = ()
@@ -65,7 +65,7 @@ class Write:
     install: MachineState | None = None
     members: Members | None = None  # at the snapshot to install
 
-    def onto(self, image: Image) -> None:
+    def apply_to(self, image: DiskImage) -> None:
         if self.install is not None:
             image.state = self.install
             meta = SnapshotMeta(self.install.index, self.install.term, self.members)
@@ -77,58 +77,58 @@ class Write:
         if self.compact is not None:
             image.log.compact(self.compact)
 
-    def torn(self, luck: Random) -> Write:
-        """A part of this write, cut somewhere between its puts."""
-        kept = luck.randint(0, len(self.entries))
-        return Write(self.hard_state, self.entries[:kept], None, None)
+    def torn(self, rng: Random) -> DiskWrite:
+        """The part of this write that reached the disk before a crash."""
+        kept = rng.randint(0, len(self.entries))
+        return DiskWrite(self.hard_state, self.entries[:kept], None, None)
 
 
 class SimDisk:
-    """Live image, durable image, and the writes between them."""
+    """Live image, durable image, and the writes that are not flushed yet."""
 
     def __init__(self) -> None:
-        self.live = Image()
-        self.durable = Image()
+        self.live = DiskImage()
+        self.durable = DiskImage()
         self.written = 0  # writes ever made; the last len(_pending) of them are not durable
-        self._pending: list[Write] = []
+        self._pending: list[DiskWrite] = []
 
-    def write(self, write: Write) -> None:
-        write.onto(self.live)
+    def write(self, write: DiskWrite) -> None:
+        write.apply_to(self.live)
         self._pending.append(write)
         self.written += 1
 
     def flush_to(self, position: int) -> None:
-        """The first `position` writes ever made are durable now."""
+        """The first `position` writes ever made are now durable."""
         count = position - (self.written - len(self._pending))
         if count > 0:
             for write in self._pending[:count]:
-                write.onto(self.durable)
+                write.apply_to(self.durable)
             del self._pending[:count]
 
     def save_state(self, state: MachineState) -> None:
-        """A checkpoint of the machine has reached the disk, on a path of its own."""
+        """A checkpoint of the state machine has reached the disk, independent of the log."""
         for image in (self.durable, self.live):
             if state.index > image.state.index:
                 image.state = state
 
-    def crash(self, luck: Random, *, harsh: bool) -> int:
-        """Lose what was not flushed, except perhaps a prefix. Returns the writes lost."""
+    def crash(self, rng: Random, *, harsh: bool) -> int:
+        """Lose what was not flushed, except perhaps a prefix. Returns the number of lost writes."""
         unflushed = len(self._pending)
-        kept = luck.randint(0, unflushed) if luck.random() < 0.5 else 0
+        kept = rng.randint(0, unflushed) if rng.random() < 0.5 else 0
         self.flush_to(self.written - unflushed + kept)
         if self._pending and harsh and self._pending[0].install is None:
-            self._pending[0].torn(luck).onto(self.durable)
+            self._pending[0].torn(rng).apply_to(self.durable)
         self._pending.clear()
         self.live = self.durable.copy()
         return unflushed - kept
 
-    def damage(self, luck: Random) -> Index | None:
-        """Flip a bit of a flushed entry, while the node is down. None: there is no entry."""
+    def damage(self, rng: Random) -> Index | None:
+        """Flip a bit of a flushed entry while the node is down. Returns None if there is none."""
         log = self.durable.log
         first, last = log.first_index(), log.last_index()
         if last < first or self.durable.damaged is not None:
             return None
-        index = Index(luck.randint(first, last))
+        index = Index(rng.randint(first, last))
         entries = log.entries(index, Index(last + 1), 1 << 40)
         whole = entries[0]
         flipped = bytes((b"".join((whole.data, b"?"))[0] ^ 1,)) + whole.data[1:]
@@ -138,7 +138,7 @@ class SimDisk:
         return index
 
     def lose_log(self) -> None:
-        """The log is given up, on purpose; the promises of term and vote are not."""
+        """Drop the log on purpose; term and vote stay."""
         self._pending.clear()
-        self.durable = Image(self.durable.hard_state.after_loss())
+        self.durable = DiskImage(self.durable.hard_state.after_loss())
         self.live = self.durable.copy()

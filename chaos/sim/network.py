@@ -1,8 +1,8 @@
-"""A network that loses, delays, repeats and reorders, and can be cut in either direction.
+"""A network that drops, delays, duplicates and reorders messages, and can be cut in one direction.
 
 Owns: which links are cut, when a message arrives.
-May not touch: what a message says.
-Spec: Raft assumes nothing but that a message is not altered (section 5)."""
+May not touch: the content of messages.
+Spec: Raft section 5: messages may be lost, delayed, duplicated and reordered, but not altered."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from chaos.sim.schedule import EventQueue
 from raft.types import NodeId
 
 
-class Network:
-    """Carries anything from node to node; `calm` switches chance off, cuts stay until healed."""
+class SimNetwork:
+    """Carries messages between nodes. `calm` stops random faults; cuts stay until healed."""
 
-    def __init__(self, schedule: EventQueue, faults: Faults, luck: Random) -> None:
+    def __init__(self, schedule: EventQueue, faults: Faults, rng: Random) -> None:
         self._schedule = schedule
         self._faults = faults
-        self._luck = luck
+        self._rng = rng
         self._cut: set[tuple[NodeId, NodeId]] = set()
         self._last_arrival: dict[tuple[NodeId, NodeId], int] = {}
         self.calm = False
-        self.lost = 0
+        self.dropped = 0
 
     def cut(self, senders: Iterable[NodeId], receivers: Iterable[NodeId]) -> None:
-        """Nothing passes from senders to receivers any more."""
+        """Drop everything from senders to receivers from now on."""
         receivers = tuple(receivers)
         self._cut.update((a, b) for a in senders for b in receivers if a != b)
 
@@ -40,12 +40,12 @@ class Network:
     def send(
         self, sender: NodeId, receiver: NodeId, arrive: Callable[..., None], *arguments: object
     ) -> bool:
-        """Plan the arrival. False when it is lost at once."""
-        luck, faults = self._luck, self._faults
-        if (sender, receiver) in self._cut or (not self.calm and luck.random() < faults.loss):
-            self.lost += 1
+        """Schedule the arrival. Returns False when the message is dropped at once."""
+        rng, faults = self._rng, self._faults
+        if (sender, receiver) in self._cut or (not self.calm and rng.random() < faults.loss):
+            self.dropped += 1
             return False
-        copies = 2 if not self.calm and luck.random() < faults.duplicate else 1
+        copies = 2 if not self.calm and rng.random() < faults.duplicate else 1
         for _ in range(copies):
             self._schedule.after(
                 self._delay(sender, receiver), self._arrive, sender, receiver, arrive, arguments
@@ -59,18 +59,18 @@ class Network:
         arrive: Callable[..., None],
         arguments: tuple[object, ...],
     ) -> None:
-        if (sender, receiver) in self._cut:  # cut while it was on its way
-            self.lost += 1
+        if (sender, receiver) in self._cut:  # cut while the message was in flight
+            self.dropped += 1
         else:
             arrive(*arguments)
 
     def _delay(self, sender: NodeId, receiver: NodeId) -> int:
-        luck, faults = self._luck, self._faults
+        rng, faults = self._rng, self._faults
         delay = faults.delay_us
         if faults.jitter_us:
-            delay += luck.randrange(faults.jitter_us)
-        if not self.calm and luck.random() < faults.straggle:
-            delay += luck.randrange(faults.straggle_us)
+            delay += rng.randrange(faults.jitter_us)
+        if not self.calm and rng.random() < faults.straggle:
+            delay += rng.randrange(faults.straggle_us)
         if faults.ordered:
             link = (sender, receiver)
             now = self._schedule.now_us

@@ -1,8 +1,8 @@
-"""The way in: run one seed, run many, tell what went wrong so that it can be replayed.
+"""Entry point of the simulator: run one seed or many, and report failures so that they replay.
 
-Owns: Outcome, Summary, and the processes that share many seeds.
-May not touch: the terminal; the command line is broker.cli's.
-Spec: a failure names its seed, and run_seed(seed, trace=True) shows the same run again."""
+Owns: SeedOutcome, SurveySummary, and the processes that share many seeds.
+May not touch: the terminal (broker/cli/chaos.py does).
+Spec: a failure names its seed, and run_seed(seed, trace=True) repeats the same run."""
 
 from __future__ import annotations
 
@@ -14,29 +14,17 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from chaos.sim.checks import Violation
-from chaos.sim.cluster import Cluster
+from chaos.sim.cluster import SimCluster
 from chaos.sim.faults import Faults
+from chaos.sim.planted_bugs import NO_BUG, PLANTED_BUGS
 from raft.types import InvariantViolation
 
-NO_BUGS: frozenset[str] = frozenset()
-PLANTED_BUGS = (
-    "forget_vote",  # forgets its vote on restart
-    "append_before_flush",  # answers an append before the flush
-    "commit_earlier_term",  # commits an earlier term's entry by counting
-    "pre_vote_any_log",  # skips pre-vote's log check
-    "truncate_stale",  # truncates on a stale append
-    "count_learner",  # counts a learner as a voter
-    "late_members",  # applies a configuration late
-    "read_unconfirmed",  # serves a read without confirming leadership
-    "keep_damaged",  # keeps a damaged entry
-    "lose_snapshot_tail",  # loses the tail of a snapshot
-)
 TRACE_LINES_SHOWN = 120
 
 
 @dataclass(slots=True)
 class SeedOutcome:
-    """What became of one seed. `violation` is empty when every promise was kept."""
+    """The result of one seed. `violation` is empty when no rule was broken."""
 
     seed: int
     violation: str
@@ -44,6 +32,7 @@ class SeedOutcome:
     steps: int
     counters: Counter[str]
     faults: Faults
+    bug: str | None = None  # the planted bug, if any
     trace: list[str] = field(default_factory=list)
 
     @property
@@ -51,10 +40,10 @@ class SeedOutcome:
         return not self.violation
 
     def report(self) -> str:
-        """A run as a person wants to read it: seed, verdict, the last of the trace, replay."""
+        """A readable report: seed, verdict, the end of the trace, the command that replays it."""
         trace = self.trace
         if not trace:
-            trace = run_seed(self.seed, bugs=self.faults.core.bugs, trace=True).trace
+            trace = run_seed(self.seed, bug=self.bug, trace=True).trace
         lines = [f"seed {self.seed}: {self.violation or 'clean'}", f"  {self.faults}"]
         hidden = len(trace) - TRACE_LINES_SHOWN
         if hidden > 0:
@@ -78,25 +67,29 @@ class SurveySummary:
         return not self.failures
 
 
-def run_seed(seed: int, *, bugs: frozenset[str] = NO_BUGS, trace: bool = False) -> SeedOutcome:
-    """One whole life of a cluster. Deterministic: the same seed gives the same outcome."""
-    faults = Faults.drawn_from(seed, bugs)
+def run_seed(seed: int, *, bug: str | None = None, trace: bool = False) -> SeedOutcome:
+    """Run one cluster from start to end. Deterministic: the same seed gives the same outcome."""
+    faults = Faults.drawn_from(seed)
+    planted = NO_BUG if bug is None else PLANTED_BUGS[bug]
     lines: list[str] | None = [] if trace else None
-    cluster = Cluster(seed, faults, trace=lines)
+    cluster = SimCluster(
+        seed, faults, trace=lines, parts=planted.parts, node_type=planted.node_type
+    )
     violation = ""
     try:
         cluster.run()
     except (Violation, InvariantViolation) as broken:
         violation = f"{type(broken).__name__}: {broken}"
-    except Exception:  # noqa: BLE001 - a core that falls over is a finding, with its seed
+    except Exception:  # noqa: BLE001 - a core that crashes is a finding, with its seed
         violation = f"crash of the code under test:\n{traceback.format_exc()}"
     return SeedOutcome(
         seed=seed,
         violation=violation,
-        virtual_seconds=cluster.schedule.now_us / 1e6,
-        steps=cluster.schedule.steps,
+        virtual_seconds=cluster.environment.schedule.now_us / 1e6,
+        steps=cluster.environment.schedule.steps,
         counters=cluster.checks.counters,
         faults=faults,
+        bug=bug,
         trace=lines or [],
     )
 
@@ -117,7 +110,7 @@ def survey(
     jobs: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> SurveySummary:
-    """As run_seeds, with what happened in all of them added up."""
+    """As run_seeds, with the counters of all seeds added up."""
     summary = SurveySummary(first, count, [], Counter(), 0.0)
     for done, outcome in enumerate(_outcomes(first, count, jobs), 1):
         summary.counters += outcome.counters
@@ -145,9 +138,9 @@ def _outcomes(first: int, count: int, jobs: int) -> Iterator[SeedOutcome]:
 
 
 def find_bug(bug: str, *, first: int = 0, count: int = 2000) -> SeedOutcome | None:
-    """The first seed that shows a planted bug, None when none of them does."""
+    """The first seed that reveals a planted bug, None when none of them does."""
     for seed in range(first, first + count):
-        outcome = run_seed(seed, bugs=frozenset({bug}))
+        outcome = run_seed(seed, bug=bug)
         if not outcome.ok:
             return outcome
     return None

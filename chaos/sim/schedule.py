@@ -1,8 +1,8 @@
-"""Virtual time and dice: what happens next, and with which luck.
+"""Virtual time and randomness: the event queue of one run, and its random number generators.
 
-Owns: the queue of events, the virtual clock, one random stream per concern of a seed.
+Owns: the queue of events, the virtual clock, one random number generator per concern of a seed.
 May not touch: the real clock.
-Spec: same seed, same run, whatever the machine."""
+Spec: the same seed gives the same run on every machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MS = 1000  # virtual time is counted in microseconds
 SECOND = 1000 * MS
 
 
-def dice(seed: int, concern: str) -> Random:
-    """Luck of its own for each concern, so that a change in one does not reshuffle the others."""
+def rng_for(seed: int, concern: str) -> Random:
+    """Each concern has its own generator, so that a change in one does not affect the others."""
     return Random(f"jetraft/{seed}/{concern}")
 
 
 class EventQueue:
-    """Events in order of virtual time; equal times in order of planning."""
+    """Events in order of virtual time; events of the same time in the order they were added."""
 
     __slots__ = ("_count", "_heap", "now_us", "steps")
 
@@ -35,7 +35,7 @@ class EventQueue:
         heappush(self._heap, (self.now_us + delay_us, self._count, action, arguments))
 
     def step(self) -> bool:
-        """Run the next event. False when nothing is planned."""
+        """Run the next event. Returns False when the queue is empty."""
         if not self._heap:
             return False
         self.now_us, _, action, arguments = heappop(self._heap)

@@ -1,34 +1,32 @@
-"""What only a leader has: the progress of every peer, and the decision what to send each.
+"""What only a leader has: the progress of every peer, and what to send to each of them.
 
-Owns: Progress per peer, the transfer under way, which peers need a snapshot, reads that wait.
-Lives for one term of leadership and is thrown away with it.
-May not touch: term, vote and role (RaftCore's), disk, clocks, dice.
-Spec: Raft sections 5.3, 5.4.2, 6 (joint majorities); thesis 3.10 (transfer), 6.2 (check-quorum),
-6.4 (reads), 10.2.1 (pipelining)."""
+Owns: Progress per peer, the heartbeat and quorum timers, a leadership transfer under way, the peers
+that need a snapshot, the reads that wait. Lives for one term of leadership.
+May not touch: term, vote and role (raft/core/election.py), the commit rule
+(raft/core/commitment.py), disk, clocks, dice.
+Spec: Raft section 5.3 (replication); thesis 3.10 (transfer), 6.2 (check-quorum), 6.4 (reads),
+10.2.1 (pipelining)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from collections.abc import Container, Sequence
 
+from raft.core.commitment import Commitment
 from raft.core.log import RaftLog
-from raft.core.messages import Entry, Message, MessageKind
-from raft.core.progress import Progress, ProgressState
-from raft.core.quorum import majority, majority_index
-from raft.core.read_index import Reads
+from raft.core.membership import encode_members
+from raft.core.messages import (
+    COMMIT_NOTICE,
+    SLEEP,
+    Entry,
+    EntryKind,
+    Message,
+    MessageKind,
+    PendingMessages,
+)
+from raft.core.progress import Progress, ProgressState, VoterProgress
+from raft.core.read_index import ReadIndex
 from raft.core.ready import CoreConfig, PeerStatus
-from raft.types import Index, InvariantViolation, Members, NodeId, Term
-
-COMMIT_NOTICE = 0  # context of a heartbeat that only tells a commit index: no answer wanted
-SLEEP = 2**64 - 1  # context of a heartbeat that sends the group to sleep; others count rounds
-
-
-@dataclass(slots=True)
-class PendingMessages:
-    """Messages of one core, apart by whether they wait for the disk."""
-
-    now: list[Message] = field(default_factory=list)
-    after_persist: list[Message] = field(default_factory=list)
+from raft.types import ChangeRefused, Index, InvariantViolation, Members, NodeId, RaftError, Term
 
 
 class LeaderState:
@@ -36,20 +34,22 @@ class LeaderState:
 
     __slots__ = (
         "_config",
-        "_electorates",
-        "_lease_void",
+        "_heartbeat_elapsed",
         "_log",
+        "_members",
         "_node",
         "_outbox",
+        "_quorum_elapsed",
         "_term",
+        "_ticks",
+        "_transfer_ticks",
         "due",
         "peers",
         "reads",
         "snapshot_to",
         "term_start",
-        "ticks",
-        "transfer_ticks",
         "transfer_to",
+        "voters",
     )
 
     def __init__(
@@ -67,21 +67,25 @@ class LeaderState:
         self._log = log
         self._config = config
         self._outbox = outbox
-        self.term_start = Index(log.last_index + 1)  # index of this term's noop
+        self.term_start = Index(log.last_index + 1)  # index of this term's first entry, a NOOP
+        self._members = members
         self.peers: dict[NodeId, Progress] = {}
-        # For each majority that is needed: whether we are one of its voters, and the others.
-        self._electorates: list[tuple[bool, list[Progress]]] = []
+        self.voters = VoterProgress([])
         self.due = True  # there may be something to send
-        self.ticks = 0
-        self.reads = Reads()
-        self._lease_void = False
+        self._ticks = 0  # since this term of leadership began
+        self._heartbeat_elapsed = 0  # ticks since the last heartbeat round by timer
+        self._quorum_elapsed = 0  # ticks since the last quorum check
+        self.reads = ReadIndex()
         self.snapshot_to: list[NodeId] = []
         self.transfer_to: NodeId | None = None
-        self.transfer_ticks = 0
-        self.adopt(members)
+        self._transfer_ticks = 0  # until the transfer is given up
+        self.change_members(members)
 
-    def adopt(self, members: Members) -> None:
-        """These are the members from now on."""
+    # -- members
+
+    def change_members(self, members: Members) -> None:
+        """Lead these members from now on. Peers that stay keep their progress."""
+        self._members = members
         following = Index(self._log.last_index + 1)
         old, self.peers = self.peers, {}
         for node in members.everyone():
@@ -89,15 +93,72 @@ class LeaderState:
                 voter = members.has_voter(node)
                 self.peers[node] = peer = old.get(node) or Progress(following, voter)
                 peer.voter = voter
-        self._electorates = []
-        counted = members.learners if "count_learner" in self._config.bugs else ()
-        for voters in (members.voters, members.outgoing):
-            if voters:
-                others = [self.peers[n] for n in (*voters, *counted) if n != self._node]
-                self._electorates.append((self._node in voters, others))
+        self.voters = VoterProgress(
+            [
+                (self._node in nodes, [self.peers[n] for n in nodes if n != self._node])
+                for nodes in self.voter_sets(members)
+            ]
+        )
         if self.transfer_to is not None and not members.has_voter(self.transfer_to):
             self.transfer_to = None
         self.due = True
+
+    def voter_sets(self, members: Members) -> list[tuple[NodeId, ...]]:
+        """The sets of nodes of which every decision needs a majority: the voters, and in a joint
+        phase the outgoing voters too (section 6). Learners do not count."""
+        return [nodes for nodes in (members.voters, members.outgoing) if nodes]
+
+    def append_members(self, members: Members) -> Index:
+        """Append a configuration. It is in use from now on: the caller takes it up."""
+        index = Index(self._log.last_index + 1)
+        self._log.append(Entry(index, self._term, encode_members(members), EntryKind.CONFIG))
+        self.due = True
+        return index
+
+    def check_change(self, voters: Sequence[NodeId], *, commit: Index) -> None:
+        """Whether a change to these voters may begin now. Raises ChangeRefused."""
+        if self._log.configurations.latest_index > commit or commit < self.term_start:
+            raise ChangeRefused(
+                "another membership change, or the leader's first entry, is not committed yet"
+            )
+        lost = [node for node in voters if node in self.peers and self.peers[node].recovering]
+        if lost:
+            raise ChangeRefused(f"{lost} lost their logs and may not vote before they catch up")
+
+    # -- time
+
+    def tick(self, commit: Index) -> bool:
+        """One tick. Returns False when no majority has answered for an election timeout: the
+        leader must step down (check-quorum, thesis 6.2)."""
+        config = self._config
+        self._ticks += 1
+        self._quorum_elapsed += 1
+        self._heartbeat_elapsed += 1
+        if self._heartbeat_elapsed >= config.heartbeat_ticks:
+            self._heartbeat_elapsed = 0
+            self.heartbeat(commit)
+        if self.transfer_to is not None:
+            self._tick_transfer()
+        if self._quorum_elapsed < config.election_ticks:
+            return True
+        self._quorum_elapsed = 0
+        return not config.check_quorum or self._heard_from_majority()
+
+    def restart_timers(self) -> None:
+        """Time counts again, after the group slept."""
+        self._heartbeat_elapsed = self._quorum_elapsed = 0
+
+    def _heard_from_majority(self) -> bool:
+        """Whether every needed majority answered since the last call."""
+        heard = self.voters.is_majority(lambda peer: peer.active)
+        for peer in self.peers.values():
+            peer.active = False
+        return heard
+
+    def keeps_quorum(self, reachable: Container[NodeId]) -> bool:
+        """Whether the reachable nodes and ourselves are a majority."""
+        there = {id(peer) for node, peer in self.peers.items() if node in reachable}
+        return self.voters.is_majority(lambda peer: id(peer) in there)
 
     # -- sending
 
@@ -110,24 +171,25 @@ class LeaderState:
             while peer.next <= last and peer.may_send(window):
                 if not self._send_append(node, peer, commit, with_entries=True):
                     break
-            # Under load the next append carries the commit index; a pause must not hide it.
-            if commit == last and peer.told_commit < commit == peer.match:
+            # Under load the next append carries the commit index. When no append follows, a
+            # heartbeat does.
+            if commit == last and peer.sent_commit < commit == peer.match:
                 self._send_heartbeat(node, peer, commit, COMMIT_NOTICE)
-        if self.reads.wanted:
+        if self.reads.wants_round:
             self.heartbeat(commit)
 
     def heartbeat(self, commit: Index) -> None:
-        """A round: every peer is asked for an answer."""
-        number = self.reads.begin_round(self.ticks)
+        """Start a heartbeat round: every peer is asked for an answer."""
+        number = self.reads.begin_round(self._ticks)
         for node, peer in self.peers.items():
             self._send_heartbeat(node, peer, commit, number)
         self._count_rounds()  # we may be the only voter
 
     def _send_heartbeat(self, to: NodeId, peer: Progress, commit: Index, context: int) -> None:
-        # Not beyond match: what the peer holds above it may not be ours.
-        told = peer.told_commit = min(peer.match, commit)
+        # Not beyond match: the peer's entries above it may differ from ours.
+        sent = peer.sent_commit = min(peer.match, commit)
         message = Message(
-            MessageKind.HEARTBEAT, self._node, to, self._term, commit=told, context=context
+            MessageKind.HEARTBEAT, self._node, to, self._term, commit=sent, context=context
         )
         if peer.recovering:
             message.index, message.hint_index = self._log.last_index, Index(peer.life)
@@ -136,7 +198,8 @@ class LeaderState:
     def _send_append(
         self, to: NodeId, peer: Progress, commit: Index, *, with_entries: bool
     ) -> bool:
-        """One append after peer.next - 1, or a snapshot if that is cut away. False: stop here."""
+        """Send one append after peer.next - 1, or ask for a snapshot if that entry is compacted
+        away. Returns False in the second case."""
         log = self._log
         previous = Index(peer.next - 1)
         previous_term = log.term(previous)
@@ -163,15 +226,15 @@ class LeaderState:
         )
         if entries or peer.state is ProgressState.PROBE:
             peer.sent(last)
-        peer.told_commit = min(commit, last)
+        peer.sent_commit = min(commit, last)
         return True
 
     # -- answers
 
     def append_answered(self, message: Message) -> bool:
-        """Whether the answer moved a match index, so that more may be committed."""
+        """Returns whether the answer moved a match index, so that more may be committed."""
         peer = self.peers.get(message.sender)
-        if peer is None or not self._lives(peer, message.context):
+        if peer is None or not self._is_current(peer, message.context):
             return False
         peer.active = True
         log = self._log
@@ -187,26 +250,24 @@ class LeaderState:
                 f"{message.sender} says it matches up to {index}, "
                 f"our log of term {self._term} ends at {log.last_index}"
             )
-        news = peer.accepted(index)
+        moved = peer.accepted(index)
         state = peer.state
         if state is ProgressState.PROBE:
             if index >= peer.match:
                 peer.replicate()
         elif state is ProgressState.SNAPSHOT and peer.match + 1 >= log.first_index:
             peer.replicate()
-        if peer.next <= log.last_index or peer.told_commit < peer.match:
+        if peer.next <= log.last_index or peer.sent_commit < peer.match:
             self.due = True
         if self.transfer_to == message.sender:
             self._finish_transfer(message.sender, peer)
-        return news
+        return moved
 
     def heartbeat_answered(self, message: Message, commit: Index) -> None:
-        """The peer lives. If its log has not moved since the last time, appends may be lost:
-        an append without entries makes it say where it stands."""
+        """The peer is up. If its log has not moved since its last answer, appends may be lost: an
+        append without entries makes it report where its log ends."""
         peer = self.peers.get(message.sender)
-        if peer is None:
-            return
-        if not self._lives(peer, message.hint_index):
+        if peer is None or not self._is_current(peer, message.hint_index):
             return
         peer.active = True
         peer.recovering = message.reject
@@ -220,111 +281,92 @@ class LeaderState:
                 self._send_append(message.sender, peer, commit, with_entries=False)
             peer.match_at_heartbeat = peer.match
 
-    def _lives(self, peer: Progress, life: int) -> bool:
-        """Whether an answer is of the peer's present life. In a new one its log is gone."""
+    def _is_current(self, peer: Progress, life: int) -> bool:
+        """Whether an answer belongs to the peer's present life. When a new life begins, the
+        peer's log is gone and its progress starts over."""
         if life > peer.life:
             peer.start_over(life)
             self.due = True
         return life == peer.life
 
     def unreachable(self, node: NodeId) -> None:
+        """Appends to this node were lost: find out again where its log ends."""
         peer = self.peers.get(node)
         if peer is not None and peer.state is ProgressState.REPLICATE:
             peer.probe(following=peer.match)
             peer.paused = True  # until it answers a heartbeat
 
     def snapshot_sent(self, node: NodeId, *, ok: bool) -> None:
-        """The stream of a snapshot ended. Ask where the peer stands, when it lives again."""
+        """The stream of a snapshot ended: probe the peer once it answers a heartbeat."""
         peer = self.peers.get(node)
         if peer is None or peer.state is not ProgressState.SNAPSHOT:
             return
-        # After a success its log should end near ours: probing from our end makes it tell.
+        # After a success its log should end near ours: a probe from our end makes it report where.
         peer.probe(following=self._log.last_index if ok else peer.match)
         peer.paused = True
 
-    # -- majorities
+    # -- commits
 
-    def majority_match(self) -> Index:
-        """The largest index that every needed majority has on disk, ourselves included."""
-        own = self._log.persisted
-        return Index(self._agreed(own, lambda peer: peer.match))
-
-    def _agreed(self, own: int, held: Callable[[Progress], int]) -> int:
-        lowest = -1
-        for ours, others in self._electorates:
-            values = [held(peer) for peer in others]
-            if ours:
-                values.append(own)
-            agreed = majority_index(values)
-            if lowest < 0 or agreed < lowest:
-                lowest = agreed
-        return lowest
-
-    def heard_from_majority(self) -> bool:
-        """Whether every needed majority spoke since the last call."""
-        heard = self.majority_in(lambda peer: peer.active)
-        for peer in self.peers.values():
-            peer.active = False
-        return heard
-
-    def majority_in(self, counts: Callable[[Progress], bool]) -> bool:
-        """Whether the voters that count, and ourselves, are a majority wherever one is needed."""
-        for ours, others in self._electorates:
-            if ours + sum(map(counts, others)) < majority(ours + len(others)):
-                return False
+    def advance_commit(self, commitment: Commitment) -> bool:
+        """Commit what the commit rule allows. Returns whether the commit index moved."""
+        before = commitment.index
+        if not commitment.advance(self.voters, term_start=self.term_start):
+            return False
+        if before < self.term_start <= commitment.index:
+            self.reads.first_commit(commitment.index)
+        self.due = True  # tell idle followers
         return True
 
     # -- reads
 
     def _count_rounds(self) -> None:
         reads = self.reads
-        reads.answered(self._agreed(reads.round, lambda peer: peer.round_answered))
-        if self._lease_void:
-            reads.end_lease()
+        reads.answered(self.voters.round_answered(reads.round))
 
     def read(self, context: int, commit: Index, *, lease: bool) -> None:
-        known = commit if commit >= self.term_start else None
-        config = self._config
-        self.reads.ask(context, known)
-        by_lease = lease and config.lease_reads and self.lease_holds(commit)
-        if by_lease or "read_unconfirmed" in config.bugs:
-            self.reads.confirm_by_lease()
+        """Queue a read. `lease`: it may be served by lease."""
+        self.reads.ask(context, commit if commit >= self.term_start else None)
+        if self.may_read_without_round(commit, lease=lease):
+            self.reads.confirm_all()
         self.due = True
+
+    def may_read_without_round(self, commit: Index, *, lease: bool) -> bool:
+        """Whether a read needs no heartbeat round: only under a lease that holds."""
+        return lease and self._config.lease_reads and self.lease_holds(commit)
 
     def lease_holds(self, commit: Index) -> bool:
         config = self._config
         return (
             commit >= self.term_start
             and config.check_quorum
-            and self.reads.lease_holds(self.ticks, lease_ticks=config.election_ticks // 2)
+            and self.reads.lease.holds(self._ticks, lease_ticks=config.election_ticks // 2)
         )
-
-    def end_lease(self) -> None:
-        self.reads.end_lease()
 
     # -- sleep
 
     def may_sleep(self, commit: Index, reachable: Container[NodeId]) -> bool:
-        """Whether nothing is left to do: whoever can be reached has all and knows it, and a
-        majority can be reached."""
+        """Whether nothing is left to do: every reachable peer has all entries and knows that they
+        are committed, and the peers that have all entries are a majority."""
         last = self._log.last_index
         if commit != last or self.transfer_to is not None or not self.reads.idle:
             return False
         for node, peer in self.peers.items():
-            level = peer.match == last == peer.told_commit and not peer.recovering
+            level = peer.match == last == peer.sent_commit and not peer.recovering
             if node in reachable and not level:
                 return False
-        return self.majority_in(lambda peer: peer.match == last)
+        return self.voters.is_majority(lambda peer: peer.match == last)
 
     def wake(self, commit: Index) -> None:
-        """The others sleep too, or wonder: a round tells them, and us who is there."""
+        """Start a heartbeat round: it wakes the followers, and their answers show which of them
+        are reachable."""
+        self._quorum_elapsed = 0
         for peer in self.peers.values():
             peer.active = False
         self.heartbeat(commit)
 
     def send_to_sleep(self, commit: Index) -> None:
         log = self._log
-        self.end_lease()
+        self.reads.lease.end()
         for node, peer in self.peers.items():
             if peer.match == log.last_index:
                 self._outbox.now.append(
@@ -340,33 +382,35 @@ class LeaderState:
                     )
                 )
 
-    def is_recovering(self, node: NodeId) -> bool:
-        peer = self.peers.get(node)
-        return peer is not None and peer.recovering
-
     # -- transfer
 
-    def transfer(self, to: NodeId) -> None:
+    def transfer(self, to: NodeId) -> bool:
+        """Hand leadership to this voter as soon as its log has caught up with ours. Returns False
+        if that is ourselves. Raises RaftError if it is not a voter."""
+        if to not in self._members.voters:
+            raise RaftError(f"cannot transfer leadership to {to}: not a voter of this group")
+        if to == self._node:
+            return False
         self.transfer_to = to
-        self.transfer_ticks = self._config.election_ticks
-        peer = self.peers[to]
+        self._transfer_ticks = self._config.election_ticks
         self.due = True
-        self._finish_transfer(to, peer)
+        self._finish_transfer(to, self.peers[to])
+        return True
 
-    def tick_transfer(self) -> None:
-        """Give up a transfer that took an election timeout: we take proposals again."""
-        self.transfer_ticks -= 1
-        if self.transfer_ticks <= 0:
+    def _tick_transfer(self) -> None:
+        """After an election timeout the transfer is given up and proposals are accepted again."""
+        self._transfer_ticks -= 1
+        if self._transfer_ticks <= 0:
             self.transfer_to = None
 
     def _finish_transfer(self, to: NodeId, peer: Progress) -> None:
         if peer.match == self._log.last_index:
-            self._lease_void = True  # it may campaign now, or when this message arrives late
-            self.reads.end_lease()
+            # The peer may campaign now, or later if this message is delayed: no lease any more.
+            self.reads.lease.revoke()
             self._outbox.now.append(Message(MessageKind.TIMEOUT_NOW, self._node, to, self._term))
 
     def resign(self) -> None:
-        """We are no voter any more: let one that is level take over without a timeout."""
+        """We are no longer a voter: ask a voter that has caught up to campaign at once."""
         last = self._log.last_index
         for node, peer in self.peers.items():
             if peer.voter and peer.match == last:

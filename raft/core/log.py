@@ -1,24 +1,25 @@
-"""The log of one group as the core sees it: a tail in memory over a reader of the stored rest.
+"""The log of one group as the core sees it: a tail in memory, older entries through a LogReader.
 
 Owns: which entries are new, which were given out to be written, which are known to be on disk;
-who the members are by what the log says.
-May not touch: the disk itself (LogReader is the seam), clocks, dice.
-Spec: Raft figure 2 and section 5.3 (log matching); section 7 (a log that starts at a snapshot)."""
+the configurations in the log.
+May not touch: the disk (a LogReader does), clocks, dice, the decision which entries to append
+(raft/core/log_matching.py).
+Spec: Raft figure 2 (log[]); section 7 (a log that starts at a snapshot)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from raft.core.confchange import members_of
+from raft.core.membership import LogConfigurations, members_of
 from raft.core.messages import Entry, EntryKind
 from raft.types import Index, InvariantViolation, Members, SnapshotMeta, Term
 
-ENTRY_OVERHEAD_BYTES = 32  # counted per entry, so that empty entries have a size too
+ENTRY_OVERHEAD_BYTES = 32  # counted per entry, so that empty entries have a size
 
 
 class LogReader(Protocol):
-    """The stored log. It shows what was written, flushed or not.
+    """The stored log: everything that was written, flushed or not.
 
     An empty log has last_index() == first_index() - 1 == snapshot().index."""
 
@@ -28,35 +29,32 @@ class LogReader(Protocol):
     def last_index(self) -> Index: ...
 
     def term(self, index: Index) -> Term | None:
-        """The term at index; None when the log does not reach there or was cut above it."""
+        """The term at index; None when the log ends before it or it is compacted away."""
 
     def entries(self, low: Index, high: Index, max_bytes: int) -> list[Entry]:
-        """Entries in [low, high), as many as fit in max_bytes but one at least; [] when cut."""
+        """Entries in [low, high) that fit in max_bytes, at least one; [] when compacted away."""
 
     def snapshot(self) -> SnapshotMeta:
-        """The position just before first_index(); (0, 0) in a log that was never cut."""
+        """The position just before first_index(); (0, 0) in a log that was never compacted."""
 
     def configurations(self) -> Sequence[tuple[Index, Members]]:
-        """The members at snapshot(), if they are known, and by every CONFIG entry stored."""
+        """The members at snapshot(), if known, then those of every stored CONFIG entry."""
 
 
 class RaftLog:
-    """Tail in memory, older entries through the reader.
-
-    Invariants: persisted <= written <= last_index; every entry above `persisted` is in the
-    tail; the reader is asked only below the tail, so it never shows an overwritten entry."""
+    """Invariants: persisted <= written <= last_index; every entry above `persisted` is in the
+    tail; the reader is only asked below the tail, so it never returns an overwritten entry."""
 
     __slots__ = (
         "_before_term",
-        "_configurations",
         "_first",
         "_reader",
         "_tail",
         "_tail_bytes",
         "_tail_bytes_max",
+        "configurations",
         "last_index",
         "last_term",
-        "members",
         "persisted",
         "written",
     )
@@ -77,14 +75,11 @@ class RaftLog:
             if term is None:
                 raise InvariantViolation(f"stored log has no term for its end {self.last_index}")
             self.last_term = self._before_term = term
-        # Ascending; empty or starting with the members at the snapshot, if those are known.
-        self._configurations = list(reader.configurations())
-        self.members: Members | None = None  # the latest, committed or not; None: as begun
-        self._note_members()
+        self.configurations = LogConfigurations(reader.configurations())
 
     @property
     def first_index(self) -> Index:
-        """The lowest index an entry can still be had for."""
+        """The lowest index whose entry can still be read."""
         return min(self._first, self._reader.first_index())
 
     def snapshot(self) -> SnapshotMeta:
@@ -93,12 +88,12 @@ class RaftLog:
     def stored_term(self, index: Index) -> Term | None:
         term = self._reader.term(index) if index else None
         if term is None:
-            meta = self._reader.snapshot()  # (0, 0) as long as nothing was cut
+            meta = self._reader.snapshot()  # (0, 0) as long as nothing was compacted
             return meta.term if meta.index == index else None
         return term
 
     def term(self, index: Index) -> Term | None:
-        """The term at index, None outside the log. Index 0 has term 0, unless cut away."""
+        """The term at index, None outside the log. Index 0 has term 0, unless compacted away."""
         first = self._first
         if index >= first:
             return self._tail[index - first].term if index <= self.last_index else None
@@ -106,44 +101,10 @@ class RaftLog:
             return self._before_term
         return self.stored_term(index)
 
-    @property
-    def members_index(self) -> Index:
-        """Where the present members were appended; 0 when the group has those it began with."""
-        return self._configurations[-1][0] if self._configurations else Index(0)
-
-    def members_at(self, index: Index) -> Members | None:
-        """The members as of this index, which must not be cut away."""
-        for at, members in reversed(self._configurations):
-            if at <= index:
-                return members
-        return None
-
-    def _note_members(self) -> None:
-        self.members = self._configurations[-1][1] if self._configurations else None
-
-    def _configured(self, entry: Entry) -> None:
-        """A CONFIG entry was appended; those below a newer snapshot are needed no more."""
-        start = self.snapshot().index
-        known = self._configurations
-        while len(known) > 1 and known[1][0] <= start:
-            del known[0]
-        known.append((entry.index, members_of(entry.data)))
-        self._note_members()
-
-    def matches(self, index: Index, term: Term) -> bool:
-        """Whether an append after (index, term) fits here (section 5.3)."""
-        if index == self.last_index:
-            return term == self.last_term
-        return self.term(index) == term
-
-    def is_no_newer_than(self, index: Index, term: Term) -> bool:
-        """Whether a log that ends in (index, term) is at least as up to date (section 5.4.1)."""
-        return term > self.last_term or (term == self.last_term and index >= self.last_index)
-
     def entries(self, low: Index, high: Index, max_bytes: int) -> list[Entry]:
-        """Entries in [low, high) that fit in max_bytes, one at least; [] when cut away.
+        """Entries in [low, high) that fit in max_bytes, at least one; [] when compacted away.
 
-        May stop early at the border between the stored part and the tail."""
+        May stop early where the tail begins."""
         first = self._first
         if low < first:
             return self._reader.entries(low, min(high, first), max_bytes)
@@ -158,40 +119,33 @@ class RaftLog:
         return tail[start:stop]
 
     def append(self, entry: Entry) -> None:
-        """A leader's own next entry."""
+        """Append a leader's own next entry."""
         self._tail.append(entry)
         self._tail_bytes += len(entry.data) + ENTRY_OVERHEAD_BYTES
         self.last_index = entry.index
         self.last_term = entry.term
         if entry.kind is EntryKind.CONFIG:
-            self._configured(entry)
+            self.configurations.append(entry, log_start=self.snapshot().index)
 
     def extend(self, entries: Sequence[Entry]) -> None:
-        """A follower's entries, the first of them right after the end of the log."""
+        """Append entries of a leader; the first one follows the end of the log."""
         self._tail.extend(entries)
         size = 0
         for entry in entries:
             size += len(entry.data) + ENTRY_OVERHEAD_BYTES
             if entry.kind is EntryKind.CONFIG:
-                self._configured(entry)
+                self.configurations.append(entry, log_start=self.snapshot().index)
         self._tail_bytes += size
         self.last_index = entries[-1].index
         self.last_term = entries[-1].term
 
-    def first_conflict(self, entries: Sequence[Entry]) -> int:
-        """Position of the first entry this log lacks or has with another term; len if none."""
-        for position, entry in enumerate(entries):
-            if entry.index > self.last_index or self.term(entry.index) != entry.term:
-                return position
-        return len(entries)
-
     def cut(self, index: Index) -> None:
-        """Forget the entry at index and all after it."""
+        """Remove the entry at index and all after it."""
         first = self._first
         keep = Index(index - 1)
         term = self.term(keep)
         if term is None:
-            raise InvariantViolation(f"cannot cut the log at {index}: nothing known before it")
+            raise InvariantViolation(f"cannot cut the log at {index}: entry {keep} is not known")
         if index >= first:
             dropped = self._tail[index - first :]
             del self._tail[index - first :]
@@ -205,9 +159,7 @@ class RaftLog:
         self.last_term = term
         self.written = min(self.written, keep)
         self.persisted = min(self.persisted, keep)
-        while self._configurations and self._configurations[-1][0] > keep:
-            self._configurations.pop()
-            self._note_members()
+        self.configurations.cut_after(keep)
 
     def back_off(self, index: Index, term: Term, *, floor: Index) -> tuple[Index, Term]:
         """The largest index in [floor, index] whose term is at most `term`, with its term.
@@ -223,7 +175,7 @@ class RaftLog:
         return index, self.term(index) or Term(0)
 
     def take_unwritten(self, max_bytes: int) -> list[Entry]:
-        """Entries not yet given out to be written, as many as fit but one at least; they count
+        """Entries not yet given out to be written that fit in max_bytes, at least one. They count
         as given out from now on."""
         if self.written == self.last_index:
             return []
@@ -232,20 +184,20 @@ class RaftLog:
         return entries
 
     def restore(self, meta: SnapshotMeta) -> None:
-        """Start over after a snapshot that the store has installed."""
+        """Start over at a snapshot that the store has installed."""
         self._tail = []
         self._tail_bytes = 0
         self._first = Index(meta.index + 1)
         self._before_term = self.last_term = meta.term
         self.last_index = self.written = self.persisted = meta.index
-        self._configurations = [] if meta.members is None else [(meta.index, meta.members)]
-        self._note_members()
+        self.configurations.restart_at(meta)
 
     def release(self, handed: Index) -> None:
-        """Let go of old tail entries that are on disk and were handed out to be applied.
+        """Evict old tail entries that are on disk and were handed out to be applied.
 
-        A tail within its bound is kept for followers that are a little behind; beyond it,
-        half is dropped at once so that the cost of the move is spread over many entries."""
+        A tail within its bound is kept for followers that are a little behind. Beyond the bound
+        half of it is dropped at once, so that the cost of moving the rest is spread over many
+        entries."""
         if self._tail_bytes <= self._tail_bytes_max:
             return
         first, tail = self._first, self._tail
@@ -263,12 +215,12 @@ class RaftLog:
 
 
 class MemoryReader:
-    """A LogReader over a list, for groups that keep no log on disk, and for tests."""
+    """A LogReader over a list, for tests and simulations."""
 
     def __init__(self, meta: SnapshotMeta | None = None) -> None:
         self._meta = meta or SnapshotMeta(Index(0), Term(0))
         self._entries: list[Entry] = []
-        self._configs: list[Entry] = []  # those of kind CONFIG
+        self._configs: list[Entry] = []  # the entries of kind CONFIG
 
     def first_index(self) -> Index:
         return Index(self._meta.index + 1)
@@ -312,7 +264,7 @@ class MemoryReader:
         self._configs.extend(entry for entry in entries if entry.kind is EntryKind.CONFIG)
 
     def compact(self, upto: Index) -> None:
-        """Forget entries up to and including upto."""
+        """Drop entries up to and including upto."""
         term = self.term(upto)
         if term is None or upto <= self._meta.index:
             return

@@ -1,7 +1,6 @@
-"""The maths of majorities: who has won, what a majority holds.
+"""Majorities: how many votes are enough, and which index a majority holds.
 
-Owns: majority size, vote tally, committed index of a set of match indexes, all of them also
-for two electorates at once.
+Owns: the size of a majority, the tally of one election, the largest index held by a majority.
 May not touch: anything but its arguments.
 Spec: Raft sections 5.2 (elections), 5.3 (commitment) and 6 (joint consensus)."""
 
@@ -14,7 +13,7 @@ from raft.types import NodeId
 
 
 def majority(voters: int) -> int:
-    """How many of so many voters make a majority."""
+    """How many out of this number of voters are a majority."""
     return voters // 2 + 1
 
 
@@ -31,36 +30,37 @@ class VoteResult(Enum):
 
 
 class Ballot:
-    """The votes of one (pre-)election. A voter's first answer stands; others are not counted.
+    """The votes of one (pre-)election. The first answer of each voter counts.
 
-    With two electorates it is won in both or not at all."""
+    In a joint phase there are two sets of voters; the election must be won in both."""
 
-    __slots__ = ("_answers", "_electorates")
+    __slots__ = ("_answers", "_voter_sets")
 
     def __init__(self, voters: Iterable[NodeId], outgoing: Iterable[NodeId] = ()) -> None:
-        self._electorates = [frozenset(voters)]
+        self._voter_sets = [frozenset(voters)]
         old = frozenset(outgoing)
         if old:
-            self._electorates.append(old)
+            self._voter_sets.append(old)
         self._answers: dict[NodeId, bool] = {}
 
     def record(self, voter: NodeId, *, granted: bool) -> VoteResult:
-        if any(voter in electorate for electorate in self._electorates):
+        """Count one answer. Answers of nodes that are not voters are ignored."""
+        if any(voter in voters for voters in self._voter_sets):
             self._answers.setdefault(voter, granted)
         return self.verdict()
 
     def verdict(self) -> VoteResult:
-        verdicts = [self._count(electorate) for electorate in self._electorates]
+        verdicts = [self._count(voters) for voters in self._voter_sets]
         if VoteResult.LOST in verdicts:
             return VoteResult.LOST
         return VoteResult.PENDING if VoteResult.PENDING in verdicts else VoteResult.WON
 
-    def _count(self, electorate: frozenset[NodeId]) -> VoteResult:
-        needed = majority(len(electorate))
-        answers = [granted for voter, granted in self._answers.items() if voter in electorate]
+    def _count(self, voters: frozenset[NodeId]) -> VoteResult:
+        needed = majority(len(voters))
+        answers = [granted for voter, granted in self._answers.items() if voter in voters]
         granted = sum(answers)
         if granted >= needed:
             return VoteResult.WON
-        if len(electorate) - (len(answers) - granted) < needed:
+        if len(voters) - (len(answers) - granted) < needed:
             return VoteResult.LOST
         return VoteResult.PENDING

@@ -1,52 +1,72 @@
 """One Raft group as a pure, deterministic state machine: messages and ticks in, Ready out.
 
-Owns: term, vote, role, commit and applied index of one member, and what it must say to others.
+Owns: the parts of one member and the order in which they act; the number and content of each
+Ready; whether the group sleeps.
 May not touch: disk, network, clock, dice (`draw` is injected), logging.
 Spec: Raft figure 2; thesis 3.10 (transfer), 4 (members), 6.2 (check-quorum), 6.4 (reads), 9.6
-(pre-vote), 10.2.1 (disk in parallel with the network). Departures: DIVERGENCE.md."""
+(pre-vote), 10.2.1 (disk in parallel with the network). Departures: raft/DIVERGENCE.md."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from typing import ClassVar
+from dataclasses import dataclass
 
-from raft.core.confchange import encode_members, first_step, last_step
+from raft.core.commitment import Commitment
+from raft.core.election import Election
 from raft.core.follower import Follower
-from raft.core.leader import COMMIT_NOTICE, SLEEP, LeaderState
+from raft.core.leader import LeaderState
+from raft.core.local_progress import LocalProgress, WrittenHardState
 from raft.core.log import RaftLog
-from raft.core.messages import Entry, EntryKind, Message, MessageKind
+from raft.core.log_matching import LogMatching
+from raft.core.membership import MembersInUse, first_step, last_step
+from raft.core.messages import Entry, Message, MessageKind, PendingMessages, answers_before_sleep
 from raft.core.ready import CoreConfig, CoreStatus, ReadState, Ready
-from raft.types import (
-    ChangeRefused,
-    HardState,
-    Index,
-    Members,
-    NodeId,
-    NotLeader,
-    RaftError,
-    Role,
-    Term,
-)
+from raft.core.vote_granting import LostLog, VoteGranting
+from raft.types import HardState, Index, Members, NodeId, NotLeader, Role, SnapshotMeta, Term
 
-__all__ = ["CoreConfig", "CoreStatus", "RaftCore", "Ready"]
+__all__ = ["STANDARD_PARTS", "CoreConfig", "CoreParts", "CoreStatus", "RaftCore", "Ready"]
+
+_NO_LIMIT = 1 << 62
 
 
-class RaftCore(Follower):
+@dataclass(frozen=True, slots=True)
+class CoreParts:
+    """The classes that a RaftCore is made of, one per group of rules. A simulation can replace
+    one of them by a subclass to see that it notices a broken rule."""
+
+    commitment: type[Commitment] = Commitment
+    log_matching: type[LogMatching] = LogMatching
+    members: type[MembersInUse] = MembersInUse
+    vote_granting: type[VoteGranting] = VoteGranting
+    election: type[Election] = Election
+    leader: type[LeaderState] = LeaderState
+    follower: type[Follower] = Follower
+
+
+STANDARD_PARTS = CoreParts()
+
+
+class RaftCore:
     """One member of one group.
 
-    Inputs never return outputs: after any of them, ask has_ready() and take ready().
-    Readable: node, term, vote, role, leader, commit, applied_index, last_index, log, status()."""
+    Inputs never return outputs: after any of them, ask has_ready() and take ready()."""
 
     __slots__ = (
-        "_beat",
-        "_bug_commit_earlier_term",
-        "_hard_commit",
-        "_hard_lives",
-        "_hard_term",
-        "_hard_vote",
+        "_commitment",
+        "_config",
+        "_election",
+        "_follower",
+        "_local",
+        "_lost_log",
+        "_members",
         "_number",
-        "_told_leader",
-        "_told_role",
+        "_outbox",
+        "_reported_leader",
+        "_reported_role",
+        "_written",
+        "asleep",
+        "log",
+        "node",
     )
 
     def __init__(
@@ -60,172 +80,261 @@ class RaftCore(Follower):
         draw: Callable[[int, int], int],
         learners: Sequence[NodeId] = (),
         applied: Index | None = None,
+        parts: CoreParts = STANDARD_PARTS,
     ) -> None:
-        """`draw(low, high)` gives low <= n < high. `applied` is where the machine stands: entries
-        up to there are not handed out again. The log must reach at least that far. `voters` and
-        `learners` are those the group began with; what the log says of its members goes before.
-        A member whose log is gone starts with hard_state.after_loss() and an empty one."""
-        super().__init__(
-            node=node,
+        """`draw(low, high)` returns low <= n < high. `applied` is the index that the state machine
+        has applied: entries up to there are not handed out again, and the log must reach at least
+        that far. `voters` and `learners` are those the group began with; configurations in the log
+        take precedence. A member whose log is lost starts with hard_state.after_loss() and an
+        empty log."""
+        self.node = node
+        self.log = log
+        self._config = config
+        self._outbox = outbox = PendingMessages()
+        self._commitment = parts.commitment(log, stored=hard_state.commit)
+        self._local = LocalProgress(log, self._commitment, applied=applied)
+        self._members = parts.members(
+            node,
             begun_with=Members(tuple(voters), tuple(learners)),
-            log=log,
+            configurations=log.configurations,
+            commit=self._commitment,
+        )
+        self._lost_log = LostLog(node, lives=hard_state.lives, members=self._members, outbox=outbox)
+        self._election = parts.election(
+            node=node,
             hard_state=hard_state,
+            log=log,
+            local=self._local,
+            members=self._members,
+            lost_log=self._lost_log,
+            granting=parts.vote_granting(log, self._lost_log),
             config=config,
             draw=draw,
-            applied=applied,
+            outbox=outbox,
+            leader_type=parts.leader,
         )
-        self._number = 0
-        self._beat = 0  # ticks since the last heartbeat we sent as leader
-        self._hard_term, self._hard_vote = hard_state.term, hard_state.vote
-        self._hard_commit = self._replica.commit
-        # A new life is on disk before anybody hears of it.
-        self._hard_lives = -1 if self.recovering else hard_state.lives
-        self._told_leader: NodeId | None = None
-        self._told_role = self.role
-        self._bug_commit_earlier_term = "commit_earlier_term" in config.bugs
+        self._follower = parts.follower(
+            node=node,
+            election=self._election,
+            log=log,
+            matching=parts.log_matching(log, self._commitment),
+            commitment=self._commitment,
+            local=self._local,
+            members=self._members,
+            lost_log=self._lost_log,
+            outbox=outbox,
+        )
+        self.asleep = False  # needs no ticks until something happens; the host watches the nodes
+        self._number = 0  # of the last Ready
+        self._written = WrittenHardState(
+            hard_state, commit=self._commitment.index, recovering=self._lost_log.recovering
+        )
+        self._reported_role = self._election.role  # in the last Ready
+        self._reported_leader: NodeId | None = None
 
-    # -- inputs
+    # -- state
+
+    @property
+    def term(self) -> Term:
+        return self._election.term
+
+    @property
+    def vote(self) -> NodeId:
+        return self._election.vote
+
+    @property
+    def role(self) -> Role:
+        return self._election.role
+
+    @property
+    def leader(self) -> NodeId | None:
+        return self._election.leader
+
+    @property
+    def commit(self) -> Index:
+        return self._commitment.index
+
+    @property
+    def applied_index(self) -> Index:
+        return self._local.applied
+
+    @property
+    def last_index(self) -> Index:
+        return self.log.last_index
+
+    @property
+    def members(self) -> Members:
+        """The members by the latest configuration in the log, committed or not."""
+        return self._members.members
+
+    def members_at(self, index: Index) -> Members:
+        """The members as of this index, which must not be compacted away."""
+        return self._members.at(index)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether we lost our log and have not caught up."""
+        return self._lost_log.recovering
+
+    # -- time and messages
 
     def tick(self) -> None:
         """One unit of time has passed."""
-        leading = self._leading
-        self._elapsed += 1
-        if leading is not None:
-            self._tick_leader(leading)
-        elif self._elapsed >= self._timeout:
-            self._election_due()
+        election = self._election
+        if election.leading is None:
+            election.tick()
+        elif not election.leading.tick(self._commitment.index):
+            election.become_follower(election.term, None)
 
     def step(self, message: Message) -> None:
         """A message of a peer. Late, repeated and reordered ones are harmless."""
-        if self.asleep and not self._is_echo(message):
+        if self.asleep and not answers_before_sleep(message, term=self._election.term):
             self.wake(because_of=message.sender)
-        if message.term != self.term and not self._settle_term(message):
+        election = self._election
+        if message.term != election.term and not election.settle_term(message):
             return
-        self._on_message[message.kind](self, message)
+        match message.kind:
+            case MessageKind.APPEND:
+                self._follower.on_append(message)
+            case MessageKind.APPEND_REPLY:
+                self._on_append_reply(message)
+            case MessageKind.HEARTBEAT:
+                if self._follower.on_heartbeat(message):
+                    self.asleep = True
+            case MessageKind.HEARTBEAT_REPLY:
+                self._on_heartbeat_reply(message)
+            case MessageKind.SNAPSHOT:
+                self._follower.on_snapshot(message)
+            case _:
+                election.step(message)
 
-    def _is_echo(self, message: Message) -> bool:
-        """Whether a message is a late answer to what was said before the group went to sleep,
-        or sends it there: such must not wake it, or slow links would keep it awake for ever."""
-        kind = message.kind
-        if kind == MessageKind.HEARTBEAT:
-            return message.context == SLEEP
-        if message.term > self.term:
-            return False
-        if kind in (MessageKind.VOTE_REPLY, MessageKind.PRE_VOTE_REPLY):
-            return True
-        if kind == MessageKind.HEARTBEAT_REPLY:
-            return not message.reject and message.context not in (COMMIT_NOTICE, SLEEP)
-        return kind == MessageKind.APPEND_REPLY and not message.reject
+    def _on_append_reply(self, message: Message) -> None:
+        leading = self._election.leading
+        if leading is not None and leading.append_answered(message):
+            self._advance_commit(leading)
+
+    def _on_heartbeat_reply(self, message: Message) -> None:
+        leading = self._election.leading
+        if leading is not None:
+            leading.heartbeat_answered(message, self._commitment.index)
+
+    # -- requests
+
+    def campaign(self) -> None:
+        """Try to become leader now. No effect on a leader or a member that may not lead."""
+        self._election.campaign()
+
+    def leader_lost(self, *, first: bool = True) -> None:
+        """The leader's node seems to be gone (its connection broke): other candidates may have
+        our vote, and if we are the one to go `first` we campaign after a part of the timeout."""
+        self._election.leader_lost(first=first)
 
     def propose(self, data: bytes) -> Index:
-        """Append to the leader's log. The entry is committed when Ready.committed shows this
-        index with the present term; shown with another term, it was lost.
-        Raises NotLeader (definite) here and during a leadership transfer."""
-        leading = self._leading
+        """Append to the leader's log. The entry is committed when Ready.committed contains this
+        index with the present term; if it contains the index with another term, the entry is lost.
+        Raises NotLeader (definite) on other members and during a leadership transfer."""
+        election = self._election
+        leading = election.leading
         if leading is None:
-            raise NotLeader(self.leader)
+            raise NotLeader(election.leader)
         if leading.transfer_to is not None:
             raise NotLeader(None)
         if self.asleep:  # the append wakes the others
             self.asleep = False
-            self._elapsed = self._beat = 0
+            leading.restart_timers()
         log = self.log
         index = Index(log.last_index + 1)
-        log.append(Entry(index, self.term, data))
+        log.append(Entry(index, election.term, data))
         leading.due = True
         return index
 
     def change_members(self, *, voters: Sequence[NodeId], learners: Sequence[NodeId]) -> Index:
-        """Begin to make these the members; other voters come by way of a joint phase, which
-        ends by itself. A learner becomes a voter this way, best when it has caught up. Done
-        when an entry of kind CONFIG is applied that names no outgoing voters.
+        """Start a change to these members; a joint phase, if needed, ends by itself. The change is
+        complete when a CONFIG entry without outgoing voters is applied. To promote a learner, name
+        it among the voters, best when it has caught up.
         Raises NotLeader or ChangeRefused (both definite)."""
-        leading = self._leading
+        leading = self._election.leading
         if leading is None or leading.transfer_to is not None:
-            raise NotLeader(self.leader if leading is None else None)
-        if self.log.members_index > self.commit or self.commit < leading.term_start:
-            raise ChangeRefused("another change of members, or the leader itself, is too new")
-        lost = [node for node in voters if leading.is_recovering(node)]
-        if lost:
-            raise ChangeRefused(f"{lost} lost their logs and may not vote before they catch up")
-        return self._append_members(
-            first_step(self._members, voters=voters, learners=learners), leading
-        )
-
-    def _append_members(self, members: Members, leading: LeaderState) -> Index:
-        self.asleep = False
-        index = Index(self.log.last_index + 1)
-        self.log.append(Entry(index, self.term, encode_members(members), EntryKind.CONFIG))
-        self._take_up_members()
-        leading.due = True
-        return index
+            raise NotLeader(self._election.leader if leading is None else None)
+        leading.check_change(voters, commit=self._commitment.index)
+        step = first_step(self._members.members, voters=voters, learners=learners)
+        return self._append_members(step, leading)
 
     def read_index(self, context: int, *, lease: bool = False) -> None:
-        """Ask from which applied index on a read is linearizable; Ready.reads answers. With
-        `lease`, and CoreConfig.lease_reads, without asking the others if the lease holds: only
-        for a caller that knows its ticks to be on time. Raises NotLeader."""
-        leading = self._leading
+        """Ask from which applied index on a read is linearizable; Ready.reads has the answer. With
+        `lease`, and CoreConfig.lease_reads, the peers are not asked if the lease holds: only for a
+        caller that knows that its ticks are on time. Raises NotLeader."""
+        leading = self._election.leading
         if leading is None:
-            raise NotLeader(self.leader)
+            raise NotLeader(self._election.leader)
         if self.asleep:
             self.wake()
-        leading.read(context, self.commit, lease=lease)
+        leading.read(context, self._commitment.index, lease=lease)
 
     def lease_holds(self) -> bool:
-        """By the count of ticks, for a caller that knows them to be on time. Members that restart
-        within it must not vote at once (CoreConfig.lease_reads), or take longer to restart."""
-        return self._leading is not None and self._leading.lease_holds(self.commit)
+        """By the count of ticks, for a caller that knows that they are on time. Without
+        CoreConfig.lease_reads, a member that restarts within the lease may vote against it."""
+        leading = self._election.leading
+        return leading is not None and leading.lease_holds(self._commitment.index)
 
     def end_lease(self) -> None:
-        """Ticks were missed: time has passed that we did not count."""
-        if self._leading is not None:
-            self._leading.end_lease()
+        """Ticks were missed: more time has passed than we counted."""
+        leading = self._election.leading
+        if leading is not None:
+            leading.reads.lease.end()
 
     def transfer_leader(self, to: NodeId) -> None:
-        """Hand leadership to a voter, once its log is level with ours. Proposals are refused
-        until it is done or an election timeout has passed."""
-        leading = self._leading
+        """Hand leadership to a voter, once its log has caught up with ours. Proposals are refused
+        until the transfer is done or an election timeout has passed."""
+        leading = self._election.leading
         if leading is None:
-            raise NotLeader(self.leader)
-        if to not in self._members.voters:
-            raise RaftError(f"cannot transfer leadership to {to}: not a voter of this group")
-        if to != self.node:
+            raise NotLeader(self._election.leader)
+        if leading.transfer(to):
             self.asleep = False
-            leading.transfer(to)
+
+    # -- reports of the host
 
     def persisted(self, number: int, *, term: Term) -> None:
         """The writes of Ready `number`, made in `term`, and of all before it are flushed."""
         log = self.log
+        election = self._election
         before = log.persisted
-        if not self._replica.flushed(number, term=term, current_term=self.term):
+        if not self._local.flushed(number, term=term, current_term=election.term):
             return
-        if self.role is Role.CANDIDATE:
-            self._count_vote(self.node, granted=True)  # ours counts once it is on disk
+        election.vote_persisted()
         if log.persisted > before:
-            if self._leading is not None:
-                self._try_commit(self._leading)
-            log.release(self._replica.handed)
+            if election.leading is not None:
+                self._advance_commit(election.leading)
+            log.release(self._local.handed)
 
     def applied(self, index: Index) -> None:
-        """The machine has applied everything up to index."""
-        self._replica.mark_applied(index)
+        """The state machine has applied everything up to index."""
+        self._local.mark_applied(index)
+
+    def snapshot_installed(self, index: Index, term: Term, members: Members | None = None) -> None:
+        """State machine and stored log now start at this snapshot, durably. `members` are those
+        of the snapshot; None: those the group began with."""
+        self._follower.snapshot_installed(SnapshotMeta(index, term, members))
 
     def report_unreachable(self, node: NodeId) -> None:
-        """Messages to this node were lost: find out again where its log stands."""
-        if self._leading is not None:
-            self._leading.unreachable(node)
+        """Messages to this node were lost: find out again where its log ends."""
+        leading = self._election.leading
+        if leading is not None:
+            leading.unreachable(node)
 
     def report_snapshot(self, node: NodeId, ok: bool) -> None:  # noqa: FBT001 - fixed interface
-        """The stream asked for by Ready.snapshot_to ended, well or not. Must always be told."""
-        if self._leading is not None:
-            self._leading.snapshot_sent(node, ok=ok)
+        """The stream asked for by Ready.snapshot_to ended, well or not. Must always be called."""
+        leading = self._election.leading
+        if leading is not None:
+            leading.snapshot_sent(node, ok=ok)
 
     # -- outputs
 
     def has_ready(self) -> bool:
         log = self.log
         outbox = self._outbox
-        leading = self._leading
+        election = self._election
+        leading = election.leading
         return (
             log.written != log.last_index
             or bool(outbox.now)
@@ -234,196 +343,150 @@ class RaftCore(Follower):
                 leading is not None
                 and (leading.due or bool(leading.snapshot_to) or bool(leading.reads.confirmed))
             )
-            or self._replica.has_committed
-            or self.role is not self._told_role
-            or self.leader != self._told_leader
-            or self.term != self._hard_term
-            or self.vote != self._hard_vote
-            or self.lives != self._hard_lives
-            or self._snapshot_due
+            or self._local.has_committed
+            or election.role is not self._reported_role
+            or election.leader != self._reported_leader
+            or self._written.differs(election.term, election.vote, self._lost_log.lives)
+            or self._local.install_due
         )
 
     def ready(self) -> Ready:
         """Everything to do since the last Ready; see Ready for the order."""
-        leading = self._leading
+        election = self._election
+        leading = election.leading
+        local = self._local
         snapshot_to: list[NodeId] = []
         reads: list[ReadState] = []
-        max_write_bytes = 1 << 62  # a follower's answers cover all that it was sent
+        max_write_bytes = _NO_LIMIT  # a follower's answers cover everything that it was sent
         if leading is not None:
             if leading.due:
-                leading.send_due(self.commit)
+                leading.send_due(self._commitment.index)
             snapshot_to, leading.snapshot_to = leading.snapshot_to, []
             reads, leading.reads.confirmed = leading.reads.confirmed, []
             max_write_bytes = self._config.max_write_bytes
-        log = self.log
         outbox = self._outbox
         messages, outbox.now = outbox.now, []
         promises, outbox.after_persist = outbox.after_persist, []
+        log = self.log
         entries = log.take_unwritten(max_write_bytes)
-        hard_state = self._take_hard_state(with_entries=bool(entries))
+        hard_state = self._written.take(
+            election.term,
+            election.vote,
+            self._lost_log.lives,
+            commit=min(self._commitment.index, log.persisted),
+            with_entries=bool(entries),
+        )
         self._number += 1
         if entries or hard_state is not None:
-            self._replica.wrote(self._number, self.term)
-        elif promises and not self._replica.has_outstanding_writes:
+            local.wrote(self._number, election.term)
+        elif promises and not local.has_unflushed_writes:
             messages += promises  # everything they promise is on disk already
             promises = []
-        snapshot = self._replica.installing if self._snapshot_due else None
-        self._snapshot_due = False
-        self._told_role, self._told_leader = self.role, self.leader
+        self._reported_role, self._reported_leader = election.role, election.leader
         return Ready(
             self._number,
-            self.term,
+            election.term,
             hard_state,
             entries,
             messages,
             promises,
-            self._replica.take_committed(self._config.max_committed_bytes),
-            snapshot,
+            local.take_committed(self._config.max_committed_bytes),
+            local.take_install(),
             snapshot_to,
-            self.leader,
-            self.role,
+            election.leader,
+            election.role,
             reads,
         )
 
     def status(self) -> CoreStatus:
-        leading = self._leading
+        election, log = self._election, self.log
+        leading = election.leading
+        members = self._members.members
         return CoreStatus(
             node=self.node,
-            role=self.role,
-            term=self.term,
-            vote=self.vote,
-            leader=self.leader,
-            commit=self.commit,
-            applied=self.applied_index,
-            first_index=self.log.first_index,
-            last_index=self.log.last_index,
-            persisted_index=self.log.persisted,
+            role=election.role,
+            term=election.term,
+            vote=election.vote,
+            leader=election.leader,
+            commit=self._commitment.index,
+            applied=self._local.applied,
+            first_index=log.first_index,
+            last_index=log.last_index,
+            persisted_index=log.persisted,
             transfer_to=leading.transfer_to if leading else None,
-            voters=self._members.voters,
-            learners=self._members.learners,
-            outgoing=self._members.outgoing,
-            members_index=self.log.members_index,
-            recovering=self.recovering,
+            voters=members.voters,
+            learners=members.learners,
+            outgoing=members.outgoing,
+            members_index=log.configurations.latest_index,
+            recovering=self._lost_log.recovering,
             asleep=self.asleep,
             peers=leading.status() if leading else (),
         )
-
-    def _take_hard_state(self, *, with_entries: bool) -> HardState | None:
-        """Term, vote and lives whenever they changed; the commit index only rides along, since a
-        write of its own would cost a flush and only save work after a restart. It never says
-        more than is on disk already: if the entries beside it are torn off in a crash, it must
-        not stand for those they were to replace."""
-        commit = min(self.commit, self.log.persisted)
-        changed = (
-            self.term != self._hard_term
-            or self.vote != self._hard_vote
-            or self.lives != self._hard_lives
-        )
-        if not changed and not (with_entries and commit != self._hard_commit):
-            return None
-        self._hard_term, self._hard_vote, self._hard_commit = self.term, self.vote, commit
-        self._hard_lives = self.lives
-        return HardState(self.term, self.vote, commit, self.lives)
 
     # -- sleep
 
     @property
     def unused_term(self) -> bool:
-        """Whether we lead, and nothing was proposed since."""
-        return self._leading is not None and self._leading.term_start == self.log.last_index
+        """Whether we lead, and nothing was proposed since the term began."""
+        leading = self._election.leading
+        return leading is not None and leading.term_start == self.log.last_index
 
     def may_sleep(self, reachable: Container[NodeId]) -> bool:
         """Whether this leader's group has nothing left to do."""
-        leading, replica = self._leading, self._replica
+        leading = self._election.leading
         return (
             leading is not None
-            and replica.applied == self.log.last_index
-            and not self._members.joint
-            and leading.may_sleep(self.commit, reachable)
+            and self._local.applied == self.log.last_index
+            and not self._members.members.joint
+            and leading.may_sleep(self._commitment.index, reachable)
         )
 
     def keeps_quorum(self, reachable: Container[NodeId]) -> bool:
-        """Whether this leader still has a majority if only these nodes are there."""
-        leading = self._leading
-        if leading is None:
-            return False
-        there = {id(peer) for node, peer in leading.peers.items() if node in reachable}
-        return leading.majority_in(lambda peer: id(peer) in there)
+        """Whether this leader still has a majority if only these nodes are up."""
+        leading = self._election.leading
+        return leading is not None and leading.keeps_quorum(reachable)
 
     def sleep(self) -> None:
-        """Send the group to sleep: no ticks, no heartbeats, until a message, a proposal or a
-        lost node wakes it. Someone has to watch over the nodes meanwhile."""
-        if self._leading is not None:
-            self._leading.send_to_sleep(self.commit)
+        """Send the group to sleep: no ticks and no heartbeats until a message, a proposal or a
+        lost node wakes it. The host must watch the nodes meanwhile."""
+        leading = self._election.leading
+        if leading is not None:
+            leading.send_to_sleep(self._commitment.index)
             self.asleep = True
 
-    # -- the leader's role
+    def wake(self, because_of: NodeId | None = None) -> None:
+        """Time counts again, from now. A follower that is woken by another node than its leader
+        tells the leader, which would otherwise only learn it from an election."""
+        if not self.asleep:
+            return
+        self.asleep = False
+        election = self._election
+        election.timer.elapsed = 0
+        if election.leading is not None:
+            election.leading.wake(self._commitment.index)
+        elif election.leader is not None and because_of != election.leader:
+            self._follower.wake_leader(election.leader)
 
-    def _become_leader(self) -> None:
-        self.role = Role.LEADER
-        self.leader = self.node
-        self._ballot = None
-        self._elapsed = self._beat = 0
-        self._leading = LeaderState(
-            node=self.node,
-            term=self.term,
-            members=self._members,
-            log=self.log,
-            config=self._config,
-            outbox=self._outbox,
-        )
-        # Entries of earlier terms are committed through this one (section 5.4.2).
-        index = Index(self.log.last_index + 1)
-        self.log.append(Entry(index, self.term, b"", EntryKind.NOOP))
+    # -- commits and members
 
-    def _tick_leader(self, leading: LeaderState) -> None:
-        leading.ticks += 1
-        self._beat += 1
-        if self._beat >= self._config.heartbeat_ticks:
-            self._beat = 0
-            leading.heartbeat(self.commit)
-        if leading.transfer_to is not None:
-            leading.tick_transfer()
-        if self._elapsed >= self._config.election_ticks:
-            self._elapsed = 0
-            if self._config.check_quorum and not leading.heard_from_majority():
-                self._become_follower(self.term, None)
-
-    # -- the leader's view
-
-    def _on_append_reply(self, message: Message) -> None:
-        leading = self._leading
-        if leading is not None and leading.append_answered(message):
-            self._try_commit(leading)
-
-    def _on_heartbeat_reply(self, message: Message) -> None:
-        if self._leading is not None:
-            self._leading.heartbeat_answered(message, self.commit)
-
-    def _try_commit(self, leading: LeaderState) -> None:
-        """Commit by counting, entries of our own term only (section 5.4.2)."""
-        index = leading.majority_match()
-        if index > self.commit and (index >= leading.term_start or self._bug_commit_earlier_term):
-            if self.commit < leading.term_start <= index:
-                leading.reads.first_commit(index)
-            self._replica.commit = index
-            leading.due = True  # an idle follower wants to know
-            if self.log.members_index <= index:
-                self._members_committed(leading)
+    def _advance_commit(self, leading: LeaderState) -> None:
+        """More entries are on disk somewhere: commit what the commit rule allows."""
+        commitment = self._commitment
+        moved = leading.advance_commit(commitment)
+        if moved and self.log.configurations.latest_index <= commitment.index:
+            self._members_committed(leading)
 
     def _members_committed(self, leading: LeaderState) -> None:
-        """End the joint phase, or our own part if we are no voter any more (thesis 4.2.2)."""
-        if self._bug_late_members:
-            self._take_up_members()
-        if self._members.joint:
-            self._append_members(last_step(self._members), leading)
-        elif not self._voter:
-            leading.send_due(self.commit)
+        """End the joint phase. Step down if we are no longer a voter (thesis 4.2.2)."""
+        if self._members.members.joint:
+            self._append_members(last_step(self._members.members), leading)
+        elif not self._members.voter:
+            leading.send_due(self._commitment.index)
             leading.resign()
-            self._become_follower(self.term, None)
+            self._election.become_follower(self._election.term, None)
 
-    _on_message: ClassVar[dict[int, Callable[[RaftCore, Message], None]]] = {
-        **Follower._on_leader,  # noqa: SLF001 - our own base
-        MessageKind.APPEND_REPLY: _on_append_reply,
-        MessageKind.HEARTBEAT_REPLY: _on_heartbeat_reply,
-    }
+    def _append_members(self, members: Members, leading: LeaderState) -> Index:
+        self.asleep = False
+        index = leading.append_members(members)
+        self._election.refresh_members()
+        return index

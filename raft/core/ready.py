@@ -1,8 +1,8 @@
-"""What goes into a RaftCore and what comes out: its settings, its Ready and its status.
+"""Inputs and outputs of a RaftCore: its settings, its Ready and its status.
 
-Owns: CoreConfig, Ready, ReadState, Status, PeerStatus, as plain values.
+Owns: CoreConfig, Ready, ReadState, CoreStatus, PeerStatus, as plain values.
 May not touch: I/O, clocks, dice.
-Spec: the Ready contract of CoreConfig's users: see the docstring of Ready."""
+Spec: the Ready contract is in the docstring of Ready."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ _AS_BEGUN = Index(0)
 class CoreConfig:
     """Settings of one group. Times are ticks; the host decides how long a tick is."""
 
-    election_ticks: int = 10  # the timeout is drawn anew in [election_ticks, 2 * election_ticks)
+    election_ticks: int = 10  # each timeout is drawn from [election_ticks, 2 * election_ticks)
     heartbeat_ticks: int = 2
-    max_inflight_batches: int = 64  # appends on their way to one peer
-    max_append_bytes: int = 1 << 20  # entry bytes in one append; one entry may always go
+    max_inflight_batches: int = 64  # appends in flight to one peer
+    max_append_bytes: int = 1 << 20  # entry bytes in one append; a single entry may be larger
     max_committed_bytes: int = 8 << 20  # entry bytes handed out in one Ready
-    max_write_bytes: int = 4 << 20  # a leader's own entry bytes in one Ready; other groups wait
+    max_write_bytes: int = 4 << 20  # a leader's own entry bytes in one Ready, fair to other groups
     pre_vote: bool = True
     check_quorum: bool = True
-    # Reads by lease are allowed: members that restart wait before they vote, so that a lease
-    # outlives them. Needs clocks whose rates differ by less than a factor of two.
+    # Lease reads are allowed: members that restart wait before they vote, so that a lease stays
+    # valid over their restart. Needs clocks whose rates differ by less than a factor of two.
     lease_reads: bool = False
-    bugs: frozenset[str] = frozenset()  # planted on purpose, by tests of the simulator only
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,14 @@ class Ready:
     3. Send `messages` at once, and stream a snapshot to each node in `snapshot_to`.
     4. When this write AND those of all earlier Readies are flushed: persisted(number,
        term=term), then send `after_persist`. Later Readies may be taken and written
-       before that; persisted(n) stands for all numbers up to n.
-    5. Apply `committed` (any time from now, in order; they are flushed here already),
+       before that; persisted(n) covers all numbers up to n.
+    5. Apply `committed` (any time from now on, in order; they are flushed here already),
        then applied(index).
-    6. Serve each of `reads` when its index is applied. Reads not shown when the node leads no
-       more will never be."""
+    6. Serve each of `reads` when its index is applied. A read that is not confirmed when the
+       node stops leading is never confirmed."""
 
     number: int
-    term: Term  # the core's term when this was made; goes back with persisted()
+    term: Term  # the core's term when this was made; passed back to persisted()
     hard_state: HardState | None
     entries: list[Entry]
     messages: list[Message]
@@ -70,7 +69,7 @@ class Ready:
 
     @property
     def must_flush(self) -> bool:
-        """Whether persisted() is owed: a promise or a write waits for the disk."""
+        """Whether the host must call persisted(): a write or a promise waits for the disk."""
         return bool(self.entries or self.after_persist) or self.hard_state is not None
 
 
@@ -86,7 +85,7 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True)
 class CoreStatus:
-    """A frozen look at one core."""
+    """A frozen snapshot of one core's state."""
 
     node: NodeId
     role: Role
@@ -102,7 +101,7 @@ class CoreStatus:
     voters: tuple[NodeId, ...]
     learners: tuple[NodeId, ...]
     outgoing: tuple[NodeId, ...] = ()  # the old voters, while a change is in its joint phase
-    members_index: Index = _AS_BEGUN  # the CONFIG entry that says so; 0: as begun
-    recovering: bool = False  # has lost its log: no votes until it is caught up
+    members_index: Index = _AS_BEGUN  # index of the CONFIG entry in use; 0: none, as begun
+    recovering: bool = False  # has lost its log and grants no votes until it has caught up
     asleep: bool = False
     peers: tuple[PeerStatus, ...] = field(default=())  # filled on the leader only

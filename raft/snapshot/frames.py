@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from raft.core.confchange import decode_members
+from raft.core.membership import decode_members
 from raft.transport.codec import CodecError
 from raft.types import GroupId, Index, Members, Term
 

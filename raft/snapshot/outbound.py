@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from raft.core.confchange import encode_members
+from raft.core.membership import encode_members
 from raft.snapshot.frames import FrameKind, SnapshotFrame
 from raft.transport.transport import SNAPSHOTS, Transport
 from raft.types import GroupId, NodeId, SnapshotMeta, Term

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from rocksdict import Rdict
 
-from raft.core.confchange import members_of
+from raft.core.membership import members_of
 from raft.core.messages import Entry, EntryKind
 from raft.store.records import ENTRY_OVERHEAD, KEY, DamagedLog, GroupRecord, read_entry, read_group
 from raft.types import GroupId, HardState, Index, Members, SnapshotMeta, Term

@@ -21,7 +21,7 @@ from typing import Final
 
 from isal.isal_zlib import crc32
 
-from raft.core.confchange import decode_members, encode_members
+from raft.core.membership import decode_members, encode_members
 from raft.core.messages import Entry, EntryKind
 from raft.types import GroupId, HardState, Index, Members, NodeId, RaftError, SnapshotMeta, Term
 

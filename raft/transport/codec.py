@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from raft.core.confchange import decode_members
+from raft.core.membership import decode_members
 from raft.core.messages import Entry, EntryKind, Message, MessageKind
 from raft.types import GroupId, Index, NodeId, RaftError, Term
 

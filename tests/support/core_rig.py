@@ -1,4 +1,4 @@
-"""A hand-driven group of cores for tests: messages wait until delivered, disks until flushed."""
+"""A group of cores that tests drive by hand: the test delivers messages and flushes disks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entry(index: int, term: int, data: bytes = b"", kind: EntryKind = EntryKind.
 
 
 def log_of(*terms: int) -> list[Entry]:
-    """Entries 1.. with these terms."""
+    """Entries from index 1 on, with these terms."""
     return [entry(index, term, b"%d" % index) for index, term in enumerate(terms, 1)]
 
 
@@ -38,6 +38,7 @@ def core_of(  # one core with a stored log, outside any group
     commit: int = 0,
     learners: Sequence[NodeId] = (),
     config: CoreConfig | None = None,
+    draw: Callable[[int, int], int] = lambda low, high: low,
 ) -> RaftCore:
     reader = MemoryReader()
     if terms:
@@ -49,12 +50,12 @@ def core_of(  # one core with a stored log, outside any group
         log=RaftLog(reader),
         hard_state=HardState(Term(term), vote, Index(commit)),
         config=config or CoreConfig(),
-        draw=lambda low, high: low,
+        draw=draw,
     )
 
 
 def drain(core: RaftCore) -> Ready:
-    """Take the Ready, flush it, and return it with all its messages in `messages`."""
+    """Take the Ready, flush it, and return it with all messages in `messages`."""
     ready = core.ready()
     core.persisted(ready.number, term=ready.term)
     ready.messages += ready.after_persist
@@ -62,7 +63,7 @@ def drain(core: RaftCore) -> Ready:
 
 
 def elect(core: RaftCore, *supporters: NodeId) -> Ready:
-    """Make a lone core leader by handing it the (pre-)votes; returns its first Ready as leader."""
+    """Make a single core leader by giving it (pre-)votes. Returns its first Ready as leader."""
     core.campaign()
     drain(core)
     for voter in supporters:
@@ -85,13 +86,13 @@ class Host:
     reader: MemoryReader
     hard_state: HardState = field(default_factory=HardState)
     applied: list[Entry] = field(default_factory=list)
-    flushes: bool = True  # False: readies pile up in `unflushed`
+    flushes: bool = True  # False: Readies collect in `unflushed`
     unflushed: list[Ready] = field(default_factory=list)
     snapshot_wanted: list[NodeId] = field(default_factory=list)
 
 
 class Group:
-    """Cores joined by a queue. settle() delivers until nothing moves."""
+    """Cores connected by one queue. settle() delivers messages until none is left."""
 
     def __init__(
         self,
@@ -130,11 +131,11 @@ class Group:
         return Host(core, reader, hard_state)
 
     def add(self, node: NodeId) -> None:
-        """A node that may join."""
+        """Add a node that may join the group."""
         self.hosts[node] = self._host(node, MemoryReader(), HardState())
 
     def lose_log(self, node: NodeId) -> None:
-        """A restart without the log: only the promises are left."""
+        """Restart without the log: only term and vote are left."""
         hard_state = self.hosts[node].hard_state.after_loss()
         self.hosts[node] = self._host(node, MemoryReader(), hard_state)
 
@@ -142,7 +143,7 @@ class Group:
         return self.hosts[node].core
 
     def restart(self, node: NodeId) -> None:
-        """A clean restart: everything written is still there."""
+        """Restart with everything that was written."""
         old = self.hosts[node]
         self.hosts[node] = self._host(node, old.reader, old.hard_state)
 
@@ -179,16 +180,16 @@ class Group:
             self.queue += ready.after_persist
 
     def settle(self, passes: int = 1 << 20) -> None:
-        """Rounds and deliveries until nothing moves, or so many of them."""
+        """Take Readies and deliver messages until nothing is left, or `passes` times."""
         moving = True
         while moving and passes:
             passes -= 1
             moving = any([self.round(node) for node in self.hosts])
             queue, self.queue = self.queue, []
-            for waiting in queue:
-                if self.passes(waiting):
+            for queued in queue:
+                if self.passes(queued):
                     moving = True
-                    self[waiting.to].step(waiting)
+                    self[queued.to].step(queued)
 
     def tick(self, count: int = 1, *nodes: NodeId) -> None:
         for _ in range(count):
@@ -203,14 +204,14 @@ class Group:
         return self[node]
 
     def cut_off(self, *nodes: NodeId) -> None:
-        """Nothing passes to or from these nodes any more."""
+        """Drop all messages to and from these nodes."""
         self.passes = lambda m: m.sender not in nodes and m.to not in nodes
 
     def heal(self) -> None:
         self.passes = SEND_ALL
 
     def send_snapshot(self, sender: NodeId, to: NodeId) -> SnapshotMeta:
-        """What the host does for Ready.snapshot_to, with a machine that is level with commit."""
+        """Send a snapshot as the host does for Ready.snapshot_to."""
         core = self[sender]
         index = core.applied_index
         meta = SnapshotMeta(index, core.log.term(index) or Term(0), core.members_at(index))

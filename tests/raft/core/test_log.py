@@ -1,4 +1,4 @@
-"""RaftLog against a dumb twin: a list, a number for what is flushed, and no cleverness."""
+"""RaftLog, compared with a simple model: a list of entries and a commit index."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from raft.types import Index, SnapshotMeta, Term
 from tests.support.core_rig import entry
 
 
-class LogTwins(RuleBasedStateMachine):
+class LogModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.reader = MemoryReader()
         self.log = RaftLog(self.reader, tail_bytes_max=200)
-        self.twin: list[Entry] = []  # all entries ever, from index 1
-        self.start = 0  # what a snapshot replaced cannot be read any more
+        self.model: list[Entry] = []  # all entries ever, from index 1
+        self.start = 0  # entries up to here are compacted or replaced by a snapshot
         self.term = 1
         self.commit = 0
 
@@ -26,17 +26,17 @@ class LogTwins(RuleBasedStateMachine):
     def append(self, count: int, new_term: bool, size: int) -> None:
         self.term += new_term
         for _ in range(count):
-            added = entry(len(self.twin) + 1, self.term, b"." * size)
+            added = entry(len(self.model) + 1, self.term, b"." * size)
             self.log.append(added)
-            self.twin.append(added)
+            self.model.append(added)
 
     @rule(back=st.integers(0, 6))
     def cut(self, back: int) -> None:
-        index = max(len(self.twin) - back, self.commit) + 1
-        if index <= len(self.twin):
+        index = max(len(self.model) - back, self.commit) + 1
+        if index <= len(self.model):
             self.term += 1
             self.log.cut(Index(index))
-            del self.twin[index - 1 :]
+            del self.model[index - 1 :]
 
     @rule()
     def write_and_flush(self) -> None:
@@ -44,7 +44,7 @@ class LogTwins(RuleBasedStateMachine):
         if entries:
             self.reader.write(entries)
         self.log.persisted = self.log.written
-        self.commit = max(self.commit, len(self.twin) - 2)
+        self.commit = max(self.commit, len(self.model) - 2)
         self.log.release(Index(self.commit))
 
     @rule()
@@ -63,35 +63,35 @@ class LogTwins(RuleBasedStateMachine):
     @rule(ahead=st.integers(1, 5))
     def restore(self, ahead: int) -> None:
         self.term += 1
-        end = len(self.twin) + ahead
-        self.twin += [entry(i, self.term) for i in range(len(self.twin) + 1, end + 1)]
+        end = len(self.model) + ahead
+        self.model += [entry(i, self.term) for i in range(len(self.model) + 1, end + 1)]
         meta = SnapshotMeta(Index(end), Term(self.term))
         self.reader.install(meta)
         self.log.restore(meta)
         self.start = self.commit = end
 
     @invariant()
-    def the_same_to_the_eye(self) -> None:
-        log, twin = self.log, self.twin
-        assert log.last_index == len(twin)
-        assert log.last_term == (twin[-1].term if twin else 0)
+    def log_equals_model(self) -> None:
+        log, model = self.log, self.model
+        assert log.last_index == len(model)
+        assert log.last_term == (model[-1].term if model else 0)
         assert log.persisted <= log.written <= log.last_index
-        assert log.term(Index(len(twin) + 1)) is None
-        for index in range(max(self.start, 1), len(twin) + 1):
-            assert log.term(Index(index)) == twin[index - 1].term
+        assert log.term(Index(len(model) + 1)) is None
+        for index in range(max(self.start, 1), len(model) + 1):
+            assert log.term(Index(index)) == model[index - 1].term
         low = self.start + 1
         read: list[Entry] = []
-        while low <= len(twin):
-            part = log.entries(Index(low), Index(len(twin) + 1), 100)
+        while low <= len(model):
+            part = log.entries(Index(low), Index(len(model) + 1), 100)
             assert part
             assert len(part) == 1 or sum(len(e.data) + 32 for e in part) <= 100
             read += part
             low = part[-1].index + 1
-        assert read == twin[self.start :]
+        assert read == model[self.start :]
 
 
-LogTwins.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestLogTwins = LogTwins.TestCase
+LogModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLogModel = LogModel.TestCase
 
 
 def test_back_off_skips_terms_above_the_one_asked_for() -> None:

@@ -33,7 +33,7 @@ def kinds(messages: list[Message]) -> list[MessageKind]:
 
 
 @pytest.mark.parametrize("role", [Role.FOLLOWER, Role.CANDIDATE, Role.LEADER])
-def test_any_role_takes_over_a_larger_term_and_follows(role: Role) -> None:
+def test_any_role_adopts_a_larger_term_and_becomes_follower(role: Role) -> None:
     core = core_of(term=1)
     if role is Role.CANDIDATE:
         core.campaign()
@@ -45,7 +45,7 @@ def test_any_role_takes_over_a_larger_term_and_follows(role: Role) -> None:
     assert (core.role, core.term, core.leader, core.vote) == (Role.FOLLOWER, 9, C, NO_NODE)
 
 
-def test_stale_append_is_not_obeyed_and_its_sender_learns_the_term() -> None:
+def test_stale_append_is_refused_and_its_sender_learns_the_term() -> None:
     core = core_of(term=5)
     core.step(message(K.APPEND, B, A, 4, entries=[entry(1, 4)]))
     ready = drain(core)
@@ -72,14 +72,14 @@ def test_servers_start_as_followers_and_stay_while_they_hear_a_leader() -> None:
     assert core.role is Role.FOLLOWER
 
 
-def test_follower_without_leader_asks_first_then_runs_in_a_new_term() -> None:
+def test_follower_without_leader_requests_pre_votes_then_votes_in_a_new_term() -> None:
     core = core_of(terms=(1, 1), term=1)
     for _ in range(10):
         core.tick()
-    asked = drain(core)
+    requests = drain(core)
     assert core.role is Role.PRE_CANDIDATE
-    assert (core.term, core.vote) == (1, NO_NODE), "asking promises nothing"
-    assert [(m.kind, m.to, m.term, m.index, m.log_term) for m in asked.messages] == [
+    assert (core.term, core.vote) == (1, NO_NODE), "a pre-vote request promises nothing"
+    assert [(m.kind, m.to, m.term, m.index, m.log_term) for m in requests.messages] == [
         (K.PRE_VOTE, B, 2, 2, 1),
         (K.PRE_VOTE, C, 2, 2, 1),
     ]
@@ -106,7 +106,9 @@ def test_follower_without_leader_asks_first_then_runs_in_a_new_term() -> None:
         (4, 1, 2, Role.FOLLOWER),
     ],
 )
-def test_a_majority_decides(voters: int, granted: int, refused: int, role: Role) -> None:
+def test_a_majority_decides_the_election(
+    voters: int, granted: int, refused: int, role: Role
+) -> None:
     nodes = [NodeId(n) for n in range(1, voters + 1)]
     core = core_of(voters=nodes, config=CoreConfig(pre_vote=False))
     core.campaign()
@@ -131,7 +133,7 @@ def test_one_vote_per_term_first_come_first_served(
     assert core.vote == (candidate if granted else vote)
 
 
-def test_candidate_yields_to_the_leader_of_its_term() -> None:
+def test_candidate_follows_the_leader_of_its_term() -> None:
     core = core_of(config=CoreConfig(pre_vote=False))
     core.campaign()
     core.step(message(K.APPEND, B, A, 1))
@@ -140,13 +142,17 @@ def test_candidate_yields_to_the_leader_of_its_term() -> None:
 
 def test_split_vote_ends_in_another_election_with_a_new_timeout() -> None:
     draws: list[int] = []
-    core = core_of(config=CoreConfig(pre_vote=False))
-    core._draw = lambda low, high: draws.append(high - low) or low + 3
+
+    def draw(low: int, high: int) -> int:
+        draws.append(high - low)
+        return low + 3
+
+    core = core_of(config=CoreConfig(pre_vote=False), draw=draw)
     core.campaign()
     for _ in range(13):
         core.tick()
     assert (core.role, core.term) == (Role.CANDIDATE, 2)
-    assert draws
+    assert len(draws) > 1
     assert set(draws) == {10}
 
 
@@ -210,7 +216,7 @@ def test_follower_rejects_append_when_previous_term_differs(
         ((1, 1), [2, 4], [1, 2, 4], [4]),
     ],
 )
-def test_follower_deletes_what_conflicts_and_appends_what_is_missing(
+def test_follower_deletes_conflicting_entries_and_appends_missing_ones(
     previous: tuple[int, int], sent: list[int], after: list[int], written: list[int]
 ) -> None:
     core = core_of(terms=(1, 2), term=4)
@@ -226,7 +232,7 @@ def test_follower_deletes_what_conflicts_and_appends_what_is_missing(
 def test_follower_commits_no_further_than_the_entries_it_was_sent() -> None:
     core = core_of(terms=(1, 1, 1), term=1)
     core.step(message(K.APPEND, B, A, 1, index=1, log_term=1, commit=3))
-    assert core.commit == 1, "entries 2 and 3 may be another leader's"
+    assert core.commit == 1, "entries 2 and 3 may be from another leader"
 
 
 FIGURE_7 = [
@@ -241,12 +247,12 @@ FIGURE_7 = [
 
 
 @pytest.mark.parametrize("follower", FIGURE_7)
-def test_leader_brings_every_log_of_figure_7_into_line(follower: tuple[int, ...]) -> None:
-    leads = (1, 1, 1, 4, 4, 5, 5, 6, 6, 6)
-    group = Group(3, logs={A: leads, B: follower, C: (1,)}, terms={A: 7, B: 7, C: 7})
+def test_leader_repairs_every_log_of_figure_7(follower: tuple[int, ...]) -> None:
+    leader_log = (1, 1, 1, 4, 4, 5, 5, 6, 6, 6)
+    group = Group(3, logs={A: leader_log, B: follower, C: (1,)}, terms={A: 7, B: 7, C: 7})
     group.elect(A)
     group.tick(4, A)
-    assert terms_of(group[B]) == terms_of(group[A]) == [*leads, 8]
+    assert terms_of(group[B]) == terms_of(group[A]) == [*leader_log, 8]
 
 
 def test_back_off_costs_one_round_trip_per_conflicting_term() -> None:
@@ -291,7 +297,7 @@ def test_voter_denies_a_candidate_whose_log_is_older(
     assert reply.reject is not granted
 
 
-def test_only_entries_of_the_own_term_are_committed_by_counting() -> None:
+def test_only_entries_of_the_leaders_own_term_are_committed_by_counting_replicas() -> None:
     """Figure 8: an entry of term 2 on a majority is not committed by the leader of term 4."""
     core = core_of(terms=(1, 2), term=3)
     elect(core, B)
@@ -299,28 +305,27 @@ def test_only_entries_of_the_own_term_are_committed_by_counting() -> None:
     core.step(message(K.APPEND_REPLY, B, A, 4, index=2))
     assert core.commit == 0
     core.step(message(K.APPEND_REPLY, B, A, 4, index=3))
-    assert core.commit == 3, "its noop commits everything before it"
+    assert core.commit == 3, "its own NOOP commits everything before it"
 
 
 # -- 6 and the thesis: disruption, check-quorum, transfer
 
 
 @pytest.mark.parametrize("kind", [K.VOTE, K.PRE_VOTE])
-def test_follower_that_hears_a_leader_refuses_others(kind: MessageKind) -> None:
-    core = core_of(term=1)
+def test_follower_that_hears_a_leader_refuses_other_candidates(kind: MessageKind) -> None:
+    core = core_of(term=1, draw=lambda low, high: high - 1)
     core.step(message(K.HEARTBEAT, B, A, 1))
     for _ in range(9):
         core.tick()
     core.step(message(kind, C, A, 2, index=9, log_term=1))
     assert all(m.reject for m in drain(core).messages)
     assert core.term == 1
-    core._timeout = 99
     core.tick()
     core.step(message(kind, C, A, 2, index=9, log_term=1))
     assert not drain(core).messages[0].reject
 
 
-def test_cut_off_node_does_not_disturb_when_it_returns() -> None:
+def test_disconnected_node_does_not_disturb_the_leader_when_it_returns() -> None:
     group = Group(3)
     leader = group.elect(A)
     group.cut_off(C)
@@ -355,7 +360,7 @@ def test_node_ahead_in_term_can_rejoin() -> None:
     assert len({group[node].term for node in group.hosts}) == 1
 
 
-def test_transfer_waits_until_the_target_is_level_and_refuses_proposals_meanwhile() -> None:
+def test_transfer_waits_until_the_target_has_caught_up_and_refuses_proposals_meanwhile() -> None:
     group = Group(3)
     leader = group.elect(A)
     group.cut_off(B)
@@ -374,7 +379,7 @@ def test_transfer_waits_until_the_target_is_level_and_refuses_proposals_meanwhil
     assert group[B].last_index == leader.last_index
 
 
-def test_transfer_to_a_dead_node_is_given_up_after_an_election_timeout() -> None:
+def test_transfer_to_an_unreachable_node_ends_after_an_election_timeout() -> None:
     group = Group(3)
     leader = group.elect(A)
     group.cut_off(B)
@@ -395,7 +400,7 @@ def test_snapshot_replaces_a_log_that_does_not_hold_its_position() -> None:
     assert ready.snapshot is not None
     assert (ready.snapshot.index, ready.snapshot.term) == (5, 2)
     core.step(message(K.APPEND, B, A, 2, index=2, log_term=1, entries=[entry(3, 2)]))
-    assert core.last_index == 2, "a log about to be replaced takes nothing"
+    assert core.last_index == 2, "a log about to be replaced accepts no entries"
     core.snapshot_installed(ready.snapshot.index, ready.snapshot.term)
     (reply,) = [m for m in drain(core).messages if m.kind == K.APPEND_REPLY]
     assert (reply.index, reply.reject) == (5, False)
@@ -428,7 +433,7 @@ def test_learner_receives_the_log_but_neither_votes_nor_counts() -> None:
     assert learner.role is Role.LEARNER
 
 
-def test_a_candidate_of_an_earlier_term_is_told_the_present_one() -> None:
+def test_a_candidate_of_an_earlier_term_learns_the_current_term() -> None:
     """Figure 2, RequestVote: the answer carries the term, so that the candidate catches up."""
     core = core_of(term=9)
     core.step(message(K.VOTE, B, A, 5))

@@ -1,4 +1,4 @@
-"""Promises and the disk: what waits for a flush, and which flush counts."""
+"""Persistence: which messages wait for a flush, and which flush counts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from raft.core.log import MemoryReader, RaftLog
 from raft.core.messages import MessageKind
-from raft.core.raft_core import CoreConfig
+from raft.core.raft_core import CoreConfig, RaftCore
 from raft.types import HardState, Index, InvariantViolation, NodeId, Role, Term
 from tests.support.core_rig import A, B, C, Group, core_of, drain, elect, entry, message, terms_of
 
 K = MessageKind
 
 
-def test_vote_and_its_hard_state_come_in_one_ready_and_the_answer_waits() -> None:
+def test_vote_and_its_hard_state_are_in_one_ready_and_the_answer_waits_for_the_flush() -> None:
     core = core_of()
     core.step(message(K.VOTE, B, A, 3))
     ready = core.ready()
@@ -24,7 +24,7 @@ def test_vote_and_its_hard_state_come_in_one_ready_and_the_answer_waits() -> Non
     assert ready.must_flush
 
 
-def test_append_answer_waits_and_a_repeat_waits_for_the_earlier_write() -> None:
+def test_append_answer_waits_for_the_flush_and_so_does_the_answer_to_a_duplicate() -> None:
     core = core_of(term=1)
     append = message(K.APPEND, B, A, 1, entries=[entry(1, 1)])
     core.step(append)
@@ -37,7 +37,7 @@ def test_append_answer_waits_and_a_repeat_waits_for_the_earlier_write() -> None:
     assert [m.kind for m in second.after_persist] == [K.APPEND_REPLY], "entry 1 is not flushed yet"
     core.persisted(second.number, term=second.term)
     core.step(append)
-    assert [m.kind for m in core.ready().messages] == [K.APPEND_REPLY], "nothing left to wait for"
+    assert [m.kind for m in core.ready().messages] == [K.APPEND_REPLY], "everything is flushed"
 
 
 def test_candidate_counts_its_own_vote_only_when_it_is_on_disk() -> None:
@@ -53,12 +53,12 @@ def test_leader_counts_itself_only_after_its_flush() -> None:
     core = core_of()
     ready = elect(core, B)
     core.step(message(K.APPEND_REPLY, B, A, 1, index=1))
-    assert core.commit == 0, "B alone is no majority"
+    assert core.commit == 0, "B alone is not a majority"
     core.persisted(ready.number, term=ready.term)
     assert core.commit == 1
 
 
-def test_committed_without_us_is_handed_out_after_our_own_flush() -> None:
+def test_entry_committed_by_the_others_is_handed_out_after_our_own_flush() -> None:
     core = core_of()
     ready = elect(core, B)
     for peer in (B, C):
@@ -69,7 +69,7 @@ def test_committed_without_us_is_handed_out_after_our_own_flush() -> None:
     assert [e.index for e in core.ready().committed] == [1]
 
 
-def test_several_readies_may_be_outstanding_and_the_last_flush_stands_for_all() -> None:
+def test_several_readies_may_be_unflushed_and_the_last_flush_covers_all() -> None:
     core = core_of(voters=[A])
     core.campaign()
     drain(core)
@@ -86,7 +86,7 @@ def test_several_readies_may_be_outstanding_and_the_last_flush_stands_for_all() 
 
 
 def test_flush_of_overwritten_entries_does_not_count() -> None:
-    """The same (index, term) leaves the log and comes back while the first write is flushed."""
+    """The same (index, term) is cut and written again while the first write is being flushed."""
     core = core_of(term=2)
     core.step(message(K.APPEND, B, A, 2, entries=[entry(1, 2), entry(2, 2)]))
     first = core.ready()
@@ -103,7 +103,7 @@ def test_flush_of_overwritten_entries_does_not_count() -> None:
     assert core.log.persisted == 2
 
 
-def test_ready_of_a_new_term_vouches_for_entries_written_before_it() -> None:
+def test_flush_of_a_new_terms_ready_covers_entries_written_before_it() -> None:
     core = core_of(term=1)
     core.step(message(K.APPEND, B, A, 1, entries=[entry(1, 1)]))
     first = core.ready()
@@ -115,7 +115,7 @@ def test_ready_of_a_new_term_vouches_for_entries_written_before_it() -> None:
     assert core.log.persisted == 1
 
 
-def test_persisted_with_another_term_than_the_ready_is_our_own_mistake() -> None:
+def test_persisted_with_another_term_than_the_ready_is_an_invariant_violation() -> None:
     core = core_of()
     core.step(message(K.VOTE, B, A, 3))
     ready = core.ready()
@@ -123,7 +123,7 @@ def test_persisted_with_another_term_than_the_ready_is_our_own_mistake() -> None
         core.persisted(ready.number, term=Term(2))
 
 
-def test_reject_and_heartbeat_answers_do_not_wait() -> None:
+def test_rejections_and_heartbeat_answers_do_not_wait_for_the_flush() -> None:
     core = core_of(term=1)
     core.step(message(K.APPEND, B, A, 1, entries=[entry(1, 1)]))
     core.step(message(K.HEARTBEAT, B, A, 1, context=1))
@@ -136,7 +136,7 @@ def test_reject_and_heartbeat_answers_do_not_wait() -> None:
     assert [(m.kind, m.index) for m in ready.after_persist] == [(K.APPEND_REPLY, 1)]
 
 
-def test_commit_index_rides_along_and_never_causes_a_write() -> None:
+def test_commit_index_is_written_with_other_data_and_never_alone() -> None:
     group = Group(3)
     leader = group.elect(A)
     written = group.hosts[A].hard_state.commit
@@ -147,13 +147,12 @@ def test_commit_index_rides_along_and_never_causes_a_write() -> None:
     assert not leader.has_ready()
 
 
-def test_restart_hands_out_what_the_machine_lacks_and_nothing_twice() -> None:
+def test_restart_hands_out_entries_that_are_not_applied_and_no_entry_twice() -> None:
     reader = MemoryReader()
     reader.write([entry(n, 1) for n in range(1, 6)])
 
     def start(applied: int, commit: int) -> list[int]:
-        core = core_of()
-        core = type(core)(
+        core = RaftCore(
             node=A,
             voters=[A, B, C],
             log=RaftLog(reader),
@@ -172,13 +171,13 @@ def test_restart_hands_out_what_the_machine_lacks_and_nothing_twice() -> None:
         start(6, 4)
 
 
-def test_leader_counting_on_entries_we_lack_stops_us() -> None:
+def test_commit_index_beyond_our_log_is_an_invariant_violation() -> None:
     core = core_of(terms=(1,), term=1)
     with pytest.raises(InvariantViolation, match="lost what it had flushed"):
         core.step(message(K.HEARTBEAT, B, A, 1, commit=2))
 
 
-def test_append_that_would_overwrite_a_committed_entry_stops_us() -> None:
+def test_append_does_not_overwrite_committed_entries() -> None:
     core = core_of(terms=(1, 1), term=1, commit=1)
     core.step(message(K.APPEND, B, A, 1, index=2, log_term=1, commit=2))
     core.step(message(K.APPEND, B, A, 1, index=1, log_term=1, entries=[entry(2, 7)]))
@@ -203,15 +202,15 @@ def test_group_of_one_elects_itself_on_the_first_tick_and_commits_alone(ticks: i
     assert [e.data for e in host.applied] == [b"", b"x"]
 
 
-def test_quiet_core_has_nothing_ready() -> None:
+def test_idle_core_has_nothing_ready() -> None:
     group = Group(3)
     group.elect(A)
     group.tick(1)
     assert not any(group[NodeId(n)].has_ready() for n in (1, 2, 3))
 
 
-def test_stored_commit_never_stands_for_an_entry_that_is_not_on_disk() -> None:
-    """Torn in a crash, the write leaves the commit index and the entry it was to replace."""
+def test_stored_commit_index_never_covers_an_entry_that_is_not_on_disk() -> None:
+    """A write torn in a crash may leave the commit index and the entry that it was to replace."""
     core = core_of(terms=(1, 2, 2), term=2)
     core.step(message(K.APPEND, B, A, 3, index=1, log_term=1, entries=[entry(2, 3)], commit=2))
     ready = core.ready()

@@ -1,4 +1,4 @@
-"""What a leader sends: windows, batches, probes, snapshots, news of commits."""
+"""What a leader sends: windows, batches, probes, snapshots, commit notices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ K = MessageKind
 
 
 def leader_of_three(config: CoreConfig | None = None) -> RaftCore:
-    """A leads term 1, B has confirmed the noop, so B is in the replicate state."""
+    """A leads term 1, B has confirmed the NOOP, so B is in the replicate state."""
     core = core_of(config=config)
     ready = elect(core, B)
     core.persisted(ready.number, term=ready.term)
@@ -44,10 +44,10 @@ def test_appends_are_pipelined_until_the_window_is_full() -> None:
         sent += appends(core.ready().messages, B)
     assert sent == [(1, 1), (2, 1)]
     core.step(message(K.APPEND_REPLY, B, A, 1, index=2))
-    assert appends(core.ready().messages, B) == [(3, 2)], "what gathered goes in one append"
+    assert appends(core.ready().messages, B) == [(3, 2)], "queued entries go into one append"
 
 
-def test_append_holds_at_most_the_bytes_allowed_but_one_entry_always() -> None:
+def test_append_is_limited_in_bytes_but_may_always_hold_one_entry() -> None:
     core = leader_of_three(CoreConfig(max_append_bytes=300))
     for _ in range(4):
         core.propose(b"x" * 100)
@@ -106,14 +106,14 @@ def test_idle_followers_learn_of_a_commit_without_waiting_for_a_heartbeat() -> N
     assert group[B].commit == group[C].commit == 2
 
 
-def test_commit_notice_wants_no_answer() -> None:
+def test_commit_notice_is_not_answered() -> None:
     core = core_of(terms=(1,), term=1)
     core.step(message(K.HEARTBEAT, B, A, 1, commit=1))
     assert core.commit == 1
     assert not [m for m in core.ready().messages if m.kind == K.HEARTBEAT_REPLY]
 
 
-def test_heartbeat_never_tells_more_than_the_peer_is_known_to_hold() -> None:
+def test_heartbeat_commit_never_exceeds_what_the_peer_is_known_to_hold() -> None:
     core = leader_of_three()
     for _ in range(2):
         core.tick()
@@ -121,7 +121,7 @@ def test_heartbeat_never_tells_more_than_the_peer_is_known_to_hold() -> None:
     assert beats == {B: 1, C: 0}
 
 
-def test_peer_that_needs_a_cut_entry_is_sent_a_snapshot_and_then_the_rest() -> None:
+def test_peer_that_needs_a_compacted_entry_is_sent_a_snapshot_and_then_the_rest() -> None:
     group = Group(3)
     leader = group.elect(A)
     group.cut_off(C)
@@ -132,7 +132,7 @@ def test_peer_that_needs_a_cut_entry_is_sent_a_snapshot_and_then_the_rest() -> N
     host.reader.compact(Index(5))
     group.restart(A)
     group.heal()
-    group.tick(11, B)  # its lease for the former leader runs out
+    group.tick(11, B)  # until it may vote again: it heard the former leader
     leader = group.elect(A)
     group.tick(2, A)
     assert host is not group.hosts[A]
@@ -149,7 +149,7 @@ def test_peer_that_needs_a_cut_entry_is_sent_a_snapshot_and_then_the_rest() -> N
 
 
 @pytest.mark.parametrize("ok", [True, False])
-def test_snapshot_that_did_not_arrive_is_asked_for_again(ok: bool) -> None:
+def test_snapshot_that_did_not_arrive_is_sent_again(ok: bool) -> None:
     core = core_of(terms=(1,) * 9, term=1)
     reader = core.log._reader
     reader.compact(Index(8))  # type: ignore[attr-defined]
@@ -159,23 +159,23 @@ def test_snapshot_that_did_not_arrive_is_asked_for_again(ok: bool) -> None:
     core.step(message(K.HEARTBEAT_REPLY, C, A, 2, context=1))
     assert core.ready().snapshot_to == [], "one stream at a time"
     core.report_snapshot(C, ok)
-    assert core.ready().snapshot_to == [], "not before it shows signs of life"
+    assert core.ready().snapshot_to == [], "not before it answers a heartbeat"
     core.step(message(K.HEARTBEAT_REPLY, C, A, 2, context=1))
     ready = core.ready()
-    if ok:  # we believe it has it, and ask; it says no
+    if ok:  # a probe from the end of our log is refused
         (probe,) = [m for m in ready.messages if m.kind == K.APPEND and m.to == C]
         core.step(message(K.APPEND_REPLY, C, A, 2, index=probe.index, reject=True))
         ready = core.ready()
     assert ready.snapshot_to == [C]
 
 
-def test_peer_that_claims_more_than_our_log_holds_is_an_invariant_broken() -> None:
+def test_match_index_beyond_our_log_is_an_invariant_violation() -> None:
     core = leader_of_three()
     with pytest.raises(InvariantViolation):
         core.step(message(K.APPEND_REPLY, B, A, 1, index=50))
 
 
-def test_answers_of_strangers_change_nothing() -> None:
+def test_answers_of_nodes_outside_the_group_are_ignored() -> None:
     core = leader_of_three()
     core.step(message(K.APPEND_REPLY, 77, A, 1, index=1))
     core.step(message(K.HEARTBEAT_REPLY, 77, A, 1, context=1))
@@ -194,7 +194,7 @@ def test_follower_refuses_proposals_and_names_the_leader() -> None:
         group[B].transfer_leader(C)
 
 
-def test_leadership_cannot_go_to_a_stranger_or_learner() -> None:
+def test_leadership_cannot_be_transferred_to_a_learner() -> None:
     group = Group(3, learners=1)
     leader = group.elect(A)
     with pytest.raises(RaftError):
@@ -203,7 +203,7 @@ def test_leadership_cannot_go_to_a_stranger_or_learner() -> None:
     assert leader.role is Role.LEADER
 
 
-def test_tail_in_memory_is_bounded_and_old_entries_come_from_the_store() -> None:
+def test_tail_in_memory_is_bounded_and_older_entries_are_read_from_the_store() -> None:
     group = Group(3)
     leader = group.elect(A)
     group.cut_off(C)
@@ -218,8 +218,8 @@ def test_tail_in_memory_is_bounded_and_old_entries_come_from_the_store() -> None
 
 
 def test_answer_to_an_earlier_term_confirms_no_read() -> None:
-    """A leader elected again counts its rounds anew: an answer to a heartbeat of its earlier
-    term, which carries the present one, says nothing about any of them."""
+    """A leader that is elected again starts its round numbers from the beginning. An answer to a
+    heartbeat of its earlier term carries the current term, but must not confirm a round."""
     follower = core_of(node=B, term=4)
     follower.step(message(K.HEARTBEAT, A, B, 3, context=33))
     (late,) = drain(follower).messages

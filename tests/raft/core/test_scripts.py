@@ -1,12 +1,12 @@
-"""Scenario scripts: text files of commands and the state they must lead to.
+"""Scenario scripts: text files of commands and their expected output.
 
-A file is a run of cases: a command, its lines of input if any, `----`, and what it prints. Cases of
-one file share one group of cores. With REWRITE=1 in the environment the expectations are written
-anew; commit that only if every changed line can be explained.
+A file is a list of cases: one or more commands, `----`, and the expected output. The cases of one
+file share one group of cores. With REWRITE=1 in the environment the expected output is rewritten;
+commit that only if every changed line can be explained.
 
-    group voters=3 learners=1 [log_<node>=1,1,2] [option=value]   begin, with logs of these terms
+    group voters=3 learners=1 [log_<node>=1,1,2] [option=value]   start, with logs of these terms
     campaign|tick|propose|transfer|change|read|restart|lose|compact|snapshot|sleep|wake ...
-    deliver [drop=a->bc,...] [passes=N]   until nothing moves, or N times; links named are cut
+    deliver [drop=a->bc,...] [passes=N]   until no message is left, or N times; drop cuts links
     show [nodes]              role, term, log and members of each"""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def nodes_of(names: str) -> list[NodeId]:
 
 
 class Scene:
-    """One group and what is printed about it."""
+    """One group, and the commands that act on it or print its state."""
 
     def __init__(self) -> None:
         self.group = Group(3)
@@ -73,7 +73,7 @@ class Scene:
         self.group.on_reads = lambda node, reads: self.reads.extend((node, r) for r in reads)
 
     def do_add(self, name: str) -> None:
-        """A node outside the group, which knows whom the group began with."""
+        """Add a node outside the group, which knows the members that the group began with."""
         self.group.add(node_of(name))
 
     def do_campaign(self, name: str) -> None:
@@ -189,7 +189,7 @@ def parse(text: str) -> list[tuple[list[str], str, str]]:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_scenario_leads_to_the_written_states(path: Path) -> None:
+def test_scenario_produces_the_expected_output(path: Path) -> None:
     scene = Scene()
     written = []
     for comments, command, expected in parse(path.read_text()):

@@ -1,0 +1,163 @@
+"""Planted bugs: consensus rules broken on purpose, to prove that the simulator notices.
+
+Owns: one subclass per bug, each of which breaks a single rule of the core or of the node.
+May not touch: production code; a bug is chosen by the parts that a simulated node is built from.
+Spec: chaos/sim/checks.py must report each of them within 2,000 seeds (tests/chaos/sim)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from chaos.sim.disk import MachineState
+from chaos.sim.node import SimNode
+from raft.core.commitment import Commitment
+from raft.core.election import Election
+from raft.core.follower import Follower
+from raft.core.leader import LeaderState
+from raft.core.log_matching import LogMatching
+from raft.core.membership import MembersInUse
+from raft.core.messages import Entry, Message
+from raft.core.raft_core import STANDARD_PARTS, CoreParts
+from raft.core.vote_granting import VoteGranting
+from raft.types import NO_NODE, HardState, Index, Members, NodeId, Term
+
+SNAPSHOT_TAIL_LOSS: Final = 0.3  # probability that a snapshot loses its last chunk
+_LATEST: Final = Term(1 << 62)
+
+
+class ForgetsVoteOnRestart(Election):
+    """Raft figure 2: votedFor is persistent."""
+
+    __slots__ = ()
+
+    def restored_vote(self, stored: HardState) -> NodeId:
+        return NO_NODE
+
+
+class ConfirmsAppendBeforeFlush(Follower):
+    """Raft figure 2: respond after updating stable storage."""
+
+    __slots__ = ()
+
+    def confirm_append(self, to: NodeId, index: Index) -> None:
+        super().confirm_append(to, index)
+        self._outbox.now.append(self._outbox.after_persist.pop())
+
+
+class CommitsEarlierTerm(Commitment):
+    """Section 5.4.2: a leader counts replicas only for entries of its own term."""
+
+    __slots__ = ()
+
+    def may_commit(self, index: Index, *, term_start: Index) -> bool:
+        return index > self.index
+
+
+class GrantsPreVoteToAnyLog(VoteGranting):
+    """Thesis 9.6: a pre-vote needs a log that is up to date."""
+
+    __slots__ = ()
+
+    def grants_pre_vote(
+        self,
+        request: Message,
+        *,
+        term: Term,
+        vote: NodeId,
+        leader: NodeId | None,
+        hears_leader: bool,
+    ) -> bool:
+        return super().grants_pre_vote(
+            replace(request, log_term=_LATEST),
+            term=term,
+            vote=vote,
+            leader=leader,
+            hears_leader=hears_leader,
+        )
+
+
+class TruncatesOnStaleAppend(LogMatching):
+    """Section 5.3: only a conflict truncates the log."""
+
+    __slots__ = ()
+
+    def first_new(self, entries: Sequence[Entry]) -> int:
+        return 0
+
+
+class CountsLearnersAsVoters(LeaderState):
+    """Thesis 4.2.1: learners do not count towards a majority."""
+
+    __slots__ = ()
+
+    def voter_sets(self, members: Members) -> list[tuple[NodeId, ...]]:
+        return [(*voters, *members.learners) for voters in super().voter_sets(members)]
+
+
+class UsesMembersWhenCommitted(MembersInUse):
+    """Thesis 4.1: a configuration is in use as soon as it is in the log."""
+
+    __slots__ = ()
+
+    def effective(self) -> Members:
+        return self.at(self._commit.index)
+
+
+class TakesUpMembersAfterStep(SimNode):
+    """Goes with UsesMembersWhenCommitted: a commit may bring another configuration into use."""
+
+    def _step(self, message: Message) -> None:
+        super()._step(message)
+        self.core._election.refresh_members()  # noqa: SLF001 - the bug reaches into the core
+
+
+class ReadsWithoutConfirmation(LeaderState):
+    """Thesis 6.4: a leader confirms that it still leads before it answers a read."""
+
+    __slots__ = ()
+
+    def may_read_without_round(self, commit: Index, *, lease: bool) -> bool:
+        return True
+
+
+class KeepsDamagedEntry(SimNode):
+    """A log with a damaged entry must be given up."""
+
+    def check_log(self) -> None:
+        pass
+
+
+class LosesSnapshotTail(SimNode):
+    """A snapshot must arrive as a whole."""
+
+    def snapshot_chunks(self, state: MachineState) -> list[bytes]:
+        chunks = super().snapshot_chunks(state)
+        return chunks[:-1] if self._rng.random() < SNAPSHOT_TAIL_LOSS else chunks
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedBug:
+    """What a simulated cluster is built from."""
+
+    parts: CoreParts = STANDARD_PARTS
+    node_type: type[SimNode] = SimNode
+
+
+NO_BUG: Final = PlantedBug()
+
+PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
+    "forget_vote": PlantedBug(CoreParts(election=ForgetsVoteOnRestart)),
+    "append_before_flush": PlantedBug(CoreParts(follower=ConfirmsAppendBeforeFlush)),
+    "commit_earlier_term": PlantedBug(CoreParts(commitment=CommitsEarlierTerm)),
+    "pre_vote_any_log": PlantedBug(CoreParts(vote_granting=GrantsPreVoteToAnyLog)),
+    "truncate_stale": PlantedBug(CoreParts(log_matching=TruncatesOnStaleAppend)),
+    "count_learner": PlantedBug(CoreParts(leader=CountsLearnersAsVoters)),
+    "late_members": PlantedBug(
+        CoreParts(members=UsesMembersWhenCommitted), TakesUpMembersAfterStep
+    ),
+    "read_unconfirmed": PlantedBug(CoreParts(leader=ReadsWithoutConfirmation)),
+    "keep_damaged": PlantedBug(node_type=KeepsDamagedEntry),
+    "lose_snapshot_tail": PlantedBug(node_type=LosesSnapshotTail),
+}
