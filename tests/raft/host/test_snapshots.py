@@ -132,7 +132,7 @@ def test_a_cut_link_does_not_make_the_snapshot_start_again(tmp_path: Path) -> No
         await absent.start(limits=slow)
         receiver = absent.host._snapshots._receiver
         await until(lambda: any(s.chunks.nbytes > 4e6 for s in receiver._streams.values()))
-        for link in leader.transport._mesh.links[absent.node]:
+        for link in leader.transport._peers.links[absent.node]:
             link.abort()
         await until(lambda: bool(absent.ledger.restored))
         await until(lambda: leader.host.statistics().snapshots_sent == 1)
