@@ -19,7 +19,7 @@ from raft.store.records import StoreFailed
 from raft.types import NodeId, Role, SnapshotMeta
 
 
-class Snapshots(Protocol):
+class ReadySnapshots(Protocol):
     """What a Ready may ask for: see SnapshotExchange."""
 
     def install(self, group: Group, meta: SnapshotMeta) -> None: ...
@@ -33,7 +33,7 @@ class Applier:
     def __init__(
         self,
         *,
-        snapshots: Snapshots,
+        snapshots: ReadySnapshots,
         group_failed: Callable[[Group, Exception], None],
         store_failed: Callable[[BaseException], None],
     ) -> None:

@@ -123,7 +123,7 @@ def test_a_node_of_another_cluster_is_refused(caplog: pytest.LogCaptureFixture) 
         assert not a.peers()
         assert not b.peers()
         await until(lambda: a.statistics().refused.get("cluster", 0) >= 2)  # it tries again
-        assert caplog.text.count('belongs to cluster "other"') == 2  # and is named once on each side
+        assert caplog.text.count('belongs to cluster "other"') == 2  # logged once on each side
 
     with caplog.at_level(logging.WARNING):
         cluster_test(body)
