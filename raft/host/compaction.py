@@ -1,10 +1,10 @@
-"""Cutting logs: where the log of a group may be cut, and cutting those that may.
+"""Log compaction: up to where the log of a group may be cut, and cutting it.
 
-Owns: one decision, as a pure function, the write that carries it out for all groups, and when the
-space of what is gone is taken back.
+Owns: one decision, as a pure function (`cut_point`), the write that carries it out for all groups,
+and when the database gives the space of deleted values back.
 May not touch: the core, the machine's state.
-Spec: Raft section 7. The log is needed above what the machine has made durable, and a while
-longer for followers: one that is a little behind is cheaper to serve from the log."""
+Spec: Raft section 7. The log is needed above what the machine has made durable, and some more of it
+for followers: one that is a little behind is cheaper to serve from the log than by a snapshot."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from itertools import islice
 from typing import Final
 
 from raft.host.group import Group
-from raft.host.snapshots import SnapshotExchange
 from raft.store.log_store import LogStore
 from raft.store.records import StoreBusy
 from raft.store.write_batch import LogBatch
 from raft.transport.transport import Transport
 from raft.types import GroupId, Index, Role, SnapshotMeta, Term
 
-_SLEEPERS_AT_ONCE: Final = 256
+_SLEEPING_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class CompactionPolicy:
     keep_bytes: int = 64 << 20  # fewer entries are kept if these are more than this
     keep_bytes_in_memory: int = 8 << 20  # the same for logs that are in memory only
     lag_bytes_max: int = 512 << 20  # a follower further behind than this gets a snapshot
-    step_entries: int = 256  # a cut smaller than both steps is put off
+    step_entries: int = 256  # a cut smaller than both steps is postponed
     step_bytes: int = 8 << 20
     every_ticks: int = 20
 
@@ -45,9 +44,9 @@ def cut_point(
     average_bytes: int,
     needed: Iterable[Index],
 ) -> Index | None:
-    """The index up to which the log goes away, None to leave it.
+    """The index up to which the log is cut, None to leave it.
 
-    `needed`: indices after which connected followers and snapshots under way will read on."""
+    `needed`: indices after which connected followers and running snapshots will read on."""
     kept = min(policy.keep_entries, max(1, policy.keep_bytes // average_bytes))
     cut = durable - kept
     for match in needed:
@@ -68,42 +67,42 @@ class Compactor:
         *,
         store: LogStore,
         transport: Transport,
-        exchange: SnapshotExchange,
-        failed: Callable[[Group, Exception], None],
+        indices_needed: Callable[[Group], list[Index]],
+        group_failed: Callable[[Group, Exception], None],
         store_failed: Callable[[BaseException], None],
     ) -> None:
+        """`indices_needed`: after which the snapshots being sent will need the log."""
         self.policy = policy
         self._store = store
         self._transport = transport
-        self._exchange = exchange
-        self._failed = failed
+        self._indices_needed = indices_needed
+        self._group_failed = group_failed
         self._store_failed = store_failed
         self._reclaiming: asyncio.Future[None] | None = None
-        self._walked = 0  # how far the walk over sleeping groups has come
+        self._position = 0  # of the walk over sleeping groups
 
     def choose(
         self, groups: Mapping[GroupId, Group], awake: Mapping[GroupId, Group]
     ) -> list[Group]:
-        """Those awake, and in turn a few of those that sleep: their state may have become
-        durable since."""
+        """All that are awake, and a few of the sleeping ones in turn: their state may have become
+        durable since they fell asleep."""
         if len(awake) == len(groups):
             return list(awake.values())
-        start = self._walked if self._walked < len(groups) else 0
-        self._walked = start + _SLEEPERS_AT_ONCE
-        sleepers = islice(groups.values(), start, self._walked)
-        return [*awake.values(), *(group for group in sleepers if group.id not in awake)]
+        start = self._position if self._position < len(groups) else 0
+        self._position = start + _SLEEPING_AT_ONCE
+        sleeping = islice(groups.values(), start, self._position)
+        return [*awake.values(), *(group for group in sleeping if group.id not in awake)]
 
     def run(self, groups: Iterable[Group]) -> None:
-        """Cut every log that may be cut, in one write that nobody waits for. Raises
-        StoreFailed."""
+        """Cut every log that may be cut, in one write without a flush. Raises StoreFailed."""
         batch = LogBatch()
         for group in groups:
             if group.stopped is not None or group.installing:
                 continue
             try:
                 cut = self._cut_point(group)
-            except Exception as error:  # noqa: BLE001 - ends this group, loudly
-                self._failed(group, error)
+            except Exception as error:  # noqa: BLE001 - stops this group
+                self._group_failed(group, error)
                 continue
             if cut is None:
                 continue
@@ -116,10 +115,10 @@ class Compactor:
             try:
                 self._store.write(batch)
             except StoreBusy:
-                return  # the next time is as good
+                return  # try again the next time
 
     def reclaim(self) -> None:
-        """If much of the database is garbage, begin to take the space back beside all else."""
+        """If much of the database is garbage, start to reclaim the space in the background."""
         if self._reclaiming is None and self._store.is_wasteful():
             loop = asyncio.get_running_loop()
             self._reclaiming = loop.run_in_executor(None, self._store.reclaim)
@@ -133,7 +132,7 @@ class Compactor:
 
     def _cut_point(self, group: Group) -> Index | None:
         log, core = group.log, group.core
-        needed = self._exchange.indices_needed(group)
+        needed = self._indices_needed(group)
         if core.role is Role.LEADER:
             peers = core.status().peers
             needed += [peer.match for peer in peers if self._transport.connected(peer.node)]

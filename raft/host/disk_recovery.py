@@ -1,61 +1,140 @@
-"""Back to work after the disk has failed, without a restart.
+"""A disk that fails or is full: the node falls silent, and goes on without a restart.
 
-Owns: when a failed store is tried again, and what must hold before it is.
-May not touch: groups and machines (the host lets go of them, the application makes them anew).
-Spec: a flush that failed says nothing about what is on the disk, and the next one that succeeds
-says nothing about what the failed one left out: the kernel may have dropped the pages. So nothing
-is flushed again in the hope that it works now. The store is opened anew as after a crash: what the
-write-ahead log still shows is written to new files and flushed before any group sees it, and every
-group begins from there. What was not confirmed was not promised, so it may be there or not. Groups
-whose log is in memory go on meanwhile, but for votes and new terms, which are written again."""
+Owns: whether the disk works, when a failed store is tried again, and what must hold before it is.
+May not touch: what groups do meanwhile (the table stops them; the application adds them again).
+Spec: a flush that failed says nothing about what is on the disk, and a later flush that succeeds
+says nothing about what the failed one left out: the kernel may have dropped those pages. So a
+failed flush is never retried. The store is opened again as after a crash: what the write-ahead log
+still shows is written to new files and flushed before any group sees it, and every group starts
+from there. What was not confirmed was not promised, so it may be there or not. Groups whose log is
+in memory go on meanwhile, except for votes and new terms, which are written again. A full disk is
+noticed before the database meets it (raft/store/disk_space.py), so nothing has to be reopened."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from raft.host.group import Group
-from raft.host.rounds import Rounds
+from raft.host.group_table import GroupTable
 from raft.store.log_store import LogStore
 from raft.store.records import StoreError
 from raft.types import GroupId
 
 _log = logging.getLogger("raft.recovery")
-_FIRST_SECONDS: Final = 0.25
-_LAST_SECONDS: Final = 4.0  # between two attempts
+_RETRY_FIRST_SECONDS: Final = 0.25
+_RETRY_LAST_SECONDS: Final = 4.0
 
 
-class Recovery:
-    def __init__(self, *, store: LogStore, rounds: Rounds, groups: Mapping[GroupId, Group]) -> None:
-        self.count = 0
+class RestartableRounds(Protocol):
+    """The rounds, as far as recovery uses them."""
+
+    @property
+    def flushing(self) -> bool: ...
+
+    def restart(self) -> None: ...
+
+
+class DiskRecovery:
+    """Its task lives in the TaskGroup of the host's run(), between `open` and `close`."""
+
+    def __init__(
+        self,
+        *,
+        store: LogStore,
+        groups: GroupTable,
+        remove: Callable[[GroupId], None],
+        on_failure: Callable[[BaseException], None] | None,
+        on_recovered: Callable[[], None] | None,
+    ) -> None:
+        """`remove` takes a group out of the host. The other callbacks: see Host."""
+        self.failure: BaseException | None = None
+        self.count = 0  # recoveries
         self._store = store
-        self._rounds = rounds
         self._groups = groups
+        self._remove = remove
+        self._on_failure = on_failure
+        self._on_recovered = on_recovered
+        self._logged_full = False
+        self._rounds: RestartableRounds | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    async def run(self, resume: Callable[[], None]) -> None:
-        """Try until the store is open again, then `resume` in the same step of the loop: nobody
-        reads in between. Opening holds up the loop while the write-ahead log is read."""
+    def open(self, rounds: RestartableRounds, tasks: asyncio.TaskGroup) -> None:
+        self._rounds, self._tasks = rounds, tasks
+
+    def close(self) -> None:
+        self._tasks = None
+        if self._task is not None:
+            self._task.cancel()
+
+    def trouble(self) -> str | None:
+        """Why this node cannot acknowledge anything, if so."""
+        return self._store.trouble() if self.failure is None else str(self.failure)
+
+    def is_full(self) -> bool:
+        """A node without disk space falls silent, so that others lead; it goes on by itself."""
+        full = not self._store.check_space()
+        if full != self._logged_full:
+            self._logged_full = full
+            if full:
+                _log.critical("the disk is full: this node acknowledges nothing until it has space")
+            else:
+                _log.warning("the disk has space again: this node goes on")
+        return full
+
+    def failed(self, error: BaseException) -> None:
+        """Nothing can be promised any more. Every group falls silent, so that others elect
+        leaders, except groups with their logs in memory: they go on until they have to vote."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        _log.critical("the disk has failed, this node stops acknowledging", exc_info=error)
+        self._groups.stop_persistent(f"the disk has failed: {error}")
+        if self._on_failure is not None:
+            self._on_failure(error)
+        if self._on_recovered is not None and self._tasks is not None:
+            self._task = self._tasks.create_task(self._recover(), name="recovery of the store")
+
+    async def _recover(self) -> None:
+        """Try until the store is open again, then resume in the same step of the loop: nobody
+        reads in between. Opening blocks the loop while the write-ahead log is read."""
         loop = asyncio.get_running_loop()
-        delay, complaint = _FIRST_SECONDS, ""
+        delay, logged = _RETRY_FIRST_SECONDS, ""
         while True:
             await asyncio.sleep(delay)
-            delay = min(2 * delay, _LAST_SECONDS)
+            delay = min(2 * delay, _RETRY_LAST_SECONDS)
             try:
                 await loop.run_in_executor(None, self._store.probe)
                 if self._in_use():
                     continue
                 self._store.reopen()
             except (OSError, StoreError) as error:
-                if str(error) != complaint:
-                    complaint = str(error)
-                    _log.warning("the store is not usable yet, trying again: %s", error)
+                if str(error) != logged:
+                    logged = str(error)
+                    _log.warning("the store is not usable yet, will retry: %s", error)
                 continue
             self.count += 1
-            resume()
+            self._resume()
             return
 
     def _in_use(self) -> bool:
-        """A flush under way will end, and so will an installation: its next write is refused."""
-        return self._rounds.flushing or any(group.installing for group in self._groups.values())
+        """A flush in flight will end, and so will an installation: its next write is refused."""
+        assert self._rounds is not None
+        return self._rounds.flushing or any(g.installing for g in self._groups.groups.values())
+
+    def _resume(self) -> None:
+        """The store is open again: as after a crash, except for groups in memory."""
+        self.failure = self._task = None
+        for group in list(self._groups.groups.values()):
+            if group.persistent:
+                self._remove(group.id)
+        assert self._rounds is not None
+        self._rounds.restart()
+        _log.warning("the disk works again: this node goes on from what is on it")
+        assert self._on_recovered is not None
+        try:
+            self._on_recovered()
+        except Exception as error:  # noqa: BLE001 - the node falls silent again
+            self.failed(error)

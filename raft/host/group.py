@@ -1,33 +1,29 @@
 """One group as the host holds it: core, log, machine, and where it stands with the disk.
 
-Owns: the StateMachine seam, the per-group bookkeeping of the host, the errors of its callers.
-May not touch: sockets, the database, tasks.
-Spec: DESIGN sections 4 and 6."""
+Owns: the StateMachine interface, the per-group bookkeeping of the host, the errors that callers of
+the host may get.
+May not touch: sockets, the database, tasks."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from raft.core.messages import Entry
 from raft.core.raft_core import RaftCore
 from raft.core.ready import CoreStatus
-from raft.host.read_barriers import Barriers
-from raft.host.tick_pace import TickPace
+from raft.host.reads import GroupReads
 from raft.store.group_log import GroupLog
 from raft.types import GroupId, HardState, Index, NodeId, RaftError, Role, SnapshotMeta, Term
-
-CURRENT_SECONDS = 0.02  # far below what a lease leaves to spare
 
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
     waiting_bytes_max: int = 64 << 20  # proposed and not applied, per group: then GroupBusy
     tail_bytes_max: int = 8 << 20  # log entries kept in memory per group for followers
-    snapshot_streams_max: int = 4  # going out to one node at once; further ones wait
-    snapshot_bytes_per_second: int = 128 << 20  # of all streams that go out
+    snapshot_streams_max: int = 4  # to one node at once; further ones wait
+    snapshot_bytes_per_second: int = 128 << 20  # of all outgoing streams together
     entry_bytes_max: int = 64 << 20  # a larger one is refused: EntryTooLarge
 
 
@@ -36,18 +32,19 @@ class StateMachine(Protocol):
 
     def apply(self, entries: Sequence[Entry]) -> None:
         """Committed entries in index order, each exactly once between restarts. Entries of kind
-        NOOP and CONFIG are among them: they only move the index (and tell the members). An
-        exception stops the group here."""
+        NOOP and CONFIG are among them: they only advance the index (and name the members). An
+        exception stops the group on this node."""
 
     def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None: ...
 
     def snapshot(self) -> tuple[Index, Iterable[bytes]]:
-        """The applied index and the state at it. The chunks are drawn one by one while apply()
-        goes on, so they must show the state of that index; each fits into a frame."""
+        """The applied index and the state at that index. The chunks are taken one by one while
+        apply() goes on, so they must show the state of that index; each fits into a frame."""
 
     def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> Awaitable[None] | None:
         """Replace the state. `chunks` reads from a file as it is indexed or iterated. The state
-        may be written without the log: the host flushes it. Nothing is applied meanwhile."""
+        may be written without the write-ahead log: the host flushes it. Nothing is applied
+        meanwhile."""
 
     def durable_index(self) -> Index:
         """State up to here survives a crash, so the log may be cut below."""
@@ -59,8 +56,8 @@ class Arrived:
 
     meta: SnapshotMeta
     chunks: Sequence[bytes]
-    accept: Callable[[], None]  # tells the sender that all is well, and lets the chunks go
-    refuse: Callable[[], None]  # tells it to try again, and lets the chunks go
+    accept: Callable[[], None]  # tells the sender that it succeeded, and frees the chunks
+    refuse: Callable[[], None]  # tells the sender to try again, and frees the chunks
 
 
 class UnknownGroup(RaftError):
@@ -80,7 +77,7 @@ class GroupBusy(RaftError):
 
 @dataclass(eq=False)
 class GroupStopped(RaftError):
-    """Definite: not appended; the group does not work on this node any more."""
+    """Definite: not appended; the group has stopped working on this node."""
 
     group: GroupId
     reason: str
@@ -97,26 +94,25 @@ class EntryTooLarge(RaftError):
     limit: int
 
     def __str__(self) -> str:
-        return f"an entry of {self.size} bytes, at most {self.limit} are allowed"
+        return f"entry of {self.size} bytes is too large, the limit is {self.limit}"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
     group: GroupId
     core: CoreStatus
-    stopped: str | None  # why, if it is
+    stopped: str | None  # the reason, if it is stopped
     log_bytes: int
     waiting_bytes: int
     installing: bool
 
 
 class Group:
-    """Mutable, and the host's alone."""
+    """Mutable, and used by the host only."""
 
     __slots__ = (
-        "_current_until",
+        "announced",
         "arrived",
-        "barriers",
         "core",
         "erase_upto",
         "id",
@@ -127,10 +123,10 @@ class Group:
         "machine",
         "persistent",
         "promised",
+        "reads",
         "relaxed",
         "sampled",
         "stopped",
-        "told",
         "unflushed",
         "waiting_bytes",
     )
@@ -149,44 +145,26 @@ class Group:
         self.log = log
         self.machine = machine
         self.persistent = persistent
-        self.relaxed = False  # its entries need not be flushed before they are promised
+        self.reads = GroupReads(core)
+        self.relaxed = False  # its entries may be promised before they are flushed
         self.promised: HardState | None = None  # last written, if relaxed or not persistent
-        self.stopped: str | None = None
+        self.stopped: str | None = None  # the reason, if it is stopped
         self.installing = False
-        self.arrived: Arrived | None = None  # a whole snapshot that the core was told of
-        # Entries up to here hold what must be forgotten: cut as soon as the state is durable.
-        # The one field that others set.
+        self.arrived: Arrived | None = None  # a whole snapshot that was offered to the core
+        # Entries up to here hold data that must be erased: cut as soon as the state is durable.
+        # The one field that the application sets.
         self.erase_upto = Index(0)
         self.waiting_bytes = 0  # proposed by us and not yet applied
         self.unflushed = 0  # Readies whose promises wait for a flush
-        self.idle_at = Index(0)  # the log's end when it last grew, as the ticker saw it
+        self.idle_at = Index(0)  # the log's last index when quiescence last saw it grow
         self.idle_ticks = 0
         self.sampled: tuple[Index, float] | None = None  # a proposal whose latency is measured
-        self.barriers: Barriers | None = None
-        self.told: tuple[NodeId | None, Term, bool] = (None, Term(0), False)
-        self._current_until = 0.0  # for so long the answer to reads_are_current is remembered
-
-    def reads_are_current(self, pace: TickPace, there: Container[NodeId]) -> bool:
-        """Whether our machine shows all that is committed: nobody else can have been elected, by
-        our lease; while the group sleeps, because a majority is there and would have told us.
-        Never after a pause of this process. Asked per read, so it is remembered for a moment."""
-        core, now = self.core, time.monotonic()
-        if core.role is not Role.LEADER:
-            return False
-        if now >= self._current_until:
-            alone = core.keeps_quorum(())
-            if not alone and not (
-                pace.keeps_time(now)
-                and core.keeps_quorum(there)
-                and (core.asleep or core.lease_holds())
-            ):
-                return False
-            self._current_until = now + CURRENT_SECONDS
-        return True
+        # Leader, term and whether we lead, as the machine was last told.
+        self.announced: tuple[NodeId | None, Term, bool] = (None, Term(0), False)
 
     def admits(self, sender: NodeId, term: Term) -> bool:
-        """Whether to listen to this node. A leader knows the members; others may be behind and
-        must listen to whoever may be a member by now (thesis 4.1)."""
+        """Whether to take messages of this node. A leader knows the members. Other members may be
+        behind, and must listen to any node, since it may be a member by now (thesis 4.1)."""
         core = self.core
         if core.role is not Role.LEADER or term > core.term:
             return True

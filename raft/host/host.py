@@ -1,26 +1,35 @@
 """All Raft groups of one node: one ticker, one round per turn of the loop, one flush for all.
 
-Owns: the groups, their ticks and messages, what stops a group or the node, snapshot streams,
-cutting logs.
-May not touch: the consensus rules (raft.core), what machines do with entries.
-Spec: DESIGN sections 4-6. A failing disk stops every promise of this node until the store could be
-opened anew (raft.recovery); a failing machine or a broken invariant stops its group only. Ticks
-come from raft.ticker. Idle groups sleep and cost nothing (raft.vigil)."""
+Owns: the public face of the host, the wiring of its parts, the tick.
+May not touch: the consensus rules (raft.core), what state machines do with entries.
+
+Where to find the parts:
+
+    group_table      the groups; a failing state machine stops its group only
+    rounds           what all groups want done, done together; pure
+    round_loop       runs the rounds on the event loop; raft/store/flush_thread.py has the fsync
+    applier          committed entries, leader changes and reads, given to the state machines
+    reads            read barriers and lease reads
+    snapshots        sending and installing snapshots; raft/snapshot/ has the streams
+    compaction       log compaction: where logs are cut
+    quiescence       idle groups sleep and cost nothing
+    disk_recovery    a failing disk stops every promise until the store could be opened again
+    inbound          messages from peers; raft/transport/ has the links and their handshake
+    ticker           real time, and how punctual ticks are
+    statistics       what the host reports"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from raft.core.log import RaftLog
-from raft.core.raft_core import RaftCore
 from raft.core.ready import CoreConfig
+from raft.host.applier import Applier
 from raft.host.compaction import CompactionPolicy, Compactor
-from raft.host.disk_recovery import Recovery
+from raft.host.disk_recovery import DiskRecovery
 from raft.host.group import (
     EntryTooLarge,
     Group,
@@ -31,20 +40,17 @@ from raft.host.group import (
     StateMachine,
     UnknownGroup,
 )
-from raft.host.inbound import Inbound
-from raft.host.metrics import HostMetrics, HostStatistics
-from raft.host.peer_errors import PeerErrors
-from raft.host.quiescence import Vigil
-from raft.host.read_barriers import Barriers
-from raft.host.rounds import Rounds
+from raft.host.group_table import GroupTable
+from raft.host.inbound import Inbound, Rejections
+from raft.host.quiescence import Quiescence
+from raft.host.round_loop import RoundLoop
 from raft.host.snapshots import SnapshotExchange
-from raft.host.statistics import Watch
+from raft.host.statistics import HostMetrics, HostObserver, HostStatistics
 from raft.host.ticker import Ticker
-from raft.store.group_log import GroupLog, MemoryLog
 from raft.store.log_store import LogStore
-from raft.store.records import DamagedLog, StoreFailed
+from raft.store.records import StoreFailed
 from raft.transport.transport import RAFT_BULK, RAFT_CONTROL, Transport
-from raft.types import GroupId, Index, NodeId, Role, SnapshotMeta, Term
+from raft.types import GroupId, Index, NodeId, Role, Term
 
 __all__ = [
     "CompactionPolicy",
@@ -59,8 +65,6 @@ __all__ = [
     "StateMachine",
     "UnknownGroup",
 ]
-
-_log = logging.getLogger("raft.host")
 
 
 class Host:
@@ -80,69 +84,82 @@ class Host:
         on_failure: Callable[[BaseException], None] | None = None,
         on_recovered: Callable[[], None] | None = None,
     ) -> None:
-        """`on_failure` hears when the disk has failed and the node promises nothing more. With
-        `on_recovered` the host tries to get out of this: it is called when the store was opened
-        anew. All groups but those with a log in memory are gone then, and the columns and
+        """`on_failure` is called when the disk has failed and the node promises nothing more.
+        With `on_recovered` the host tries to recover: it is called when the store was opened
+        again. All groups except those with a log in memory are gone then, and the columns and
         handles of the store are new: add the groups as at the start, with machines that are
         loaded from the durable state. Without it a failure is final until the restart."""
         self.node = node
-        self.failure: BaseException | None = None
-        self._store = store
-        self._transport = transport
-        self._config = config or CoreConfig()
-        self._ticker = Ticker(tick_ms=tick_ms, election_ticks=self._config.election_ticks)
         self._limits = limits
-        self._draw = draw or random.randrange
-        self._on_failure = on_failure
-        self._on_recovered = on_recovered
-        self._groups: dict[GroupId, Group] = {}
-        self._rounds = Rounds(store=store, transport=transport, supervisor=self)
-        self._recovery = Recovery(store=store, rounds=self._rounds, groups=self._groups)
-        self._exchange = SnapshotExchange(
+        config = config or CoreConfig()
+        self._ticker = Ticker(tick_ms=tick_ms, election_ticks=config.election_ticks)
+        self._table = GroupTable(
+            node=node, store=store, config=config, limits=limits, draw=draw or random.randrange
+        )
+        self._groups = self._table.groups  # read here; the table changes it
+        self._disk = DiskRecovery(
+            store=store,
+            groups=self._table,
+            remove=self._release,
+            on_failure=on_failure,
+            on_recovered=on_recovered,
+        )
+        self._snapshots = SnapshotExchange(
             node=node,
             store=store,
             transport=transport,
+            groups=self._groups,
             limits=limits,
-            rounds=self._rounds,
-            keeper=self,
+            group_failed=self._table.fail,
+            store_failed=self._disk.failed,
+        )
+        self._applier = Applier(
+            snapshots=self._snapshots,
+            group_failed=self._table.fail,
+            store_failed=self._disk.failed,
+        )
+        self._rounds = RoundLoop(
+            store=store,
+            transport=transport,
+            apply=self._applier.apply,
+            group_failed=self._table.fail,
+            store_failed=self._disk.failed,
         )
         self._compactor = Compactor(
             compaction,
             store=store,
             transport=transport,
-            exchange=self._exchange,
-            failed=self.group_failed,
-            store_failed=self.store_failed,
+            indices_needed=self._snapshots.indices_needed,
+            group_failed=self._table.fail,
+            store_failed=self._disk.failed,
         )
-        self._vigil = Vigil(
+        self._quiescence = Quiescence(
             transport=transport,
-            config=self._config,
+            config=config,
             groups=self._groups,
             mark=self._rounds.mark,
-            soon=_soon,
+            call_soon=_call_soon,
         )
-        self._complaints = PeerErrors()
+        self._rejections = Rejections()
         self._inbound = Inbound(
             node=node,
             groups=self._groups,
-            vigil=self._vigil,
-            complaints=self._complaints,
+            peers=self._quiescence,
+            rejections=self._rejections,
             touch=self._touch,
-            failed=self.group_failed,
+            group_failed=self._table.fail,
         )
-        self._watch = Watch(
+        self._observer = HostObserver(
             groups=self._groups,
             store=store,
             rounds=self._rounds,
+            applier=self._applier,
             ticker=self._ticker,
-            recovery=self._recovery,
-            exchange=self._exchange,
-            vigil=self._vigil,
-            complaints=self._complaints,
+            disk=self._disk,
+            snapshots=self._snapshots,
+            quiescence=self._quiescence,
+            rejections=self._rejections,
         )
-        self._running = self._told_full = False
-        self._tasks: asyncio.TaskGroup | None = None
-        self._recovering: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._ended = asyncio.Event()
         transport.register(RAFT_CONTROL, self._inbound.received, borrowed=True)
@@ -163,76 +180,70 @@ class Host:
         relaxed: bool = False,
         applied_term: Term | None = None,
     ) -> None:
-        """Take part in a group. `applied` is where the machine's durable state stands. `voters`
-        and `learners` are those the group began with; its log knows how they changed. Raises
-        DamagedLog when the log is damaged, or does not reach to where the machine stands. Then
-        an empty machine may come back with `log_lost`: the rest of the log is given up, and the
-        member gives no vote until it has caught up. So does a member whose log was in memory
-        only (`persistent` is False) when it has been here before. `relaxed`: see StoreTuning's
-        flush_interval_s; given `applied_term`, a log that lost its end goes on behind `applied`."""
-        if group in self._groups:
-            raise ValueError(f"group {group} is here already")
-        log = self._open_log(group, persistent=persistent, log_lost=log_lost)
-        if persistent:
-            self._exchange.complete_after_crash(log, applied, applied_term)
-        if not log.first_index() - 1 <= applied <= log.last_index():
-            reason = f"the machine has applied {applied}, the log ends at {log.last_index()}"
-            raise DamagedLog(group, log.first_index(), reason)
-        core = RaftCore(
-            node=self.node,
+        """Take part in a group. `applied` is the index of the machine's durable state. `voters`
+        and `learners` are those the group started with; its log knows how they changed. Raises
+        DamagedLog when the log is damaged, or does not reach to `applied`. Then an empty machine
+        may come back with `log_lost`: the rest of the log is given up, and the member does not
+        vote until it has caught up. The same holds for a member whose log was in memory only
+        (`persistent` is False) when it has been here before. `relaxed`: see flush_interval_s of
+        StoreTuning; given `applied_term`, a log that lost its end goes on behind `applied`."""
+        added = self._table.add(
+            group,
             voters=voters,
             learners=learners,
-            log=RaftLog(log, tail_bytes_max=self._limits.tail_bytes_max),
-            hard_state=log.hard_state(),
-            config=self._config,
-            draw=self._draw,
+            machine=machine,
             applied=applied,
+            persistent=persistent,
+            log_lost=log_lost,
+            relaxed=relaxed,
+            applied_term=applied_term,
         )
-        self._groups[group] = held = Group(
-            group, core=core, log=log, machine=machine, persistent=persistent
-        )
-        held.relaxed = relaxed and self._store.flush_interval_s is not None
-        self._touch(held)
-
-    def _open_log(self, group: GroupId, *, persistent: bool, log_lost: bool) -> GroupLog:
-        if persistent:
-            return self._store.give_up_log(group) if log_lost else self._store.reader(group)
-        log = MemoryLog(group)
-        if self._store.exists(group):
-            hard_state = self._store.hard_state(group).after_loss()
-            log.record = log.record.with_hard_state(hard_state)
-        return log
-
-    def _touch(self, group: Group) -> None:
-        """Something was put into its core: look at it in the next round."""
-        self._vigil.rouse(group)
-        self._rounds.mark(group)
+        self._touch(added)
 
     def remove_group(self, group: GroupId, *, wipe: bool) -> None:
-        """Take part no longer. Wipe: its log and votes are forgotten, for a group that is gone."""
-        held = self._groups.pop(group, None)
-        if held is not None:
-            held.stopped = "removed"
-            if held.barriers is not None:
-                held.barriers.fail(None)
-            self._vigil.forget(held)
-            self._rounds.forget(held)
-            self._exchange.forget(held)
+        """Stop taking part. `wipe`: also delete its log and votes, for a group that no longer
+        exists."""
+        self._release(group)
         if wipe:
-            self._exchange.wipe(group)
+            self._table.wipe(group)
+
+    def _release(self, group: GroupId) -> None:
+        removed = self._table.remove(group)
+        if removed is not None:
+            self._quiescence.forget(removed)
+            self._rounds.forget(removed)
+            self._snapshots.forget(removed)
+
+    def _touch(self, group: Group) -> None:
+        """Its core got some input: look at it in the next round."""
+        self._quiescence.update(group)
+        self._rounds.mark(group)
 
     def groups(self) -> list[GroupId]:
         return list(self._groups)
 
-    # callers
+    def held(self, group: GroupId) -> Group | None:
+        return self._groups.get(group)
+
+    # failures that the application found
+
+    def group_failed(self, group: Group, error: Exception) -> None:
+        """The group's machine has failed outside of apply(): stop the group on this node."""
+        self._table.fail(group, error)
+
+    def store_failed(self, error: BaseException) -> None:
+        """A write or flush of the application to the store has failed."""
+        self._disk.failed(error)
+
+    # proposals and reads
 
     def propose(self, group: GroupId, data: bytes) -> tuple[Term, Index]:
         """Append to the log of a group that we lead. It is committed when apply() sees an entry
         of this index with this term; with another term, it was lost. Raises NotLeader,
         GroupBusy, EntryTooLarge, GroupStopped or UnknownGroup, all definite."""
-        held = self._working(group)
+        held = self._table.working(group)
         if len(data) > self._limits.entry_bytes_max:
-            self._complaints.entry_too_large(self.node, group, len(data))
+            self._rejections.entry_too_large(self.node, group, len(data))
             raise EntryTooLarge(len(data), self._limits.entry_bytes_max)
         waiting = held.waiting_bytes + len(data)
         if held.waiting_bytes and waiting > self._limits.waiting_bytes_max:
@@ -249,88 +260,90 @@ class Host:
     ) -> tuple[Term, Index]:
         """Begin to make these the members of a group that we lead (RaftCore.change_members).
         Raises ChangeRefused, NotLeader, GroupStopped or UnknownGroup, all definite."""
-        held = self._working(group)
+        held = self._table.working(group)
         index = held.core.change_members(voters=voters, learners=learners)
         self._touch(held)
         return held.core.term, index
 
     async def read_barrier(self, group: GroupId, *, lease: bool = False) -> Index:
-        """Returns when the machine of a group that we lead shows all that was committed before
-        the call. `lease`: without asking the others while our lease holds, if the configuration
-        allows it. Raises NotLeader, also when leadership is lost meanwhile."""
-        held = self._working(group)
-        loop = asyncio.get_running_loop()
-        if held.barriers is None:
-            held.barriers = Barriers()
-        future: asyncio.Future[Index] = loop.create_future()
-        context = held.barriers.open(future)
+        """Returns when the machine of a group that we lead shows everything that was committed
+        before the call. `lease`: without asking the others while our lease holds, if the
+        configuration allows it. Raises NotLeader, also when leadership is lost meanwhile."""
+        held = self._table.working(group)
         on_time = self._ticker.pace.keeps_time(time.monotonic())
+        context, confirmed = held.reads.begin(lease=lease and on_time)
         try:
-            held.core.read_index(context, lease=lease and on_time)
             self._touch(held)
-            return await future
+            return await confirmed
         finally:
-            held.barriers.drop(context)
+            held.reads.end(context)
 
     def reads_are_current(self, group: GroupId) -> bool:
-        """Whether a read of a group that we lead needs no barrier (Group.reads_are_current)."""
+        """Whether a read of a group that we lead needs no barrier (GroupReads.are_current)."""
         held = self._groups.get(group)
-        return held is not None and held.reads_are_current(self._ticker.pace, self._vigil.there)
+        return held is not None and held.reads.are_current(
+            self._ticker.pace, self._quiescence.reachable
+        )
+
+    # leadership
 
     def leader(self, group: GroupId) -> NodeId | None:
-        held = self._held(group)
+        held = self._table.get(group)
         return None if held.stopped is not None else held.core.leader
 
     def role(self, group: GroupId) -> Role:
-        return self._held(group).core.role
+        return self._table.get(group).core.role
 
     def transfer(self, group: GroupId, to: NodeId) -> None:
         """Hand leadership over. Raises NotLeader."""
-        held = self._held(group)
+        held = self._table.get(group)
         held.core.transfer_leader(to)
         self._touch(held)
 
     def campaign(self, group: GroupId) -> None:
         """Try to become leader now."""
-        held = self._held(group)
+        held = self._table.get(group)
         held.core.wake()
         held.core.campaign()
         self._touch(held)
 
-    def status(self, group: GroupId) -> GroupStatus:
-        return self._held(group).status()
+    # what it reports
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The failure of the disk that stops every promise of this node, if there is one."""
+        return self._disk.failure
 
     def trouble(self) -> str | None:
-        """Why this node can promise nothing, if so. It ends when the disk works again."""
-        return self._store.trouble() if self.failure is None else str(self.failure)
+        """Why this node cannot acknowledge anything, if so. It ends when the disk works again."""
+        return self._disk.trouble()
+
+    def status(self, group: GroupId) -> GroupStatus:
+        return self._table.get(group).status()
 
     def statistics(self) -> HostStatistics:
-        return self._watch.statistics(self.trouble())
+        return self._observer.statistics()
 
     def metrics(self) -> HostMetrics:
-        return self._watch.metrics(self.trouble())
+        return self._observer.metrics()
 
-    # life
+    # running
 
     async def run(self) -> None:
-        """Ticks and rounds until `stop`. On the way out no flush is left in flight; the store
-        stays open and is the caller's to close."""
-        loop = asyncio.get_running_loop()
-        # Flushing a whole state takes long: the flush of the log must not stand behind it.
+        """Ticks and rounds until `stop`. When it returns, no flush is in flight; the store stays
+        open, and the caller closes it."""
         snapshot_thread = ThreadPoolExecutor(1, thread_name_prefix="raft-snapshot")
-        self._running = self._inbound.open = True
+        self._table.running = self._inbound.open = True
         try:
-            self._rounds.open(loop)
+            self._rounds.open(asyncio.get_running_loop())
             async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                self._exchange.open(tasks, snapshot_thread)
+                self._disk.open(self._rounds, tasks)
+                self._snapshots.open(self._rounds, tasks, snapshot_thread)
                 await self._ticker.run(self._tick, self._stop)
-                self._tasks = None
-                self._exchange.close()
-                if self._recovering is not None:
-                    self._recovering.cancel()
+                self._snapshots.close()
+                self._disk.close()
         finally:
-            self._running = self._inbound.open = False
+            self._table.running = self._inbound.open = False
             await self._rounds.close()
             snapshot_thread.shutdown(wait=True)
             self._ended.set()
@@ -338,128 +351,43 @@ class Host:
     async def stop(self) -> None:
         """Ask `run` to return, and wait until it has."""
         self._stop.set()
-        if self._running:
+        if self._table.running:
             await self._ended.wait()
 
     def _tick(self) -> None:
-        """While the disk takes nothing, only groups with their logs in memory count time."""
-        silent = self.failure is not None or self._disk_full()
+        """While the disk does not take writes, only groups with their logs in memory get ticks."""
+        silent = self.failure is not None or self._disk.is_full()
         if silent:
             self._ticker.pace.interrupted()
         else:
-            self._vigil.tick()
-        for group in list(self._vigil.awake.values()):
+            self._quiescence.tick()
+        for group in list(self._quiescence.awake.values()):
             if group.stopped is not None:
-                self._vigil.forget(group)
+                self._quiescence.forget(group)
             elif not (silent and group.persistent):
                 self._tick_group(group)
         if self._ticker.ticks % self._compactor.policy.every_ticks == 0:
-            self._exchange.sweep()
-            chosen = self._compactor.choose(self._groups, self._vigil.awake)
-            try:
-                self._compactor.run(g for g in chosen if not (silent and g.persistent))
-            except StoreFailed as error:
-                self.store_failed(error)
-            self._compactor.reclaim()
-
-    def _disk_full(self) -> bool:
-        """Without room we fall silent, so that others lead, and go on when there is room."""
-        full = not self._store.check_space()
-        if full != self._told_full:
-            self._told_full = full
-            if full:
-                _log.critical("the disk is full: this node acknowledges nothing until it has room")
-            else:
-                _log.warning("there is room on the disk again, this node goes on")
-        return full
+            self._compact(silent=silent)
 
     def _tick_group(self, group: Group) -> None:
         try:
             group.core.tick()
-        except Exception as error:  # noqa: BLE001 - ends this group, loudly
-            self.group_failed(group, error)
+        except Exception as error:  # noqa: BLE001 - stops this group
+            self._table.fail(group, error)
             return
-        self._vigil.ticked(group)
+        self._quiescence.ticked(group)
         if group.core.has_ready():
             self._rounds.mark(group)
 
-    # supervision (called by rounds and installer)
-
-    def group_failed(self, group: Group, error: Exception) -> None:
-        """We, or the machine, are wrong: this replica stops rather than go on from there."""
-        if group.stopped is not None:
-            return
-        group.stopped = f"{type(error).__name__}: {error}"
-        _log.critical("group %d is stopped on this node", group.id, exc_info=error)
-        self._tell_stopped(group)
-
-    def store_failed(self, error: BaseException) -> None:
-        """Nothing can be promised any more: every group falls silent, others elect leaders. But
-        for those with their logs in memory: they go on until they have to vote."""
-        if self.failure is not None:
-            return
-        self.failure = error
-        _log.critical("the disk has failed, this node stops acknowledging", exc_info=error)
-        for group in self._groups.values():
-            if group.stopped is None and group.persistent:
-                group.stopped = f"the disk has failed: {error}"
-                self._tell_stopped(group)
-        if self._on_failure is not None:
-            self._on_failure(error)
-        if self._on_recovered is not None and self._tasks is not None:
-            self._recovering = self._tasks.create_task(
-                self._recovery.run(self._resume), name="recovery of the store"
-            )
-
-    def _resume(self) -> None:
-        """The store is open again: as after a crash, but for what lives in memory."""
-        self.failure = self._recovering = None
-        for group in list(self._groups.values()):
-            if group.persistent:
-                self.remove_group(group.id, wipe=False)
-        self._rounds.start_over()
-        _log.warning("the disk works again: this node goes on from what is on it")
-        assert self._on_recovered is not None
+    def _compact(self, *, silent: bool) -> None:
+        self._snapshots.sweep()
+        chosen = self._compactor.choose(self._groups, self._quiescence.awake)
         try:
-            self._on_recovered()
-        except Exception as error:  # noqa: BLE001 - the node stays silent, loudly
-            self.store_failed(error)
-
-    def _tell_stopped(self, group: Group) -> None:
-        self._vigil.forget(group)
-        if group.barriers is not None:
-            group.barriers.fail(None)
-        try:
-            group.machine.leader_changed(leader=None, term=group.core.term, ours=False)
-        except Exception:  # noqa: BLE001 - logged; the group is stopped anyway
-            _log.exception("machine of stopped group %d does not take the news", group.id)
-
-    def install(self, group: Group, meta: SnapshotMeta) -> None:
-        self._exchange.install(group, meta)
-
-    def snapshot_unused(self, group: Group) -> None:
-        self._exchange.unused(group)
-
-    def stream_snapshot(self, group: Group, to: NodeId) -> None:
-        self._exchange.stream(group, to)
-
-    def held(self, group: GroupId) -> Group | None:
-        return self._groups.get(group)
-
-    def _working(self, group: GroupId) -> Group:
-        held = self._held(group)
-        if held.stopped is not None or not self._running:
-            raise GroupStopped(group, held.stopped or "the node does not run")
-        if self._store.full and held.persistent:
-            raise GroupStopped(group, "the disk is full")
-        return held
-
-    def _held(self, group: GroupId) -> Group:
-        held = self._groups.get(group)
-        if held is None:
-            raise UnknownGroup(f"group {group} is not on this node")
-        return held
+            self._compactor.run(g for g in chosen if not (silent and g.persistent))
+        except StoreFailed as error:
+            self._disk.failed(error)
+        self._compactor.reclaim()
 
 
-def _soon(callback: Callable[[], None]) -> None:
+def _call_soon(callback: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_soon(callback)

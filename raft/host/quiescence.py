@@ -1,14 +1,14 @@
-"""Sleeping groups, and the watch over the nodes that lets them sleep.
+"""Quiescence: idle groups sleep, and nodes watch each other instead of each group's heartbeats.
 
-Owns: which groups get ticks, which nodes are there, one beat per node and interval in place of a
-heartbeat per group.
-May not touch: the consensus rules; a group that sleeps too long is late, never wrong.
-Spec: DESIGN section 6. A leader sends an idle group to sleep when everyone who is there has
-everything (core.may_sleep). From then on no member counts time. What wakes it: a proposal or any
-message; for followers, that the leader's node is lost; for leaders, that no majority of the nodes
-is left, or that a member's node comes back. A node is lost when our links to it break, or when
-nothing was heard of it for two election timeouts; beats make sure that something is. Many groups
-are woken in slices, so that the loop keeps turning."""
+Owns: which groups get ticks, which nodes are reachable, one beat per node and interval in place of
+a heartbeat per group.
+May not touch: the consensus rules. A group that sleeps too long is late, never wrong.
+Spec: docs/ARCHITECTURE.md, "Invariants". A leader puts an idle group to sleep when every reachable
+member has the whole log (RaftCore.may_sleep). From then on no member counts time. A proposal or any
+message wakes it. Followers also wake when the leader's node is lost; a leader wakes when no
+majority of nodes is left, or when a member's node comes back. A node is lost when our links to it
+break, or when nothing was heard of it for two election timeouts; beats make sure that there is
+something to hear. Many groups are woken in slices, so that the event loop stays responsive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raft.host.group import Group
 from raft.transport.transport import RAFT_CONTROL, Transport
 from raft.types import GroupId, NodeId, Role
 
-# A group with fewer proposals than three a second is cheaper asleep: heartbeats cost more.
+# A group with fewer than three proposals per second is cheaper asleep: heartbeats cost more.
 _SLEEP_AFTER_TICKS: Final = 6  # without a new entry
 _SLEEP_AFTER_UNUSED_TICKS: Final = 3
 _TRY_EVERY_TICKS: Final = 3
@@ -29,7 +29,7 @@ _SLICE: Final = 200  # groups woken in one turn of the loop
 _BEAT: Final = b""
 
 
-class Vigil:
+class Quiescence:
     def __init__(
         self,
         *,
@@ -37,45 +37,47 @@ class Vigil:
         config: CoreConfig,
         groups: Mapping[GroupId, Group],
         mark: Callable[[Group], None],
-        soon: Callable[[Callable[[], None]], None],
+        call_soon: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`soon` runs a callback in another turn of the loop."""
+        """`call_soon` runs a callback in another turn of the loop."""
         self.awake: dict[GroupId, Group] = {}
-        self.there: set[NodeId] = set()
+        self.reachable: set[NodeId] = set()
         self._transport = transport
         self._config = config
         self._groups = groups
         self._mark = mark
-        self._soon = soon
+        self._call_soon = call_soon
         self._ticks = 0
         self._heard: dict[NodeId, int] = {}
-        self._to_wake: deque[tuple[Group, NodeId, bool]] = deque()  # whom, because of, is it lost
+        self._to_wake: deque[tuple[Group, NodeId, bool]] = (
+            deque()
+        )  # group, node, whether it is lost
 
     # nodes
 
     def heard(self, node: NodeId) -> None:
-        """A frame of this node has come."""
+        """A frame of this node has arrived."""
         self._heard[node] = self._ticks
 
     def tick(self) -> None:
-        """Say that we are here; notice who has come, gone or fallen silent."""
+        """Send beats, and find out which nodes have appeared or are lost."""
         self._ticks += 1
         connected = {n for n, peer in self._transport.peers().items() if peer.connected}
         if self._ticks % self._config.heartbeat_ticks == 0:
             for node in connected:
                 self._transport.send(node, RAFT_CONTROL, _BEAT, control=True)
         horizon = self._ticks - 2 * self._config.election_ticks  # a broken link shows sooner
-        there = {node for node in connected if self._heard.setdefault(node, self._ticks) >= horizon}
-        for node in self.there ^ there:
-            self._changed(node, lost=node in self.there)
+        reachable = {n for n in connected if self._heard.setdefault(n, self._ticks) >= horizon}
+        for node in self.reachable ^ reachable:
+            self._changed(node, lost=node in self.reachable)
 
     def _changed(self, node: NodeId, *, lost: bool) -> None:
         if lost:
-            self.there.discard(node)
+            self.reachable.discard(node)
         else:
-            self.there.add(node)
+            self.reachable.add(node)
         if not self._to_wake:
-            self._soon(self._wake_some)
+            self._call_soon(self._wake_some)
         self._to_wake.extend((group, node, lost) for group in self._groups.values())
 
     def _wake_some(self) -> None:
@@ -83,32 +85,33 @@ class Vigil:
         while self._to_wake and woken < _SLICE:
             group, node, lost = self._to_wake.popleft()
             core = group.core
-            ours = core.role is Role.LEADER and node in core.members.everyone()
-            if group.stopped is not None or not (ours or (lost and core.leader == node)):
+            leads_node = core.role is Role.LEADER and node in core.members.everyone()
+            follows_lost = lost and core.leader == node
+            if group.stopped is not None or not (leads_node or follows_lost):
                 continue
-            if ours and lost and core.asleep and core.keeps_quorum(self.there):
-                continue  # it misses nothing that it has to be told
+            if leads_node and lost and core.asleep and core.keeps_quorum(self.reachable):
+                continue  # the lost node has everything, and a majority is left: sleep on
             woken += 1
             core.wake()
-            # A node that is only silent may be slow: then the usual time is waited for it.
-            if lost and not ours and not self._transport.connected(node):
-                core.leader_lost(first=self._goes_first(group))
-            self.rouse(group)
+            # A node that is connected and silent may be slow: wait the usual election timeout.
+            if lost and not leads_node and not self._transport.connected(node):
+                core.leader_lost(first=self._campaigns_first(group))
+            self.update(group)
             self._mark(group)
         if self._to_wake:
-            self._soon(self._wake_some)
+            self._call_soon(self._wake_some)
 
-    def _goes_first(self, group: Group) -> bool:
-        """One of those who are left should campaign before the others, or votes are split: not
-        the same one for every group."""
+    def _campaigns_first(self, group: Group) -> bool:
+        """One of the remaining voters campaigns before the others, or votes would be split. It is
+        not the same node for every group."""
         core = group.core
-        left = sorted(n for n in core.members.voters if n in self.there or n == core.node)
+        left = sorted(n for n in core.members.voters if n in self.reachable or n == core.node)
         return bool(left) and left[group.id % len(left)] == core.node
 
     # groups
 
-    def rouse(self, group: Group) -> None:
-        """Something happened to this group: it gets ticks unless its core sleeps on."""
+    def update(self, group: Group) -> None:
+        """Something happened to this group: it gets ticks unless its core is asleep."""
         if group.core.asleep:
             self.awake.pop(group.id, None)
         else:
@@ -118,7 +121,7 @@ class Vigil:
         self.awake.pop(group.id, None)
 
     def ticked(self, group: Group) -> None:
-        """After a tick of a group that is awake: is it time to let it sleep?"""
+        """After a tick of a group that is awake: put it to sleep if it is idle."""
         core = group.core
         if core.last_index != group.idle_at:
             group.idle_at, group.idle_ticks = core.last_index, 0
@@ -127,10 +130,10 @@ class Vigil:
         if core.role is not Role.LEADER or group.unflushed:
             return
         ticks = group.idle_ticks
-        # After an election nobody has proposed anything yet: many groups may just be founded.
+        # Nothing was proposed since the election: many groups may just have been created.
         after = _SLEEP_AFTER_UNUSED_TICKS if core.unused_term else _SLEEP_AFTER_TICKS
         if ticks < after or ticks % _TRY_EVERY_TICKS:
             return
-        if core.may_sleep(self.there):
+        if core.may_sleep(self.reachable):
             core.sleep()
             self.forget(group)

@@ -1,414 +1,368 @@
-"""Rounds: what all groups want done, done together.
+"""Rounds: what all groups of a node want done, done together. The synchronous core.
 
-Owns: which groups have something to do, the write of a round, the one flush in flight, and the
-order persist - promise - apply of every Ready.
-May not touch: elections, membership, snapshot streams (it only says that one is wanted).
-Spec: the Ready contract of raft.ready; DESIGN section 4, steps 5 and 6. One round per turn of the
-loop: appends leave for the followers at once, entries of all groups gather in one batch. When no
-flush is in flight the batch is written, and flushed on the storage thread; what comes meanwhile
-gathers in the next batches, none much larger than a write should hold up the loop. A write never
-runs beside a flush: it may have to wait for the disk then, and the loop with it (the slowest
-hundredth of writes took 11-15 ms beside flushes, 6-7 ms between them; throughput is the same)."""
+Owns: which groups have something to do, the batches that wait to be written, the promises that
+wait for a flush, and the order write, flush, promise, apply.
+May not touch: the event loop, threads, clocks, files, sockets, state machines. It takes inputs and
+returns Effects; raft/host/round_loop.py carries them out with a real disk.
+Spec: Ready in raft/core/ready.py. A vote and an answer to an append are promises: they leave only
+after the flush of the batch that holds what they promise. Appends to followers promise nothing and
+leave at once. The changes of all groups are collected in one batch, so one flush serves them all.
+At most one batch is being written or flushed; what arrives meanwhile is collected in the next
+batches. A write never runs beside a flush: it might have to wait for the disk, and the event loop
+with it (measured: the slowest hundredth of writes took 11-15 ms beside flushes, 6-7 ms between
+them, at the same throughput).
+
+Inputs and the effects they may return:
+
+    mark(group)                none; the group takes part in the next round
+    begin()                    apply, send, write
+    written(number)            flush, or send, flush_later and the next write
+    refused(number)            none; the store does not take the write now
+    retry_write()              write; some time after that
+    flushed(number)            send, write
+    flush_overdue()            flush; when the time that flush_later allows has passed
+    disk_failed(), restart()   nothing is written from the one to the other"""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
-from raft.core.messages import Entry, Message, MessageKind
+from raft.core.messages import Entry, Message
 from raft.core.ready import Ready
-from raft.host.group import Group
-from raft.host.metrics import Histogram
-from raft.store.flush_thread import Flusher
-from raft.store.log_store import LogStore
-from raft.store.records import StoreBusy, StoreFailed, StoreFull
 from raft.store.write_batch import LogBatch
-from raft.transport.codec import CONTROL_KINDS, encode_frames
-from raft.transport.transport import RAFT_BULK, RAFT_CONTROL, Transport
-from raft.types import GroupId, HardState, Index, NodeId, Role, SnapshotMeta, Term
+from raft.types import GroupId, HardState, Index, InvariantViolation, Term
 
-_REFUSED_RETRY_SECONDS: Final = 0.002
-_FULL_RETRY_SECONDS: Final = 0.05
-_GROUPS_PER_ROUND: Final = 512
-_BATCH_BYTES_GOAL: Final = 8 << 20  # a batch is closed once it holds this much
-_BATCHES_AHEAD: Final = 2  # before the disk; a group with more to write waits for its turn then
+GROUPS_PER_ROUND: Final = 512  # the others wait for the next round
+BATCH_BYTES_GOAL: Final = 8 << 20  # a batch is closed once it holds this much
+BATCHES_AHEAD: Final = 2  # with more waiting for the disk, a group's next Ready waits for a flush
 
 
-class Supervisor(Protocol):
-    """Whom the rounds tell about what is not theirs."""
+class ReadyCore(Protocol):
+    """RaftCore, as far as rounds use it."""
 
-    def group_failed(self, group: Group, error: Exception) -> None: ...
+    def has_ready(self) -> bool: ...
 
-    def store_failed(self, error: BaseException) -> None: ...
+    def ready(self) -> Ready: ...
 
-    def install(self, group: Group, meta: SnapshotMeta) -> None: ...
+    def persisted(self, number: int, *, term: Term) -> None: ...
 
-    def snapshot_unused(self, group: Group) -> None: ...
 
-    def stream_snapshot(self, group: Group, to: NodeId) -> None: ...
+class EntryLog(Protocol):
+    """The log of a group whose entries are kept in memory only."""
+
+    def appended(self, entries: Sequence[Entry]) -> None: ...
+
+
+class RoundGroup(Protocol):
+    """A group, as far as rounds use it."""
+
+    promised: HardState | None  # last handed to the disk, if relaxed or not persistent
+    unflushed: int  # Readies whose promises wait for a flush
+
+    @property
+    def id(self) -> GroupId: ...
+
+    @property
+    def core(self) -> ReadyCore: ...
+
+    @property
+    def log(self) -> EntryLog: ...
+
+    @property
+    def persistent(self) -> bool: ...
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether its entries may be promised once they are written, before their flush."""
+
+    @property
+    def stopped(self) -> str | None: ...
+
+
+G = TypeVar("G", bound=RoundGroup)
 
 
 @dataclass(slots=True)
-class _Owed:
-    """A Ready whose promises wait for a flush."""
+class Promise(Generic[G]):
+    """A Ready that must be reported as persisted, and the messages that may leave then."""
 
-    group: Group
+    group: G
     number: int
     term: Term
     messages: list[Message]
 
 
 @dataclass(slots=True)
-class _Gathering:
-    """A batch, and the promises that wait until it is written and flushed."""
+class PendingBatch(Generic[G]):
+    """Changes to write in one go, and the promises that depend on them."""
 
-    batch: LogBatch = field(default_factory=LogBatch)
-    owed: list[_Owed] = field(default_factory=list)
-    urgent: bool = False  # some promise of it may not leave before the flush
-
-
-class Outgoing:
-    """The messages of a round, by peer and link."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._control: dict[NodeId, list[tuple[GroupId, Message]]] = {}
-        self._bulk: dict[NodeId, list[tuple[GroupId, Message]]] = {}
-        self._groups: dict[GroupId, Group] = {}
-
-    def add(self, group: Group, messages: list[Message]) -> None:
-        for message in messages:
-            box = self._control if message.kind in CONTROL_KINDS else self._bulk
-            box.setdefault(message.to, []).append((group.id, message))
-        if messages:
-            self._groups[group.id] = group
-
-    def send(self) -> None:
-        """Lost heartbeats and votes are sent again by their timers; lost appends must be told."""
-        for to, messages in self._control.items():
-            for frame in encode_frames(messages):
-                self._transport.send(to, RAFT_CONTROL, frame, control=True)
-        for to, messages in self._bulk.items():
-            delivered = True
-            for frame in encode_frames(messages):
-                delivered = self._transport.send(to, RAFT_BULK, frame) and delivered
-            if not delivered:
-                for group_id, message in messages:
-                    if message.kind is MessageKind.APPEND:
-                        self._groups[group_id].core.report_unreachable(to)
+    changes: LogBatch = field(default_factory=LogBatch)
+    promises: list[Promise[G]] = field(default_factory=list)
+    must_flush: bool = False  # one of the promises may not leave before the flush
+    number: int = 0  # counts up in the order of writes and flushes; 0: not handed out yet
 
 
-class Rounds:
-    """Between `open` and `close` it schedules itself on the loop whenever a group is marked."""
+@dataclass(slots=True)
+class Effects(Generic[G]):
+    """What the caller has to do, in the order of the fields."""
 
-    def __init__(self, *, store: LogStore, transport: Transport, supervisor: Supervisor) -> None:
-        self.rounds = self.applied_entries = 0
-        self.flush_latency = Histogram()
-        self.commit_latency = Histogram()
-        self._store = store
-        self._transport = transport
-        self._supervisor = supervisor
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._flusher: Flusher | None = None
-        self._dirty: dict[GroupId, Group] = {}
-        self._scheduled = False
-        # Written from the left, one at a time; the rightmost takes what comes.
-        self._gatherings = deque([_Gathering()])
-        self._in_flight: _Gathering | None = None  # written, waits for the flush under way
-        self._flush_began = 0.0
-        self._idle = asyncio.Event()  # no flush is under way
-        self._idle.set()
-        self._retry: asyncio.TimerHandle | None = None  # the database refused the write for now
-        self._due: asyncio.TimerHandle | None = None  # the flush of what was promised without one
+    # These groups broke an invariant and must be stopped.
+    failed: list[tuple[G, Exception]] = field(default_factory=list)
+    send: list[tuple[G, list[Message]]] = field(default_factory=list)
+    flush: int | None = None  # flush what is written, then call flushed(number)
+    flush_later: bool = False  # some of what was promised is not flushed yet: flush it in time
+    write: PendingBatch[G] | None = None  # write its changes, then call written(number)
+    # Apply each Ready to the group's state machine, then call applied(group, ready).
+    apply: list[tuple[G, Ready]] = field(default_factory=list)
 
-    def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._flusher = Flusher(loop, self._store, self._flushed)
-        if self._dirty:
-            self._schedule(loop)
 
-    async def close(self) -> None:
-        """No further rounds; returns when no flush is in flight."""
-        self._loop = None
-        for timer in (self._retry, self._due):
-            if timer is not None:
-                timer.cancel()
-        await self._idle.wait()
-        if self._flusher is not None:
-            self._flusher.stop()
+class Rounds(Generic[G]):
+    def __init__(self) -> None:
+        self.count = 0
+        self._marked: dict[GroupId, G] = {}
+        # Written from the left, one at a time; the rightmost collects what groups bring.
+        self._batches: deque[PendingBatch[G]] = deque([PendingBatch()])
+        self._handed_out = False  # the leftmost batch is being written
+        self._refused = False  # its write was refused, and is to be retried
+        self._in_flight: PendingBatch[G] | None = None  # written, waits for its flush
+        self._disk_failed = False
+        self._last_number = 0
 
-    def mark(self, group: Group) -> None:
+    # groups
+
+    def mark(self, group: G) -> None:
         """The group may have a Ready: look at it in the next round."""
-        self._dirty[group.id] = group
-        if not self._scheduled and self._loop is not None:
-            self._schedule(self._loop)
+        self._marked[group.id] = group
+
+    @property
+    def marked(self) -> int:
+        return len(self._marked)
+
+    def forget(self, group: G) -> None:
+        """The group is gone: do not write or answer anything for it any more."""
+        self._marked.pop(group.id, None)
+        for batch in self._batches:
+            batch.changes.forget(group.id)
+
+    def supersede(self, group: GroupId) -> None:
+        """The group's log is about to be replaced by a snapshot. Entries that are not written yet
+        are covered by it or contradict it, so they must not be written after it."""
+        for batch in self._batches:
+            batch.changes.entries.pop(group, None)
 
     def depths(self) -> tuple[int, int, int]:
         """Groups, batches and promises that wait."""
-        owed = sum(len(g.owed) for g in self._unconfirmed())
-        batches = sum(bool(g.batch) for g in self._gatherings)
-        return len(self._dirty), batches, owed
-
-    def forget(self, group: Group) -> None:
-        """The group is gone: nothing of it is written or answered any more."""
-        self._dirty.pop(group.id, None)
-        for gathering in self._gatherings:
-            gathering.batch.forget(group.id)
-
-    def supersede(self, group: GroupId) -> None:
-        """The group's log is about to be replaced by a snapshot: entries not yet written, which
-        the snapshot covers or contradicts, must not follow it."""
-        for gathering in self._gatherings:
-            gathering.batch.entries.pop(group, None)
-
-    @property
-    def flushing(self) -> bool:
-        return not self._idle.is_set()
-
-    def start_over(self) -> None:
-        """The store was opened anew: what was not confirmed counts as never written. Only the
-        groups with their logs in memory are still there: their terms and votes are written again
-        before anything that they promise."""
-        fresh = _Gathering()
-        for gathering in self._unconfirmed():
-            for owed in gathering.owed:
-                if owed.group.stopped is None:
-                    fresh.owed.append(owed)
-                    if owed.group.promised is not None:
-                        fresh.batch.put_hard_state(owed.group.id, owed.group.promised)
-        self._in_flight = None
-        self._gatherings = deque([fresh])
-        self._dirty = {g.id: g for g in self._dirty.values() if g.stopped is None}
-        for timer in (self._retry, self._due):
-            if timer is not None:
-                timer.cancel()
-        self._retry = self._due = None
-        self._advance()
-
-    def _unconfirmed(self) -> list[_Gathering]:
-        """Oldest first."""
-        written = [] if self._in_flight is None else [self._in_flight]
-        return [*written, *self._gatherings]
-
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._scheduled = True
-        loop.call_soon(self._round)
+        promises = sum(len(batch.promises) for batch in self._unconfirmed())
+        return len(self._marked), sum(bool(b.changes) for b in self._batches), promises
 
     # a round
 
-    def _round(self) -> None:
-        self._scheduled = False
-        if self._loop is None or not self._dirty:
-            return
-        self.rounds += 1
-        dirty = self._take_dirty()
-        outgoing = Outgoing(self._transport)
-        kept: list[_Owed] = []
-        readies: list[tuple[Group, Ready]] = []
-        for group in dirty.values():
-            ready = self._take(group)
+    def begin(self) -> Effects[G]:
+        """Take the Ready of every marked group."""
+        self.count += 1
+        effects: Effects[G] = Effects()
+        kept: list[Promise[G]] = []  # promises that need no write and no flush
+        for group in self._take_marked():
+            ready = self._take_ready(group, effects)
             if ready is None:
                 continue
-            readies.append((group, ready))
-            outgoing.add(group, ready.messages)
+            effects.apply.append((group, ready))
+            if ready.messages:
+                effects.send.append((group, ready.messages))
             if ready.must_flush:
-                owed = _Owed(group, ready.number, ready.term, ready.after_persist)
-                if self._gather(group, ready):
-                    self._gatherings[-1].owed.append(owed)
-                else:
-                    kept.append(owed)
-        outgoing.send()
-        for owed in kept:
-            owed.group.unflushed += 1
-        self._settle(kept)
-        self._advance()
-        for group, ready in readies:
-            self._act(group, ready)
+                promise = Promise(group, ready.number, ready.term, ready.after_persist)
+                promises = self._batches[-1].promises if self._collect(group, ready) else kept
+                promises.append(promise)
+                group.unflushed += 1
+        self._release(kept, effects)
+        self._hand_out(effects)
+        return effects
 
-    def _take_dirty(self) -> dict[GroupId, Group]:
-        """Those that were marked first. When there are very many the others wait for the next
-        turn, so that ticks and sockets have theirs in between."""
-        dirty, self._dirty = self._dirty, {}
-        if len(dirty) > _GROUPS_PER_ROUND:
-            for group in list(dirty)[_GROUPS_PER_ROUND:]:
-                self._dirty[group] = dirty.pop(group)
-            if self._loop is not None:
-                self._schedule(self._loop)
-        return dirty
+    def applied(self, group: G, ready: Ready) -> None:
+        """The Ready has been applied. A Ready of a leader is bounded: take the rest at once as
+        long as little waits for the disk, otherwise after the next flush, so that other groups do
+        not wait until this one has written everything."""
+        more = ready.committed or len(self._batches) < BATCHES_AHEAD
+        if more and group.core.has_ready():
+            self._marked[group.id] = group
 
-    def _take(self, group: Group) -> Ready | None:
+    def _take_marked(self) -> Iterator[G]:
+        """Those that were marked first. A round is bounded, so that ticks and sockets get their
+        turn in between."""
+        marked, self._marked = self._marked, {}
+        if len(marked) > GROUPS_PER_ROUND:
+            for group in list(marked)[GROUPS_PER_ROUND:]:
+                self._marked[group] = marked.pop(group)
+        return iter(marked.values())
+
+    def _take_ready(self, group: G, effects: Effects[G]) -> Ready | None:
         if group.stopped is not None:
             return None
         try:
             return group.core.ready() if group.core.has_ready() else None
-        except Exception as error:  # noqa: BLE001 - ends this group, loudly
-            self._supervisor.group_failed(group, error)
+        except Exception as error:  # noqa: BLE001 - stops this group
+            effects.failed.append((group, error))
             return None
 
-    def _gather(self, group: Group, ready: Ready) -> bool:
-        """What must be durable goes into the batch. Whether a promise must wait for a flush."""
+    def _collect(self, group: G, ready: Ready) -> bool:
+        """Put what must be durable into the rightmost batch. Returns whether the promises of this
+        Ready depend on that batch or on an earlier one."""
         if not group.persistent and ready.entries:
             group.log.appended(ready.entries)
-        if self._gatherings[-1].batch.nbytes >= _BATCH_BYTES_GOAL:
-            self._gatherings.append(_Gathering())
-        batch = self._gatherings[-1].batch
-        if ready.entries and group.persistent:
-            batch.put_entries(group.id, ready.entries)
+        being_written = self._handed_out and len(self._batches) == 1
+        if being_written or self._batches[-1].changes.nbytes >= BATCH_BYTES_GOAL:
+            self._batches.append(PendingBatch())
+        batch = self._batches[-1]
+        stored = bool(ready.entries) and group.persistent
+        if stored:
+            batch.changes.put_entries(group.id, ready.entries)
         hard_state = ready.hard_state
-        urgent = not group.relaxed
+        must_flush = not group.relaxed
         if hard_state is not None and (group.relaxed or not group.persistent):
-            promises = _promises(group, hard_state)
-            urgent = promises is not None  # terms and votes are never put off
-            hard_state = hard_state if group.persistent else promises
+            changed = _changed_promises(group, hard_state)
+            must_flush = changed is not None  # terms and votes always wait for their flush
+            hard_state = hard_state if group.persistent else changed
         if hard_state is not None:
-            batch.put_hard_state(group.id, hard_state)
-        elif not (ready.entries and group.persistent) and not group.unflushed:
+            batch.changes.put_hard_state(group.id, hard_state)
+        elif not stored and not group.unflushed:
             return False
-        group.unflushed += 1
-        self._gatherings[-1].urgent |= urgent
+        batch.must_flush |= must_flush
         return True
-
-    def _act(self, group: Group, ready: Ready) -> None:
-        """Everything of a Ready that is for this node's own machine."""
-        if group.stopped is not None:
-            return
-        try:
-            self._tell_leader(group, ready)
-            if ready.snapshot is not None:
-                self._supervisor.install(group, ready.snapshot)
-            elif group.arrived is not None:
-                self._supervisor.snapshot_unused(group)
-            if ready.committed:
-                self._apply(group, ready.committed)
-            if group.barriers is not None:
-                group.barriers.confirmed(ready.reads)
-                group.barriers.applied(group.core.applied_index)
-        except StoreFailed as error:  # of a machine that writes to the same database
-            self._supervisor.store_failed(error)
-            return
-        except Exception as error:  # noqa: BLE001 - ends this group, loudly
-            self._supervisor.group_failed(group, error)
-            return
-        for to in ready.snapshot_to:
-            self._supervisor.stream_snapshot(group, to)
-        # A Ready of a leader is bounded. The rest follows at once as long as little waits for the
-        # disk, else when this part is flushed: what other groups bring must not wait for all of it.
-        if group.core.has_ready() and (ready.committed or len(self._gatherings) < _BATCHES_AHEAD):
-            self.mark(group)
-
-    def _tell_leader(self, group: Group, ready: Ready) -> None:
-        facts = (ready.leader, ready.term, ready.role is Role.LEADER)
-        if facts != group.told:
-            group.told = facts
-            group.waiting_bytes = 0
-            group.sampled = None
-            leader, term, ours = facts
-            if group.barriers is not None and not ours:
-                group.barriers.fail(leader)
-            group.machine.leader_changed(leader=leader, term=term, ours=ours)
-
-    def _apply(self, group: Group, committed: list[Entry]) -> None:
-        group.machine.apply(committed)
-        self.applied_entries += len(committed)
-        if group.waiting_bytes:
-            size = sum(len(entry.data) for entry in committed)
-            group.waiting_bytes = max(0, group.waiting_bytes - size)
-        index = committed[-1].index
-        if group.sampled is not None and group.sampled[0] <= index:
-            self.commit_latency.observe(time.monotonic() - group.sampled[1])
-            group.sampled = None
-        group.core.applied(index)
 
     # the disk
 
-    def _advance(self) -> None:
-        """Write and flush what has gathered, unless a flush is under way or has failed."""
-        if self._in_flight is not None or self._retry is not None or self._loop is None:
-            return
-        gathering = self._gatherings[0]
-        if gathering.batch:
-            try:
-                self._store.write(gathering.batch)
-            except StoreBusy as busy:
-                full = isinstance(busy, StoreFull)
-                delay = _FULL_RETRY_SECONDS if full else _REFUSED_RETRY_SECONDS
-                self._retry = self._loop.call_later(delay, self._try_again)
+    def written(self, number: int) -> Effects[G]:
+        """The batch that was handed out is written, not flushed."""
+        batch = self._take_back(number)
+        self._drop_first()
+        effects: Effects[G] = Effects()
+        if batch.must_flush:
+            self._in_flight = batch
+            effects.flush = number
+        else:
+            effects.flush_later = True
+            self._release(batch.promises, effects)
+            self._hand_out(effects)
+        return effects
+
+    def refused(self, number: int) -> None:
+        """The store does not take the write now. What groups bring meanwhile joins the batch."""
+        self._take_back(number)
+        self._refused = True
+
+    def retry_write(self) -> Effects[G]:
+        """Hand the refused batch out again."""
+        self._refused = False
+        effects: Effects[G] = Effects()
+        self._hand_out(effects)
+        return effects
+
+    def flushed(self, number: int) -> Effects[G]:
+        """Everything written before the flush is on disk: its promises may leave."""
+        batch = self._in_flight
+        if batch is None or batch.number != number:
+            raise InvariantViolation(f"batch {number} is not being flushed")
+        self._in_flight = None
+        effects: Effects[G] = Effects()
+        self._release(batch.promises, effects)
+        self._hand_out(effects)
+        return effects
+
+    def flush_overdue(self) -> Effects[G]:
+        """Time is up for what was promised without a flush. One that is in flight covers it."""
+        effects: Effects[G] = Effects()
+        if self._in_flight is None and not self._disk_failed:
+            self._last_number += 1
+            self._in_flight = PendingBatch(number=self._last_number)
+            effects.flush = self._last_number
+        return effects
+
+    def disk_failed(self) -> None:
+        """A write or a flush has failed. Nobody knows what is on the disk: no promise leaves, and
+        nothing is written until `restart`."""
+        self._disk_failed = True
+
+    def restart(self) -> Effects[G]:
+        """The store was opened again: what was not confirmed counts as never written. Of the
+        groups, only those with their logs in memory are still running. Their terms and votes are
+        written and flushed again before any of their promises leave."""
+        fresh: PendingBatch[G] = PendingBatch()
+        for batch in self._unconfirmed():
+            for promise in batch.promises:
+                group = promise.group
+                if group.stopped is None:
+                    fresh.promises.append(promise)
+                    if group.promised is not None:
+                        fresh.changes.put_hard_state(group.id, group.promised)
+                        fresh.must_flush = True
+        self._batches = deque([fresh])
+        self._in_flight = None
+        self._handed_out = self._refused = self._disk_failed = False
+        self._marked = {g.id: g for g in self._marked.values() if g.stopped is None}
+        effects: Effects[G] = Effects()
+        self._hand_out(effects)
+        return effects
+
+    def _take_back(self, number: int) -> PendingBatch[G]:
+        batch = self._batches[0]
+        if not self._handed_out or batch.number != number:
+            raise InvariantViolation(f"batch {number} is not being written")
+        self._handed_out = False
+        return batch
+
+    def _unconfirmed(self) -> list[PendingBatch[G]]:
+        """Oldest first."""
+        return [*([] if self._in_flight is None else [self._in_flight]), *self._batches]
+
+    def _hand_out(self, effects: Effects[G]) -> None:
+        """The oldest batch is to be written next, unless one is being written or flushed."""
+        while not (self._in_flight or self._handed_out or self._refused or self._disk_failed):
+            batch = self._batches[0]
+            if batch.changes:
+                self._last_number += 1
+                batch.number = self._last_number
+                self._handed_out = True
+                effects.write = batch
                 return
-            except StoreFailed as error:
-                self._supervisor.store_failed(error)
+            if not batch.promises and len(self._batches) == 1:
                 return
-        elif not gathering.owed:
-            return
-        self._gatherings.popleft()
-        if not self._gatherings:
-            self._gatherings.append(_Gathering())
-        if not gathering.batch:  # they waited for an earlier flush only, and that is done
-            self._settle(gathering.owed)
-            return
-        interval_s = self._store.flush_interval_s
-        if interval_s is None or gathering.urgent:
-            self._begin_flush(gathering)
-            return
-        if self._due is None:
-            self._due = self._loop.call_later(interval_s, self._flush_due)
-        self._settle(gathering.owed)
-        self._advance()
+            # Its promises waited only for earlier flushes, and those are done.
+            self._drop_first()
+            self._release(batch.promises, effects)
 
-    def _begin_flush(self, written: _Gathering) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-        assert self._flusher is not None
-        self._in_flight = written
-        self._idle.clear()
-        self._flush_began = time.monotonic()
-        self._flusher.ask()
+    def _drop_first(self) -> None:
+        self._batches.popleft()
+        if not self._batches:
+            self._batches.append(PendingBatch())
 
-    def _flush_due(self) -> None:
-        self._due = None
-        if self._in_flight is None:  # one under way covers all that is written
-            self._begin_flush(_Gathering())
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self._advance()
-
-    def _flushed(self, error: BaseException | None) -> None:
-        self._idle.set()
-        if error is not None:
-            self._supervisor.store_failed(error)
-            return
-        self.flush_latency.observe(time.monotonic() - self._flush_began)
-        durable, self._in_flight = self._in_flight, None
-        self._scheduled = True  # what is committed now is applied at once, not a turn later
-        if durable is not None:
-            self._settle(durable.owed)
-        self._advance()
-        self._round()
-
-    def _settle(self, durable: list[_Owed]) -> None:
-        """Keep the promises whose writes are flushed, in the order they were made."""
-        outgoing = Outgoing(self._transport)
-        for owed in durable:
-            group = owed.group
+    def _release(self, promises: list[Promise[G]], effects: Effects[G]) -> None:
+        """What these promises depend on is durable: report it to the cores, and let the messages
+        leave in the order in which they were made."""
+        for promise in promises:
+            group = promise.group
             group.unflushed -= 1
-            if group.stopped is not None:
+            if group.stopped is not None or _has_failed(group, effects):
                 continue
             try:
-                group.core.persisted(owed.number, term=owed.term)
-            except Exception as error:  # noqa: BLE001 - ends this group, loudly
-                self._supervisor.group_failed(group, error)
+                group.core.persisted(promise.number, term=promise.term)
+            except Exception as error:  # noqa: BLE001 - stops this group
+                effects.failed.append((group, error))
                 continue
-            outgoing.add(group, owed.messages)
-            self.mark(group)
-        outgoing.send()
+            if promise.messages:
+                effects.send.append((group, promise.messages))
+            self._marked[group.id] = group
 
 
-def _promises(group: Group, hard_state: HardState) -> HardState | None:
-    """What may never be forgotten, log or no log; None when it is the same as before."""
+def _has_failed(group: G, effects: Effects[G]) -> bool:
+    return bool(effects.failed) and any(group is failed for failed, _ in effects.failed)
+
+
+def _changed_promises(group: RoundGroup, hard_state: HardState) -> HardState | None:
+    """Term and vote, which may never be forgotten, with or without a log; None if they are the
+    same as before. The commit index promises nothing."""
     promises = replace(hard_state, commit=Index(0))
     if promises == group.promised:
         return None

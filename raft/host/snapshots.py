@@ -1,52 +1,49 @@
-"""Snapshots given to followers that need one, and snapshots taken in from a leader.
+"""Snapshots of groups: sent to followers that need one, received from a leader and installed.
 
-Owns: when a stream may go out, when one may come in, and the order in which a received snapshot
+Owns: when a stream may start in either direction, and the order in which a received snapshot
 replaces machine and log.
-May not touch: frames of the stream (raft.snapshot), the decision to install (raft.core).
-Spec: Raft section 7. Installing, so that a crash at any point leaves state and log that fit:
-note the snapshot beside the log and flush; replace the machine's state and flush it; replace the
-log and flush. A node that died in between finds the note, and takes its log forward if its state
-is already there."""
+May not touch: frames and flow control of the streams (raft.snapshot), the decision to install
+(raft.core).
+Spec: Raft section 7. Installing is done so that state and log fit together after a crash at any
+point: write a note about the snapshot beside the log and flush it; replace the machine's state and
+flush it; replace the log and flush it. A node that crashed in between finds the note and, if its
+state is already the new one, moves its log forward (raft/host/group_table.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final, Protocol
 
 from raft.core.messages import Message, MessageKind
 from raft.host.group import Arrived, Group, HostLimits
-from raft.host.rounds import Rounds
 from raft.snapshot.frames import FrameKind, read_frame
 from raft.snapshot.inbound import Incoming, SnapshotReceiver
 from raft.snapshot.outbound import SnapshotSender
-from raft.store.group_log import GroupLog
 from raft.store.log_store import LogStore
 from raft.store.records import StoreBusy, StoreFailed
 from raft.store.write_batch import LogBatch
 from raft.transport.transport import SNAPSHOTS, Transport
-from raft.types import GroupId, Index, InvariantViolation, NodeId, Role, SnapshotMeta, Term
+from raft.types import GroupId, Index, InvariantViolation, NodeId, Role, SnapshotMeta
 
 _BUSY_RETRY_SECONDS: Final = 0.005
 _ANSWERS: Final = frozenset({FrameKind.TAKEN, FrameKind.HELD, FrameKind.DONE, FrameKind.REFUSED})
 
 
-class Keeper(Protocol):
-    """The host, as far as snapshots need it."""
+class SnapshotRounds(Protocol):
+    """The rounds, as far as snapshots use them."""
 
-    def held(self, group: GroupId) -> Group | None: ...
+    def mark(self, group: Group) -> None: ...
 
-    def group_failed(self, group: Group, error: Exception) -> None: ...
-
-    def store_failed(self, error: BaseException) -> None: ...
+    def supersede(self, group: GroupId) -> None: ...
 
 
 class SnapshotExchange:
-    """Tasks live in the TaskGroup of the host's run()."""
+    """Its tasks live in the TaskGroup of the host's run(), between `open` and `close`."""
 
     def __init__(
         self,
@@ -54,24 +51,27 @@ class SnapshotExchange:
         node: NodeId,
         store: LogStore,
         transport: Transport,
-        rounds: Rounds,
-        keeper: Keeper,
+        groups: Mapping[GroupId, Group],
         limits: HostLimits,
+        group_failed: Callable[[Group, Exception], None],
+        store_failed: Callable[[BaseException], None],
     ) -> None:
         self.sent = self.installed = 0
         self._node = node
         self._store = store
-        self._rounds = rounds
-        self._keeper = keeper
+        self._groups = groups
+        self._group_failed = group_failed
+        self._store_failed = store_failed
         self._sender = SnapshotSender(transport, bytes_per_second=limits.snapshot_bytes_per_second)
         self._receiver = SnapshotReceiver(transport, directory=store.db.path())
-        # By receiver: one that is away must not hold up what others wait for.
+        # Per receiver: one that is unreachable must not delay the others.
         self._slots: defaultdict[NodeId, asyncio.Semaphore] = defaultdict(
             partial(asyncio.Semaphore, limits.snapshot_streams_max)
         )
         self._streaming: dict[tuple[GroupId, NodeId], Index] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._thread: Executor | None = None
+        self._rounds: SnapshotRounds | None = None
         self._running: set[asyncio.Task[None]] = set()
         transport.register(SNAPSHOTS, self._on_frame, borrowed=True)
 
@@ -79,8 +79,10 @@ class SnapshotExchange:
     def resumed(self) -> int:
         return self._sender.resumed
 
-    def open(self, tasks: asyncio.TaskGroup, thread: Executor) -> None:
-        self._tasks, self._thread = tasks, thread
+    def open(self, rounds: SnapshotRounds, tasks: asyncio.TaskGroup, thread: Executor) -> None:
+        """`thread` runs flushes of whole states: they take long, and the flush of the log must
+        not wait behind them."""
+        self._rounds, self._tasks, self._thread = rounds, tasks, thread
 
     def close(self) -> None:
         self._tasks = None
@@ -89,7 +91,7 @@ class SnapshotExchange:
         self._receiver.drop_all()
 
     def forget(self, group: Group) -> None:
-        """The group is gone from this node. Streams that go out find that out by themselves."""
+        """The group is gone from this node. Its outgoing streams notice that and end."""
         self._receiver.drop(group.id)
         if group.arrived is not None and not group.installing:
             arrived, group.arrived = group.arrived, None
@@ -99,13 +101,13 @@ class SnapshotExchange:
         self._receiver.sweep()
 
     def indices_needed(self, group: Group) -> list[Index]:
-        """Where streams of this group stand: the log after them will be wanted."""
+        """The indices of snapshots being sent: their receivers will need the log after them."""
         return [index for (held, _), index in self._streaming.items() if held == group.id]
 
-    # giving
+    # sending
 
     def stream(self, group: Group, to: NodeId) -> None:
-        """A follower needs a snapshot. The core is told how it went, in any case."""
+        """A follower needs a snapshot. The result is reported to the core in any case."""
         self._spawn(self._stream(group, to), f"snapshot of group {group.id} to {to}")
 
     async def _stream(self, group: Group, to: NodeId) -> None:
@@ -121,22 +123,24 @@ class SnapshotExchange:
                 if leading():
                     ok = await self._send(group, to, leading)
         except Exception as error:  # noqa: BLE001 - a machine that cannot show its state
-            self._keeper.group_failed(group, error)
+            self._group_failed(group, error)
         finally:
             self._streaming.pop((group.id, to), None)
             if leading():
                 core.report_snapshot(to, ok)
-                self._rounds.mark(group)
+                self._mark(group)
         self.sent += ok
 
     async def _send(self, group: Group, to: NodeId, leading: Callable[[], bool]) -> bool:
         index, chunks = group.machine.snapshot()
         term = group.core.log.term(index)
         if term is None or index > group.core.applied_index:
-            raise InvariantViolation(f"a snapshot at {index}, applied {group.core.applied_index}")
+            raise InvariantViolation(
+                f"the machine's snapshot is at index {index}, applied {group.core.applied_index}"
+            )
         self._streaming[group.id, to] = index
 
-        def wanted() -> bool:  # a stale one, which the log does not continue, is of no use
+        def wanted() -> bool:  # of no use any more once the log was cut beyond it
             return leading() and group.log.first_index() <= index + 1
 
         return await self._sender.send(
@@ -148,14 +152,14 @@ class SnapshotExchange:
             wanted=wanted,
         )
 
-    # taking
+    # receiving
 
     def _on_frame(self, node: NodeId, view: memoryview) -> None:
         frame = read_frame(view)
         if frame.kind in _ANSWERS:
             self._sender.answered(node, frame)
             return
-        group = self._keeper.held(frame.group)
+        group = self._groups.get(frame.group)
         if group is None or group.stopped is not None or self._tasks is None:
             self._receiver.refuse(node, frame)
             return
@@ -171,7 +175,7 @@ class SnapshotExchange:
             self._offer(group, incoming)
 
     def _offer(self, group: Group, incoming: Incoming) -> None:
-        """All chunks are here: the core decides, and its next Ready tells."""
+        """All chunks have arrived: the core decides, and says so in its next Ready."""
         meta = incoming.meta
         finish = partial(self._receiver.finish, group.id, incoming)
         group.arrived = Arrived(
@@ -187,24 +191,24 @@ class SnapshotExchange:
         )
         try:
             group.core.step(message)
-        except Exception as error:  # noqa: BLE001 - ends this group, loudly
-            self._keeper.group_failed(group, error)
+        except Exception as error:  # noqa: BLE001 - stops this group
+            self._group_failed(group, error)
         if group.stopped is None and group.core.has_ready():
-            self._rounds.mark(group)
+            self._mark(group)
         else:
             self.unused(group)
 
     def unused(self, group: Group) -> None:
-        """The core has what the snapshot holds, or a newer term: let it go."""
+        """The core does not need the snapshot: it has all of it, or has seen a newer term."""
         if group.arrived is not None and not group.installing:
             arrived, group.arrived = group.arrived, None
             arrived.accept()
 
     def install(self, group: Group, meta: SnapshotMeta) -> None:
-        """The core wants the snapshot that has arrived."""
+        """The core wants the snapshot that has arrived to be installed."""
         arrived = group.arrived
         if arrived is None or arrived.meta != meta or self._tasks is None:
-            raise InvariantViolation(f"no snapshot at {meta.index} has arrived")
+            raise InvariantViolation(f"no snapshot at index {meta.index} has arrived")
         group.installing = True
         self._spawn(self._install(group, arrived), f"install snapshot of group {group.id}")
 
@@ -227,9 +231,9 @@ class SnapshotExchange:
                 ok = True
                 self.installed += 1
         except StoreFailed as error:
-            self._keeper.store_failed(error)
-        except Exception as error:  # noqa: BLE001 - ends this group, loudly
-            self._keeper.group_failed(group, error)
+            self._store_failed(error)
+        except Exception as error:  # noqa: BLE001 - stops this group
+            self._group_failed(group, error)
         finally:
             group.installing = False
             group.arrived = None
@@ -237,29 +241,13 @@ class SnapshotExchange:
                 arrived.accept()
             else:
                 arrived.refuse()
-        self._rounds.mark(group)
-
-    def complete_after_crash(self, log: GroupLog, applied: Index, term: Term | None) -> None:
-        """The state was replaced, the log not yet, or the log has lost its end (`term` is given
-        for groups where that may be): take the log forward. Blocking, and rare."""
-        meta = log.record.installing
-        if term is not None and applied > log.last_index():
-            meta = SnapshotMeta(applied, term, log.members_at(log.last_index()))
-        if meta.index and applied == meta.index and log.term(meta.index) != meta.term:
-            batch = LogBatch()
-            batch.put_snapshot(log.group, meta)
-            self._store.write(batch, may_wait=True)
-            self._store.flush()
-
-    def wipe(self, group: GroupId) -> None:
-        batch = LogBatch()
-        batch.remove(group)
-        self._store.write(batch, may_wait=True)
+        self._mark(group)
 
     # the disk
 
     async def _write(self, fill: Callable[[LogBatch], None]) -> None:
-        """Written and flushed when it returns. `fill` and the write are one step of the loop."""
+        """Written and flushed when it returns. `fill` and the write happen in one step of the
+        loop."""
         while True:
             batch = LogBatch()
             fill(batch)
@@ -271,8 +259,13 @@ class SnapshotExchange:
         await self._off_loop(self._store.flush)
 
     def _replace_log(self, batch: LogBatch, group: GroupId, meta: SnapshotMeta) -> None:
+        assert self._rounds is not None
         self._rounds.supersede(group)
         batch.put_snapshot(group, meta)
+
+    def _mark(self, group: Group) -> None:
+        assert self._rounds is not None
+        self._rounds.mark(group)
 
     async def _off_loop(self, blocking: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, blocking)

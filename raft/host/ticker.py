@@ -1,20 +1,44 @@
-"""Real time for all groups of a node: one tick after the other, and how late they come.
+"""Real time for all groups of a node: when the next tick is due, and how punctual ticks are.
 
-Owns: when the next tick is due, the lag of the loop.
-May not touch: groups; it calls what it was given.
-Spec: DESIGN section 6. A loop that lags is measured and reported. Ticks that were missed count as
-one, so that a stall of our own is not taken for the silence of others."""
+Owns: the next deadline, the lag of the event loop, the times of the last ticks.
+May not touch: groups; it calls the function it was given.
+Spec: a loop that lags is measured and reported, because a stalled loop causes false elections.
+Ticks that were missed count as one, so that a stall of this process is not taken for silence of
+the others. Raft thesis 6.4.1: a lease that is counted in ticks is valid only while ticks keep
+time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from raft.host.tick_pace import TickPace
+_SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, read what waits in the sockets first
 
-_SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, what waits in the sockets comes first
+
+class TickPace:
+    """Whether ticks come evenly enough to count time by them. `now` is in seconds of a clock that
+    goes on while the process is stopped."""
+
+    def __init__(self, *, tick_seconds: float, election_ticks: int) -> None:
+        # Others may elect a leader one election timeout after they last heard from us. The ticks
+        # that a lease may last (half of that) must fit into it with room to spare.
+        self._lease_seconds_max = 0.8 * election_ticks * tick_seconds
+        self._ticks: deque[float] = deque(maxlen=election_ticks // 2 + 1)
+
+    def ticked(self, now: float) -> None:
+        self._ticks.append(now)
+
+    def interrupted(self) -> None:
+        """Groups have missed ticks: what they counted so far says nothing about time."""
+        self._ticks.clear()
+
+    def keeps_time(self, now: float) -> bool:
+        """Whether a lease that holds by the count of ticks also holds by the clock."""
+        ticks = self._ticks
+        return len(ticks) == ticks.maxlen and now - ticks[0] <= self._lease_seconds_max
 
 
 class Ticker:

@@ -1,4 +1,4 @@
-"""The logs of all groups on disk, in one RocksDB."""
+"""The logs of all groups of a node on disk, in one RocksDB."""
 
 from raft.store.log_store import LogStore
 

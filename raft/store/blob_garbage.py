@@ -1,12 +1,12 @@
-"""Values that nobody needs any more, and the files of the database that still hold them.
+"""Garbage in blob files: when the files of large values are rewritten to free space.
 
-Owns: when files of values are worth being rewritten, and rewriting them.
-May not touch: which values are needed; deleting them is the business of others.
-Spec: decision 12. RocksDB lets go of a file of values when none of them is alive any more, which is
-all that logs and most streams need. It would also move what is alive out of old files at every
-compaction, however little of them is garbage: this is off, or each byte of a large stream would be
-written again and again. Instead everything alive is moved when more than half is garbage, so that
-moving never writes more than had been deleted."""
+Owns: when blob files are worth rewriting, and rewriting them.
+May not touch: which values are needed; others delete them.
+Spec: decision record 12 (docs/decisions). RocksDB deletes a blob file when no value in it is alive,
+which is enough for logs and most streams. It could also move live values out of old files at every
+compaction, however little of them is garbage. That is off, or each byte of a large stream would be
+written again and again. Instead all live values are moved when more than half is garbage, so that
+moving never writes more than was deleted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from typing import Final
 
 from rocksdict import BottommostLevelCompaction, CompactOptions, Options, Rdict
 
-_AGE: Final = "blob_garbage_collection_age_cutoff"  # the part of the files, oldest first, to empty
-_VALUE_BYTES_MIN: Final = 4096  # smaller ones stay beside their keys
-_GARBAGE_BYTES_MIN: Final = 256 << 20  # less is not worth the trouble
-# So many deletes close together, as of a purge, are worth a compaction: before one the database
+_AGE: Final = (
+    "blob_garbage_collection_age_cutoff"  # the share of the files, oldest first, to rewrite
+)
+_VALUE_BYTES_MIN: Final = 4096  # smaller values stay beside their keys
+_GARBAGE_BYTES_MIN: Final = 256 << 20  # less is not worth a rewrite
+# So many deletes close together, as after a purge, trigger a compaction: before one the database
 # does not know what is garbage.
 _DELETES_WINDOW: Final = 1024
 _DELETES_MANY: Final = 512
 
 
 def keep_values_apart(options: Options) -> None:
-    """Values go to files of their own, so that compaction moves keys and not the values."""
+    """Store values in files of their own, so that compaction moves keys and not values."""
     options.set_enable_blob_files(val=True)
     options.set_min_blob_size(_VALUE_BYTES_MIN)
     options.set_enable_blob_gc(val=True)
@@ -34,7 +36,7 @@ def keep_values_apart(options: Options) -> None:
 
 
 def is_wasteful(column: Rdict) -> bool:
-    """Whether a rewrite would free more than it writes, and has the room that it needs."""
+    """Whether a rewrite would free more than it writes, and has the space that it needs."""
     garbage = column.property_int_value("rocksdb.live-blob-file-garbage-size") or 0
     if garbage < _GARBAGE_BYTES_MIN:
         return False
@@ -44,7 +46,7 @@ def is_wasteful(column: Rdict) -> bool:
 
 
 def rewrite(column: Rdict) -> None:
-    """Blocking: what was deleted and flushed before the call is in no file after it."""
+    """Blocking: values that were deleted and flushed before the call are in no file after it."""
     everything = CompactOptions()
     everything.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
     column.set_options({_AGE: "1.0"})

@@ -1,10 +1,10 @@
-"""Opening the one database of a node: its options, and whose it is.
+"""Opening the database of a node: its options, and which server it belongs to.
 
 Owns: RocksDB's settings and the identity record.
-May not touch: log records (raft.records), what is in column family "state".
-Spec: DESIGN sections 5 and 6. A directory belongs to one server of one cluster in one format;
-anybody else is refused with a sentence. The incarnation, drawn when the directory is made, lets
-others notice a server that came back with other data."""
+May not touch: log records (raft/store/records.py), what is in column family "state".
+Spec: docs/ARCHITECTURE.md, "What is on disk". A directory belongs to one server of one cluster in
+one format; any other server is refused with an error. The incarnation, drawn when the directory is
+created, lets others notice a server that came back with other data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoreTuning:
-    """Sizes of the database. The defaults serve one busy node; tests may take smaller ones."""
+    """Sizes of the database. The defaults are for a busy node; tests may use smaller ones."""
 
     log_buffer_bytes: int = 64 * MB
     state_buffer_bytes: int = 32 * MB
@@ -33,16 +33,16 @@ class StoreTuning:
     wal_bytes_max: int = 1024 * MB  # then the column that holds the oldest part is flushed
     background_jobs: int = 2
     # None: no promise before its flush. Otherwise groups that were added as `relaxed` promise what
-    # is written, and a flush follows within this time: what a power cut takes was promised.
+    # is written, and a flush follows within this time: a power failure may lose what was promised.
     flush_interval_s: float | None = None
-    # Below this (or a tenth of the disk, if that is less; 0: no bound) nothing is written: a
-    # database that has once met a full disk must be opened anew, one that stops before goes on
-    # when space returns.
+    # With less free space (or less than a tenth of the disk, if that is smaller; 0: no bound)
+    # nothing is written. A database that has met a full disk must be reopened; one that stops
+    # before goes on when there is space again.
     free_bytes_min: int = 128 * MB
 
 
 class StoreIdentity(msgspec.Struct, frozen=True):
-    """Whose directory this is. The incarnation is drawn when the directory is made."""
+    """The server that a directory belongs to. The incarnation is drawn when it is created."""
 
     format: int
     node_name: str
@@ -53,12 +53,12 @@ class StoreIdentity(msgspec.Struct, frozen=True):
 def open_database(
     path: Path, *, node_name: str, cluster_name: str, tuning: StoreTuning
 ) -> tuple[Rdict, StoreIdentity]:
-    """Raises WrongDirectory or StoreError, with a sentence for the operator."""
+    """Raises WrongDirectory or StoreError, with a text for the operator."""
     path.mkdir(parents=True, exist_ok=True)
     try:
         db = Rdict(str(path), _database_options(tuning), _column_options(tuning))
     except Exception as error:
-        raise StoreError(_open_sentence(str(path), str(error))) from error
+        raise StoreError(_open_error(str(path), str(error))) from error
     try:
         return db, _claim(db, str(path), node_name=node_name, cluster_name=cluster_name)
     except BaseException:
@@ -72,10 +72,10 @@ def _database_options(tuning: StoreTuning) -> Options:
     options.create_missing_column_families(create_missing_cfs=True)
     if tuning.flush_interval_s is None:
         options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    else:  # pages not flushed reach the disk in any order: take all up to the first gap
+    else:  # unflushed pages reach the disk in any order: recover up to the first gap
         options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
     options.set_max_total_wal_size(tuning.wal_bytes_max)
-    options.set_bytes_per_sync(MB)  # background files reach the disk evenly, not in bursts
+    options.set_bytes_per_sync(MB)  # write background files evenly, not in bursts
     options.set_max_background_jobs(tuning.background_jobs)
     options.set_keep_log_file_num(4)
     options.set_max_log_file_size(4 * MB)
@@ -84,7 +84,7 @@ def _database_options(tuning: StoreTuning) -> Options:
 
 
 def _column_options(tuning: StoreTuning) -> dict[str, Options]:
-    """No compression: blocks are read by scans."""
+    """No compression: scans read the stored blocks as they are."""
     columns: dict[str, Options] = {}
     for name, buffer_bytes in (
         ("raft", tuning.log_buffer_bytes),
@@ -125,7 +125,7 @@ def _claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> StoreI
     return identity
 
 
-def _open_sentence(path: str, problem: str) -> str:
+def _open_error(path: str, problem: str) -> str:
     if "lock" in problem.lower():
         return f"{path} is in use by another process: {problem}"
     if "Corruption" in problem:

@@ -1,9 +1,10 @@
-"""One thread that flushes the log when it is asked to.
+"""The thread that flushes the log (fsync) when it is asked to.
 
-Owns: the thread, and the way of its answer back to the loop.
-May not touch: what is flushed, when it is asked (raft.rounds).
-Spec: DESIGN section 4, step 5. An executor does the same by two futures per flush, which cost
-more locks and two more turns of the loop."""
+Owns: the thread, and the way of its answer back to the event loop.
+May not touch: what is flushed (LogStore.flush does it), when a flush is due (raft/host/rounds.py
+decides, raft/host/round_loop.py asks).
+Spec: an executor would do the same with two futures per flush, which cost more locks and two more
+turns of the loop."""
 
 from __future__ import annotations
 
@@ -14,34 +15,37 @@ from queue import SimpleQueue
 
 from raft.store.log_store import LogStore
 
-Answer = Callable[[BaseException | None], None]
 
+class FlushThread:
+    """Runs until `stop`. One flush at a time: request the next one after the answer."""
 
-class Flusher:
-    """Until `stop`. One flush at a time: the next one is asked for after the answer."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, store: LogStore, answer: Answer) -> None:
-        """`answer` is called on the loop after each flush, with what it raised."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: LogStore,
+        flushed: Callable[[BaseException | None], None],
+    ) -> None:
+        """`flushed` is called on the loop after each flush, with the exception it raised."""
         self._loop = loop
         self._store = store
-        self._answer = answer
-        self._asked: SimpleQueue[object] = SimpleQueue()  # None: no more
+        self._flushed = flushed
+        self._requests: SimpleQueue[str] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="raft-storage", daemon=True)
         self._thread.start()
 
-    def ask(self) -> None:
-        self._asked.put(self)
+    def request(self) -> None:
+        self._requests.put("flush")
 
     def stop(self) -> None:
-        """Blocking, while a flush is under way."""
-        self._asked.put(None)
+        """Blocking, while a flush is in flight."""
+        self._requests.put("stop")
         self._thread.join()
 
     def _run(self) -> None:
-        while self._asked.get() is not None:
+        while self._requests.get() == "flush":
             error: BaseException | None = None
             try:
                 self._store.flush()
-            except BaseException as raised:  # noqa: BLE001 - told to who asked
+            except BaseException as raised:  # noqa: BLE001 - passed on to the loop
                 error = raised
-            self._loop.call_soon_threadsafe(self._answer, error)
+            self._loop.call_soon_threadsafe(self._flushed, error)

@@ -1,8 +1,9 @@
-"""The log of one group as it stands on disk.
+"""The log of one group as it is stored on disk.
 
-Owns: first and last index, the terms of what lies between, reading entries back.
-May not touch: writing (LogStore does, and then tells us), the log's in-memory tail (raft.log).
-Spec: LogReader of raft.log; indices are contiguous, and a gap is damage."""
+Owns: first and last index, the terms between them, reading entries back.
+May not touch: writing (LogStore does, and then calls us), the log's in-memory tail
+(raft/core/log.py).
+Spec: LogReader of raft/core/log.py. Indices are contiguous; a gap means damage."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ class GroupLog:
     def __init__(self, group: GroupId, column: Rdict | None) -> None:
         self.group = group
         self.record = GroupRecord()
-        self.nbytes = 0  # of all live entries; after a cut an estimate by the average
+        self.nbytes = 0  # of all live entries; after a cut, estimated from the average
         self._column = column
         self._last = Index(0)
         # Invariant: _run_terms[i] is the term of every index from _run_starts[i] to the next start.
         self._run_starts: list[int] = []
         self._run_terms: list[Term] = []
-        self._members: list[tuple[Index, Members]] = []  # by CONFIG entries, oldest first
+        self._members: list[tuple[Index, Members]] = []  # from CONFIG entries, oldest first
 
     # LogReader
 
@@ -59,7 +60,7 @@ class GroupLog:
         return self._run_terms[bisect_right(self._run_starts, index) - 1]
 
     def entries(self, low: Index, high: Index, max_bytes: int) -> list[Entry]:
-        """Entries in [low, high) that fit into `max_bytes`, one at least; [] when cut away."""
+        """Entries in [low, high) that fit into `max_bytes`, at least one; [] if compacted."""
         if low < self.first_index():
             return []
         if not low < high <= self._last + 1:
@@ -84,7 +85,7 @@ class GroupLog:
         return start + self._members
 
     def members_at(self, index: Index) -> Members | None:
-        """The members as of this index, which is not cut away."""
+        """The members at this index, which must not be compacted."""
         found: Members | None = None
         for at, members in self.configurations():
             if at <= index:
@@ -100,10 +101,10 @@ class GroupLog:
         count = self._last - self.record.snapshot.index
         return max(1, self.nbytes // count) if count else 1
 
-    # told by LogStore
+    # called by LogStore
 
     def load(self) -> None:
-        """Read and check the whole log once. Raises DamagedLog."""
+        """Read and check the whole log. Raises DamagedLog."""
         assert self._column is not None
         value = self._column.get(KEY.pack(self.group, 0))
         self.record = GroupRecord() if value is None else read_group(self.group, value)
@@ -111,21 +112,25 @@ class GroupLog:
         for entry in self._scan(Index(1)):
             if value is None or entry.index != self._last + 1:
                 raise DamagedLog(
-                    self.group, Index(self._last + 1), f"the next entry found is {entry.index}"
+                    self.group, Index(self._last + 1), f"the next entry on disk is {entry.index}"
                 )
             self._append(entry)
         if self.record.hard_state.commit > self._last:
             commit = self.record.hard_state.commit
-            raise DamagedLog(self.group, Index(self._last + 1), f"missing, but {commit} committed")
+            raise DamagedLog(
+                self.group,
+                Index(self._last + 1),
+                f"missing, although the log is committed up to {commit}",
+            )
 
     def appended(self, entries: Sequence[Entry]) -> None:
-        """`entries` now stand on disk and nothing above them does."""
+        """`entries` are now on disk, and nothing above them is."""
         self._truncate(entries[0].index)
         for entry in entries:
             self._append(entry)
 
     def compacted(self, snapshot: SnapshotMeta) -> None:
-        """Everything up to the snapshot is gone; what lies above it stays."""
+        """Everything up to the snapshot is gone; the entries above it stay."""
         dropped = min(snapshot.index, self._last) - self.record.snapshot.index
         self.nbytes = max(0, self.nbytes - dropped * self.average_bytes)
         self.record = self.record.with_snapshot(snapshot)
@@ -137,7 +142,7 @@ class GroupLog:
             self.reset(snapshot)
 
     def reset(self, snapshot: SnapshotMeta) -> None:
-        """The whole log is gone; it starts anew after the snapshot."""
+        """The whole log is gone; it starts again after the snapshot."""
         self.record = self.record.with_snapshot(snapshot)
         self._last = snapshot.index
         self.nbytes = 0
@@ -178,15 +183,15 @@ class GroupLog:
                 yield read_entry(self.group, index, value)
         except DamagedLog:
             raise
-        except Exception as error:  # rocksdict raises no narrower one for a bad block
+        except Exception as error:  # rocksdict raises plain Exception for a bad block
             raise DamagedLog(self.group, Index(index + 1), str(error)) from error
 
 
 class MemoryLog(GroupLog):
     """The log of a group that is not persisted: same rules, entries in memory until compacted.
 
-    A replica with such a log forgets its votes and entries when it restarts, so it must come
-    back as a learner (DESIGN section 4)."""
+    A replica with such a log loses its entries when it restarts, so it must not vote until it has
+    caught up."""
 
     __slots__ = ("_entries",)
 
@@ -195,7 +200,7 @@ class MemoryLog(GroupLog):
         self._entries: list[Entry] = []  # Invariant: contiguous, _entries[0].index == first_index()
 
     def load(self) -> None:
-        """Nothing was kept."""
+        """There is nothing to load."""
 
     def appended(self, entries: Sequence[Entry]) -> None:
         del self._entries[max(0, entries[0].index - self.first_index()) :]

@@ -1,15 +1,16 @@
 """The logs of all groups of one node, in one RocksDB.
 
-Owns: the database, its identity, column family "raft", and the rule that one flush of
-the write-ahead log covers every group's entries of a moment.
+Owns: the database, its identity, column family "raft". One flush of the write-ahead log covers the
+entries that all groups have written before.
 May not touch: column family "state" beyond opening and flushing it (broker.store writes it, with
 the write-ahead log off), the consensus rules, the event loop.
-Spec: DESIGN section 5. `write` holds the interpreter lock and stays on the loop; `flush` and
-`flush_state` release it and run on the storage thread (pinned by tests/raft/test_store.py).
+Spec: docs/ARCHITECTURE.md, "What is on disk". `write` holds the interpreter lock and stays on the
+loop; `flush` (fsync) and `flush_state` release it and run on other threads (checked by
+tests/raft/store/test_log_store.py).
 
-Recovery: the write-ahead log is read in the mode that forgives a torn tail and nothing else. A
-tail that was never flushed was never promised, so losing it is right; a bad record before the
-end may have been promised, so the directory is refused rather than shortened."""
+Recovery: the write-ahead log is read in the mode that tolerates a torn tail and nothing else. A
+tail that was never flushed was never promised, so losing it is correct; a bad record before the
+end may have been promised, so the directory is refused rather than truncated."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from rocksdict import WriteOptions as RocksWriteOptions
 
 from raft.store import blob_garbage as garbage
 from raft.store.database import StoreIdentity, StoreTuning, open_database
-from raft.store.disk_space import Room
+from raft.store.disk_space import DiskSpace
 from raft.store.group_log import GroupLog
 from raft.store.records import (
     KEY,
@@ -38,10 +39,10 @@ from raft.store.records import (
     StoreFailed,
     StoreFull,
     WrongDirectory,
-    entry_value,
     group_value,
     read_group,
 )
+from raft.store.rocks_batch import LAST_INDEX, encode_pieces, encode_records
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, SnapshotMeta
 
@@ -59,8 +60,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("raft.store")
-_LAST_INDEX: Final = 2**64 - 1
-_PIECE_BYTES: Final = 32 << 10  # RocksDB moves what a write holds each time it outgrows its room
 _BUFFERED: Final = "rocksdb.cur-size-all-mem-tables"
 
 
@@ -75,36 +74,36 @@ class StoreStatistics:
 
 
 class LogStore:
-    """Built by `open`. Everything but `flush` and `flush_state` belongs to one thread."""
+    """Built by `open`. Everything except `flush` and `flush_state` belongs to one thread."""
 
     def __init__(
         self,
         path: Path,
-        open_again: Callable[[], tuple[Rdict, StoreIdentity]],
+        reopen_database: Callable[[], tuple[Rdict, StoreIdentity]],
         *,
         free_bytes_min: int = 0,
         flush_interval_s: float | None = None,
     ) -> None:
         self.flush_interval_s = flush_interval_s
         self.failure: BaseException | None = None
-        self.full = False  # by the last check_space: nothing is written, all can be read
+        self.full = False  # as of the last check_space: nothing is written, all can be read
         self._path = path
-        self._open_again = open_again
-        self._room = Room(path, free_bytes_min)
-        db, self.identity = open_again()
+        self._reopen_database = reopen_database
+        self._space = DiskSpace(path, free_bytes_min)
+        db, self.identity = reopen_database()
         self._take(db)
         self._users: list[tuple[Callable[[], None], Callable[[Rdict], None]]] = []
         self._flushing = 0
-        self._guard = threading.Lock()  # of _flushing
+        self._guard = threading.Lock()  # protects _flushing
         self._one_flush = threading.Lock()
         self._one_rewrite = threading.Lock()
         self._write_options = RocksWriteOptions()
         self._write_options.no_slowdown = True
-        self._patient = RocksWriteOptions()
+        self._waiting_options = RocksWriteOptions()
         self._rewriting = self._closing = False
         self._writes = self._written_bytes = self._flushes = self._refusals = 0
         self._unchecked_bytes = 0
-        self._begun: set[GroupId] = set()  # a refused batch may have left some entries of theirs
+        self._begun: set[GroupId] = set()  # a refused batch may have left some of their entries
 
     @classmethod
     def open(
@@ -115,8 +114,8 @@ class LogStore:
         cluster_name: str,
         tuning: StoreTuning = StoreTuning(),  # noqa: B008 - frozen
     ) -> LogStore:
-        """Blocking. Raises WrongDirectory when the directory is somebody else's, StoreError
-        when it cannot be read, e.g. because another process holds it."""
+        """Blocking. Raises WrongDirectory when the directory belongs to another server, StoreError
+        when it cannot be opened, for example because another process has locked it."""
         place = Path(path)
         opening = partial(
             open_database, place, node_name=node_name, cluster_name=cluster_name, tuning=tuning
@@ -135,10 +134,10 @@ class LogStore:
         self._logs: dict[GroupId, GroupLog] = {}
 
     def close(self) -> None:
-        """Flushes the log; nothing may use the store or its columns afterwards. A store that has
-        failed is only let go."""
+        """Flush the log and close. Nothing may use the store or its columns afterwards. A store
+        that has failed is closed without a flush."""
         self._closing = True
-        if self._rewriting:  # it gives up; the database cannot be closed then, but may be left
+        if self._rewriting:  # end it; a database cannot be closed meanwhile, but may be left open
             if self.failure is None:
                 self.db.flush_wal(sync=True)
             self.db.cancel_all_background(wait=False)
@@ -156,28 +155,28 @@ class LogStore:
     # after a failure
 
     def attach(self, *, let_go: Callable[[], None], take: Callable[[Rdict], None]) -> None:
-        """For who keeps columns or handles of his own: `reopen` tells him to drop them, and
-        gives him the new database."""
+        """For code that keeps columns or handles of its own: `reopen` calls `let_go` to drop them
+        and `take` with the new database."""
         self._users.append((let_go, take))
 
     def probe(self) -> None:
-        """Blocking, on any thread. Raises OSError unless the disk works and has room again."""
-        self._room.probe()
+        """Blocking, on any thread. Raises OSError unless the disk works and has space again."""
+        self._space.probe()
 
     def reopen(self) -> None:
-        """Blocking. Let the failed database go and open it as after a crash: what its log shows
-        may be on the disk or only in the page cache, so all of it is in new, flushed files when
-        this returns. Raises StoreBusy while a flush is under way, StoreError when it cannot be
-        opened, also because iterators keep the old one alive: then nothing can be read before
-        the next attempt."""
+        """Blocking. Close the failed database and open it as after a crash. What its log shows may
+        be on the disk or only in the page cache, so all of it is in new, flushed files when this
+        returns. Raises StoreBusy while a flush is in flight, StoreError when it cannot be opened,
+        also because iterators keep the old one alive: then nothing can be read before the next
+        attempt."""
         with self._guard:
             if self._flushing:
-                raise StoreBusy("a flush is under way")
+                raise StoreBusy("a flush is in flight")
         self._let_go()
-        db, identity = self._open_again()
+        db, identity = self._reopen_database()
         if identity != self.identity:
             db.close()
-            raise WrongDirectory(f"{self._path} is not the directory it was")
+            raise WrongDirectory(f"{self._path} now belongs to another server")
         self._take(db)
         self.failure = None
         try:
@@ -190,15 +189,16 @@ class LogStore:
             take(db)
 
     def _let_go(self) -> None:
-        """Close what has failed: it complains of that, and what it still holds was not promised."""
+        """Close a failed database. That raises errors, which are ignored: what it still holds in
+        memory was not promised."""
         self._logs.clear()
         self._log_handle = None
         users = [let_go for let_go, _ in self._users]
         for let_go in (*users, *(column.close for column in self._columns.values()), self.db.close):
             try:
                 let_go()
-            except Exception as error:  # noqa: BLE001 - rocksdict has no narrower one
-                _log.info("closing the failed database: %s", error)
+            except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception
+                _log.info("error while closing the failed database: %s", error)
 
     # columns
 
@@ -207,7 +207,7 @@ class LogStore:
         return self._columns[name]
 
     def column_handle(self, name: str) -> ColumnFamily:
-        """What WriteBatch.put wants to be told."""
+        """The handle that WriteBatch.put needs."""
         return self.db.get_column_family_handle(name)
 
     def state_column(self) -> Rdict:
@@ -216,14 +216,14 @@ class LogStore:
     # reading
 
     def groups(self) -> list[GroupId]:
-        """Every group with a record, by one seek per group."""
+        """Every group with a record; costs one seek per group."""
         found: list[GroupId] = []
         cursor = self._columns["raft"].iter()
         cursor.seek(KEY.pack(0, 0))
         while cursor.valid():
             group, _ = KEY.unpack(cursor.key())
             found.append(GroupId(group))
-            if group == _LAST_INDEX:
+            if group == LAST_INDEX:
                 break
             cursor.seek(KEY.pack(group + 1, 0))
         cursor.status()
@@ -233,7 +233,7 @@ class LogStore:
         return self._columns["raft"].get(KEY.pack(group, 0)) is not None
 
     def reader(self, group: GroupId) -> GroupLog:
-        """The group's log, read and checked whole at the first call. Raises DamagedLog."""
+        """The group's log, read and checked completely at the first call. Raises DamagedLog."""
         log = self._logs.get(group)
         if log is None:
             log = GroupLog(group, self._columns["raft"])
@@ -247,58 +247,60 @@ class LogStore:
     # batches
 
     def compact(self, batch: LogBatch, group: GroupId, upto: Index) -> None:
-        """Forget entries up to and with `upto`, which must be in the log."""
+        """Delete the entries up to and including `upto`, which must be in the log."""
         log = self.reader(group)
         term = log.term(upto)
         if term is None:
-            raise StoreError(f"group {group}: cannot cut the log at {upto}, it is not there")
+            raise StoreError(f"group {group}: cannot cut the log at {upto}, which is not in it")
         batch.cut(group, SnapshotMeta(upto, term, log.members_at(upto)))
 
     def give_up_log(self, group: GroupId) -> GroupLog:
-        """Forget the entries of a damaged log and keep its promises: the member has lost its
-        log from now on (raft.member). Written, not flushed. Raises DamagedLog when the group
-        record itself is damaged: what it promised is not known, so it must stay away."""
+        """Delete the entries of a damaged log and keep its promises: the member counts as one that
+        has lost its log (HardState.lives). Written, not flushed. Raises DamagedLog when the group
+        record itself is damaged: what it promised is unknown, so it must not take part."""
         column = self._columns["raft"]
         value = column.get(KEY.pack(group, 0))
         if value is None:
             raise DamagedLog(group, Index(0), "there is no group record")
         record = GroupRecord(read_group(group, value).hard_state.after_loss())
         raw, handle = WriteBatch(raw_mode=True), self._log_handle
-        raw.delete_range(KEY.pack(group, 1), KEY.pack(group, _LAST_INDEX), handle)
+        raw.delete_range(KEY.pack(group, 1), KEY.pack(group, LAST_INDEX), handle)
         raw.put(KEY.pack(group, 0), group_value(group, record), handle)
         self._logs.pop(group, None)
-        self._write(raw, self._patient)
+        self._write(raw, self._waiting_options)
         return self.reader(group)
 
     def check_space(self) -> bool:
-        """Whether the disk has room, also for what is still in memory and will be written by
-        itself. To be asked now and then; who writes much asks by himself, so that what is written
-        between two calls fits into the reserve."""
+        """Whether the disk has space, also for what is still in memtables. The host calls it at
+        every tick; `_write` calls it after writing a lot, so that what is written between two
+        checks fits into the reserve."""
         self._unchecked_bytes = 0
         if self.failure is None:
-            self.full = self._room.is_short(self._buffered_bytes())
+            self.full = self._space.is_short(self._buffered_bytes())
         return not self.full
 
     def _fits(self, batch: LogBatch) -> bool:
-        """What was taken before the disk was found full should still be answered."""
-        return not self._room.is_short(self._buffered_bytes() + batch.nbytes, last=True)
+        """Whether a batch from before the disk was found full can still be written."""
+        return not self._space.is_short(self._buffered_bytes() + batch.nbytes, last=True)
 
     def _buffered_bytes(self) -> int:
         return sum(c.property_int_value(_BUFFERED) or 0 for c in self._columns.values())
 
     def write(self, batch: LogBatch, *, may_wait: bool = False) -> None:
-        """Write without flushing. Raises StoreBusy (the batch stays good and is to be written
-        again; not with may_wait, which is for rare and small writes), its kind StoreFull (not for
-        what only frees space) or StoreFailed (until it is opened anew)."""
+        """Write without flushing. Raises StoreBusy: write the same batch again later. Not raised
+        with `may_wait`, which is for rare and small writes. StoreFull is a StoreBusy; it is not
+        raised for batches that only free space. Raises StoreFailed until the store is reopened."""
         if self.failure is not None:
-            raise StoreFailed("the log store has failed before") from self.failure
+            raise StoreFailed("the log store has already failed") from self.failure
         grows = bool(batch.entries or batch.hard_states or batch.snapshots)
         if self.full and grows and not may_wait and not self._fits(batch):
             raise StoreFull("the disk is full")
-        raw, records = self._build(batch)
+        column = self._log_handle
+        raw, records = encode_records(batch, reader=self.reader, column=column)
+        pieces = encode_pieces(batch, raw, reader=self.reader, column=column, begun=self._begun)
         try:
-            for piece in self._pieces(batch, raw):
-                self._write(piece, self._patient if may_wait else self._write_options)
+            for piece in pieces:
+                self._write(piece, self._waiting_options if may_wait else self._write_options)
         except StoreBusy:
             self._begun.update(batch.entries)
             raise
@@ -312,17 +314,19 @@ class LogStore:
         except Exception as error:
             if "Write stall" in str(error):
                 self._refusals += 1
-                raise StoreBusy("the database is behind with its flushes") from error
+                raise StoreBusy(
+                    "the database has stalled writes until its memtables are flushed"
+                ) from error
             self.failure = error
             raise StoreFailed(f"writing the log failed: {error}") from error
         self._writes += 1
         self._written_bytes += size
         self._unchecked_bytes += size
-        if self._unchecked_bytes > self._room.stride:
+        if self._unchecked_bytes > self._space.stride:
             self.check_space()
 
     def write_state(self, raw: WriteBatch, options: RocksWriteOptions) -> None:
-        """For who fills column "state". Raises StoreFailed."""
+        """For the code that writes column "state". Raises StoreFailed."""
         try:
             self.db.write(raw, options)
         except Exception as error:
@@ -331,9 +335,9 @@ class LogStore:
 
     def flush(self) -> None:
         """Blocking: everything written before the call is on disk after it."""
-        # One at a time: the kernel tells of a page that it could not write only once, so a second
-        # flush beside one that fails might succeed without what the first has left out.
-        with self._one_flush, self._under_way():
+        # One at a time: the kernel reports a page that it could not write only once, so a second
+        # flush beside a failing one might succeed without that page.
+        with self._one_flush, self._keeping_open():
             try:
                 self.db.flush_wal(sync=True)
             except Exception as error:
@@ -343,7 +347,7 @@ class LogStore:
 
     def flush_state(self) -> None:
         """Blocking: what broker.store wrote to column "state" before the call is on disk."""
-        with self._under_way():
+        with self._keeping_open():
             try:
                 self._columns["state"].flush(wait=True)
             except Exception as error:
@@ -351,12 +355,12 @@ class LogStore:
                 raise StoreFailed(f"flushing the state failed: {error}") from error
 
     @contextmanager
-    def _under_way(self) -> Iterator[None]:
-        """A call on another thread that the database must outlive. Raises StoreFailed: after a
-        failure no flush means anything until the database is opened anew."""
+    def _keeping_open(self) -> Iterator[None]:
+        """While a call runs on another thread, the database must not be closed. Raises StoreFailed:
+        after a failure a flush proves nothing until the database is reopened."""
         with self._guard:
             if self.failure is not None:
-                raise StoreFailed("the log store has failed before") from self.failure
+                raise StoreFailed("the log store has already failed") from self.failure
             self._flushing += 1
         try:
             yield
@@ -365,9 +369,9 @@ class LogStore:
                 self._flushing -= 1
 
     def expunge(self) -> None:
-        """Blocking, for as long as rewriting the database takes: no file holds what was deleted
-        or overwritten before the call. What a reader's snapshot still shows stays until the
-        next time."""
+        """Blocking while the database is rewritten: afterwards no file holds what was deleted or
+        overwritten before the call. What a reader's snapshot still shows stays until the next
+        call."""
         with self._rewriting_files():
             for column in (self.db, *self._columns.values()):  # then no write-ahead log is needed
                 column.flush(wait=True)
@@ -375,22 +379,22 @@ class LogStore:
                 garbage.rewrite(column)
 
     def is_wasteful(self) -> bool:
-        """Whether `reclaim` is worth its trouble."""
+        """Whether `reclaim` is worth its cost."""
         return self.failure is None and any(map(garbage.is_wasteful, self._columns.values()))
 
     def reclaim(self) -> None:
-        """Blocking, for as long as rewriting the wasteful columns takes: frees their garbage."""
+        """Blocking while the wasteful columns are rewritten: frees their garbage."""
         with self._rewriting_files():
             for column in filter(garbage.is_wasteful, self._columns.values()):
                 garbage.rewrite(column)
 
     @contextmanager
     def _rewriting_files(self) -> Iterator[None]:
-        """Raises StoreFailed; closing the store ends it early."""
+        """One rewrite at a time; closing the store ends it early. Raises StoreFailed."""
         with self._one_rewrite:
             self._rewriting = True
             try:
-                with self._under_way():
+                with self._keeping_open():
                     yield
             except StoreFailed:
                 raise
@@ -414,61 +418,10 @@ class LogStore:
     def trouble(self) -> str | None:
         if self.failure is not None:
             return str(self.failure)
-        return (
-            "the disk is full: nothing is acknowledged until space returns" if self.full else None
-        )
-
-    def _build(self, batch: LogBatch) -> tuple[WriteBatch, dict[GroupId, GroupRecord]]:
-        """All but the entries, as RocksDB's batch (consumed by one attempt to write it), and the
-        changed group records."""
-        raw = WriteBatch(raw_mode=True)
-        handle = self._log_handle
-        records: dict[GroupId, GroupRecord] = {}
-        for group in batch.removed:
-            raw.delete_range(KEY.pack(group, 0), KEY.pack(group, _LAST_INDEX), handle)
-        for group, meta in batch.snapshots.items():
-            raw.delete_range(KEY.pack(group, 1), KEY.pack(group, _LAST_INDEX), handle)
-            records[group] = self.reader(group).record.with_snapshot(meta)
-        for group, meta in batch.cuts.items():
-            log = self.reader(group)
-            raw.delete_range(
-                KEY.pack(group, log.first_index()), KEY.pack(group, meta.index + 1), handle
-            )
-            records[group] = log.record.with_snapshot(meta)
-        for group, meta in batch.installs.items():
-            record = records.get(group) or self.reader(group).record
-            records[group] = record.with_installing(meta)
-        for group, hard_state in batch.hard_states.items():
-            record = records.get(group) or self.reader(group).record
-            records[group] = record.with_hard_state(hard_state)
-        for group in batch.entries:
-            log = self.reader(group)
-            if group not in records and log.last_index() == 0:
-                records[group] = log.record  # a log without its record reads as damage
-        for group, record in records.items():
-            raw.put(KEY.pack(group, 0), group_value(group, record), handle)
-        return raw, records
-
-    def _pieces(self, batch: LogBatch, raw: WriteBatch) -> Iterator[WriteBatch]:
-        """What is to be written one after the other: `raw`, and the entries. A crash between two
-        pieces leaves a prefix of the new entries, as one that tears the last piece would; but what
-        is replaced goes in one piece with what replaces it."""
-        handle = self._log_handle
-        for group, entries in batch.entries.items():
-            first = entries[0].index
-            replaces = group in self._begun or first <= self.reader(group).last_index()
-            if replaces:
-                raw.delete_range(KEY.pack(group, first), KEY.pack(group, _LAST_INDEX), handle)
-            for entry in entries:
-                raw.put(KEY.pack(group, entry.index), entry_value(group, entry), handle)
-                if not replaces and raw.size_in_bytes() > _PIECE_BYTES:
-                    yield raw
-                    raw = WriteBatch(raw_mode=True)
-        if len(raw):
-            yield raw
+        return "the disk is full: nothing is acknowledged until it has space" if self.full else None
 
     def _note(self, batch: LogBatch, records: dict[GroupId, GroupRecord]) -> None:
-        """The batch is written: the readers learn it."""
+        """The batch is written: update the logs."""
         for group in batch.removed:
             self._logs.pop(group, None)
         for group, meta in batch.snapshots.items():

@@ -2,16 +2,16 @@
 
 Owns: the layout of column family "raft" and its checksums.
 May not touch: the database, files, threads.
-Spec: every record carries a CRC-32 over its place and its content, so that a record that was
-damaged, or that stands in the wrong place, is noticed before anybody believes it.
+Spec: every record carries a CRC-32 over its key and its content, so that a record that was damaged,
+or that is stored under the wrong key, is noticed before it is used.
 
     key    group u64 BE, index u64 BE     index 0 is the group's own record
     entry  term u64, kind u8, crc u32, then the data (little-endian)
     group  term, vote, commit, snapshot index and term, index and term of a snapshot whose
            installation has begun (0 if none), lives: u64 each; the members at the snapshot
-           and those at the installation: size u16 and the bytes of raft.confchange each, size
-           0 for those the group began with; crc u32. A record that ends after the terms is
-           one of an earlier program: no lives, no members"""
+           and those at the installation: size u16 and the bytes of raft/core/confchange.py
+           each, size 0 for those the group started with; crc u32. A record that ends after the
+           terms was written by an earlier version: no lives, no members"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raft.types import GroupId, HardState, Index, Members, NodeId, RaftError, Sn
 FORMAT: Final = 1
 KEY: Final = struct.Struct(">QQ")
 _ENTRY: Final = struct.Struct("<QBI")
-_ENTRY_PLACE: Final = struct.Struct("<QQQB")  # group, index, term, kind: checked, not stored twice
+_ENTRY_PLACE: Final = struct.Struct("<QQQB")  # group, index, term, kind: part of the checksum only
 _GROUP: Final = struct.Struct("<QQQQQQQ")
 _LIVES: Final = struct.Struct("<Q")
 _SIZE: Final = struct.Struct("<H")
@@ -41,7 +41,7 @@ NO_SNAPSHOT: Final = SnapshotMeta(Index(0), Term(0))
 
 
 class StoreError(RaftError):
-    """The log on disk is not usable as asked."""
+    """The log on disk cannot be used as requested."""
 
 
 class WrongDirectory(StoreError):
@@ -49,15 +49,15 @@ class WrongDirectory(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Definite: nothing was written, because the database would have had to stall. Try again."""
+    """Definite: nothing was written, because the database would have stalled. Try again."""
 
 
 class StoreFull(StoreBusy):
-    """Definite: nothing was written, because the disk is about to be full."""
+    """Definite: nothing was written, because the disk is almost full."""
 
 
 class StoreFailed(StoreError):
-    """The disk refused a write or a flush. Nothing is acknowledged from here on."""
+    """A write or a flush has failed. Nothing is acknowledged until the store is reopened."""
 
 
 @dataclass(eq=False)
@@ -78,8 +78,8 @@ class GroupRecord:
 
     hard_state: HardState = NEW_HARD_STATE
     snapshot: SnapshotMeta = NO_SNAPSHOT  # the entry before the log's first
-    # Written before a machine's state is replaced: if the node dies before the log follows,
-    # the log can be taken forward to where the state already is.
+    # Written before a machine's state is replaced: if the node crashes before the log is replaced
+    # too, the log can be moved forward to the state.
     installing: SnapshotMeta = NO_SNAPSHOT
 
     def with_hard_state(self, hard_state: HardState) -> GroupRecord:
@@ -100,7 +100,7 @@ def entry_value(group: GroupId, entry: Entry) -> bytes:
 
 def read_entry(group: GroupId, index: Index, value: bytes) -> Entry:
     if len(value) < _ENTRY.size:
-        raise DamagedLog(group, index, f"an entry record of {len(value)} bytes")
+        raise DamagedLog(group, index, f"entry record of only {len(value)} bytes")
     term, kind, check = _ENTRY.unpack_from(value)
     data = value[_ENTRY.size :]
     if check != crc32(data, crc32(_ENTRY_PLACE.pack(group, index, term, kind))):
@@ -132,7 +132,7 @@ def group_value(group: GroupId, record: GroupRecord) -> bytes:
 def read_group(group: GroupId, value: bytes) -> GroupRecord:
     end = len(value) - _CRC.size
     if end < _GROUP.size:
-        raise DamagedLog(group, Index(0), f"a group record of {len(value)} bytes")
+        raise DamagedLog(group, Index(0), f"group record of only {len(value)} bytes")
     (check,) = _CRC.unpack_from(value, end)
     if check != crc32(value[:end], group & 0xFFFFFFFF):
         raise DamagedLog(group, Index(0), "the checksum of the group record does not match")
@@ -144,7 +144,7 @@ def read_group(group: GroupId, value: bytes) -> GroupRecord:
             (lives,) = _LIVES.unpack_from(value, _GROUP.size)
             members = _read_members(value[_GROUP.size + _LIVES.size : end])
         except (struct.error, ValueError) as error:
-            raise DamagedLog(group, Index(0), f"the group record: {error}") from error
+            raise DamagedLog(group, Index(0), f"bad group record: {error}") from error
     return GroupRecord(
         HardState(Term(term), NodeId(vote), Index(commit), lives),
         SnapshotMeta(Index(positions[0]), Term(positions[1]), members[0]),

@@ -1,8 +1,8 @@
-"""Changes of many groups' logs that are written together.
+"""A batch of changes to the logs of many groups, written together.
 
-Owns: what is to be written, as values, and what a later change does to an earlier one.
-May not touch: the database; raft.store turns it into a write.
-Spec: DESIGN section 4, step 5: one write for the entries of all groups of a moment."""
+Owns: what is to be written, as values, and how a later change replaces an earlier one.
+May not touch: the database; raft/store/log_store.py turns a batch into a write.
+Spec: one write serves all groups that have new entries at the same moment."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from raft.types import GroupId, HardState, SnapshotMeta
 
 @dataclass(slots=True)
 class LogBatch:
-    """Changes of any groups. A crash keeps all of them, or all but some of the last entries. May be
-    written again if refused."""
+    """Changes of any groups. A crash keeps all of them, or all except some of the last entries.
+    May be written again if it was refused."""
 
     entries: dict[GroupId, list[Entry]] = field(default_factory=dict)
     hard_states: dict[GroupId, HardState] = field(default_factory=dict)
@@ -39,7 +39,8 @@ class LogBatch:
         )
 
     def put_entries(self, group: GroupId, entries: Sequence[Entry]) -> None:
-        """Anything at or above the first entry's index goes; the entries must be contiguous."""
+        """Append, and drop everything at or above the first entry's index. The entries must be
+        contiguous."""
         if not entries:
             return
         self.nbytes += sum(len(entry.data) for entry in entries)
@@ -54,8 +55,8 @@ class LogBatch:
         self.hard_states[group] = hard_state
 
     def put_snapshot(self, group: GroupId, meta: SnapshotMeta) -> None:
-        """Forget the whole log: it starts anew after the snapshot. Entries of the same batch
-        are written after it."""
+        """Delete the whole log: it starts again after the snapshot. Entries of the same batch are
+        written after it."""
         self.snapshots[group] = meta
 
     def put_installing(self, group: GroupId, meta: SnapshotMeta) -> None:
@@ -63,14 +64,14 @@ class LogBatch:
         self.installs[group] = meta
 
     def cut(self, group: GroupId, at: SnapshotMeta) -> None:
-        """Forget the entries up to and with this one."""
+        """Delete the entries up to and including this one."""
         self.cuts[group] = at
 
     def remove(self, group: GroupId) -> None:
-        """Forget the group, also a damaged one."""
+        """Delete the group, even if it is damaged."""
         self.removed.add(group)
 
     def forget(self, group: GroupId) -> None:
-        """Leave out what was put for this group."""
+        """Drop what was put for this group."""
         for part in (self.entries, self.hard_states, self.snapshots, self.cuts, self.installs):
             part.pop(group, None)

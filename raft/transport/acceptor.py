@@ -1,11 +1,11 @@
-"""Connections that other nodes open to us: who they are, then what they send.
+"""Connections that other nodes open to us: their handshake, then the frames they send.
 
-Owns: accepted links, before and after their handshake.
-May not touch: our own outgoing links (raft.mesh), what frames mean.
-Spec: a connection must finish its handshake in time and within a small frame; whatever else it
-does ends that connection and nothing more. A refusal names its reason on both sides. We
-accept ourselves: asyncio's server tells nobody of TLS handshakes that fail, and loses the sockets
-it has just accepted when it is closed."""
+Owns: the listening sockets, accepted links before and after their handshake.
+May not touch: our own outgoing links (raft/transport/peer_table.py), what frames mean.
+Spec: a connection must finish its handshake in time and within small frames. Anything else closes
+that connection and no other. A refusal is logged with its reason on both sides. asyncio's server is
+not used: it does not report TLS handshakes that fail, and when it is closed it loses the sockets it
+has just accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -26,6 +26,7 @@ from raft.transport.handshake import (
     PONG,
     REFUSAL,
     WELCOME,
+    Address,
     HandshakeRefused,
     Hello,
     LinkClass,
@@ -38,19 +39,30 @@ from raft.transport.handshake import (
     new_nonce,
     read_hello,
 )
+from raft.transport.limits import TransportLimits
 from raft.transport.link import LINK_CHANNEL, FrameError, Link
+from raft.transport.open_links import OpenLinks
 from raft.transport.peer_table import PeerTable
+from raft.transport.refusals import Refusals
 from raft.types import NodeId
 
 _log = logging.getLogger("raft.transport")
 _BACKLOG: Final = 128
-_ALIVE_QUIET_MAX = 2  # a link that was heard of within this many intervals counts as alive
+_ALIVE_QUIET_MAX: Final = 2  # a link with traffic within this many intervals is alive
 
 
 @dataclass(slots=True)
-class _Stranger:
+class _PendingHandshake:
     nonce: bytes
     timer: asyncio.TimerHandle
+
+
+class AddressLearner(Protocol):
+    """The dial plan, as far as the acceptor uses it."""
+
+    def learn_address(self, node: NodeId, host: str, port: int, *, fresh: bool) -> None: ...
+
+    def learn_addresses(self, known: list[Address]) -> None: ...
 
 
 class Acceptor:
@@ -59,23 +71,32 @@ class Acceptor:
 
     def __init__(
         self,
-        mesh: PeerTable,
         *,
+        peers: PeerTable,
+        addresses: AddressLearner,
+        open_links: OpenLinks,
+        refusals: Refusals,
+        limits: TransportLimits,
         deliver: Callable[[Link, int, memoryview], None],
         announce: Callable[[], None],
         tls: ssl.SSLContext | None,
     ) -> None:
         self.links: dict[tuple[NodeId, LinkClass], Link] = {}
-        self._mesh = mesh
+        self.tasks: asyncio.TaskGroup | None = None  # None: connections are closed at once
+        self._peers = peers
+        self._addresses = addresses
+        self._open_links = open_links
+        self._refusals = refusals
+        self._limits = limits
         self._deliver = deliver
         self._announce = announce
         self._tls = tls
-        self._opening: set[socket.socket] = set()  # TLS, if any, is under way
+        self._opening: set[socket.socket] = set()  # their TLS handshake, if any, is running
         self._listeners: list[socket.socket] = []
-        self._strangers: dict[Link, _Stranger] = {}
+        self._pending: dict[Link, _PendingHandshake] = {}
 
     async def listen(self, host: str, port: int) -> int:
-        """Begin to accept, on every address of the host; the port. Raises OSError."""
+        """Start to accept on every address of the host. Returns the port. Raises OSError."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -94,7 +115,7 @@ class Acceptor:
         return port
 
     def close(self) -> None:
-        """Accept no more; the port is free."""
+        """Stop accepting; the port is free afterwards."""
         for listener in self._listeners:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
@@ -105,42 +126,42 @@ class Acceptor:
             connection, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
-        except OSError as error:  # no descriptor is left; the next turn tries again
-            self._mesh.log_once(f"a connection cannot be accepted: {error}")
+        except OSError as error:  # out of file descriptors; retried in the next turn of the loop
+            self._refusals.log_once(f"cannot accept a connection: {error}")
             return
-        tasks = self._mesh.tasks
-        if tasks is None or self._mesh.stopping or self._is_crowded():
+        tasks = self.tasks
+        if tasks is None or self._is_crowded():
             connection.close()
             return
         self._opening.add(connection)
         tasks.create_task(self._open(connection), name="an accepted connection")
 
     async def _open(self, connection: socket.socket) -> None:
-        whom = "a connection"
+        peer = "an unknown address"
         link = self._link()
         try:
             connection.settimeout(0)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            whom = f"a connection from {connection.getpeername()[0]}"
+            peer = str(connection.getpeername()[0])
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: link,
                 connection,
                 ssl=self._tls,
-                ssl_handshake_timeout=self._mesh.limits.connect_seconds if self._tls else None,
+                ssl_handshake_timeout=self._limits.connect_seconds if self._tls else None,
             )
         except OSError as error:
             if self._tls is not None:
-                self._mesh.tls_failed(whom, error)
+                self._refusals.tls_failed(peer, error)
             connection.close()
         except asyncio.CancelledError:
-            link.forsake()
+            link.abandon()
             raise
         finally:
             self._opening.discard(connection)
 
     def abort(self) -> None:
-        """End every accepted connection at once: they carry nothing of ours."""
-        for link in [*self._strangers, *self.links.values()]:
+        """Close every accepted connection at once: we send nothing on them that matters."""
+        for link in [*self._pending, *self.links.values()]:
             link.abort()
 
     def _link(self) -> Link:
@@ -148,85 +169,89 @@ class Acceptor:
             on_frame=self._frame,
             on_lost=self._lost,
             on_made=self._made,
-            queue_bytes_max=self._mesh.limits.control_queue_bytes_max,
+            queue_bytes_max=self._limits.control_queue_bytes_max,
         )
 
     def _is_crowded(self) -> bool:
-        if len(self._strangers) + len(self._opening) < self._mesh.limits.strangers_max:
+        if len(self._pending) + len(self._opening) < self._limits.handshakes_max:
             return False
-        self._mesh.refused["handshake"] += 1
+        self._refusals.count("handshake")
         return True
 
     def _made(self, link: Link) -> None:
-        self._mesh.link_made(link)
+        self._open_links.made(link)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._mesh.limits.connect_seconds, self._late, link)
+        timer = loop.call_later(self._limits.connect_seconds, self._late, link)
         nonce = new_nonce()
-        self._strangers[link] = _Stranger(nonce, timer)
+        self._pending[link] = _PendingHandshake(nonce, timer)
         link.send(LINK_CHANNEL, greeting(nonce))
-        link.flush()  # whoever speaks too early still learns whom he has called
+        link.flush()  # a client that sends too early still gets the greeting
         link.sealed = True
 
     def _late(self, link: Link) -> None:
-        self._mesh.refused["handshake"] += 1
-        link.abort(TimeoutError("no handshake in time"))
+        self._refusals.count("handshake")
+        link.abort(TimeoutError("the handshake took too long"))
 
     def _frame(self, link: Link, channel: int, view: memoryview) -> None:
-        stranger = self._strangers.get(link)
-        if stranger is not None:
-            self._handshake(link, stranger, channel, view)
+        pending = self._pending.get(link)
+        if pending is not None:
+            self._handshake(link, pending, channel, view)
         elif channel != LINK_CHANNEL:
             self._deliver(link, channel, view)
         elif view[0] == PING:
             link.send(LINK_CHANNEL, bytes((PONG,)))
         elif view[0] == NEWS:
             news = msgspec.json.decode(view[1:], type=News)
-            self._mesh.learn_details(link.node, news.hello)
-            self._mesh.learn_addresses(news.peers)
+            self._peers.learn_details(link.node, news.hello)
+            self._addresses.learn_addresses(news.peers)
 
-    def _handshake(self, link: Link, stranger: _Stranger, channel: int, view: memoryview) -> None:
-        mesh = self._mesh
+    def _handshake(
+        self, link: Link, pending: _PendingHandshake, channel: int, view: memoryview
+    ) -> None:
+        peers = self._peers
         if channel != LINK_CHANNEL:
-            mesh.refused[RefusalCode.MALFORMED.value] += 1
+            self._refusals.count(RefusalCode.MALFORMED.value)
             raise HandshakeRefused(
-                RefusalCode.MALFORMED, "a frame before the handshake", by_us=True
+                RefusalCode.MALFORMED, "it sent a frame before the handshake", by_us=True
             )
         try:
             theirs = read_hello(bytes(view), HELLO)
-            check_hello(theirs, ours=mesh.ourselves, our_nonce=stranger.nonce, accepting=True)
-            mesh.check_name(theirs, alive=self._is_alive(NodeId(theirs.node)))
+            check_hello(theirs, ours=peers.ourselves, our_nonce=pending.nonce, accepting=True)
+            peers.check_name(theirs, alive=self._is_alive(NodeId(theirs.node)))
         except HandshakeRefused as refused:
             if refused.code is not RefusalCode.OURSELVES:
-                mesh.refused[refused.code.value] += 1
-                mesh.log_once(f"we refused the server at {link.peer_host}: {refused.reason}")
+                self._refusals.count(refused.code.value)
+                self._refusals.log_once(
+                    f"we refused the server at {link.peer_host}: {refused.reason}"
+                )
             link.send(LINK_CHANNEL, frame(REFUSAL, Refusal(refused.code, refused.reason)))
             link.close()
             return
-        ours = mesh.ourselves.hello(
-            theirs.link, peers=mesh.known(), their_nonce=theirs.nonce, accepting=True
+        ours = peers.ourselves.hello(
+            theirs.link, peers=peers.known(), their_nonce=theirs.nonce, accepting=True
         )
         link.send(LINK_CHANNEL, frame(WELCOME, ours))
         self._admit(link, theirs)
 
     def _admit(self, link: Link, theirs: Hello) -> None:
-        self._strangers.pop(link).timer.cancel()
+        self._pending.pop(link).timer.cancel()
         node = NodeId(theirs.node)
         link.node, link.link_class = node, theirs.link
-        link.frame_bytes_max = self._mesh.limits.frame_bytes_max
+        link.frame_bytes_max = self._limits.frame_bytes_max
         replaced = self.links.get((node, theirs.link))
         self.links[node, theirs.link] = link
         if replaced is not None:
             replaced.abort()
         host = theirs.host or link.peer_host
-        is_new = node not in self._mesh.peers
-        self._mesh.learn_peer(theirs, host)
-        self._mesh.learn_address(node, host, theirs.port, fresh=True)
-        self._mesh.learn_addresses(theirs.peers)
+        is_new = node not in self._peers.peers
+        self._peers.learn_peer(theirs, host)
+        self._addresses.learn_address(node, host, theirs.port, fresh=True)
+        self._addresses.learn_addresses(theirs.peers)
         if is_new:
             self._announce()
 
     def _is_alive(self, node: NodeId) -> bool:
-        """Whether the node is heard of on a standing link."""
+        """Whether an open link of the node had traffic lately."""
         links = [self.links.get((node, kind)) for kind in LinkClass]
         return any(
             link is not None and link.open and link.quiet_intervals < _ALIVE_QUIET_MAX
@@ -234,16 +259,15 @@ class Acceptor:
         )
 
     def _lost(self, link: Link, error: BaseException | None) -> None:
-        mesh = self._mesh
-        stranger = self._strangers.pop(link, None)
-        if stranger is not None:
-            stranger.timer.cancel()
+        pending = self._pending.pop(link, None)
+        if pending is not None:
+            pending.timer.cancel()
             if error is not None:
-                mesh.log_once(f"we ended a connection from {link.peer_host}: {error}")
+                self._refusals.log_once(f"connection from {link.peer_host} closed: {error}")
         elif self.links.get((link.node, link.link_class)) is link:
             del self.links[link.node, link.link_class]
             if error is not None:
                 level = logging.WARNING if isinstance(error, FrameError) else logging.INFO
-                name = mesh.name(link.node)
-                _log.log(level, "%s: link from %s lost: %s", mesh.ourselves.name, name, error)
-        mesh.link_lost(link, error)
+                ours, theirs = self._peers.ourselves.name, self._peers.name(link.node)
+                _log.log(level, "%s: link from %s lost: %s", ours, theirs, error)
+        self._open_links.lost(link, error)

@@ -1,8 +1,8 @@
 """Bytes of the messages nodes send each other: many messages of many groups in one frame.
 
 Owns: the layout of a frame's payload on channels 1 and 2.
-May not touch: sockets, the core, the store's record layout (raft.records).
-Spec: a frame is a run of messages, each a fixed head and then its entries. Little-endian.
+May not touch: sockets, the core, the store's record layout (raft/store/records.py).
+Spec: a frame is a sequence of messages, each a fixed head and then its entries. Little-endian.
 
     head   group u64, sender u64, to u64, term u64, index u64, log_term u64, commit u64,
            hint_index u64, hint_term u64, context u64, kind u8, reject u8, entry count u32
@@ -25,7 +25,7 @@ _ENTRY: Final = struct.Struct("<QIB")
 FRAME_BYTES_GOAL: Final = 4 << 20  # a frame is closed once it holds this much
 ENTRIES_MAX: Final = 1 << 20
 
-# What must not wait behind bulk data: elections, leases, hand-overs.
+# What must not wait behind bulk data: elections, leases, leadership transfers.
 CONTROL_KINDS: Final = frozenset(
     {
         MessageKind.PRE_VOTE,
@@ -43,7 +43,7 @@ _ENTRY_KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 
 class CodecError(RaftError):
-    """The peer sent bytes that are no messages."""
+    """The peer sent bytes that cannot be decoded."""
 
 
 def encode_frames(messages: Iterable[tuple[GroupId, Message]]) -> list[list[bytes]]:
@@ -85,14 +85,14 @@ def encode_frames(messages: Iterable[tuple[GroupId, Message]]) -> list[list[byte
 
 
 def decode_frame(payload: bytes | memoryview) -> list[tuple[GroupId, Message]]:
-    """All messages of a frame, copied out of it. Raises CodecError; nothing is half decoded."""
+    """All messages of a frame, copied out of it, or CodecError."""
     view = memoryview(payload)
     end = len(view)
     position = 0
     found: list[tuple[GroupId, Message]] = []
     while position < end:
         if end - position < _HEAD.size:
-            raise CodecError(f"a message head is cut short at byte {position}")
+            raise CodecError(f"message head is cut short at byte {position}")
         (
             group,
             sender,
@@ -134,18 +134,20 @@ def decode_frame(payload: bytes | memoryview) -> list[tuple[GroupId, Message]]:
 def _take_entries(
     view: memoryview, position: int, count: int, index: int, entries: list[Entry]
 ) -> int:
-    """Fill `entries`; the position after them."""
+    """Fill `entries`. Returns the position after them."""
     end = len(view)
     if count > ENTRIES_MAX:
-        raise CodecError(f"{count} entries in one message")
+        raise CodecError(f"message with {count} entries, the limit is {ENTRIES_MAX}")
     for _ in range(count):
         if end - position < _ENTRY.size:
-            raise CodecError(f"an entry head is cut short at byte {position}")
+            raise CodecError(f"entry head is cut short at byte {position}")
         term, size, kind_number = _ENTRY.unpack_from(view, position)
         position += _ENTRY.size
         stop = position + size
         if stop > end:
-            raise CodecError(f"an entry claims {size} bytes, the frame has {end - position}")
+            raise CodecError(
+                f"entry of {size} bytes, but only {end - position} are left in the frame"
+            )
         kind = _ENTRY_KINDS.get(kind_number)
         if kind is None:
             raise CodecError(f"unknown entry kind {kind_number}")
@@ -161,4 +163,4 @@ def _check_members(data: bytes) -> None:
     try:
         decode_members(data)
     except ValueError as error:
-        raise CodecError(f"a configuration entry: {error}") from error
+        raise CodecError(f"bad configuration entry: {error}") from error

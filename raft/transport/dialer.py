@@ -1,16 +1,16 @@
-"""One address that we dial, and the two links to the node that lives there.
+"""One address that we dial, and the two links to the node that we reach there.
 
 Owns: connecting, our side of the handshake, the retry delay of one address.
-May not touch: accepted connections; which dialer may hold a node's links (raft.mesh decides).
-Spec: control link first, then bulk, to the same node; losing either ends both. Retries start at
-once and grow to a second, so that a cluster that starts together finds itself quickly."""
+May not touch: accepted connections; which dialer may hold a node's links (the dial plan decides).
+Spec: control link first, then bulk, to the same node; losing either closes both. Retries start at
+once and back off to a second, so that a cluster that starts together connects quickly."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import ssl
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from raft.transport.handshake import (
     HELLO,
@@ -25,32 +25,49 @@ from raft.transport.handshake import (
     read_greeting,
     read_hello,
 )
+from raft.transport.limits import TransportLimits
 from raft.transport.link import LINK_CHANNEL, Link
+from raft.transport.open_links import OpenLinks
+from raft.transport.peer_table import Peer, PeerTable
+from raft.transport.refusals import Refusals
 from raft.types import NodeId
 
-if TYPE_CHECKING:
-    from raft.transport.peer_table import Peer, PeerTable
-
-LinkPair = tuple[Link, Link]  # control, bulk
 _log = logging.getLogger("raft.transport")
 
 
-class _Dialled:
-    """A dialled connection: first a handshake, then a link that stands until it is lost."""
+class DialOwner(Protocol):
+    """The dial plan, as a dialer sees it."""
 
-    def __init__(self, mesh: PeerTable, kind: LinkClass) -> None:
+    def claim(self, dialer: Dialer, theirs: Hello) -> bool: ...
+
+    def found_ourselves(self, dialer: Dialer) -> None: ...
+
+    def ended(self, dialer: Dialer) -> None: ...
+
+
+class _DialedConnection:
+    """First a handshake, then a link that is up until it is lost."""
+
+    def __init__(
+        self,
+        kind: LinkClass,
+        *,
+        peers: PeerTable,
+        open_links: OpenLinks,
+        limits: TransportLimits,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.welcomed: asyncio.Future[Hello] = loop.create_future()
         self.lost: asyncio.Future[BaseException | None] = loop.create_future()
-        self._mesh = mesh
         self._kind = kind
+        self._peers = peers
+        self._open_links = open_links
         self._nonce = b""
-        limits = mesh.limits
         control = kind is LinkClass.CONTROL
         self.link = Link(
             on_frame=self._frame,
             on_lost=self._lost,
-            on_made=mesh.link_made,
+            on_made=open_links.made,
             queue_bytes_max=(
                 limits.control_queue_bytes_max if control else limits.bulk_queue_bytes_max
             ),
@@ -59,18 +76,18 @@ class _Dialled:
     def _frame(self, link: Link, channel: int, view: memoryview) -> None:
         if channel != LINK_CHANNEL:
             raise HandshakeRefused(
-                RefusalCode.MALFORMED, "a frame on a link that we only write", by_us=True
+                RefusalCode.MALFORMED, "it sent a frame on a link that only we write to", by_us=True
             )
         if self.welcomed.done():
-            return  # a pong: the link has noted that it is alive
-        ourselves = self._mesh.ourselves
+            return  # a pong: the link has recorded that it is alive
+        ourselves = self._peers.ourselves
         if not self._nonce:
             their_nonce = read_greeting(bytes(view))
             link.sealed = True
             self._nonce = new_nonce()
             hello = ourselves.hello(
                 self._kind,
-                peers=self._mesh.known(),
+                peers=self._peers.known(),
                 their_nonce=their_nonce,
                 our_nonce=self._nonce,
                 accepting=False,
@@ -85,20 +102,36 @@ class _Dialled:
     def _lost(self, link: Link, error: BaseException | None) -> None:
         if not self.welcomed.done():
             self.welcomed.set_exception(error or ConnectionError("closed during the handshake"))
-            self.welcomed.exception()  # seen: a dialer that was stopped asks no more
+            self.welcomed.exception()  # mark as retrieved: a stopped dialer does not await it
         if not self.lost.done():
             self.lost.set_result(error)
-        self._mesh.link_lost(link, error)
+        self._open_links.lost(link, error)
 
 
 class Dialer:
-    """`run` is a task of the mesh; it ends when the address is our own or another's business."""
+    """`run` is a task of the transport. It ends when the address is our own, or when another
+    dialer holds the links to its node."""
 
-    def __init__(self, mesh: PeerTable, address: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        plan: DialOwner,
+        peers: PeerTable,
+        open_links: OpenLinks,
+        refusals: Refusals,
+        limits: TransportLimits,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self.address = address
-        self.reached = False  # the handshake of the control link is done and claimed
+        self.reached = False  # the handshake of the control link is done, the node is claimed
         self.task: asyncio.Task[None] | None = None
-        self._mesh = mesh
+        self._plan = plan
+        self._peers = peers
+        self._open_links = open_links
+        self._refusals = refusals
+        self._limits = limits
+        self._tls = tls
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -107,12 +140,12 @@ class Dialer:
 
     def stop(self) -> None:
         """End for good, from outside."""
-        self._mesh.dialer_ended(self)
+        self._plan.ended(self)
         if self.task is not None:
             self.task.cancel()
 
     async def run(self) -> None:
-        limits = self._mesh.limits
+        limits = self._limits
         delay = limits.retry_first_seconds
         try:
             while True:
@@ -123,7 +156,7 @@ class Dialer:
                     delay = limits.retry_first_seconds
                 except HandshakeRefused as refused:
                     if refused.code is RefusalCode.OURSELVES:
-                        self._mesh.found_ourselves(self)
+                        self._plan.found_ourselves(self)
                         return
                     self._report(refused)
                     delay = limits.retry_last_seconds
@@ -137,60 +170,62 @@ class Dialer:
                 except TimeoutError:
                     delay = min(delay * 1.5, limits.retry_last_seconds)
         finally:
-            self._mesh.dialer_ended(self)
+            self._plan.ended(self)
 
     async def _hold(self) -> bool:
         """Connect both links and wait until one is lost. False: another dialer has the node."""
-        mesh = self._mesh
+        peers = self._peers
         control = bulk = None
         peer: Peer | None = None
         error: BaseException | None = None
         try:
-            async with asyncio.timeout(mesh.limits.connect_seconds):
+            async with asyncio.timeout(self._limits.connect_seconds):
                 control = await self._connect(LinkClass.CONTROL)
                 theirs = await control.welcomed
-                if not mesh.claim(self, theirs):
+                if not self._plan.claim(self, theirs):
                     return False
                 self.reached = True
                 bulk = await self._connect(LinkClass.BULK)
                 again = await bulk.welcomed
             if (again.node, again.instance) != (theirs.node, theirs.instance):
-                raise ConnectionError("two servers answer at the address")
-            peer = mesh.learn_peer(theirs, theirs.host or self.address[0])
-            mesh.peer_up(peer, (control.link, bulk.link))
+                raise ConnectionError("two different servers answer at this address")
+            peer = peers.learn_peer(theirs, theirs.host or self.address[0])
+            peers.peer_up(peer, (control.link, bulk.link))
             done, _ = await asyncio.wait(
                 {control.lost, bulk.lost}, return_when=asyncio.FIRST_COMPLETED
             )
             error = done.pop().result()
             return True
         finally:
-            for dialled in (control, bulk):
-                if dialled is not None:
-                    dialled.link.close()
+            for connection in (control, bulk):
+                if connection is not None:
+                    connection.link.close()
             if peer is not None:
-                mesh.peer_down(peer, error)
+                peers.peer_down(peer, error)
 
-    async def _connect(self, kind: LinkClass) -> _Dialled:
-        dialled = _Dialled(self._mesh, kind)
-        tls = self._mesh.tls
+    async def _connect(self, kind: LinkClass) -> _DialedConnection:
+        connection = _DialedConnection(
+            kind, peers=self._peers, open_links=self._open_links, limits=self._limits
+        )
+        tls = self._tls
         host, port = self.address
         try:
             await asyncio.get_running_loop().create_connection(
-                lambda: dialled.link, host, port, ssl=tls, server_hostname=host if tls else None
+                lambda: connection.link, host, port, ssl=tls, server_hostname=host if tls else None
             )
         except asyncio.CancelledError:
-            dialled.link.forsake()
+            connection.link.abandon()
             raise
-        return dialled
+        return connection
 
     def _report(self, error: BaseException) -> None:
         host, port = self.address
         if isinstance(error, HandshakeRefused):
             if error.by_us:
-                self._mesh.refused[error.code.value] += 1
+                self._refusals.count(error.code.value)
             side = "refused the server" if error.by_us else "were refused by the server"
-            self._mesh.log_once(f"we {side} at {host}:{port}: {error.reason}")
+            self._refusals.log_once(f"we {side} at {host}:{port}: {error.reason}")
         elif isinstance(error, ssl.SSLError):
-            self._mesh.tls_failed(f"the server at {host}:{port}", error)
+            self._refusals.tls_failed(f"the server at {host}:{port}", error)
         else:
-            _log.debug("%s:%d cannot be reached: %s", host, port, error or "no answer in time")
+            _log.debug("cannot reach %s:%d: %s", host, port, error or "no answer in time")

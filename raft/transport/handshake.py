@@ -1,11 +1,12 @@
-"""What two nodes tell each other before a link carries frames.
+"""The peer handshake: what two nodes tell each other before a link carries frames.
 
 Owns: the greeting, the hello both sides send, the reasons to refuse one, the proof of the password.
 May not touch: sockets, tasks, the loop.
-Spec: the accepting side speaks first (magic, version, nonce), in a frame that every version can
-read; the dialling side, if it speaks that version, answers with its hello; the accepting side
-answers with its own, or with a refusal. A password never travels: each side proves it over the
-other's nonce, and proofs are compared in constant time. Version 2: frames carry checksums."""
+Spec: the accepting side speaks first (greeting: magic, version, nonce), in a frame that every
+version can read. The dialing side, if it speaks that version, answers with its hello. The accepting
+side answers with its own hello (welcome) or with a refusal. The password is never sent: each side
+proves that it knows it with an HMAC over the other's nonce, and proofs are compared in constant
+time. Version 2: frames carry checksums."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from raft.types import NodeId, RaftError, node_id
 MAGIC: Final = b"JRP1"
 VERSION: Final = 2
 NONCE_BYTES: Final = 16
-PEERS_MAX: Final = 256  # addresses taken from one hello
+PEERS_MAX: Final = 256  # addresses used of one hello
 
 # First byte of a frame on channel 0, which belongs to the link itself.
 GREETING, HELLO, WELCOME, REFUSAL, PING, PONG, NEWS = b"GHWRPQN"
@@ -40,7 +41,7 @@ class RefusalCode(Enum):
     VERSION = "version"
     CLUSTER = "cluster"
     CREDENTIALS = "credentials"
-    NAME = "name"  # another live server has this name
+    NAME = "name"  # another running server has this name
     MALFORMED = "malformed"
 
 
@@ -55,9 +56,9 @@ class Hello(msgspec.Struct, frozen=True):
     cluster: str
     name: str
     node: int
-    instance: int  # drawn at every start: tells ourselves from a second server of our name
+    instance: int  # drawn at every start: tells us from another server with our name
     link: LinkClass
-    host: str  # where we can be dialled; empty: the address the connection comes from
+    host: str  # where we can be dialed; empty: the address the connection comes from
     port: int
     nonce: bytes
     proof: bytes
@@ -66,7 +67,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True):
-    """Sent on a standing control link when the hello or the known addresses change."""
+    """Sent on an open control link when the hello or the known addresses change."""
 
     peers: list[Address]
     hello: dict[str, Any]
@@ -79,7 +80,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class HandshakeRefused(RaftError):
-    """A handshake that ended with a reason. `by_us` tells which side refused."""
+    """A handshake that was refused. `by_us`: on our side, otherwise by the peer."""
 
     code: RefusalCode
     reason: str
@@ -95,7 +96,7 @@ class PeerCredentials:
     password: str
 
     def proof(self, nonce: bytes, *, name: str, link: LinkClass, accepting: bool) -> bytes:
-        """Binds the password to the other side's nonce and to who says it in which role."""
+        """Binds the password to the other side's nonce, and to name and role of the sender."""
         text = f"{'accept' if accepting else 'dial'}\0{link.value}\0{name}\0".encode()
         key = f"{self.user}\0{self.password}".encode()
         return hmac.digest(key, text + nonce, sha256)
@@ -103,7 +104,7 @@ class PeerCredentials:
 
 @dataclass(slots=True)
 class LocalPeer:
-    """Who we say we are. Host and port become known when the listener is bound."""
+    """How we introduce ourselves. Host and port become known when the listener is bound."""
 
     node: NodeId
     name: str
@@ -149,7 +150,7 @@ def greeting(nonce: bytes) -> bytes:
 
 
 def read_greeting(payload: bytes) -> bytes:
-    """The nonce. Raises Refused."""
+    """The nonce. Raises HandshakeRefused."""
     if payload[:1] != bytes((GREETING,)) or payload[1:5] != MAGIC:
         raise HandshakeRefused(
             RefusalCode.MALFORMED, "it does not speak the peer protocol", by_us=True
@@ -169,13 +170,13 @@ def new_nonce() -> bytes:
 
 
 def read_hello(payload: bytes, kind: int) -> Hello:
-    """Raises Refused: by them when the payload is a refusal, by us when it is no hello."""
+    """Raises HandshakeRefused: by them when it is a refusal, by us when it is not a hello."""
     if payload[:1] == bytes((REFUSAL,)):
         try:
             refusal = msgspec.json.decode(payload[1:], type=Refusal)
         except msgspec.MsgspecError:
             raise HandshakeRefused(
-                RefusalCode.MALFORMED, "it refused without a reason", by_us=False
+                RefusalCode.MALFORMED, "it gave no reason", by_us=False
             ) from None
         raise HandshakeRefused(refusal.code, refusal.reason, by_us=False)
     if payload[:1] != bytes((kind,)):
@@ -197,16 +198,16 @@ def check_hello(
     our_nonce: bytes,
     accepting: bool,
 ) -> None:
-    """Whether their hello may be believed. Raises Refused.
+    """Check the peer's hello. Raises HandshakeRefused.
 
-    `accepting` tells our side of the connection; they stand on the other."""
+    `accepting`: whether we are the accepting side of the connection."""
     if theirs.version != VERSION:
         reason = f"peer protocol version {theirs.version}, expected {VERSION}"
         raise HandshakeRefused(RefusalCode.VERSION, reason, by_us=True)
     if theirs.cluster != ours.cluster:
         reason = (
-            f'server "{theirs.name}" is of cluster "{theirs.cluster}", '
-            f'server "{ours.name}" of cluster "{ours.cluster}"'
+            f'server "{theirs.name}" belongs to cluster "{theirs.cluster}", '
+            f'server "{ours.name}" to cluster "{ours.cluster}"'
         )
         raise HandshakeRefused(RefusalCode.CLUSTER, reason, by_us=True)
     if theirs.instance == ours.instance:
@@ -231,7 +232,7 @@ def frame(kind: int, body: object) -> bytes:
 
 
 def addresses(known: list[Address]) -> list[tuple[NodeId, str, int]]:
-    """The plausible ones among the addresses a peer told us, a bounded number of them."""
+    """The plausible ones among the addresses that a peer sent, a bounded number of them."""
     return [
         (NodeId(a.node), a.host, a.port)
         for a in known[:PEERS_MAX]

@@ -1,14 +1,15 @@
 """One TCP connection between two nodes, in frames.
 
 Owns: cutting the byte stream into frames, their checksums, the bounded send queue, one write per
-loop turn.
-May not touch: what frames mean, who may connect (raft.handshake, raft.transport).
-Spec: little-endian. A plain frame, which only the greeting is, so that every version can read it:
-u32 length (of what follows), u8 channel, payload. A sealed frame, which all others are: u32 length
-(of the payload), u32 its complement, u32 CRC-32 of the payload that starts from length and channel,
-u8 channel, payload. A length that cannot be or a wrong checksum ends the connection. The limit of
-the length is small until the handshake is done. A checksum per frame and not per write: a frame is
-handed on as soon as it is here, and frames are few (all messages of a round to a peer are one)."""
+turn of the loop.
+May not touch: what frames mean, who may connect (raft/transport/handshake.py).
+Spec: little-endian. Only the greeting is a plain frame, so that every version can read it: u32
+length (of what follows), u8 channel, payload. All others are sealed frames: u32 length (of the
+payload), u32 its complement, u32 CRC-32 of the payload, seeded with length and channel, u8 channel,
+payload. An impossible length or a wrong checksum closes the connection. The limit of the length is
+small until the handshake is done. There is a checksum per frame and not per write, because a frame
+is handed on as soon as it has arrived; frames are few (all messages of a round to one peer are in
+one frame)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import asyncio
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from isal.isal_zlib import crc32
 
@@ -26,22 +27,29 @@ from raft.types import NO_NODE
 _PLAIN: Final = struct.Struct("<IB")
 _SEALED: Final = struct.Struct("<IIIB")
 _U32: Final = 0xFFFFFFFF
-_PIECE_BYTES_FEW: Final = 512  # pieces that are smaller on average are joined: one checksum call
-_BUFFER_BYTES: Final = 256 << 10  # frames that fit are cut out of one shared buffer
+_PIECE_BYTES_FEW: Final = 512  # smaller pieces, on average, are joined: one checksum call
+_BUFFER_BYTES: Final = 256 << 10  # frames that fit are received in one shared buffer
 PLAIN_FRAME_MAX: Final = 1 << 10
 HANDSHAKE_FRAME_MAX: Final = 256 << 10
-LINK_CHANNEL: Final = 0  # handshake, pings, news: the link's own frames
+LINK_CHANNEL: Final = 0  # the link's own frames: handshake, pings, news
 
 
 class FrameError(Exception):
-    """The peer sends a frame that cannot be, or that was damaged on its way."""
+    """The peer sent an impossible frame, or the frame was damaged on its way."""
+
+
+class LinkCounts(NamedTuple):
+    sent_frames: int
+    sent_bytes: int
+    received_bytes: int
+    dropped_frames: int
 
 
 class Link(asyncio.BufferedProtocol):
-    """Calls `on_frame(link, channel, view)` for every frame; the view dies with the call.
+    """Calls `on_frame(link, channel, view)` for every frame; the view is valid during the call.
 
-    `on_lost(link, error)` comes exactly once, also after close(). An exception out of
-    `on_frame` ends this connection and reaches `on_lost` as the error."""
+    `on_lost(link, error)` is called exactly once, also after close(). An exception raised by
+    `on_frame` closes this connection and is passed to `on_lost`."""
 
     def __init__(
         self,
@@ -52,12 +60,12 @@ class Link(asyncio.BufferedProtocol):
         on_made: Callable[[Link], None] | None = None,
     ) -> None:
         self.peer_host = ""
-        self.node = NO_NODE  # who is on the other side, once the handshake is done
+        self.node = NO_NODE  # the other side, once the handshake is done
         self.link_class = LinkClass.BULK
         self.frame_bytes_max = HANDSHAKE_FRAME_MAX
         self.sealed = False  # frames carry checksums, in both directions
         self.quiet_intervals = 0  # since the last byte arrived; counted by the transport
-        self.heard_at = 0.0  # when the last bytes arrived, of the monotonic clock
+        self.heard_at = 0.0  # when the last bytes arrived, by the monotonic clock
         self.sent_frames = self.sent_bytes = self.dropped_frames = self.received_bytes = 0
         self._on_frame = on_frame
         self._on_lost = on_lost
@@ -66,8 +74,8 @@ class Link(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._small = bytearray(_BUFFER_BYTES)
-        self._large: bytearray | None = None  # the one frame under way that is larger
-        self._large_crc = 0  # of what has arrived of it
+        self._large: bytearray | None = None  # the frame being received, if it is larger
+        self._large_crc = 0  # of the part that has arrived
         self._filled = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -81,14 +89,14 @@ class Link(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def pending_bytes(self) -> int:
-        """Bytes accepted and not yet with the kernel."""
+        """Bytes queued and not yet passed to the kernel."""
         if self._transport is None:
             return 0
         return self._out_bytes + self._transport.get_write_buffer_size()
 
     def send(self, channel: int, payload: bytes | Sequence[bytes]) -> bool:
-        """Queue one frame. False, and nothing queued, when closed or beyond the limit; a single
-        frame always fits into an empty queue."""
+        """Queue one frame. Returns False and queues nothing when the link is closed or the queue
+        is full; an empty queue takes a frame of any size."""
         pieces = (payload,) if isinstance(payload, bytes) else payload
         size = sum(map(len, pieces))
         pending = self.pending_bytes()
@@ -115,9 +123,10 @@ class Link(asyncio.BufferedProtocol):
             self._loop.call_soon(self.flush)
         return True
 
-    def counts(self) -> tuple[int, int, int, int]:
-        """Sent frames, sent bytes, received bytes, dropped frames."""
-        return self.sent_frames, self.sent_bytes, self.received_bytes, self.dropped_frames
+    def counts(self) -> LinkCounts:
+        return LinkCounts(
+            self.sent_frames, self.sent_bytes, self.received_bytes, self.dropped_frames
+        )
 
     def close(self) -> None:
         """Send what is queued, then close."""
@@ -126,13 +135,13 @@ class Link(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Close at once; `error` is what on_lost will be told."""
+        """Close at once; `error` is passed to on_lost."""
         self._error = self._error or error
         if self._transport is not None:
             self._transport.abort()
 
     def flush(self) -> None:
-        """Write what is queued now, and not at the end of this turn of the loop."""
+        """Write what is queued now, not at the end of this turn of the loop."""
         self._flush_scheduled = False
         if self._out and self._transport is not None:
             pieces, self._out, self._out_bytes = self._out, [], 0
@@ -164,17 +173,17 @@ class Link(asyncio.BufferedProtocol):
                     self._cut_small(start)
             else:
                 self._take_large(self._large, before)
-        except Exception as error:  # noqa: BLE001 - nothing a peer sends may leave its connection
+        except Exception as error:  # noqa: BLE001 - what a peer sends may only end its own connection
             self.abort(error)
 
     def _cut_small(self, start: int) -> None:
-        """Hand out the whole frames of the shared buffer, keep the rest."""
+        """Hand out the complete frames of the shared buffer, keep the rest."""
         buffer, filled = self._small, self._filled
         view = memoryview(buffer)
         while filled - start >= _SEALED.size:
             length, complement, crc, channel = _SEALED.unpack_from(buffer, start)
             if length ^ complement != _U32:
-                raise FrameError("a frame with a wrong length")
+                raise FrameError("frame with a wrong length field")
             if length > self.frame_bytes_max:
                 raise _too_long(length, self.frame_bytes_max)
             body = start + _SEALED.size
@@ -197,7 +206,7 @@ class Link(asyncio.BufferedProtocol):
         self._filled = rest
 
     def _cut_plain(self) -> int:
-        """The greeting, the first frame of all, if it is whole. Where it ends."""
+        """Hand out the greeting, the very first frame, if it is complete. Returns where it ends."""
         if self._filled < _PLAIN.size:
             return 0
         length: int
@@ -210,7 +219,7 @@ class Link(asyncio.BufferedProtocol):
         return stop
 
     def _begin_large(self, arrived: memoryview, size: int) -> None:
-        """A frame that the shared buffer does not hold; it is sealed."""
+        """Start a (sealed) frame that does not fit into the shared buffer."""
         self._large = large = bytearray(size)
         large[: len(arrived)] = arrived
         self._filled = len(arrived)
@@ -218,7 +227,7 @@ class Link(asyncio.BufferedProtocol):
         self._large_crc = crc32(arrived[_SEALED.size :], length ^ channel << 24)
 
     def _take_large(self, large: bytearray, before: int) -> None:
-        """The checksum grows as bytes arrive: no long computation at the end."""
+        """The checksum is updated as bytes arrive, so that there is no long pause at the end."""
         view = memoryview(large)
         self._large_crc = crc32(view[before : self._filled], self._large_crc)
         if self._filled < len(large):
@@ -232,14 +241,14 @@ class Link(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         return False
 
-    def forsake(self) -> None:
-        """The making of the connection was cancelled: uvloop closes it and tells nobody."""
+    def abandon(self) -> None:
+        """Connecting was canceled: uvloop closes the connection without connection_lost()."""
         if self._transport is not None:
             self.connection_lost(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._transport is None:
-            return  # forsaken before
+            return  # abandoned before
         self._transport = None
         self._out.clear()
         self._out_bytes = 0
@@ -247,8 +256,8 @@ class Link(asyncio.BufferedProtocol):
 
 
 def _too_long(length: int, limit: int) -> FrameError:
-    return FrameError(f"a frame of {length} bytes, at most {limit} are allowed")
+    return FrameError(f"frame of {length} bytes exceeds the limit of {limit}")
 
 
 def _damaged(length: int, channel: int) -> FrameError:
-    return FrameError(f"a frame of {length} bytes on channel {channel} with a wrong checksum")
+    return FrameError(f"frame of {length} bytes on channel {channel} has a wrong checksum")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,8 +123,7 @@ def test_a_busy_group_fills_the_disk_but_not_all_of_the_queue_before_it(tmp_path
         for _ in range(48):
             last = node.host.propose(G, large)[1]
         await until(gate.waiting.is_set)
-        settled = node.host._rounds
-        await until(lambda: not settled._dirty and not settled._scheduled)
+        await until(lambda: not node.host.statistics().waiting_groups)
         facts = node.host.statistics()
         assert facts.waiting_promises > 2
         assert 1 < facts.waiting_batches <= 3
@@ -137,26 +135,3 @@ def test_a_busy_group_fills_the_disk_but_not_all_of_the_queue_before_it(tmp_path
         await until(lambda: node.ledger.applied == last)
 
     run(tmp_path, body, names=["solo"], groups=[G, other])
-
-
-def test_very_many_groups_take_turns(tmp_path: Path) -> None:
-    """A round is bounded: those that were marked first come first, the others in the next one."""
-
-    async def body(c: Cluster) -> None:
-        (node,) = c.nodes
-        await c.put("k", 1)
-        rounds = node.host._rounds
-        crowd = [GroupId(100 + i) for i in range(1200)]
-        groups = {group: SimpleNamespace(id=group, stopped="not real") for group in crowd}
-        before = rounds.rounds
-        for group in groups.values():
-            rounds.mark(group)  # type: ignore[arg-type]
-        assert node.host.statistics().waiting_groups == len(crowd)
-        seen = []
-        taking, rounds._take = rounds._take, lambda group: seen.append(group.id)  # type: ignore[method-assign,assignment,func-returns-value]
-        await until(lambda: not rounds._dirty)
-        rounds._take = taking  # type: ignore[method-assign]
-        assert [group for group in seen if group != G] == crowd
-        assert rounds.rounds - before >= 3
-
-    run(tmp_path, body, names=["solo"])

@@ -173,8 +173,8 @@ def test_a_promise_that_leans_on_a_failed_flush_waits_with_it(tmp_path: Path) ->
         await until(lambda: not node.host.statistics().healthy)
         core.readies.append(ready(2, None))
         rounds.mark(group)
-        count = rounds.rounds
-        await until(lambda: not core.readies and rounds.rounds > count)
+        count = rounds.count
+        await until(lambda: not core.readies and rounds.count > count)
         assert core.persisted_numbers == []
         disk.mend()
         await until(lambda: core.persisted_numbers == [1, 2])

@@ -14,8 +14,8 @@ import pytest
 from raft.core.messages import Message, MessageKind
 from raft.host.group import EntryTooLarge, GroupStopped
 from raft.host.host import HostLimits
-from raft.host.metrics import Histogram
-from raft.host.peer_errors import STRAYS_NORMAL
+from raft.host.inbound import STRAYS_NORMAL
+from raft.host.latency import Histogram
 from raft.store.log_store import DamagedLog
 from raft.store.records import KEY
 from raft.transport.codec import encode_frames
@@ -62,7 +62,7 @@ def test_members_change_and_the_one_who_left_is_not_listened_to(
         assert members(c.nodes[3]) == set(wanted)
 
     run(tmp_path, body, names=FOUR, voters=[node_id(name) for name in "abc"])
-    lines = [r for r in caplog.records if "no member" in r.getMessage()]
+    lines = [r for r in caplog.records if "not a member" in r.getMessage()]
     assert len(lines) == 1
 
 
@@ -220,7 +220,7 @@ def test_messages_for_unknown_groups_are_counted_and_named_once(
     run(tmp_path, body)
     _, line = [r for r in caplog.records if "group 77" in r.getMessage()]
     assert line.levelno == logging.WARNING
-    assert "keep coming" in line.getMessage()
+    assert "keep arriving" in line.getMessage()
 
 
 def test_an_entry_beyond_the_limit_is_refused_and_nothing_else(
@@ -236,7 +236,7 @@ def test_an_entry_beyond_the_limit_is_refused_and_nothing_else(
         assert node.host.statistics().refused_entries == 2
 
     run(tmp_path, body, names=["solo"], limits=HostLimits(entry_bytes_max=1000))
-    assert caplog.text.count("an entry of 1001 bytes is refused, it is too large") == 1
+    assert caplog.text.count("refused an entry of 1001 bytes: it is too large") == 1
 
 
 def test_a_full_disk_silences_the_node_until_space_returns(

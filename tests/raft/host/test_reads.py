@@ -9,8 +9,9 @@ from typing import cast
 
 import pytest
 
-from raft.host.group import Group
-from raft.host.tick_pace import TickPace
+from raft.core.raft_core import RaftCore
+from raft.host.reads import GroupReads
+from raft.host.ticker import TickPace
 from raft.types import GroupId, NodeId, Role
 from tests.support.host_rig import Cluster, G, run, until
 
@@ -104,6 +105,6 @@ def test_a_lease_or_sleep_counts_only_with_a_majority_in_reach(
     core = SimpleNamespace(
         role=Role.LEADER, asleep=asleep, lease_holds=lambda: lease, keeps_quorum=bool
     )
-    group = cast(Group, SimpleNamespace(core=core, _current_until=0.0))
     pace = cast(TickPace, SimpleNamespace(keeps_time=lambda _: True))
-    assert Group.reads_are_current(group, pace, cast(set[NodeId], there)) is current
+    reads = GroupReads(cast(RaftCore, core))
+    assert reads.are_current(pace, cast(set[NodeId], there)) is current

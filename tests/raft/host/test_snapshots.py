@@ -56,7 +56,7 @@ def test_a_leader_that_dies_while_it_streams_is_replaced(tmp_path: Path) -> None
         leader = await c.leader()
         absent = next(n for n in c.nodes if n is not leader)
         await c.leave_behind(absent, ["x" * 700_000] * 30, cut=20)
-        receiver = absent.host._exchange._receiver
+        receiver = absent.host._snapshots._receiver
         await until(lambda: any(len(s.chunks) > 2 for s in receiver._streams.values()))
         await leader.kill()
         await until(lambda: bool(absent.ledger.restored), seconds=20)
@@ -130,14 +130,14 @@ def test_a_cut_link_does_not_make_the_snapshot_start_again(tmp_path: Path) -> No
             node.ledger.save()
         await until(lambda: all(n.store.reader(G).first_index() > 5 for n in c.alive))
         await absent.start(limits=slow)
-        receiver = absent.host._exchange._receiver
+        receiver = absent.host._snapshots._receiver
         await until(lambda: any(s.chunks.nbytes > 4e6 for s in receiver._streams.values()))
-        for link in leader.transport._mesh.links[absent.node]:
+        for link in leader.transport._peers.links[absent.node]:
             link.abort()
         await until(lambda: bool(absent.ledger.restored))
         await until(lambda: leader.host.statistics().snapshots_sent == 1)
         assert leader.host.statistics().snapshots_resumed == 1
-        assert leader.host._exchange._sender.sent_bytes < 8.4e6 + WINDOW_BYTES + PIECE_BYTES + 1e5
+        assert leader.host._snapshots._sender.sent_bytes < 8.4e6 + WINDOW_BYTES + PIECE_BYTES + 1e5
         await c.put("after", 1)
         await c.settled()
 

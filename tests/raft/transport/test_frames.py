@@ -50,13 +50,13 @@ async def behind_a_proxy(c: Cluster) -> AsyncIterator[tuple[Transport, Transport
 @pytest.mark.parametrize(
     ("offset", "size", "sentence"),
     [
-        pytest.param(0, 1000, "with a wrong length", id="length"),
-        pytest.param(7, 1000, "with a wrong length", id="complement"),
-        pytest.param(8, 1000, "1000 bytes on channel 16 with a wrong checksum", id="checksum"),
-        pytest.param(12, 1000, "on channel 20 with a wrong checksum", id="channel"),
-        pytest.param(HEAD, 1000, "with a wrong checksum", id="first byte"),
-        pytest.param(HEAD + 999, 1000, "with a wrong checksum", id="last byte"),
-        pytest.param(HEAD, 500_000, "500000 bytes on channel 16 with a wrong", id="large frame"),
+        pytest.param(0, 1000, "with a wrong length field", id="length"),
+        pytest.param(7, 1000, "with a wrong length field", id="complement"),
+        pytest.param(8, 1000, "1000 bytes on channel 16 has a wrong checksum", id="checksum"),
+        pytest.param(12, 1000, "on channel 20 has a wrong checksum", id="channel"),
+        pytest.param(HEAD, 1000, "has a wrong checksum", id="first byte"),
+        pytest.param(HEAD + 999, 1000, "has a wrong checksum", id="last byte"),
+        pytest.param(HEAD, 500_000, "500000 bytes on channel 16 has a wrong", id="large frame"),
     ],
 )
 def test_a_damaged_frame_ends_its_connection_only(
@@ -80,7 +80,7 @@ def test_a_damaged_frame_ends_its_connection_only(
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)
     (line,) = [r.getMessage() for r in caplog.records]
-    assert line.startswith("a: link from b lost: a frame")
+    assert line.startswith("a: link from b lost: frame")
     assert sentence in line
 
 
@@ -97,7 +97,7 @@ def test_a_frame_beyond_the_limit_is_named_and_counted(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)
     (line,) = [r.getMessage() for r in caplog.records]
-    assert line == "a: link from b lost: a frame of 1001 bytes, at most 1000 are allowed"
+    assert line == "a: link from b lost: frame of 1001 bytes exceeds the limit of 1000"
 
 
 def test_many_small_pieces_and_every_cut_of_the_bytes_give_the_same_frames() -> None:
@@ -135,7 +135,7 @@ def test_many_small_pieces_and_every_cut_of_the_bytes_give_the_same_frames() -> 
         (
             {"cluster": "other"},
             "cluster",
-            'server "x" is of cluster "other", server "a" of cluster "c"',
+            'server "x" belongs to cluster "other", server "a" to cluster "c"',
         ),
         ({"node": 4711}, "malformed", "its name, id or port is wrong"),
         ({"port": 70_000}, "malformed", "its name, id or port is wrong"),

@@ -9,7 +9,7 @@ import pytest
 
 from raft.core.messages import Message, MessageKind
 from raft.host.group import Group
-from raft.host.rounds import Outgoing
+from raft.host.round_loop import send_messages
 from raft.snapshot.frames import FrameKind, SnapshotFrame
 from raft.transport.transport import RAFT_BULK, RAFT_CONTROL, SNAPSHOTS, Transport
 from raft.types import GroupId, NodeId, Term
@@ -34,10 +34,9 @@ class Noted:
 @pytest.mark.parametrize("kind", MessageKind)
 def test_every_kind_of_message_has_its_link(kind: MessageKind) -> None:
     noted = Noted()
-    outgoing = Outgoing(cast(Transport, noted))
     group = cast(Group, SimpleNamespace(id=GroupId(1)))
-    outgoing.add(group, [Message(kind, NodeId(1), NodeId(2), Term(1))])
-    outgoing.send()
+    messages = [Message(kind, NodeId(1), NodeId(2), Term(1))]
+    send_messages(cast(Transport, noted), [(group, messages)])
     assert noted.sent == [(RAFT_BULK, False) if kind in BULKY else (RAFT_CONTROL, True)]
 
 

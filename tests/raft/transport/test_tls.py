@@ -56,7 +56,7 @@ class Certificates:
     def contexts(
         self, name: str | None, *, verify: bool = True
     ) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """For accepting and dialling. `verify` is False: a dialler that takes any server."""
+        """For accepting and dialling. `verify` is False: a dialer that takes any server."""
         accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         dialling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         accepting.verify_mode = ssl.CERT_REQUIRED
@@ -96,12 +96,12 @@ async def undisturbed(c: Cluster, a: Transport, b: Transport) -> None:
 @pytest.mark.parametrize(
     ("shown", "sentence"),
     [
-        ("unknown", "its certificate is refused: unable to get local issuer certificate"),
-        ("expired", "its certificate is refused: certificate has expired"),
+        ("unknown", "its certificate was rejected: unable to get local issuer certificate"),
+        ("expired", "its certificate was rejected: certificate has expired"),
         (None, "peer did not return a certificate"),
     ],
 )
-def test_a_dialler_without_a_good_certificate_is_refused(
+def test_a_dialer_without_a_good_certificate_is_refused(
     certificates: Certificates,
     caplog: pytest.LogCaptureFixture,
     shown: str | None,
@@ -119,7 +119,7 @@ def test_a_dialler_without_a_good_certificate_is_refused(
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("a: ")]
-    assert lines == [f"a: no TLS with a connection from 127.0.0.1: {sentence}"]
+    assert lines == [f"a: TLS handshake with 127.0.0.1 failed: {sentence}"]
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ def test_an_accepting_server_without_a_good_certificate_is_refused(
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("a: ")]
-    assert line.startswith("a: no TLS with the server at 127.0.0.1:")
-    assert line.endswith(f"its certificate is refused: {sentence}")
+    assert line.startswith("a: TLS handshake with the server at 127.0.0.1:")
+    assert line.endswith(f"its certificate was rejected: {sentence}")
 
 
-def test_who_speaks_no_tls_is_ended(
+def test_a_connection_without_tls_is_closed(
     certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(c: Cluster) -> None:
@@ -162,13 +162,13 @@ def test_who_speaks_no_tls_is_ended(
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)
     (line,) = [r.getMessage() for r in caplog.records]
-    assert line == "a: no TLS with a connection from 127.0.0.1: http request"
+    assert line == "a: TLS handshake with 127.0.0.1 failed: http request"
 
 
 def test_connections_that_never_begin_are_few_and_short(certificates: Certificates) -> None:
     async def body(c: Cluster) -> None:
         tls = certificates.contexts("good")
-        limits = TransportLimits(strangers_max=2, connect_seconds=0.5)
+        limits = TransportLimits(handshakes_max=2, connect_seconds=0.5)
         a = await c.start("a", tls=tls, limits=limits)
         silent = [await asyncio.open_connection("127.0.0.1", a.port) for _ in range(5)]
         await until(lambda: a.statistics().refused.get("handshake") == 3)

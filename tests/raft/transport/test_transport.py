@@ -75,9 +75,9 @@ def test_own_address_is_recognised_and_dropped() -> None:
         b = await c.start("b", port)
         await until(c.is_full_mesh)
         assert set(a.peers()) == {b.node}
-        mesh = a._mesh
-        await until(lambda: mesh._seeds[("127.0.0.1", port)] == a.node)
-        assert ("127.0.0.1", port) not in mesh._dialers
+        plan = a._plan
+        await until(lambda: plan._seeds[("127.0.0.1", port)] == a.node)
+        assert ("127.0.0.1", port) not in plan._dialers
 
     cluster_test(body)
 
@@ -118,12 +118,12 @@ def test_a_node_of_another_cluster_is_refused(caplog: pytest.LogCaptureFixture) 
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         b = await c.start("b", a.port, cluster="other")
-        await until(lambda: caplog.text.count('is of cluster "other"') == 2)
-        await until(lambda: len(a._acceptor._strangers) == 0)
+        await until(lambda: caplog.text.count('belongs to cluster "other"') == 2)
+        await until(lambda: len(a._acceptor._pending) == 0)
         assert not a.peers()
         assert not b.peers()
         await until(lambda: a.statistics().refused.get("cluster", 0) >= 2)  # it tries again
-        assert caplog.text.count('is of cluster "other"') == 2  # and is named once on each side
+        assert caplog.text.count('belongs to cluster "other"') == 2  # logged once on each side
 
     with caplog.at_level(logging.WARNING):
         cluster_test(body)

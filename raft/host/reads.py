@@ -1,0 +1,87 @@
+"""Linearizable reads from the leader of one group: by a read barrier, or by its lease.
+
+Owns: the callers that wait for a read barrier, and how long the answer "reads are current" holds.
+May not touch: the state machine, other groups.
+Spec: Raft thesis 6.4. A barrier asks the followers whether we still lead, and returns once the
+machine has applied what was committed at the time of the call (steps 3 and 4). With a lease
+(6.4.1) no question is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Container, Sequence
+from typing import Final
+
+from raft.core.raft_core import RaftCore
+from raft.core.ready import ReadState
+from raft.host.ticker import TickPace
+from raft.types import Index, NodeId, NotLeader, Role
+
+CURRENT_SECONDS: Final = 0.02  # far below the margin of a lease
+
+
+class GroupReads:
+    __slots__ = ("_confirmed", "_core", "_current_until", "_last_context", "_waiting")
+
+    def __init__(self, core: RaftCore) -> None:
+        self._core = core
+        self._waiting: dict[int, asyncio.Future[Index]] = {}  # by context, not confirmed yet
+        self._confirmed: list[tuple[Index, asyncio.Future[Index]]] = []
+        self._last_context = 0
+        self._current_until = 0.0
+
+    def are_current(self, pace: TickPace, reachable: Container[NodeId]) -> bool:
+        """Whether our machine shows everything that is committed. While the group is awake, our
+        lease says that nobody else was elected. While it sleeps, a reachable majority does: it
+        would have told us. Never true after a pause of this process. Called once per read, so a
+        positive answer is cached for a moment."""
+        core, now = self._core, time.monotonic()
+        if core.role is not Role.LEADER:
+            return False
+        if now >= self._current_until:
+            alone = core.keeps_quorum(())
+            if not alone and not (
+                pace.keeps_time(now)
+                and core.keeps_quorum(reachable)
+                and (core.asleep or core.lease_holds())
+            ):
+                return False
+            self._current_until = now + CURRENT_SECONDS
+        return True
+
+    def begin(self, *, lease: bool) -> tuple[int, asyncio.Future[Index]]:
+        """Ask the core for a read index. The future gets the applied index when the read may be
+        served; call `end` with the context afterwards. Raises NotLeader."""
+        self._last_context = context = self._last_context + 1
+        future: asyncio.Future[Index] = asyncio.get_running_loop().create_future()
+        self._core.read_index(context, lease=lease)
+        self._waiting[context] = future
+        return context, future
+
+    def end(self, context: int) -> None:
+        self._waiting.pop(context, None)
+
+    def advance(self, reads: Sequence[ReadState], applied: Index) -> None:
+        """The core has confirmed these reads, and the machine stands at `applied`."""
+        for read in reads:
+            future = self._waiting.pop(read.context, None)
+            if future is not None:
+                self._confirmed.append((read.index, future))
+        if not self._confirmed:
+            return
+        waiting, self._confirmed = self._confirmed, []
+        for needed, future in waiting:
+            if needed > applied:
+                self._confirmed.append((needed, future))
+            elif not future.done():
+                future.set_result(applied)
+
+    def fail(self, leader: NodeId | None) -> None:
+        """We do not lead any more, so we cannot tell what is committed."""
+        futures = [*self._waiting.values(), *(future for _, future in self._confirmed)]
+        self._waiting.clear()
+        self._confirmed.clear()
+        for future in futures:
+            if not future.done():
+                future.set_exception(NotLeader(leader))
