@@ -11,7 +11,14 @@ from broker.jetstream.commands.consumer_commands import (
     ConsumerProgress,
     DeliveryProgress,
 )
-from broker.jetstream.commands.publish_notes import Bounds, encode_marks, fast_spans
+from broker.jetstream.commands.publish_entry import (
+    Bounds,
+    encode_marks,
+    fast_spans,
+    mirror_prefix,
+    noted_prefix,
+    publish_prefix,
+)
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CreateConsumer,
@@ -21,14 +28,11 @@ from broker.jetstream.commands.stream_commands import (
     Purge,
     UpdateConfig,
     encode,
-    mirror_prefix,
-    noted_prefix,
-    publish_prefix,
 )
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import PublishResult
+from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
 from broker.store.block.block import BlockBuilder
 from broker.store.files import MemoryDb

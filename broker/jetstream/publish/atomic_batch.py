@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from broker.jetstream.commands.publish_notes import Bounds
+from broker.jetstream.commands.publish_entry import Bounds
 from broker.jetstream.config import Discard
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, level_is_met
 from broker.jetstream.errors import ErrCode, JetStreamError

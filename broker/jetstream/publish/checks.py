@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from broker.jetstream.commands.publish_notes import Bounds
+from broker.jetstream.commands.publish_entry import Bounds
 from broker.jetstream.config import Discard, Storage
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.publish.counters import INCREMENT, add_up, wrong_increment

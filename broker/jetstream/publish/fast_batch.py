@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from broker.jetstream.commands.publish_notes import Bounds, FastOp, FastSpan
+from broker.jetstream.commands.publish_entry import Bounds, FastOp, FastSpan
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, level_is_met
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.publish.checks import BATCH_ID_BYTES_MAX, refusal_in_batch

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.jetstream.commands.publish_notes import NO_NOTES, Bounds, Notes
+from broker.jetstream.commands.publish_entry import NO_NOTES, Bounds, Notes
 from broker.jetstream.config import Discard, Retention
 from broker.jetstream.publish.atomic_batch import publish_member
 from broker.jetstream.publish.checks import HEADER_BYTES_MAX, RECORD_BYTES_MAX

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.jetstream.commands.publish_notes import Bounds
+from broker.jetstream.commands.publish_entry import Bounds
 from broker.jetstream.config import Discard
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.publish.checks import above_account, full, refusal

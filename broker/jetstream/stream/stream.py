@@ -17,10 +17,13 @@ import msgspec
 from broker.jetstream.api.info import DELETED_DETAILS_LIMIT, StreamState
 from broker.jetstream.commands import stream_commands as commands
 from broker.jetstream.commands.consumer_commands import Acks, DeliveryProgress
-from broker.jetstream.commands.publish_notes import NO_NOTES, decode_notes
-from broker.jetstream.commands.stream_commands import (
+from broker.jetstream.commands.publish_entry import (
+    NO_NOTES,
     PUBLISH_PREFIX,
     PUBLISH_PREFIX_SIZE,
+    decode_notes,
+)
+from broker.jetstream.commands.stream_commands import (
     CommandKind,
     CreateConsumer,
     DeleteConsumer,

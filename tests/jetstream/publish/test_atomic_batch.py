@@ -13,7 +13,7 @@ from broker.jetstream.config import Discard
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import open_batches as batches
-from broker.jetstream.publish.publish_block import Staged, Stored
+from broker.jetstream.publish.sessions import Staged, Stored
 from broker.jetstream.stream.stream import Stream
 from broker.store.files import MemoryDb
 from tests.support.stream_rig import SECOND, Driver

@@ -9,7 +9,7 @@ import pytest
 
 from broker.jetstream.config import Discard, Retention, Storage
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import Duplicate, PublishResult
+from broker.jetstream.publish.sessions import Duplicate, PublishResult
 from broker.jetstream.publish.ttl import NEVER, parse_ttl
 from tests.support.stream_rig import SECOND, Driver
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.jetstream.commands.publish_notes import Bounds, FastOp, fast_spans
+from broker.jetstream.commands.publish_entry import Bounds, FastOp, fast_spans
 from broker.jetstream.publish.open_fast_batches import IDLE_NS, OPEN_MAX
 from broker.jetstream.publish.sessions import Said, Stored
 from tests.support.stream_rig import Driver, Row

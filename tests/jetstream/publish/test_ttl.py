@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.commands.stream_commands import Expire, mirror_prefix
+from broker.jetstream.commands.publish_entry import mirror_prefix
+from broker.jetstream.commands.stream_commands import Expire
 from broker.jetstream.error_codes import ErrCode
 from broker.jetstream.errors import JetStreamError
 from broker.store.block.block import BlockBuilder

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.commands.stream_commands import Fire, mirror_prefix
+from broker.jetstream.commands.publish_entry import mirror_prefix
+from broker.jetstream.commands.stream_commands import Fire
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.schedules.pattern import BadPattern, parse_schedule
 from broker.store.files import MemoryDb

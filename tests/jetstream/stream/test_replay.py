@@ -11,7 +11,7 @@ from broker.jetstream.commands.stream_commands import PauseConsumer, ResetConsum
 from broker.jetstream.config import Discard, Retention, Storage, SubjectTransform
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.publish import dedup_window as dedup
-from broker.jetstream.publish.publish_block import PublishResult
+from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
 from broker.store import persistence, segments
 from broker.store.files import MemoryDb
