@@ -81,7 +81,7 @@ class Driver:
 
     def open(self) -> Stream:
         files = self.db.files(9)
-        return Stream.open(self.config, created_ns=1, files=files, consumers=Consumer)
+        return Stream.open(self.config, created_ns=1, files=files)
 
     def entry(self, data: bytes) -> Any:
         self.log.append(data)

@@ -69,7 +69,7 @@ class Sourcing(OriginReader):
         return ErrCode.SOURCE_CONSUMER_REQUIRES_ACK_FC
 
     def position(self) -> int:
-        position = self.replica.stream.sources.get(source_key(self.source), 0)
+        position = self.replica.stream.source_positions.get(source_key(self.source), 0)
         self._proposed = position  # asked whenever reading begins anew
         return position
 

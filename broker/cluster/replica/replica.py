@@ -30,15 +30,14 @@ from broker.jetstream.commands.stream_commands import (
     UpdateConfig,
 )
 from broker.jetstream.config import Storage
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.sessions import (
     Duplicate,
+    FastBatchReply,
     OutOfOrder,
     PublishResult,
     RowAnswer,
-    Said,
     Staged,
 )
 from broker.jetstream.stream.stream import Stream
@@ -113,7 +112,6 @@ class Replica:
             assignment.begun_as,
             created_ns=assignment.created_ns,
             files=state.files(assignment.group),
-            consumers=Consumer,
             cache=node.block_cache,
         )
         replica = cls(node, assignment, stream, state, voters)
@@ -407,7 +405,7 @@ class Replica:
     def _reply(self, what: RowAnswer) -> bytes:
         if isinstance(what, Staged):
             return b""
-        if isinstance(what, Said):
+        if isinstance(what, FastBatchReply):
             return what.text.encode()
         if isinstance(what, JetStreamError):
             return encode_pub_error(self.name, what)

@@ -137,7 +137,7 @@ class Replica:
     def open(self) -> None:
         files = self.db.files(3)
         config = self.driver.first_config
-        self.stream = Stream.open(config, created_ns=1, files=files, consumers=Consumer)
+        self.stream = Stream.open(config, created_ns=1, files=files)
 
     def run(self) -> None:
         log = self.driver.log
