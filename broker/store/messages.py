@@ -14,14 +14,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from broker.store import scan
+from broker.store import search
 from broker.store.block.block import Block, BlockBuilder, Rows
-from broker.store.columns import FILE_SIZING, Sizing, blanked
+from broker.store.block.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
-from broker.store.files import BlockFiles, MemoryDb
 from broker.store.index.index import SubjectFilter, SubjectIndex, subjects_taken
+from broker.store.memory_db import MemoryDb
 from broker.store.removal import Removal
 from broker.store.segments import BlockCache, Segments
+from broker.store.state_keys import BlockFiles
 
 TRAIL_MAX = 4096  # messages per subject; more are found by looking into blocks
 FILTERS_KEPT_MAX = 256
@@ -236,7 +237,7 @@ class MessageStore:
             return count
         bound = self.last_seq + 1 if up_to is None else min(up_to, self.last_seq + 1)
         if keep:
-            bound = min(bound, scan.nth_newest(self.segments, _EVERYTHING, keep))
+            bound = min(bound, search.nth_newest(self.segments, _EVERYTHING, keep))
         count = self._removal.before(bound)
         if up_to is not None and not self.messages:
             self.skip_to(up_to)
@@ -263,7 +264,7 @@ class MessageStore:
             few = len(subjects) <= FEW_SUBJECTS
             wanted = SubjectFilter(subjects) if few else self._filter((subject,))
             if keep:
-                bound = min(bound, scan.nth_newest(self.segments, wanted, keep))
+                bound = min(bound, search.nth_newest(self.segments, wanted, keep))
                 left -= keep
             if few:
                 return PurgePart(self._removal.matching(wanted, bound), 0, bound, 0)
@@ -290,13 +291,13 @@ class MessageStore:
 
     def drop_oldest(self, count: int) -> None:
         """Remove the `count` oldest messages: max_msgs."""
-        self._removal.before(scan.nth_oldest(self.segments, count + 1) or self.last_seq + 1)
+        self._removal.before(search.nth_oldest(self.segments, count + 1) or self.last_seq + 1)
 
     def drop_to_size(self, bytes_max: int) -> None:
         """Remove the oldest messages until the rest is not larger: max_bytes."""
         excess = self.bytes - bytes_max
         if excess > 0:
-            bound = scan.behind_size(self.segments, excess, self.sizing)
+            bound = search.behind_size(self.segments, excess, self.sizing)
             self._removal.before(bound or self.last_seq + 1)
 
     def track_removals(self, *, on: bool) -> None:
@@ -370,14 +371,14 @@ class MessageStore:
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
             return 0
-        return scan.next_matching(self.segments, wanted, start=start, last=self.last_seq)
+        return search.next_matching(self.segments, wanted, start=start, last=self.last_seq)
 
     def last_matching(self, filters: tuple[bytes, ...], up_to: int | None = None) -> int:
         wanted = self._filter(filters)
         if up_to is None and wanted.literals:
             return max(self.last_of_subject(subject) for subject in wanted.literals)
         last = self.last_seq if up_to is None else min(up_to, self.last_seq)
-        return scan.last_matching(self.segments, wanted, last=last)
+        return search.last_matching(self.segments, wanted, last=last)
 
     def take(
         self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
@@ -390,12 +391,12 @@ class MessageStore:
 
     def examine(
         self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
-    ) -> scan.Taken:
+    ) -> search.Taken:
         """As `take`, but gives up after a bounded number of blocks; go on at its `next_seq`."""
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
-            return scan.Taken([], self.last_seq + 1, 0)
-        return scan.take(
+            return search.Taken([], self.last_seq + 1, 0)
+        return search.take(
             self.segments,
             wanted,
             start=start,
@@ -416,21 +417,21 @@ class MessageStore:
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
             return 0
-        return scan.count_matching(self.segments, wanted, start=start)
+        return search.count_matching(self.segments, wanted, start=start)
 
     def first_at_time(self, time_ns: int) -> int:
         """First message not older than the time, 0 when there is none."""
-        return scan.first_at_time(self.segments, time_ns)
+        return search.first_at_time(self.segments, time_ns)
 
     def expired_before(self, cutoff_ns: int) -> int:
         """The sequence up to which (exclusive) the front is not younger than the cutoff."""
-        return scan.first_at_time(self.segments, cutoff_ns + 1) or self.last_seq + 1
+        return search.first_at_time(self.segments, cutoff_ns + 1) or self.last_seq + 1
 
     # -- ranges -----------------------------------------------------------------------------------
 
     def blocks(self, first: int, last: int) -> Iterator[bytes]:
         """Stored rows of the range as sealed blocks; untouched blocks go out as they are."""
-        return scan.blocks(self.segments, first=first, last=last)
+        return search.blocks(self.segments, first=first, last=last)
 
     def deleted_ranges(
         self, first: int | None = None, last: int | None = None
@@ -438,7 +439,7 @@ class MessageStore:
         """Inclusive ranges between first and last sequence that are not stored, ascending."""
         low = self.first_seq if first is None else max(first, self.first_seq)
         high = self.last_seq if last is None else min(last, self.last_seq)
-        return scan.gaps(self.segments, first=low, last=high)
+        return search.gaps(self.segments, first=low, last=high)
 
     def deleted_sequences(self, limit: int) -> tuple[int, ...]:
         """The first of those ranges' sequences. A gap may be as wide as sequences can count."""

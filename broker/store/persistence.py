@@ -17,10 +17,9 @@ import msgspec
 from pyroaring import BitMap64
 
 from broker.store.block.block import Block, BlockBuilder, BlockDamaged
-from broker.store.files import BLOCK, DELETES, SUMMARY, StateBatch, key
 from broker.store.index.index import SubjectFilter, subject_hashes
 from broker.store.messages import MessageStore
-from broker.store.scan import live_stretches
+from broker.store.search import live_block, live_stretches
 from broker.store.segments import (
     SEAL_BYTES,
     SEAL_ROWS,
@@ -28,7 +27,10 @@ from broker.store.segments import (
     SegmentSummary,
     View,
 )
+from broker.store.state_keys import BLOCK, DELETES, SUMMARY, StateBatch, key
 
+LIVE_SHARE: Final = 4  # a block is compacted when at most one row in so many is stored
+COMPACTIONS_PER_CHECKPOINT: Final = 2
 CHECKPOINT_BYTES: Final = 2 << 20  # a batch of more is copied as it grows, milliseconds per MB
 _EVERYTHING: Final = SubjectFilter(())
 _LENGTH: Final = Packing("<I")
@@ -103,6 +105,17 @@ def work_ahead(store: MessageStore) -> bool:
     if segments.spent:
         segments.spent.pop()
     return bool(segments.spent)
+
+
+def compact(store: MessageStore) -> bool:
+    """Rewrite one block in which most rows are removed, to free their space; the next checkpoint
+    writes it. The digest does not change. False if no block qualifies."""
+    segments = store.segments
+    for segment in segments.all:
+        if segment.live * LIVE_SHARE <= segment.rows and segment is not segments.tail:
+            segments.shrink(segment, live_block(segments, segment))
+            return True
+    return False
 
 
 def unwritten_bytes(store: MessageStore) -> int:

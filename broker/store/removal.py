@@ -11,14 +11,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from broker.store.index.index import SubjectEntry, SubjectFilter
-from broker.store.scan import live_stretches, row_at, without_deleted
-from broker.store.segments import Segment, View
-
-if TYPE_CHECKING:
-    from broker.store.messages import MessageStore
+from broker.store.block.block import Rows
+from broker.store.block.columns import Sizing
+from broker.store.index.index import SubjectEntry, SubjectFilter, SubjectIndex
+from broker.store.search import live_stretches, row_at, without_deleted
+from broker.store.segments import Segment, Segments, View
 
 _FEW_ROWS = 4  # so few rows are asked one by one; more go by runs of equal subjects
 _EVERYTHING = SubjectFilter(())
@@ -26,12 +25,31 @@ _EVERYTHING = SubjectFilter(())
 Stretch = tuple[int, int]
 
 
+class ShrinkingStore(Protocol):
+    """What a removal reads and changes of a MessageStore."""
+
+    messages: int
+    bytes: int
+
+    @property
+    def last_seq(self) -> int: ...
+    @property
+    def trail_max(self) -> int: ...
+    @property
+    def segments(self) -> Segments: ...
+    @property
+    def index(self) -> SubjectIndex: ...
+    @property
+    def sizing(self) -> Sizing: ...
+    def rows(self, seq: int, /) -> tuple[Rows, int] | None: ...
+
+
 class Removal:
-    """The removing half of a MessageStore."""
+    """The half of a MessageStore that removes messages."""
 
     __slots__ = ("journal", "store", "tracking")
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: ShrinkingStore) -> None:
         self.store = store
         self.tracking = False
         self.journal: list[tuple[int, int]] = []

@@ -16,9 +16,9 @@ import msgspec
 from pyroaring import BitMap64
 
 from broker.store.block.block import Block, BlockBuilder, BlockDamaged, Rows
-from broker.store.columns import Columns
-from broker.store.files import BLOCK, SUMMARY, BlockFiles
+from broker.store.block.columns import Columns
 from broker.store.index.index import SubjectFilter, among_hashes, subject_hashes
+from broker.store.state_keys import BLOCK, SUMMARY, BlockFiles
 
 SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192

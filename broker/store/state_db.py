@@ -14,7 +14,7 @@ from typing import Any
 
 from rocksdict import Rdict, Snapshot, WriteBatch, WriteOptions
 
-from broker.store.files import BlockReader, Result, StateBatch, key, seq_of
+from broker.store.state_keys import BlockReader, Result, StateBatch, key, seq_of
 
 
 class RocksBatch:

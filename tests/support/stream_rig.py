@@ -35,7 +35,7 @@ from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
 from broker.store.block.block import BlockBuilder
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from broker.wire import headers as wire_headers
 
 SECOND = 1_000_000_000

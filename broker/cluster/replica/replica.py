@@ -41,7 +41,8 @@ from broker.jetstream.publish.sessions import (
     Staged,
 )
 from broker.jetstream.stream.stream import Stream
-from broker.store.files import POSITION, MemoryDb, StateBatch, StateKeeper, key, wipe
+from broker.store.memory_db import MemoryDb
+from broker.store.state_keys import POSITION, StateBatch, StateKeeper, key, wipe
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from broker.jetstream.publish.sessions import (
     Stored,
 )
 from broker.store.block.block import Block, BlockBuilder
-from broker.store.columns import has_status
+from broker.store.block.columns import has_status
 from broker.subjects.mapping import Mapping
 
 Exceptions = list[tuple[int, RowAnswer]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from broker.store.files import DEDUP, BlockFiles, StateBatch, key
+from broker.store.state_keys import DEDUP, BlockFiles, StateBatch, key
 
 CHUNK_IDS = 4096
 _encode = msgspec.msgpack.Encoder().encode

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from broker.jetstream.times import NS_PER_S
-from broker.store.files import STAGED, BlockFiles, StateBatch, key
+from broker.store.state_keys import STAGED, BlockFiles, StateBatch, key
 
 MEMBERS_MAX: Final = 1000
 OPEN_MAX: Final = 50

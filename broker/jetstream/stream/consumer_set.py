@@ -6,7 +6,7 @@ Spec: NATS JetStream consumer API; docs/ARCHITECTURE.md, "Invariants"."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
@@ -29,8 +29,9 @@ class ConsumerSet:
     """`stream` is what its consumers see of their stream."""
 
     def __init__(self, stream: HomeStream, store: MessageStore) -> None:
-        self.by_name: dict[str, Consumer] = {}
-        self.interest = ConsumerInterest(stream.config, store, self.by_name)
+        self._by_name: dict[str, Consumer] = {}
+        self.by_name: Mapping[str, Consumer] = self._by_name  # the same table, for reading
+        self.interest = ConsumerInterest(stream.config, store, self._by_name)
         self._stream = stream
         self._store = store
 
@@ -39,7 +40,7 @@ class ConsumerSet:
     def create(self, command: CreateConsumer, *, index: int) -> JetStreamError | None:
         """Create a consumer. If the name is taken, `command.action` decides: update, leave as it
         is, or refuse."""
-        configs = {name: consumer.config for name, consumer in self.by_name.items()}
+        configs = {name: consumer.config for name, consumer in self._by_name.items()}
         try:
             met = meet_consumers(
                 command.name,
@@ -56,13 +57,13 @@ class ConsumerSet:
             return refusal if isinstance(refusal, JetStreamError) else None
         if met.meeting is Meeting.CREATE:
             made = structs.replace(command, config=met.config)
-            self.by_name[command.name] = Consumer.create(self._stream, made, index=index)
+            self._by_name[command.name] = Consumer.create(self._stream, made, index=index)
             self._changed()
         return None
 
     def change(self, command: ConsumerCommand, *, index: int) -> object:
         """Apply the command to its consumer; returns the consumer's answer."""
-        consumer = self.by_name.get(command.name)
+        consumer = self._by_name.get(command.name)
         if consumer is None:
             return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
         filters = consumer.filters
@@ -73,23 +74,23 @@ class ConsumerSet:
         return result
 
     def delete(self, command: DeleteConsumer) -> bool | JetStreamError:
-        consumer = self.by_name.get(command.name)
+        consumer = self._by_name.get(command.name)
         if consumer is None or command.incarnation not in (0, consumer.incarnation):
             return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-        del self.by_name[command.name]
+        del self._by_name[command.name]
         self._changed()
         self.interest.drop_unneeded()
         return True
 
     def progress(self, command: DeliveryProgress) -> None:
         for progress in command.of:
-            consumer = self.by_name.get(progress.consumer)
+            consumer = self._by_name.get(progress.consumer)
             if consumer is not None:
                 consumer.apply_progress(progress, now_ns=command.now_ns)
 
     def acks(self, command: Acks) -> None:
         for acks in command.of:
-            consumer = self.by_name.get(acks.consumer)
+            consumer = self._by_name.get(acks.consumer)
             if consumer is not None:
                 consumer.apply_acks(acks, now_ns=command.now_ns)
 
@@ -101,7 +102,7 @@ class ConsumerSet:
         if not removed:
             return
         single = [first for first, last in removed if first == last]
-        for consumer in self.by_name.values():
+        for consumer in self._by_name.values():
             for first, last in removed:
                 if first < last:
                     consumer.removed_range(first, last)
@@ -110,20 +111,20 @@ class ConsumerSet:
 
     def report_purge(self) -> None:
         """A purge removed messages: consumers move their position behind it."""
-        for consumer in self.by_name.values():
+        for consumer in self._by_name.values():
             consumer.purged(self._store.first_seq)
 
     # -- persistence ------------------------------------------------------------------------------
 
     def images(self) -> list[bytes]:
-        return [self.by_name[name].encode() for name in sorted(self.by_name)]
+        return [self._by_name[name].encode() for name in sorted(self._by_name)]
 
     def replace(self, images: Iterable[bytes]) -> None:
         """Become the consumers of a checkpoint or a snapshot."""
-        self.by_name.clear()
+        self._by_name.clear()
         for image in images:
             consumer = Consumer.decode(self._stream, image)
-            self.by_name[consumer.name] = consumer
+            self._by_name[consumer.name] = consumer
         self._changed()
 
     def restore(self, images: Iterable[bytes], *, index: int) -> None:
@@ -131,12 +132,12 @@ class ConsumerSet:
         command again has no effect."""
         for image in images:
             consumer = Consumer.decode(self._stream, image)
-            if consumer.name not in self.by_name:
+            if consumer.name not in self._by_name:
                 # This is another log: epochs of the old one must not match entries of this one.
                 consumer.incarnation = consumer.epoch = index
-                self.by_name[consumer.name] = consumer
+                self._by_name[consumer.name] = consumer
         self._changed()
 
     def _changed(self) -> None:
         self.interest.consumers_changed()
-        self._store.track_removals(on=bool(self.by_name))
+        self._store.track_removals(on=bool(self._by_name))

@@ -36,7 +36,6 @@ from broker.jetstream.commands.stream_commands import (
 )
 from broker.jetstream.config import Storage, StreamConfig
 from broker.jetstream.config.consumer_update import is_internal
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.apply_publish import PublishApplier
@@ -56,11 +55,10 @@ from broker.jetstream.stream.sourcing import SourceIntake
 from broker.jetstream.stream.stream_record import RECORD_VERSION, StreamRecord, decode_record
 from broker.store import persistence
 from broker.store.block.block import Block
-from broker.store.columns import FILE_SIZING, MEMORY_SIZING
-from broker.store.compaction import BLOCKS_PER_CHECKPOINT, compact
-from broker.store.files import RECORD, BlockFiles, StateBatch, key
+from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
 from broker.store.messages import MessageStore, PurgePart
 from broker.store.segments import BlockCache
+from broker.store.state_keys import RECORD, BlockFiles, StateBatch, key
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -75,7 +73,7 @@ class Stream:
         self.store = store
         self.applied = 0
         self._consumers = ConsumerSet(self, store)
-        self.consumers: Mapping[str, Consumer] = self._consumers.by_name
+        self.consumers = self._consumers.by_name
         self._writer = MessageWriter(config, store, self._consumers.interest)
         self._publishes = PublishApplier(self._writer)
         self._sources = SourceIntake(self._writer)
@@ -177,7 +175,7 @@ class Stream:
             result = self._sources.apply(data)
         else:
             result = self._command(index, commands.decode(data))
-        if self._consumers.by_name:
+        if self.consumers:
             self._consumers.report_removals()
             if kind == CommandKind.PURGE and purge_removed(result):
                 self._consumers.report_purge()
@@ -280,7 +278,7 @@ class Stream:
     def work_ahead(self) -> bool:
         """Do a part of the work of the next checkpoint; False if nothing is left to do."""
         if not persistence.work_ahead(self.store):
-            due = self._compactions_due > 0 and compact(self.store)
+            due = self._compactions_due > 0 and persistence.compact(self.store)
             self._compactions_due = self._compactions_due - 1 if due else 0
             return due
         return True
@@ -291,7 +289,7 @@ class Stream:
         The caller must write the batch before anything is read or applied. If that fails, the
         replica must stop."""
         group = self.store.segments.files.group
-        self._compactions_due = BLOCKS_PER_CHECKPOINT
+        self._compactions_due = persistence.COMPACTIONS_PER_CHECKPOINT
         size = persistence.checkpoint(self.store, batch)
         persistence.written(self.store)
         self._publishes.atomic_batches.checkpoint(batch, group)

@@ -14,7 +14,7 @@ from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import open_batches as batches
 from broker.jetstream.publish.sessions import Staged, Stored
 from broker.jetstream.stream.stream import Stream
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver
 
 Member = tuple[str, dict[str, str]]

@@ -14,7 +14,7 @@ from broker.jetstream.publish import dedup_window as dedup
 from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
 from broker.store import persistence, segments
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver, comparable
 
 SUBJECTS = [b"s.a", b"s.b", b"s.c.1", b"s.c.2"]

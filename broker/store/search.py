@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker.store.block.block import Block, BlockBuilder, Rows
-from broker.store.columns import Columns, Sizing
+from broker.store.block.columns import Columns, Sizing
 from broker.store.index.index import SubjectFilter
 from broker.store.segments import Segment, Segments
 
