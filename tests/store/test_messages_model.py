@@ -22,10 +22,10 @@ from rocksdict import Options, Rdict
 
 from broker.store import persistence, segments
 from broker.store.block.block import Block, BlockBuilder
-from broker.store.columns import FILE_SIZING, MEMORY_SIZING
-from broker.store.compaction import compact
-from broker.store.files import MemoryDb
+from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
+from broker.store.memory_db import MemoryDb
 from broker.store.messages import MessageStore
+from broker.store.persistence import compact
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
 from broker.subjects import matches

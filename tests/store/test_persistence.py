@@ -10,11 +10,12 @@ from rocksdict import Options, Rdict
 
 from broker.store import persistence, segments
 from broker.store.block.block import Block, BlockBuilder, BlockDamaged
-from broker.store.compaction import compact
-from broker.store.files import BLOCK, KINDS, MemoryDb, key, wipe
+from broker.store.memory_db import MemoryDb
 from broker.store.messages import MessageStore
+from broker.store.persistence import compact
 from broker.store.segments import BlockCache, View
 from broker.store.state_db import StateDb
+from broker.store.state_keys import BLOCK, KINDS, key, wipe
 
 
 @pytest.fixture(params=["memory", "rocksdb"])

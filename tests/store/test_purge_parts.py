@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.store import messages, persistence
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from broker.store.messages import MessageStore, PurgePart
 from broker.subjects import matches
 

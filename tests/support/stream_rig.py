@@ -11,7 +11,14 @@ from broker.jetstream.commands.consumer_commands import (
     ConsumerProgress,
     DeliveryProgress,
 )
-from broker.jetstream.commands.publish_notes import Bounds, encode_marks, fast_spans
+from broker.jetstream.commands.publish_entry import (
+    Bounds,
+    encode_marks,
+    fast_spans,
+    mirror_prefix,
+    noted_prefix,
+    publish_prefix,
+)
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CreateConsumer,
@@ -21,17 +28,14 @@ from broker.jetstream.commands.stream_commands import (
     Purge,
     UpdateConfig,
     encode,
-    mirror_prefix,
-    noted_prefix,
-    publish_prefix,
 )
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import PublishResult
+from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
 from broker.store.block.block import BlockBuilder
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from broker.wire import headers as wire_headers
 
 SECOND = 1_000_000_000
@@ -77,7 +81,7 @@ class Driver:
 
     def open(self) -> Stream:
         files = self.db.files(9)
-        return Stream.open(self.config, created_ns=1, files=files, consumers=Consumer)
+        return Stream.open(self.config, created_ns=1, files=files)
 
     def entry(self, data: bytes) -> Any:
         self.log.append(data)

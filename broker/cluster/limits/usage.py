@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.jetstream.commands.publish_notes import UNBOUNDED, Bounds
+from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
 from broker.jetstream.config.stream_config import Storage
 from raft import NodeId
 

@@ -17,7 +17,7 @@ from broker.cluster.origins.origin_reader import (
     OriginReader,
     without_headers,
 )
-from broker.jetstream.commands import stream_commands as commands
+from broker.jetstream.commands.publish_entry import mirror_prefix
 from broker.jetstream.config.stream_config import StreamConfig, StreamSource
 from broker.jetstream.errors import ErrCode
 from broker.jetstream.stream.sourcing import (
@@ -55,7 +55,7 @@ class Mirror(OriginReader):
         builder.append(subject, headers, message.data, time_ns=message.time_ns, seq=message.seq)
 
     def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
-        prefix = commands.mirror_prefix(time_ns=self.replica.stamp())
+        prefix = mirror_prefix(time_ns=self.replica.stamp())
         return self.replica.propose_raw(prefix + block)
 
 
@@ -69,7 +69,7 @@ class Sourcing(OriginReader):
         return ErrCode.SOURCE_CONSUMER_REQUIRES_ACK_FC
 
     def position(self) -> int:
-        position = self.replica.stream.sources.get(source_key(self.source), 0)
+        position = self.replica.stream.source_positions.get(source_key(self.source), 0)
         self._proposed = position  # asked whenever reading begins anew
         return position
 

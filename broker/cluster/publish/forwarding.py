@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.cluster.publish.outbox import Outbox, PublishBatch, Published
-from broker.jetstream.commands.publish_notes import encode_marks
+from broker.jetstream.commands.publish_entry import encode_marks
 from broker.jetstream.config.stream_config import Retention, Storage
 from broker.jetstream.config.transforms import mapping_of
 from raft import NodeId

@@ -19,7 +19,7 @@ import msgspec
 
 from broker.cluster.publish.pub_acks import PubAcks
 from broker.jetstream.api.responses import encode_pub_error
-from broker.jetstream.commands.publish_notes import FAST_SUFFIX, FastSpan, fast_spans
+from broker.jetstream.commands.publish_entry import FAST_SUFFIX, FastSpan, fast_spans
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.block.block import BlockBuilder
 from broker.subjects import PublishingConnection, SinkKind, Subscription

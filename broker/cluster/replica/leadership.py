@@ -32,7 +32,6 @@ from broker.jetstream.delivery.effects import (
 from broker.jetstream.delivery.engine import Delivery
 from broker.jetstream.delivery.proposal import flush
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED, LEADERSHIP_CHANGE
-from broker.jetstream.stream.consumer_protocol import StreamConsumer
 from broker.server.routing.fair_queue import TURN_S
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Leadership:
         self._expiry_at = 0  # when it rings
         self._watched: dict[bytes, str] = {}  # deliver subject -> consumer
         self.closed = False
-        self.stream.republished = []
+        self.stream.leader_effects.start()
         self._advising = replica.node.advising
         for consumer in self.stream.consumers.values():
             self._begin(consumer)
@@ -71,7 +70,7 @@ class Leadership:
     def close(self, line: str = LEADERSHIP_CHANGE) -> None:
         """Leadership ended, or the stream (CONSUMER_DELETED): nobody waits here any more."""
         self.closed = True
-        self.stream.republished = None
+        self.stream.leader_effects.stop()
         for engine in self.engines.values():
             self._carry_out(engine, engine.close(line))
             if line == CONSUMER_DELETED:
@@ -102,8 +101,7 @@ class Leadership:
                 if engine.consumer.config.pause_until:
                     self._advising.of_pause(self.replica, engine.consumer)
 
-    def _begin(self, consumer: StreamConsumer) -> Delivery:
-        assert isinstance(consumer, Consumer)
+    def _begin(self, consumer: Consumer) -> Delivery:
         engine = Delivery(consumer, now=self.replica.node.now_ns(), has_interest=self._has_interest)
         engine.advisories = True
         self.engines[consumer.name] = engine
@@ -192,21 +190,19 @@ class Leadership:
                 self.consumer_changed(name)
         if stored:
             self._messages_stored()
-            if self.stream.republished:
+            if self.stream.leader_effects.republished:
                 self._republish()
-            if self.stream.given_up:
+            if self.stream.leader_effects.abandoned:
                 self._tell_given_up()
 
     def _republish(self) -> None:
         """What was stored goes out again, at most once: it is not kept for anybody."""
-        told, self.stream.republished = self.stream.republished, []
         router, account = self.replica.node.server.router, self.replica.account
-        for message in told or ():
+        for message in self.stream.leader_effects.take_republished():
             router.publish(account, message.subject, b"", message.headers, message.data)
 
     def _tell_given_up(self) -> None:
-        given_up, self.stream.given_up = self.stream.given_up, []
-        for batch, reason in given_up:
+        for batch, reason in self.stream.leader_effects.take_abandoned():
             self._advising.of_batch(self.replica, batch, reason)
 
     def reconfigured(self) -> None:

@@ -20,7 +20,7 @@ from broker.cluster.replica.reconfiguration import Change, HandOver, Record, Ste
 from broker.cluster.replica.replica import Replica
 from broker.jetstream.config import Storage
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.store.files import wipe
+from broker.store.state_keys import wipe
 from raft import GroupId, NodeId, RaftError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from broker.cluster.publish.outbox import STALE_SESSION, Published
 from broker.cluster.replica.leadership import Leadership
 from broker.jetstream.api.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.commands import stream_commands as commands
-from broker.jetstream.commands.publish_notes import NO_MARKS
+from broker.jetstream.commands.publish_entry import NO_MARKS, noted_prefix, publish_prefix
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CommandKind,
@@ -30,19 +30,19 @@ from broker.jetstream.commands.stream_commands import (
     UpdateConfig,
 )
 from broker.jetstream.config import Storage
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import (
+from broker.jetstream.publish.sessions import (
     Duplicate,
+    FastBatchReply,
     OutOfOrder,
     PublishResult,
-    Said,
+    RowAnswer,
     Staged,
 )
-from broker.jetstream.publish.sessions import RowAnswer
 from broker.jetstream.stream.stream import Stream
-from broker.store.files import POSITION, MemoryDb, StateBatch, StateKeeper, key, wipe
+from broker.store.memory_db import MemoryDb
+from broker.store.state_keys import POSITION, StateBatch, StateKeeper, key, wipe
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ class Replica:
             assignment.begun_as,
             created_ns=assignment.created_ns,
             files=state.files(assignment.group),
-            consumers=Consumer,
             cache=node.block_cache,
         )
         replica = cls(node, assignment, stream, state, voters)
@@ -177,9 +176,9 @@ class Replica:
         bounds = self.node.tenancy.usage.bounds(self)
         named = {"origin": origin, "session": session, "batch_no": number}
         if bounds is None and not marks:
-            data = commands.publish_prefix(time_ns=self.stamp(), **named) + block
+            data = publish_prefix(time_ns=self.stamp(), **named) + block
         else:
-            prefix = commands.noted_prefix(time_ns=self.stamp(), bounds=bounds, **named)
+            prefix = noted_prefix(time_ns=self.stamp(), bounds=bounds, **named)
             data = b"".join((prefix, marks or NO_MARKS, block))
         try:
             self.node.host.propose(self.group, data)
@@ -407,7 +406,7 @@ class Replica:
     def _reply(self, what: RowAnswer) -> bytes:
         if isinstance(what, Staged):
             return b""
-        if isinstance(what, Said):
+        if isinstance(what, FastBatchReply):
             return what.text.encode()
         if isinstance(what, JetStreamError):
             return encode_pub_error(self.name, what)

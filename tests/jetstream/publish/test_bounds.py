@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.jetstream.commands.publish_notes import Bounds
+from broker.jetstream.commands.publish_entry import Bounds
 from broker.jetstream.config import Retention, Storage
 from broker.jetstream.publish.sessions import Duplicate, Staged
 from tests.support.stream_rig import Driver, Row

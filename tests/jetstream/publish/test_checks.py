@@ -9,8 +9,8 @@ import pytest
 
 from broker.jetstream.config import Discard, Retention, Storage
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import Duplicate, PublishResult
-from broker.jetstream.publish.ttl import NEVER, parse_ttl
+from broker.jetstream.incoming_message import TTL_NEVER, parse_ttl
+from broker.jetstream.publish.sessions import Duplicate, PublishResult
 from tests.support.stream_rig import SECOND, Driver
 
 
@@ -276,7 +276,7 @@ def test_times_of_a_stream_do_not_go_back() -> None:
     ("value", "seconds"),
     [
         (b"1", 1), (b"3600", 3600), (b"1h", 3600), (b"1m30s", 90), (b"1.5h", 5400), (b"1500ms", 1),
-        (b"never", NEVER), (b"NEVER", NEVER), (b"", None), (b"0", None), (b"-1", None),
+        (b"never", TTL_NEVER), (b"NEVER", TTL_NEVER), (b"", None), (b"0", None), (b"-1", None),
         (b"999ms", None), (b"1x", None), (b"s", None), (b"1h ", None), (b"99999999999999999", None),
     ],
 )  # fmt: skip

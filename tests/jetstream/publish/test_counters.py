@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import Duplicate, Stored
+from broker.jetstream.publish.sessions import Duplicate, Stored
 from broker.jetstream.stream.sourcing import source_prefix
 from broker.store.block.block import BlockBuilder
 from broker.wire import headers as wire_headers

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.jetstream.commands.publish_notes import Bounds, FastOp, fast_spans
-from broker.jetstream.publish.open_fast_batches import IDLE_NS, OPEN_MAX
-from broker.jetstream.publish.sessions import Said, Stored
+from broker.jetstream.commands.publish_entry import Bounds, FastOp, fast_spans
+from broker.jetstream.publish.fast_batch import IDLE_NS, OPEN_MAX
+from broker.jetstream.publish.sessions import FastBatchReply, Stored
 from tests.support.stream_rig import Driver, Row
 
 DISABLED, MALFORMED, LONG_ID, UNKNOWN, TOO_MANY = 10205, 10206, 10207, 10208, 10211
@@ -30,8 +30,8 @@ def send(driver: Driver, replies: list[str], **named: Any) -> Any:
     return driver.noted(rows(len(replies)), replies=replies, **named)
 
 
-def flow(seq: int, msgs: int) -> Said:
-    return Said(f'{{"type":"ack","seq":{seq},"msgs":{msgs}}}')
+def flow(seq: int, msgs: int) -> FastBatchReply:
+    return FastBatchReply(f'{{"type":"ack","seq":{seq},"msgs":{msgs}}}')
 
 
 def test_appends_that_follow_each_other_are_one_span() -> None:
@@ -49,7 +49,7 @@ def test_a_block_of_one_batch_is_stored_at_once_and_answered_at_its_end() -> Non
         (0, flow(0, 4)), (8, flow(8, 4)), (9, Stored(10, batch="b", count=10)),
     ]  # fmt: skip
     assert driver.seqs() == list(range(1, 11))
-    assert not driver.stream.fast_batches
+    assert not driver.stream._publishes.fast_batches
 
 
 def test_blocks_and_single_rows_end_alike() -> None:
@@ -64,7 +64,7 @@ def test_blocks_and_single_rows_end_alike() -> None:
 
 def test_a_block_with_a_gap_is_looked_at_row_by_row() -> None:
     driver = Driver(allow_batched=True)
-    gap = Said('{"type":"gap","last_seq":3,"seq":4}')
+    gap = FastBatchReply('{"type":"gap","last_seq":3,"seq":4}')
     replies = [reply(1, 0), reply(2, 1), reply(4, 1), reply(5, 1)]
     assert send(driver, replies) == [
         (0, flow(0, 4)), (2, gap), (2, Stored(2, batch="b", count=2)),
@@ -120,7 +120,7 @@ def test_there_is_a_limit_on_open_batches_also_for_whole_blocks() -> None:
     told = send(driver, starts)
     refused = (TOO_MANY, "batch publish too many inflight")
     assert [row for row, answer in told if answer == refused] == [OPEN_MAX, OPEN_MAX + 1]
-    assert len(driver.stream.fast_batches) == OPEN_MAX
+    assert len(driver.stream._publishes.fast_batches) == OPEN_MAX
 
 
 def test_switched_off_in_the_middle() -> None:

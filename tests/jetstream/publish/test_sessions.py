@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import sessions
-from broker.jetstream.publish.publish_block import Duplicate, OutOfOrder, PublishResult
+from broker.jetstream.publish.sessions import Duplicate, OutOfOrder, PublishResult
 from tests.support.stream_rig import Driver
 
 ROW = (b"s.a", {}, b"x")

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.commands.stream_commands import Expire, mirror_prefix
+from broker.jetstream.commands.publish_entry import mirror_prefix
+from broker.jetstream.commands.stream_commands import Expire
 from broker.jetstream.error_codes import ErrCode
 from broker.jetstream.errors import JetStreamError
 from broker.store.block.block import BlockBuilder
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver, headers
 
 

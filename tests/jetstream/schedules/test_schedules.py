@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.commands.stream_commands import Fire, mirror_prefix
+from broker.jetstream.commands.publish_entry import mirror_prefix
+from broker.jetstream.commands.stream_commands import Fire
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.schedules.pattern import BadPattern, parse_schedule
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver
 
 

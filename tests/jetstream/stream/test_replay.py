@@ -11,10 +11,10 @@ from broker.jetstream.commands.stream_commands import PauseConsumer, ResetConsum
 from broker.jetstream.config import Discard, Retention, Storage, SubjectTransform
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.publish import dedup_window as dedup
-from broker.jetstream.publish.publish_block import PublishResult
+from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
 from broker.store import persistence, segments
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver, comparable
 
 SUBJECTS = [b"s.a", b"s.b", b"s.c.1", b"s.c.2"]
@@ -137,7 +137,7 @@ class Replica:
     def open(self) -> None:
         files = self.db.files(3)
         config = self.driver.first_config
-        self.stream = Stream.open(config, created_ns=1, files=files, consumers=Consumer)
+        self.stream = Stream.open(config, created_ns=1, files=files)
 
     def run(self) -> None:
         log = self.driver.log

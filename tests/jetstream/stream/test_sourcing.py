@@ -53,14 +53,14 @@ def test_positions_outlive_purges_checkpoints_and_snapshots() -> None:
     driver = Driver(duplicate_window=0)
     source(driver, [(4, "a", {})], after=0)
     driver.purge()
-    assert driver.stream.sources == {"A > >": 4}
+    assert driver.stream.source_positions == {"A > >": 4}
     batch = driver.db.begin()
     driver.stream.checkpoint(batch)
     driver.db.write(batch)
-    assert driver.open().sources == {"A > >": 4}
+    assert driver.open().source_positions == {"A > >": 4}
     other = Driver(duplicate_window=0)
     other.stream.restore(list(driver.stream.snapshot()))
-    assert other.stream.sources == {"A > >": 4}
+    assert other.stream.source_positions == {"A > >": 4}
     assert other.stream.digest() == driver.stream.digest()
 
 
