@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Processes that run tests side by side. A file is run by one of them, in order; the longest files
+# come first (tests/conftest.py says which).
+WORKERS ?= 2
 
 .PHONY: up down test lint bench-peers clean codecs
 
@@ -14,7 +17,7 @@ down: ## stop the nodes that `make up` started
 	$(BIN)/jetraft down
 
 test: $(STAMP) codecs ## every test; fails if the compiled codecs were not the ones tested
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import http.client
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,23 +23,64 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 READY_WITHIN_S = 30.0
 STOP_WITHIN_S = 10.0
+# Below the range from which Linux takes ports of outgoing connections and of port 0: a node that is
+# down for a moment finds its port free when it starts again.
+PORTS = range(20_000, 32_000)
+PORTS_PER_PROCESS = 240
 
 
 class NodeFailed(RuntimeError):
     """A node did not become ready; str() holds the end of its log."""
 
 
+class PortBlock:
+    """Consecutive ports that no other process on this machine hands out.
+
+    The claim on the block is a UDP socket bound to its first number: nobody listens on it, every
+    other claim of the same block fails, and the system releases it however the process ends."""
+
+    def __init__(self, ports: range, size: int) -> None:
+        blocks = list(ports[::size])
+        random.shuffle(blocks)
+        first = next(filter(_claim, blocks), None)
+        if first is None:
+            raise OSError(errno.EADDRINUSE, "every block of ports is claimed by another process")
+        self.ports = range(first, first + size)
+        self._in_turn = itertools.cycle(self.ports)
+
+    def free(self, count: int) -> list[int]:
+        """The next `count` ports nobody listens on."""
+        once = itertools.islice(self._in_turn, len(self.ports))
+        found = list(itertools.islice((port for port in once if not is_taken(port)), count))
+        if len(found) < count:
+            raise OSError(errno.EADDRINUSE, f"fewer than {count} ports of this process are free")
+        return found
+
+
+def _claim(first: int) -> bool:
+    claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        claim.bind(("127.0.0.1", first))
+    except OSError:
+        claim.close()
+        return False
+    claim.detach()  # held until this process ends
+    return True
+
+
+@cache
+def _ports_of_this_process() -> PortBlock:
+    return PortBlock(PORTS, PORTS_PER_PROCESS)
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now. Somebody else may take one before we do."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports nobody listens on, and that no other process of ours is given."""
+    return _ports_of_this_process().free(count)
 
 
 def is_taken(port: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,15 @@ import pytest
 
 from broker.bench.peers import nats_server_command
 from broker.config.load import load, parse_flags
-from broker.local import LocalCluster, LocalNode, NodeFailed, free_ports, our_command
+from broker.local import (
+    PORTS,
+    LocalCluster,
+    LocalNode,
+    NodeFailed,
+    PortBlock,
+    free_ports,
+    our_command,
+)
 
 # Reads its http port out of the configuration file, says so, and answers every request alike.
 STAND_IN = """
@@ -184,9 +193,38 @@ def test_a_node_that_ignores_the_request_is_killed(
     assert not alive(pid)
 
 
-def test_ports_are_free_and_distinct() -> None:
-    ports = free_ports(6)
+def twenty_ports() -> range:
+    """Numbers that no other test uses; another process that runs this test has others."""
+    first = 10_000 + os.getpid() % 200 * 20
+    return range(first, first + 20)
+
+
+def test_ports_are_distinct_and_free() -> None:
+    block = PortBlock(twenty_ports(), 20)
+    ports = block.free(6)
     assert len(set(ports)) == 6
+    with socket.create_server(("127.0.0.1", ports[0])):
+        assert sorted(block.free(19)) == sorted(set(block.ports) - {ports[0]})
+        with pytest.raises(OSError, match="fewer than 20"):
+            block.free(20)
+    assert len(set(free_ports(9))) == 9
+
+
+def test_two_processes_are_never_given_the_same_ports() -> None:
+    ports = range(twenty_ports().start - 4_000, twenty_ports().stop - 4_000)
+    claimed = [PortBlock(ports, 10), PortBlock(ports, 10)]
+    assert sorted(port for block in claimed for port in block.ports) == list(ports)
+    script = f"from broker.local import PortBlock; PortBlock({ports}, 10)"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert b"claimed by another process" in other.stderr
+
+
+def test_ports_are_not_those_of_outgoing_connections() -> None:
+    """A node that is down for a moment must find its port free when it starts again."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first < 32_768:
+        pytest.skip("this machine takes ports of outgoing connections from a larger range")
+    assert max(PORTS) < first
 
 
 def test_a_missing_log_is_said(one: LocalNode) -> None:

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 
 from broker.cli.main import cli
 from broker.cli.tables import age, size, table
-from broker.local import LocalCluster, NodeFailed, free_ports
+from broker.local import LocalCluster, NodeFailed
+from tests.support.clusters import port_for_up
 
 WITHIN_S = 60
 
@@ -24,7 +25,7 @@ WITHIN_S = 60
 @pytest.fixture
 def prepared(tmp_path: Path) -> Path:
     """A directory with the files of two nodes."""
-    port = free_ports(1)[0]
+    port = port_for_up()
     ports = [p for i in range(2) for p in (port + i, port + 4000 + i, port + 2000 + i)]
     LocalCluster(tmp_path / "run", size=2, name="local", ports=ports).prepare()
     return tmp_path / "run"
