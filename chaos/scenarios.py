@@ -159,6 +159,7 @@ class Settings:
     nodes: int = 3  # of kill-rounds; the other scenarios need three
     seed: int | None = None  # of kill-rounds; drawn and told when there is none
     storage: str = "file"  # of the stream
+    answer_within_s: float = 10.0  # a publish without an answer counts as unknown, or is retried
     command: tuple[str, ...] | None = None  # another server, e.g. nats-server
     report: Path | None = None
 
@@ -218,7 +219,7 @@ async def _course(settings: Settings, fault: Fault, run: Run) -> Verdict:
         settings.rate,
         run.history,
         retry_for_s=60.0 if kills_all else 0.0,
-        timeout_s=10.0,
+        timeout_s=settings.answer_within_s,
     )
     run.say(f"publishing {settings.rate}/s to {STREAM} (3 replicas, leader {leader.name})")
     task = asyncio.create_task(workload.run(), name="workload")

@@ -21,15 +21,17 @@ from chaos.scenarios import Run, Settings
 STORED = [(seq, f"0-{seq}") for seq in range(1, 9)]
 
 
-@pytest.mark.parametrize(("nodes", "seed"), [(1, 11), (3, 12)])
-def test_no_promise_is_broken_by_kills_at_random_moments(nodes: int, seed: int) -> None:
+@pytest.mark.parametrize(("nodes", "rounds", "seed"), [(1, 2, 11), (3, 3, 12)])
+def test_no_promise_is_broken_by_kills_at_random_moments(
+    nodes: int, rounds: int, seed: int
+) -> None:
     said: list[str] = []
-    settings = Settings("kill-rounds", rate=200, rounds=3, nodes=nodes, seed=seed)
+    settings = Settings("kill-rounds", rate=200, rounds=rounds, nodes=nodes, seed=seed)
     report = asyncio.run(run_kill_rounds(settings, said.append))
     text = "\n".join([*said, *report.lines()])
     assert report.ok, text
     assert report.verdict.acked == len(report.history.publishes) > 0, text
-    assert report.rounds.killed.total() == 3, text
+    assert report.rounds.killed.total() == rounds, text
     assert report.worker.confirmed_ns, text
 
 
