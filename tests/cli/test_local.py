@@ -1,4 +1,4 @@
-"""Local clusters: with a stand-in for the server, so that starting one costs little."""
+"""Local clusters, with a small script in place of the server so that a start is cheap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from broker.local import (
     our_command,
 )
 
-# Reads its http port out of the configuration file, says so, and answers every request alike.
+# Reads its http port from the configuration file and answers every request alike.
 STAND_IN = """
 import re, socket, sys
 text = open(sys.argv[-1]).read()
@@ -82,12 +82,12 @@ def test_a_cluster_starts_and_leaves_nothing_behind(tmp_path: Path) -> None:
         paused = cluster.nodes[1].process
         assert paused is not None
         cluster.nodes[0].kill()
-        cluster.nodes[1].pause()  # stopping a paused node must not wait for ever
+        cluster.nodes[1].pause()  # stopping a paused node must not hang
         until(lambda: stopped(pids[1]))
     assert not any(alive(pid) for pid in pids)
     assert all(node.process is None for node in cluster.nodes)
-    assert paused.returncode == -signal.SIGTERM  # it heard the request
-    cluster.stop()  # again is nothing
+    assert paused.returncode == -signal.SIGTERM  # it was resumed, not killed
+    cluster.stop()  # a second stop does nothing
 
 
 def test_a_node_is_killed_and_started_again(one: LocalNode) -> None:
@@ -100,7 +100,7 @@ def test_a_node_is_killed_and_started_again(one: LocalNode) -> None:
     one.start()
     one.wait_healthy()
     assert one.pid != first
-    assert one.log_path.read_text().count("listening") == 2  # the log goes on
+    assert one.log_path.read_text().count("listening") == 2  # the log is appended to
     one.stop()
     one.stop()
 
@@ -113,7 +113,7 @@ def test_pause_and_resume(one: LocalNode) -> None:
     one.resume()
     until(lambda: not stopped(one.pid))
     assert one.healthy()
-    # A node that has ended is not signalled: its process id may be another's.
+    # A node that has ended gets no signal: its process id may belong to another process.
     os.kill(one.pid, signal.SIGKILL)
     assert one.process is not None
     one.process.wait()
@@ -141,7 +141,7 @@ def test_a_node_that_exits_is_reported_with_the_end_of_its_log(tmp_path: Path) -
     ],
     ids=["closed", "not http", "unavailable", "not ok", "cut short"],
 )
-def test_whatever_a_sick_node_answers_it_is_not_healthy(tmp_path: Path, answer: str) -> None:
+def test_any_other_answer_is_not_healthy(tmp_path: Path, answer: str) -> None:
     cluster = LocalCluster(tmp_path, size=1, command=stand_in(answer))
     cluster.prepare()
     node = cluster.nodes[0]
@@ -181,7 +181,7 @@ def test_an_interrupted_start_leaves_nothing_behind(
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_node_that_ignores_the_request_is_killed(
+def test_a_node_that_ignores_sigterm_is_killed(
     one: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.local.STOP_WITHIN_S", 0.05)
@@ -227,7 +227,7 @@ def test_ports_are_not_those_of_outgoing_connections() -> None:
     assert max(PORTS) < first
 
 
-def test_a_missing_log_is_said(one: LocalNode) -> None:
+def test_a_missing_log_is_reported(one: LocalNode) -> None:
     assert one.log_tail() == "(no log)"
 
 
@@ -266,7 +266,7 @@ def test_a_single_node_has_no_cluster(tmp_path: Path) -> None:
 
 
 def test_another_server_on_the_port_is_not_ours(tmp_path: Path) -> None:
-    """Ours exits because the port is taken; what answers there must not count."""
+    """Ours exits because the port is taken; the answers of the other server must not count."""
     other = LocalCluster(tmp_path / "other", size=1, name="other", command=stand_in())
     with other:
         node = other.nodes[0]
