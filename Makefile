@@ -4,24 +4,33 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Processes that run tests side by side. One process runs a whole file, in order; the longest files
+# start first (tests/conftest.py lists them).
+WORKERS ?= 2
+PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Tests whose servers run on the event loop of the test itself, not in processes of their own.
+IN_PROCESS := tests/server tests/cluster tests/monitor tests/raft/host
 
-.PHONY: up down test lint bench-peers clean codecs
+.PHONY: up down test test-debug lint bench-peers clean codecs
 
-up: $(STAMP) codecs ## start three nodes on this machine and print where they are
+up: $(STAMP) codecs ## start three nodes on this machine and print their addresses
 	$(BIN)/jetraft up --detach
 
 down: ## stop the nodes that `make up` started
 	$(BIN)/jetraft down
 
-test: $(STAMP) codecs ## every test; fails if the compiled codecs were not the ones tested
-	$(BIN)/pytest
+test: $(STAMP) codecs ## every test; fails if the compiled codecs are not the ones tested
+	$(PYTEST)
 
-lint: $(STAMP)
+test-debug: $(STAMP) codecs ## part of the tests in asyncio's debug mode: names what was never awaited
+	PYTHONASYNCIODEBUG=1 $(PYTEST) $(IN_PROCESS)
+
+lint: $(STAMP) ## style, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench-peers: $(STAMP) codecs ## ours beside nats-server, same client, interleaved
+bench-peers: $(STAMP) codecs ## compare with nats-server: same client, runs in turn
 	$(BIN)/jetraft bench peers
 
 codecs: $(STAMP)

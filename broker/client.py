@@ -1,4 +1,4 @@
-"""A stream as a table, for Python users: scan(...) gives pyarrow, hence pandas, Polars, DuckDB.
+"""Read a stream as a table: scan(...) returns pyarrow, which pandas, Polars and DuckDB take.
 
 Owns: the one-call reader over the bulk-read protocol.
 May not touch: asyncio, Spark, the server.
@@ -36,9 +36,9 @@ def scan(
 ) -> pa.Table:
     """Messages first..last (both included; default: all that are committed now) as a table.
 
-    Replicas are read as the plan prefers them; `pinned` reads from `servers` alone.
-    `columns` is any of seq, subject, time, headers, data, time_ns, stream. A last beyond the end
-    of the stream means its end."""
+    Followers are read before the leader; `pinned` reads from `servers` alone.
+    `columns` is any of seq, subject, time, headers, data, time_ns, stream. A `last`
+    beyond the end of the stream means its end."""
     import pyarrow as pa
 
     batches = scan_batches(
@@ -71,10 +71,10 @@ def scan_batches(
     fail_on_data_loss: bool = True,
     pinned: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """As scan(), block by block, for streams that do not fit into memory."""
+    """Like scan(), one batch per block, for streams that do not fit into memory."""
     unknown = [name for name in columns if name not in arrow_types()]
     if unknown:
-        raise ValueError(f"no column {unknown[0]!r}; there are {', '.join(arrow_types())}")
+        raise ValueError(f"no column {unknown[0]!r}; choose from {', '.join(arrow_types())}")
     url_user, url_password, tls = login_of(servers)
     login = Login(user=user or url_user, password=password or url_password, token=token, tls=tls)
     planner = Planner(endpoints_of(servers), login)

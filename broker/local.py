@@ -1,15 +1,17 @@
 """Real server processes on this machine: the cluster of `jetraft up`, chaos runs and benchmarks.
 
 Owns: the processes it started, their directories and configuration files.
-May not touch: other processes; it ends only what it started, by process id.
-The same configuration file starts our server and nats-server, so both meet the same tests."""
+May not touch: other processes; it stops only what it started, by process id.
+The same configuration file starts our server and nats-server, so both can run the same tests."""
 
 from __future__ import annotations
 
 import errno
 import http.client
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,27 +23,68 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 READY_WITHIN_S = 30.0
 STOP_WITHIN_S = 10.0
+# Below the range that Linux uses for outgoing connections and for port 0, so that a node which is
+# down for a moment finds its ports free when it starts again.
+PORTS = range(20_000, 32_000)
+PORTS_PER_PROCESS = 240
 
 
 class NodeFailed(RuntimeError):
-    """A node did not become ready; str() holds the end of its log."""
+    """A node did not become ready; str() contains the end of its log."""
+
+
+class PortBlock:
+    """Consecutive ports that no other process on this machine hands out.
+
+    The claim on the block is a UDP socket bound to its first number: nobody listens on it, every
+    other claim of the same block fails, and the system releases it however the process ends."""
+
+    def __init__(self, ports: range, size: int) -> None:
+        blocks = list(ports[::size])
+        random.shuffle(blocks)
+        first = next(filter(_claim, blocks), None)
+        if first is None:
+            raise OSError(errno.EADDRINUSE, "every block of ports is claimed by another process")
+        self.ports = range(first, first + size)
+        self._in_turn = itertools.cycle(self.ports)
+
+    def free(self, count: int) -> list[int]:
+        """The next `count` ports nobody listens on."""
+        once = itertools.islice(self._in_turn, len(self.ports))
+        found = list(itertools.islice((port for port in once if not is_taken(port)), count))
+        if len(found) < count:
+            raise OSError(errno.EADDRINUSE, f"fewer than {count} ports of this process are free")
+        return found
+
+
+def _claim(first: int) -> bool:
+    claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        claim.bind(("127.0.0.1", first))
+    except OSError:
+        claim.close()
+        return False
+    claim.detach()  # held until this process ends
+    return True
+
+
+@cache
+def _ports_of_this_process() -> PortBlock:
+    return PortBlock(PORTS, PORTS_PER_PROCESS)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now. Somebody else may take one before we do."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports nobody listens on, and that no other process of ours is given."""
+    return _ports_of_this_process().free(count)
 
 
 def is_taken(port: int) -> bool:
-    """Whether somebody listens on it now."""
+    """Whether a process listens on the port now."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -52,14 +95,14 @@ def is_taken(port: int) -> bool:
 
 
 def our_command() -> list[str]:
-    """-P: a folder "broker" where the user happens to stand is not ours."""
+    """-P: a folder "broker" in the current directory must not be imported instead of ours."""
     return [sys.executable, "-P", "-m", "broker", "serve"]
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A signal between the birth of a process and our note of it would leave it to itself: inside,
-    signals that end us wait. Python hands them to the main thread only."""
+def _signals_delayed() -> Iterator[None]:
+    """Delay SIGTERM and SIGINT: one that arrives after a process was started, but before it was
+    recorded, would leave it running. Only the main thread gets signals in Python."""
     came: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -77,7 +120,7 @@ def _undisturbed() -> Iterator[None]:
 
 @dataclass(slots=True)
 class LocalNode:
-    """One server process: its place on disk, its ports, and how to start and end it."""
+    """One server process: its directory, its ports, and how to start and stop it."""
 
     name: str
     directory: Path
@@ -87,7 +130,7 @@ class LocalNode:
     command: Sequence[str]
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
-    log_begins: int = 0  # where the lines of the last start begin
+    log_begins: int = 0  # offset in the log of the last start
 
     @property
     def url(self) -> str:
@@ -109,7 +152,7 @@ class LocalNode:
     def write_config(
         self, *, cluster: str | None, routes: Sequence[int], jetstream: str = "", more: str = ""
     ) -> None:
-        """`jetstream` is more text for the jetstream block, `more` for the file."""
+        """`jetstream` is added to the jetstream block, `more` to the end of the file."""
         self.directory.mkdir(parents=True, exist_ok=True)
         lines = [
             f"server_name: {self.name}",
@@ -124,8 +167,8 @@ class LocalNode:
         self.config_path.write_text("\n".join([*lines, more, ""]))
 
     def start(self) -> None:
-        assert self.process is None, f"{self.name} runs already"
-        with self.log_path.open("ab") as log, _undisturbed():
+        assert self.process is None, f"{self.name} is already running"
+        with self.log_path.open("ab") as log, _signals_delayed():
             self.log_begins = log.tell()
             self.process = subprocess.Popen(  # noqa: S603 - our own command line
                 [*self.command, "-c", str(self.config_path)],
@@ -150,7 +193,7 @@ class LocalNode:
             return False
 
     def _answers_itself(self) -> bool:
-        """Not another server that holds our port: ours then exits, which the caller notices."""
+        """False if another server has our port. Ours exits then, which the caller notices."""
         try:
             return self.http("/varz").get("server_name") == self.name
         except (OSError, ValueError):
@@ -159,7 +202,7 @@ class LocalNode:
     def wait_healthy(self, *, timeout_s: float = READY_WITHIN_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not self.healthy() or not self._answers_itself():
-            if self.process is None:  # by another thread, while this one waits
+            if self.process is None:  # stopped by another thread during the wait
                 raise NodeFailed(f"{self.name} was stopped")
             if self.process.poll() is not None:
                 raise NodeFailed(f"{self.name} exited: {self.log_tail()}")
@@ -168,7 +211,7 @@ class LocalNode:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """As a power cut for this process alone: SIGKILL, then reap it."""
+        """SIGKILL, like a crash of this process, then reap it."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -192,29 +235,29 @@ class LocalNode:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Nothing when it has ended: its process id may be another's by now."""
+        """Do nothing if it has ended: its process id may belong to another process by now."""
         assert self.process is not None, f"{self.name} was not started"
         self.process.send_signal(number)
 
     def log_tail(self, lines: int = 15) -> str:
-        """What it said last, since it was started last."""
+        """The last lines it logged since its last start."""
         if not self.log_path.exists():
             return "(no log)"
-        said = self.log_path.read_bytes()[self.log_begins :].decode(errors="replace")
-        return "\n".join(said.splitlines()[-lines:])
+        text = self.log_path.read_bytes()[self.log_begins :].decode(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
 
 
 @dataclass(slots=True)
 class LocalCluster:
-    """`size` nodes that know each other. Use as a context manager: leaving stops them all."""
+    """A cluster of `size` nodes. As a context manager it stops them all on exit."""
 
     directory: Path
     size: int = 3
     name: str = "local"
     command: Sequence[str] = field(default_factory=our_command)
     ports: Sequence[int] | None = None  # client, http, route port per node, in turn
-    jetstream: str = ""  # more text for the jetstream block of every node
-    more: str = ""  # more text for the configuration of every node
+    jetstream: str = ""  # added to the jetstream block of every node
+    more: str = ""  # added to the configuration of every node
     nodes: list[LocalNode] = field(default_factory=list)
 
     def __enter__(self) -> LocalCluster:
@@ -225,8 +268,8 @@ class LocalCluster:
         self.stop()
 
     def prepare(self, *, keep: bool = False) -> None:
-        """Directories and configuration files; nothing runs yet. `keep`: files that are there
-        already stay as they are."""
+        """Create directories and configuration files; start nothing. `keep`: leave existing
+        configuration files unchanged."""
         ports = list(self.ports) if self.ports is not None else free_ports(3 * self.size)
         for i in range(self.size):
             client, http, route = ports[3 * i : 3 * i + 3]
@@ -252,7 +295,7 @@ class LocalCluster:
                 node.start()
             for node in self.nodes:
                 node.wait_healthy()
-        except BaseException:  # also Ctrl-C: the nodes have sessions of their own and go on
+        except BaseException:  # Ctrl-C too: the nodes are in sessions of their own and keep running
             self.stop()
             raise
 

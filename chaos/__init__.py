@@ -1,1 +1,1 @@
-"""Faults on purpose: against real processes with a checker, and in `sim` all simulated."""
+"""Fault injection: against real processes with a checker, and simulated in `sim`."""

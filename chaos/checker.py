@@ -1,13 +1,12 @@
-"""The verdict: what was promised against what is stored.
+"""The verdict of a chaos run: compares what was promised with what is stored.
 
-Owns: the rules. Anomalies have names, so that a report says what went wrong.
-May not touch: servers, files; it compares two lists.
-Rules: an acked publish is stored at the sequence its ack named; none is stored twice; nothing is
-stored that was not sent; an indefinite publish may be stored or not; sequences rise, also from
-what was acked before another publish was sent to that one; every replica tells the same history.
-Where nothing is ever removed, no sequence may be missing; consumers that read along were given
-every message, an ordered one exactly what is stored. A run in which nothing was acked has shown
-nothing."""
+Owns: the rules. Every anomaly has a name, so that a report says what went wrong.
+May not touch: servers, files; it compares lists.
+Rules: an acked publish is stored at the sequence of its ack; none is stored twice; nothing is
+stored that was not sent; an indefinite publish may be stored or not; sequences rise, and a publish
+that was sent after the ack of another has the higher one; all replicas store the same.
+If nothing is ever removed, no sequence may be missing. A consumer that reads during the run gets
+every message, an ordered consumer exactly what is stored. A run without any ack proves nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class Verdict:
 
 
 class Work(Protocol):
-    """What a durable consumer with confirmed acks wrote down."""
+    """What a durable consumer with confirmed acks recorded."""
 
     @property
     def received(self) -> Mapping[int, str]: ...  # by sequence
@@ -62,9 +61,9 @@ class Work(Protocol):
 
 
 def check(history: History, stored: Mapping[str, Stored], *, gapless: bool = False) -> Verdict:
-    """Judge a run. `stored` holds what each reading (by node) found, at least one.
+    """Check a run. `stored` holds what each reading found, by its name; at least one.
 
-    `gapless`: nothing was removed, so that every sequence from 1 to the last must be there."""
+    `gapless`: nothing was removed, so every sequence from 1 to the last must be stored."""
     readings = list(stored.items())
     first_name, first = readings[0]
     verdict = Verdict(
@@ -89,7 +88,7 @@ def check(history: History, stored: Mapping[str, Stored], *, gapless: bool = Fal
 
 
 def _check_stored(history: History, stored: Stored, found: Anomalies) -> None:
-    """What is there, by itself."""
+    """Check the stored messages by themselves."""
     by_ident: dict[str, int] = {}
     last = 0
     for seq, ident in stored:
@@ -105,7 +104,7 @@ def _check_stored(history: History, stored: Stored, found: Anomalies) -> None:
 
 
 def check_readers(verdict: Verdict, stored: Stored, *, ordered: Stored, worker: Work) -> None:
-    """What consumers were given against what is stored; anomalies join the verdict."""
+    """Compare what consumers received with what is stored; adds anomalies to the verdict."""
     found = verdict.anomalies
     if not _same(ordered, stored):
         found["ordered reader differs"] = [_first_difference(ordered, stored)]
@@ -147,7 +146,7 @@ def _check_gaps(stored: Stored, found: Anomalies) -> None:
 
 
 def _check_promises(history: History, stored: Stored, found: Anomalies) -> None:
-    """What is there against what was said about it."""
+    """Compare the stored messages with the answers to the publishes."""
     by_seq = dict(stored)
     idents = {ident for _, ident in stored}
     for publish in history.publishes:
@@ -163,7 +162,7 @@ def _check_promises(history: History, stored: Stored, found: Anomalies) -> None:
 
 
 def _check_order(history: History, found: Anomalies) -> None:
-    """Who was acked before another was sent has the lower sequence."""
+    """A publish that was acked before another was sent has the lower sequence."""
     done = sorted(history.acked(), key=lambda p: p.done_ns)
     highest = at = 0
     for publish in sorted(history.acked(), key=lambda p: p.sent_ns):

@@ -1,9 +1,9 @@
-"""Disks that can lose power: an ext4 file system in a loop file per node.
+"""Disks that can lose power: one ext4 file system on a loop device per node.
 
 Owns: the loop files, mounts and their removal.
-May not touch: any other mount. Needs root and loop devices; `missing()` says what is not there.
-Method: FS_IOC_SHUTDOWN without flushing the journal forgets everything that was not fsynced, as
-a power cut would; unmounting and mounting again recovers the rest."""
+May not touch: any other mount. Needs root and loop devices; `missing()` says what is not available.
+Method: FS_IOC_SHUTDOWN without a flush of the journal drops everything that was not fsynced, like
+a power cut; unmounting and mounting again recovers the rest."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LoopDisk:
         _run("umount", str(self.mountpoint))
 
     def cut_power(self) -> None:
-        """Everything not fsynced is gone from this moment on; writers see EIO."""
+        """Drop everything that was not fsynced. Writers get EIO from now on."""
         descriptor = os.open(self.mountpoint, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, FS_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))

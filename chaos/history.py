@@ -1,8 +1,8 @@
-"""What was promised, and when: the journal of one chaos run.
+"""The journal of a chaos run: what was promised, and when.
 
-Owns: one record per publish (sent, answered, how) and the marks of injected faults.
-May not touch: the servers. A publish without an answer stays indefinite: it may be stored or not.
-Times are monotonic nanoseconds of the driver."""
+Owns: one record per publish (when it was sent and answered, and how) and the times of the faults.
+May not touch: the servers. A publish without an answer is indefinite: it may be stored or not.
+Times are monotonic nanoseconds of the process that drives the run."""
 
 from __future__ import annotations
 

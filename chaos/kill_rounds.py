@@ -1,10 +1,11 @@
 """Kill -9 at random moments, round after round, under publishers and consumers.
 
-Owns: the rounds (who is killed, when, for how long, all drawn from one seed) and their report.
+Owns: the rounds (victims, moments and durations, all from one seed) and their report.
 May not touch: processes other than those of its own cluster.
-Course: publishers repeat unanswered publishes with the same Nats-Msg-Id; each round kills one node,
-two, or all of them at a random moment and starts them again, now and then before the last round's
-victims have recovered; then everything heals, the readers catch up, and the checker judges."""
+Steps: publishers retry unanswered publishes with the same Nats-Msg-Id; each round kills one node,
+two, or all of them at a random moment and starts them again, sometimes before the victims of the
+round before have recovered; then all nodes become healthy, the readers catch up, and the checker
+compares."""
 
 from __future__ import annotations
 
@@ -29,21 +30,21 @@ from chaos.workload import Workload
 
 BEFORE_KILL_S = (0.0, 2.0)
 DOWN_S = (0.0, 1.0)
-WAIT_FOR_HEALTH = 0.7  # the share of rounds that wait; the others kill into the recovery
+WAIT_FOR_HEALTH = 0.7  # share of rounds that wait; the next kill comes during recovery otherwise
 RETRY_FOR_S = 120.0
 ANSWER_WITHIN_S = 2.0
-DUPLICATE_WINDOW_S = 300  # longer than a publish is repeated, or a repeat would be a new message
+DUPLICATE_WINDOW_S = 300  # longer than RETRY_FOR_S, or a retry would be stored again
 CATCH_UP_WITHIN_S = 120.0
 ROUND_AT_MOST_S = BEFORE_KILL_S[1] + DOWN_S[1] + HEAL_WITHIN_S
 
 
 @dataclass(slots=True)
 class KillRounds:
-    """The faults of one run, and what they cost."""
+    """The kills of one run, and how long recovery took."""
 
     run: Run
     dice: random.Random
-    killed: Counter[int] = field(default_factory=Counter)  # rounds by how many nodes died at once
+    killed: Counter[int] = field(default_factory=Counter)  # rounds by number of nodes killed
     into_recovery: int = 0
     slowest_recovery_s: float = 0.0
 
@@ -78,7 +79,7 @@ class KillRounds:
 
 @dataclass(slots=True)
 class KillReport:
-    """What a run of kill rounds shows."""
+    """The result of a run of kill rounds."""
 
     seed: int
     verdict: Verdict
@@ -108,7 +109,7 @@ class KillReport:
 
 
 async def run_kill_rounds(settings: Settings, say: Callable[[str], None]) -> KillReport:
-    """Run it and judge it. Raises when the cluster cannot be started or healed in time."""
+    """Run and check. Raises if the cluster cannot be started, or does not recover in time."""
     seed = settings.seed if settings.seed is not None else random.randrange(10**6)
     say(f"seed {seed}, {settings.nodes} node(s), {settings.rounds} rounds")
     with contextlib.ExitStack() as cleanup:
@@ -120,10 +121,10 @@ async def run_kill_rounds(settings: Settings, say: Callable[[str], None]) -> Kil
         await asyncio.to_thread(cluster.start)
         run = Run(cluster, History(), say, 0.0, scans=settings.command is None)
         async with asyncio.timeout(settings.rounds * ROUND_AT_MOST_S + 4 * CATCH_UP_WITHIN_S):
-            return await _course(settings, run, seed)
+            return await _run_rounds(settings, run, seed)
 
 
-async def _course(settings: Settings, run: Run, seed: int) -> KillReport:
+async def _run_rounds(settings: Settings, run: Run, seed: int) -> KillReport:
     cluster = run.cluster
     replicas = min(settings.nodes, 3)
     async with client_of(cluster.nodes[0]) as client:
@@ -142,7 +143,7 @@ async def _course(settings: Settings, run: Run, seed: int) -> KillReport:
         tasks.create_task(worker.run(), name="worker")
         await _load(settings, run, rounds)
         last = await _last_sequence(cluster.nodes[0])
-        run.say(f"healed; the readers catch up to {last:,}")
+        run.say(f"all nodes are healthy; the readers catch up to {last:,}")
         await _caught_up(ordered, worker, last)
         ordered.stopping = worker.stopping = True
     if settings.report is not None:
@@ -154,7 +155,7 @@ async def _course(settings: Settings, run: Run, seed: int) -> KillReport:
 
 
 async def _load(settings: Settings, run: Run, rounds: KillRounds) -> None:
-    """All rounds under publishers, who then get their last answers from a healed cluster."""
+    """Run all rounds under load; publishers get their last answers from a healthy cluster."""
     urls = run.cluster.urls
     workload = Workload(
         [urls, urls], SUBJECT, settings.rate, run.history,
@@ -178,7 +179,7 @@ async def _last_sequence(node: LocalNode) -> int:
 
 
 async def _caught_up(ordered: OrderedReader, worker: Worker, last: int) -> None:
-    """Or out of time: what they lack then, the checker names."""
+    """Wait, up to a limit; the checker reports what the readers lack after that."""
     deadline = time.monotonic() + CATCH_UP_WITHIN_S
     while time.monotonic() < deadline:
         if ordered.last >= last and len(worker.received) >= last:

@@ -1,11 +1,11 @@
-"""Consumers that read along while nodes die, and write down what they were given.
+"""Consumers that read while nodes are killed, and record what they receive.
 
 Owns: the connections of two readers and what each of them received.
-May not touch: the servers; they are clients like any other (nats-py, unchanged).
-The ordered reader does what ordered consumers of client libraries do: it takes no acks, and when a
-delivery is missing it makes a new consumer behind the last message it has. The worker is durable
-and confirms every ack. Ack_wait is long beside a fetch, so a delivery that comes well after the
-confirmation of its ack was not on its way by then."""
+May not touch: the servers; they are ordinary clients (nats-py, unchanged).
+The ordered reader does what ordered consumers of client libraries do: it sends no acks, and when a
+delivery is missing it creates a new consumer after the last message it has. The worker is durable
+and confirms every ack. ACK_WAIT_S is long compared with a fetch: a delivery that arrives half of it
+after the confirmation of its ack was not in flight by then."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORKER = "worker"
 
 @contextlib.contextmanager
 def tolerated() -> Iterator[None]:
-    """What a reader meets when nodes die: it tries again, and the verdict counts what it got."""
+    """Ignore errors that killed nodes cause: the reader retries, and the checker compares."""
     with contextlib.suppress(
         nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError, asyncio.TimeoutError
     ):
@@ -45,8 +45,8 @@ class OrderedReader:
     servers: Sequence[str]
     stream: str
     received: list[tuple[int, str]] = field(default_factory=list)
-    consumers: int = 0  # how often it began anew
-    stopping: bool = False  # the client library may swallow a cancellation
+    consumers: int = 0  # how many consumers it has created
+    stopping: bool = False  # a flag, because the client library may swallow a cancellation
     _delivered: int = 0  # consumer sequence of the last message taken
 
     @property
@@ -54,7 +54,7 @@ class OrderedReader:
         return self.received[-1][0] if self.received else 0
 
     async def run(self) -> None:
-        """Until `stopping`."""
+        """Read until `stopping` is set."""
         connection = await connect(self.servers)
         try:
             while not self.stopping:
@@ -65,7 +65,7 @@ class OrderedReader:
             await connection.close()
 
     async def _read(self, connection: Any) -> None:
-        """One consumer, until it has a gap or does not answer any more."""
+        """Read from one consumer until a delivery is missing or it no longer answers."""
         context = connection.jetstream(timeout=CREATE_WITHIN_S)
         info = await context.add_consumer(
             self.stream,
@@ -85,7 +85,7 @@ class OrderedReader:
             try:
                 batch = await subscription.fetch(BATCH, timeout=FETCH_S)
             except TimeoutError:
-                # Nothing new, or nobody there: the consumer itself says which.
+                # Nothing new, or the consumer is gone: its info says which.
                 await subscription.consumer_info()
                 continue
             for message in batch:
@@ -93,7 +93,7 @@ class OrderedReader:
                     return
 
     def _take(self, message: Any) -> bool:
-        """False when a delivery before this one went missing."""
+        """False if a delivery before this one is missing."""
         sequence = message.metadata.sequence
         if sequence.consumer != self._delivered + 1:
             return False
@@ -104,7 +104,7 @@ class OrderedReader:
 
 @dataclass(slots=True)
 class Worker:
-    """A durable pull consumer: every message at least once, and none after its ack is confirmed."""
+    """A durable pull consumer: gets every message, and none after its ack was confirmed."""
 
     servers: Sequence[str]
     stream: str
@@ -112,7 +112,7 @@ class Worker:
     received: dict[int, str] = field(default_factory=dict)
     deliveries: int = 0
     stopping: bool = False
-    # Sequence -> when its ack was confirmed, and the deliveries that came too long after that.
+    # Sequence -> when its ack was confirmed; and deliveries that arrived too long after that.
     confirmed_ns: dict[int, int] = field(default_factory=dict)
     after_confirmation: list[int] = field(default_factory=list)
     changed_ids: list[int] = field(default_factory=list)
@@ -131,7 +131,7 @@ class Worker:
             await connection.close()
 
     async def run(self) -> None:
-        """Until `stopping`."""
+        """Read until `stopping` is set."""
         connection = await connect(self.servers)
         try:
             subscription = await connection.jetstream().pull_subscribe_bind(WORKER, self.stream)

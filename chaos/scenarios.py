@@ -1,9 +1,10 @@
-"""Chaos runs against real processes: load, a fault, healing, a verdict.
+"""Chaos runs against real processes: load, a fault, recovery, a verdict.
 
-Owns: the scenarios by name and the course of a run.
+Owns: the scenarios by name and the steps of a run.
 May not touch: processes and disks other than those of its own cluster.
-Course: start three nodes, create a stream, publish by the clock, inject the fault some times,
-heal, stop the load, read everything back through a consumer and from each replica, check."""
+Steps: start three nodes, create a stream, publish at a fixed rate, inject the fault a number of
+times, wait for recovery, stop the load, read everything through a consumer and from each replica,
+check."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ HEAL_WITHIN_S = 60.0
 
 @dataclass(slots=True)
 class Run:
-    """One run in progress, as the faults see it."""
+    """A run in progress: what the faults act on."""
 
     cluster: LocalCluster
     history: History
     say: Callable[[str], None]
     seconds: float
-    scans: bool = True  # every replica can be read by itself; nats-server has no such thing
+    scans: bool = True  # read every replica by itself; nats-server cannot do that
     disks: list[disks.LoopDisk] = field(default_factory=list)
 
     def mark(self, text: str) -> None:
@@ -48,7 +49,7 @@ class Run:
         self.say(text)
 
     async def leader(self) -> LocalNode:
-        """The stream's leader, asked of any node that answers."""
+        """The leader of the stream, from any node that answers."""
         name = await self._ask_leader()
         return next(node for node in self.cluster.nodes if node.name == name)
 
@@ -106,7 +107,7 @@ async def follower_kill(run: Run) -> None:
 
 async def pause(run: Run) -> None:
     leader = await run.leader()
-    run.mark(f"stop the leader {leader.name} for {run.seconds:.0f} s (SIGSTOP)")
+    run.mark(f"pause the leader {leader.name} for {run.seconds:.0f} s (SIGSTOP)")
     leader.pause()
     await asyncio.sleep(run.seconds)
     run.mark(f"continue {leader.name}")
@@ -143,7 +144,7 @@ async def power_cut(run: Run) -> None:
 SCENARIOS: dict[str, tuple[Fault, str]] = {
     "leader-kill": (leader_kill, "kill -9 the stream's leader, bring it back"),
     "follower-kill": (follower_kill, "kill -9 a follower, bring it back"),
-    "pause": (pause, "SIGSTOP the leader for a while, then let it go on"),
+    "pause": (pause, "SIGSTOP the leader for a while, then continue it"),
     "all-kill": (all_kill, "kill -9 all nodes at once, start them again"),
     "power-cut": (power_cut, "all nodes lose whatever was not fsynced (needs root)"),
 }
@@ -157,14 +158,15 @@ class Settings:
     fault_seconds: float = 3.0
     between_seconds: float = 2.0
     nodes: int = 3  # of kill-rounds; the other scenarios need three
-    seed: int | None = None  # of kill-rounds; drawn and told when there is none
+    seed: int | None = None  # of kill-rounds; None draws one and prints it
     storage: str = "file"  # of the stream
+    answer_within_s: float = 10.0  # a publish without an answer counts as unknown, or is retried
     command: tuple[str, ...] | None = None  # another server, e.g. nats-server
     report: Path | None = None
 
 
 async def run_scenario(settings: Settings, say: Callable[[str], None]) -> Verdict:
-    """Run it and judge it. Raises when the cluster cannot be started or healed."""
+    """Run and check. Raises if the cluster cannot be started or does not recover."""
     fault, _ = SCENARIOS[settings.scenario]
     with contextlib.ExitStack() as cleanup:
         place = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
@@ -178,7 +180,7 @@ async def run_scenario(settings: Settings, say: Callable[[str], None]) -> Verdic
             _give_disks(run, place, cleanup)
         cleanup.callback(cluster.stop)
         await asyncio.to_thread(cluster.start)
-        return await _course(settings, fault, run)
+        return await _run_load(settings, fault, run)
 
 
 def _give_disks(run: Run, place: Path, cleanup: contextlib.ExitStack) -> None:
@@ -193,7 +195,7 @@ def _give_disks(run: Run, place: Path, cleanup: contextlib.ExitStack) -> None:
         config.write_text(text)
 
 
-async def _course(settings: Settings, fault: Fault, run: Run) -> Verdict:
+async def _run_load(settings: Settings, fault: Fault, run: Run) -> Verdict:
     cluster = run.cluster
     async with client_of(cluster.nodes[0]) as client:
         await client.jetstream().add_stream(
@@ -207,8 +209,8 @@ async def _course(settings: Settings, fault: Fault, run: Run) -> Verdict:
         )
     leader = await run.leader()
     kills_all = settings.scenario in {"all-kill", "power-cut"}
-    # A publisher whose own node dies is cut off whatever the server does; the question is what
-    # the others notice. When all die, every client has to try again.
+    # A publisher whose own node is killed loses its connection in any case; the question is what
+    # the others notice. When all nodes are killed, every client has to retry.
     pinned = [[n.url] for n in cluster.nodes if n is not leader or kills_all]
     if settings.scenario == "follower-kill" or settings.rounds > 1:
         pinned = [cluster.urls]
@@ -218,7 +220,7 @@ async def _course(settings: Settings, fault: Fault, run: Run) -> Verdict:
         settings.rate,
         run.history,
         retry_for_s=60.0 if kills_all else 0.0,
-        timeout_s=10.0,
+        timeout_s=settings.answer_within_s,
     )
     run.say(f"publishing {settings.rate}/s to {STREAM} (3 replicas, leader {leader.name})")
     task = asyncio.create_task(workload.run(), name="workload")
@@ -250,7 +252,7 @@ async def read_back(run: Run) -> dict[str, Stored]:
 
 
 def _replica(node: LocalNode, last: int) -> Stored:
-    """What this node's own replica holds; it may have to catch up first."""
+    """The messages in the replica of this node, which may have to catch up first."""
     table = scan(STREAM, servers=f"127.0.0.1:{node.client_port}", last=last, pinned=True)
     data = [bytes(value).decode() for value in table.column("data").to_pylist()]
     return list(zip(table.column("seq").to_pylist(), data, strict=True))

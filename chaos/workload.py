@@ -1,9 +1,9 @@
-"""Publishers that keep a journal: open loop, unique ids, every answer written down.
+"""Publishers with a journal: open loop, unique ids, every answer recorded.
 
 Owns: the connections and tasks of one workload.
-May not touch: the servers; it is a client like any other (nats-py, unchanged).
-An open loop sends by the clock, whether or not earlier publishes were answered: a stalled server
-meets the load it would meet in production."""
+May not touch: the servers; it is an ordinary client (nats-py, unchanged).
+An open loop sends at a fixed rate, whether or not earlier publishes were answered: a server that
+stalls gets the load it would get in production."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import nats.js.errors
 from chaos.history import History, Outcome, Publish
 
 RETRY_EVERY_S = 0.25
-PENDING_MAX = 50_000  # unanswered publishes; beyond it the workload itself is overrun
+PENDING_MAX = 50_000  # unanswered publishes; the workload stops sending at this number
 
 
 @dataclass(slots=True)
@@ -32,12 +32,12 @@ class Workload:
     rate: int
     history: History
     timeout_s: float = 10.0
-    retry_for_s: float = 0.0  # more attempts with the same Nats-Msg-Id within this time
+    retry_for_s: float = 0.0  # retry with the same Nats-Msg-Id for this long
     _stopping: bool = False
     _connections: list[Any] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Publishes until `stop`, then waits for what is outstanding."""
+        """Publish until `stop`, then wait for outstanding answers."""
         for servers in self.urls:
             self._connections.append(await connect(servers))
         async with asyncio.TaskGroup() as tasks:
@@ -73,8 +73,8 @@ class Workload:
         headers = {"Nats-Msg-Id": record.ident}
         deadline = time.monotonic() + self.retry_for_s
         while True:
-            # A client that repeats may as well wait for its connection: attempts buffered
-            # meanwhile would all be sent at once, as duplicates of each other.
+            # Retries wait for the connection: attempts buffered meanwhile would all be sent at
+            # once, as duplicates of each other.
             if not connection.is_connected and time.monotonic() < deadline:
                 await asyncio.sleep(RETRY_EVERY_S)
                 continue
@@ -83,7 +83,7 @@ class Workload:
                     self.subject, record.ident.encode(), timeout=self.timeout_s, headers=headers
                 )
             except nats.js.errors.APIError as refused:
-                # After a timeout it stays unknown: the earlier attempt may have been stored.
+                # After a timeout it stays unknown: an earlier attempt may have been stored.
                 if record.attempts == 1:
                     record.outcome = Outcome.FAILED
                 record.error = str(refused)
@@ -100,10 +100,10 @@ class Workload:
 
 
 async def connect(servers: Sequence[str]) -> Any:
-    """A client that reconnects as long as the run lasts."""
+    """A client that reconnects for the whole run."""
 
     async def quiet(_: Exception) -> None:
-        """Lost connections are what the run is about; their effect is in the journal."""
+        """Connections are lost on purpose; the journal has the effect."""
 
     return await nats.connect(
         list(servers), max_reconnect_attempts=-1, reconnect_time_wait=0.1, connect_timeout=2,
@@ -112,7 +112,7 @@ async def connect(servers: Sequence[str]) -> Any:
 
 
 async def drain(servers: Sequence[str], stream: str, *, last: int) -> list[tuple[int, str]]:
-    """Every stored message in sequence order, as (sequence, id), read by an ordered consumer."""
+    """All stored messages in sequence order, as (sequence, id), from an ordered consumer."""
     connection = await connect(servers)
     try:
         subscription = await connection.jetstream().subscribe(

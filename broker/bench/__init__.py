@@ -1,1 +1,1 @@
-"""Benchmarks: a thin load client, the peers it runs against, and the tables it prints."""
+"""Benchmarks: a cheap load client, the servers it runs against, and the tables it prints."""

@@ -1,9 +1,9 @@
-"""A load client that costs next to nothing, so that the server is what is measured.
+"""A load client that uses very little CPU, so that the server is what is measured.
 
 Owns: one blocking socket, prepared publish chunks, counting of acks and messages.
 May not touch: the broker's own codecs; it speaks to any NATS server the same way.
-Method: chunks of prepared PUB lines with distinct replies are sent again and again; answers are
-counted by a fixed text each of them holds, not parsed."""
+Method: chunks of prepared PUB lines with distinct replies are sent repeatedly; answers are not
+parsed but counted by a fixed text that each of them contains."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LoadClient:
                 size = int(line.rsplit(b" ", 1)[1])
                 answer = self._read_exactly(size + 2)[:-2]
                 if line.split(b" ")[2] != b"9":
-                    continue  # of a subscription that was measured before
+                    continue  # a late message of an earlier measurement
                 if line.startswith(b"HMSG "):
                     raise ConnectionError(f"{subject}: {answer!r}")
                 decoded: dict[str, object] = json.loads(answer)
@@ -100,8 +100,8 @@ class LoadClient:
         )
 
     def exchange(self, requests: Requests, answer: bytes, *, count: int, window: int) -> Load:
-        """Send requests in turn, at most `window` unanswered; `answer` is a text each answer
-        holds once."""
+        """Send requests in turn, at most `window` unanswered. Every answer contains the text
+        `answer` once."""
         self.send(b"SUB _INBOX.load.acks.* 1\r\n")
         counter = _Counter(answer)
         self.socket.setblocking(False)  # noqa: FBT003 - the standard library's signature
@@ -128,7 +128,7 @@ class LoadClient:
         return Load(acked, elapsed)
 
     def one_by_one(self, requests: Requests, answer: bytes, *, count: int) -> list[float]:
-        """Each request waits for the answer to the one before; the seconds each took, sorted."""
+        """Send each request after the answer to the one before; return the latencies, sorted."""
         self.send(b"SUB _INBOX.load.acks.* 1\r\n")
         self.flush()
         counter = _Counter(answer)
@@ -152,7 +152,7 @@ class LoadClient:
             self.send(chunk)
 
     def receive(self, subject: str, *, count: int) -> Load:
-        """Count messages of a subscription made with `subscribe` until `count` have come."""
+        """Count messages of a subscription made with `subscribe` until `count` have arrived."""
         counter = _Counter(b"MSG " + subject.encode() + b" ")
         got = 0
         started = 0.0
@@ -162,7 +162,7 @@ class LoadClient:
         return Load(got, time.perf_counter() - started)
 
     def pull_acked(self, stream: str, consumer: str, *, count: int, batch: int) -> Load:
-        """Fetch in batches, two requests under way, and ack every message by itself."""
+        """Fetch in batches, two requests in flight, and ack every message separately."""
         self.send(b"SUB _INBOX.load.pull 3\r\n")
         pull = f"PUB $JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer} _INBOX.load.pull"
         body = str(batch).encode()
@@ -186,7 +186,7 @@ class LoadClient:
         return Load(got, elapsed)
 
     def flush(self) -> None:
-        """Until the server has read everything sent before."""
+        """Wait until the server has read everything sent before."""
         self.send(b"PING\r\n")
         while self._read_line() != b"PONG":
             pass
@@ -216,8 +216,8 @@ class LoadClient:
 
 
 class _Counter:
-    """Counts a text in a byte stream, wherever the chunks are cut. The text must not end as it
-    begins: two that overlap could not be told apart by their last bytes."""
+    """Counts a text in a byte stream, wherever the chunks are cut. The text must not overlap
+    itself: the count of overlapping occurrences would depend on the cuts."""
 
     def __init__(self, text: bytes) -> None:
         if any(text.startswith(text[i:]) for i in range(1, len(text))):
@@ -228,7 +228,7 @@ class _Counter:
     def feed(self, data: bytes) -> int:
         data = self._tail + data
         found = data.count(self._text)
-        # Keep what may be the beginning of a text, but never a text already counted.
+        # Keep what may be the start of a text, but no part of one already counted.
         keep = len(self._text) - 1
         end = data.rfind(self._text)
         start = max(len(data) - keep, end + len(self._text) if end >= 0 else 0)
@@ -237,15 +237,15 @@ class _Counter:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time a process has used so far."""
+    """User and system time that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that is in RAM now."""
+    """Resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     if found is None:
-        raise ProcessLookupError(f"process {pid} has no memory: it has ended")
+        raise ProcessLookupError(f"process {pid} has ended")
     return int(found.group(1)) * 1024

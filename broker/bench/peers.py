@@ -1,6 +1,6 @@
-"""Ours beside nats-server: the same client, the same settings, in turns, in one run.
+"""Comparison with nats-server: the same client, the same settings, runs in turn.
 
-Owns: the table of scenarios with their bars, and the table of a comparison.
+Owns: the table of scenarios with their targets (bars), and the table of results.
 May not touch: either server's configuration beyond what the table states: nats-server with its
 defaults (it syncs every two minutes) unless a row says otherwise, ours with its default (fsync
 before every ack)."""
@@ -45,7 +45,7 @@ WARM_MB = 1000  # about what a round writes
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What was promised: so many times as good as the peer, or a limit of its own."""
+    """The target of a figure: so many times as good as the peer, or an absolute limit."""
 
     times: float = 0.0
     below: float = 0.0
@@ -62,9 +62,9 @@ class Scenario:
     run: Run
     bars: Mapping[str, Bar] = field(default_factory=dict)  # by figure
     nodes: int = 1
-    peer: bool = True  # False: only we have such a figure, or a limit that needs no peer
+    peer: bool = True  # False: the peer is not measured
     peer_run: Run | None = None  # when the peer needs fewer messages for the same figure
-    peer_jetstream: str = ""  # its settings, where they are not its defaults
+    peer_jetstream: str = ""  # settings of the peer that differ from its defaults
     rounds_max: int = 100
 
 
@@ -149,7 +149,7 @@ def version(command: Sequence[str]) -> str:
 
 
 def measure(scenario: Scenario, server: str, command: Sequence[str], sample: Sample) -> None:
-    """One round on a fresh server."""
+    """One round on a new server."""
     ours = server == OURS
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         settings = "" if ours else scenario.peer_jetstream
@@ -170,8 +170,8 @@ def more_is_better(figure: str) -> bool:
 def compare(
     *, rounds: int, names: Sequence[str] | None = None, say: Callable[[str], None] = print
 ) -> dict[str, dict[str, Sample]]:
-    """Run every scenario `rounds` times on each server, in turns, and print a table. A ratio
-    above 1 means that ours is better."""
+    """Run every scenario `rounds` times on each server, in turn, and print a table. A ratio above
+    1 means that ours is better."""
     commands = {OURS: our_command(), PEER: nats_server_command()}
     say(f"peer: {version(commands[PEER])}; its default settings (no fsync before ack); ours fsyncs")
     say(f"load of the machine: {' '.join(f'{x:.1f}' for x in os.getloadavg())}")

@@ -1,8 +1,8 @@
-"""What is measured: publishing, delivery and core messages, on any server.
+"""Scenarios of publishing, delivery and core messages, for any server.
 
-Owns: the load of each scenario and the figures it yields.
+Owns: the load of each scenario and the figures it returns.
 May not touch: which servers run it, how often, what is printed.
-Figures are a dictionary by unit, so that one scenario may yield several."""
+Figures are a dictionary by unit, because a scenario may have several."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connect(cluster: LocalCluster) -> closing[LoadClient]:
 
 
 def measured(cluster: LocalCluster, work: Callable[[], Load]) -> Figures:
-    """Messages per second, and CPU of all server processes while it lasts."""
+    """Messages per second, and the CPU time of all server processes meanwhile."""
     before = sum(cpu_seconds(node.pid) for node in cluster.nodes)
     load = work()
     used = sum(cpu_seconds(node.pid) for node in cluster.nodes) - before
@@ -40,7 +40,7 @@ def measured(cluster: LocalCluster, work: Callable[[], Load]) -> Figures:
 
 
 def settle(cluster: LocalCluster) -> None:
-    """Until no server works any more: what follows from earlier work is not of the next."""
+    """Wait until the servers are idle, so that work left over is not counted in the next figure."""
     deadline = time.monotonic() + SETTLED_WITHIN_S
     used = -1.0
     while time.monotonic() < deadline:
@@ -77,7 +77,7 @@ def create_consumer(client: LoadClient, name: str = "C", **config: object) -> No
 def publish_acked(
     *, replicas: int = 1, size: int = 128, count: int = 300_000, storage: str = "file"
 ) -> Run:
-    """JetStream publishes from one connection, every ack awaited, many under way."""
+    """JetStream publishes from one connection, many in flight, every ack awaited."""
 
     def run(cluster: LocalCluster) -> Figures:
         with connect(cluster) as client:
@@ -91,7 +91,7 @@ def publish_acked(
 
 
 def publish_one_by_one(*, size: int = 128, count: int = 2_000) -> Run:
-    """JetStream publishes, each after the ack of the one before."""
+    """JetStream publishes, each sent after the ack of the one before."""
 
     def run(cluster: LocalCluster) -> Figures:
         with connect(cluster) as client:
@@ -161,8 +161,8 @@ def core_one_to_one(*, size: int = 128, count: int = 1_000_000) -> Run:
 
 
 def _publish(port: int, size: int, count: int) -> None:
-    """In a process of its own, so that the subscriber does not wait for its interpreter."""
+    """Runs in a separate process, so that it does not take CPU time from the subscriber."""
     publisher = LoadClient(port)
     publisher.publish("core.bench", size=size, count=count)
-    publisher.flush()  # a socket closed with unread bytes may take unsent ones with it
+    publisher.flush()  # closing a socket with unread bytes may drop unsent ones
     publisher.close()

@@ -1,4 +1,4 @@
-"""What is measured of a stream that holds much: lookups, memory, restarts, and that costs are flat.
+"""Scenarios of large streams: lookups, memory, restarts, and whether costs grow with the size.
 
 Owns: scenarios with up to 10 million messages, 100,000 subjects, 1,000 consumers.
 May not touch: which servers run it, how often, what is printed."""
@@ -43,7 +43,7 @@ def _fill_subjects(client: LoadClient, *, subjects: int, messages: int, size: in
 
 
 def last_values(*, subjects: int = 100_000, messages: int = 1_000_000) -> Run:
-    """Key-value gets of keys drawn at random, and consumers of one subject each."""
+    """Direct gets of random keys, and consumers of one subject each."""
 
     def run(cluster: LocalCluster) -> Figures:
         with connect(cluster) as client:
@@ -71,8 +71,8 @@ def last_values(*, subjects: int = 100_000, messages: int = 1_000_000) -> Run:
 
 
 def _first_message(client: LoadClient, subjects: int, messages: int, draw: int) -> float:
-    """Seconds from the request for a message to the message, for a consumer of one subject that
-    starts somewhere."""
+    """Seconds from a pull request to its message, for a consumer of one subject that starts at a
+    random sequence."""
     dice = random.Random(draw)
     subject = _subjects(subjects)[dice.randrange(subjects)].decode()
     start = {
@@ -112,7 +112,7 @@ def many_messages(*, messages: int = 10_000_000) -> Run:
 
 
 def _restart(node: LocalNode, messages: int) -> float:
-    """Seconds until the stream says what it holds and a publish is acked."""
+    """Seconds until the stream reports its messages and acks a publish."""
     started = time.perf_counter()
     node.start()
     while time.perf_counter() < started + RESTART_WITHIN_S:
@@ -125,10 +125,12 @@ def _restart(node: LocalNode, messages: int) -> float:
             state = client.request("$JS.API.STREAM.INFO.BENCH").get("state")
             if isinstance(state, dict):
                 if state["messages"] != messages:
-                    raise RuntimeError(f"{state['messages']} of {messages} messages are left")
+                    raise RuntimeError(
+                        f"{state['messages']} of {messages} messages after the restart"
+                    )
                 client.publish_acked(FILL_SUBJECT, size=SMALL_BYTES, count=1, window=1)
                 return time.perf_counter() - started
-        except ConnectionError:  # the API is not there yet
+        except ConnectionError:  # the API is not ready yet
             time.sleep(0.01)
         finally:
             client.close()
@@ -154,7 +156,7 @@ def many_subjects(*, subjects: int = 1_000_000) -> Run:
 
 
 def index_memory(*, subjects: int = 1_000_000, per_subject: int = 10) -> Run:
-    """Memory of the subject index alone, in a process that has nothing else."""
+    """Memory of the subject index alone, in a process of its own."""
 
     def run(_: LocalCluster) -> Figures:
         context = multiprocessing.get_context("fork")
@@ -185,12 +187,14 @@ def _grow_index(answer: object, subjects: int, per_subject: int) -> None:
             seq += 1
             index.added(b"BENCH.key.%06d" % i, count=1, first=seq, last=seq)
     grown = resident_bytes(os.getpid()) - before
-    assert sum(1 for _ in index.matching(b"BENCH.>")) == subjects  # the order is counted too
+    assert (
+        sum(1 for _ in index.matching(b"BENCH.>")) == subjects
+    )  # builds the sorted order, whose memory counts too
     answer.send((index.nbytes, grown))
 
 
 def growing_stream(*, sizes: tuple[int, ...] = (10**4, 10**5, 10**6, 10**7)) -> Run:
-    """Publishing to, and reading the end of, a stream that already holds so many messages."""
+    """Cost of publishing to, and reading the end of, a stream that already holds many messages."""
 
     def run(cluster: LocalCluster) -> Figures:
         figures: Figures = {}
@@ -206,7 +210,7 @@ def growing_stream(*, sizes: tuple[int, ...] = (10**4, 10**5, 10**6, 10**7)) -> 
 
 
 def idle_consumers(*, counts: tuple[int, ...] = (1, 100, 1_000)) -> Run:
-    """Publishing to, and reading from, a stream with consumers that nobody asks anything."""
+    """Cost of publishing to, and reading from, a stream with idle consumers."""
 
     def run(cluster: LocalCluster) -> Figures:
         figures: Figures = {}
@@ -227,7 +231,7 @@ def idle_consumers(*, counts: tuple[int, ...] = (1, 100, 1_000)) -> Run:
 def _probe(
     cluster: LocalCluster, client: LoadClient, figures: Figures, *, label: str, stored: int
 ) -> None:
-    """CPU per million of publishing messages, and of pulling just these with acks."""
+    """CPU seconds per million messages of publishing, and of pulling these messages with acks."""
     count = PROBE_MESSAGES
     settle(cluster)
     published = measured(

@@ -1,8 +1,8 @@
-"""The machine before a measurement: memory and disk that were in use a moment ago.
+"""Warm up memory and disk before a measurement.
 
-A virtual machine gets memory and disk blocks from its host when it touches them for the first
-time, at a tenth of the speed of later times and on the account of whoever touches them. Whoever
-runs after a pause would pay for that, and the one after him would not."""
+A virtual machine gets memory and disk blocks from its host when they are first touched, at a tenth
+of the usual speed. Without a warm-up the first server measured after a pause would pay for that,
+and the second would not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STEP = 8 << 20
 
 
 def warm(directory: Path, megabytes: int) -> float:
-    """Write so much, flushed in steps, and remove it. Returns the MB/s of the last part."""
+    """Write this much, flushed in steps, and remove it. Return the MB/s of the last part."""
     block = os.urandom(_STEP)
     steps = max(16, megabytes * 1_000_000 // _STEP)
     path = directory / "warm"

@@ -1,4 +1,4 @@
-"""`jetraft bench`: figures, of one server or of two side by side.
+"""`jetraft bench`: measurements of one server, or of ours against nats-server.
 
 Owns: the options of a measurement.
 May not touch: how it is measured; that is broker.bench."""
@@ -15,7 +15,7 @@ from broker.cli.end_by_signal import end_by_signal
 
 @click.group()
 def bench() -> None:
-    """Measure publishing, here or beside nats-server."""
+    """Measure publishing, alone or against nats-server."""
 
 
 @bench.command("pub")
@@ -26,7 +26,7 @@ def bench() -> None:
 @click.option("--count", default=300_000, show_default=True, type=AT_LEAST_ONE, help="Messages.")
 @click.option(
     "--window", default=16_384, show_default=True, type=AT_LEAST_ONE,
-    help="Unacknowledged at most.",
+    help="Unacknowledged messages at most.",
 )  # fmt: skip
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1, 5),
@@ -34,7 +34,7 @@ def bench() -> None:
 )  # fmt: skip
 @server_option
 def bench_pub(*, size: int, count: int, window: int, replicas: int, server: str) -> None:
-    """Publish to a new stream BENCH, every ack awaited; the stream is deleted afterwards."""
+    """Publish to a new stream BENCH and wait for every ack; the stream is deleted afterwards."""
     from broker.bench.load import LoadClient
     from broker.bench.scenarios import create_stream
 
@@ -54,13 +54,15 @@ def bench_pub(*, size: int, count: int, window: int, replicas: int, server: str)
     "--rounds", default=3, show_default=True, type=AT_LEAST_ONE,
     help="Runs per server and scenario.",
 )  # fmt: skip
-@click.option("--only", multiple=True, help="Scenarios whose name contains this.")
+@click.option(
+    "--only", multiple=True, help="Only scenarios whose name contains this; may be repeated."
+)
 def bench_peers(*, rounds: int, only: tuple[str, ...]) -> None:
-    """Start ours and nats-server in turns on this machine and compare them."""
+    """Run jetraft and nats-server in turn on this machine and compare them."""
     from broker.bench.peers import SCENARIOS, compare
 
     names = [name for name in SCENARIOS if not only or any(part in name for part in only)]
     if not names:
-        raise click.UsageError("no such scenario; there are:\n  " + "\n  ".join(SCENARIOS))
+        raise click.UsageError("no such scenario; choose from:\n  " + "\n  ".join(SCENARIOS))
     with end_by_signal():
         compare(rounds=rounds, names=names, say=click.echo)

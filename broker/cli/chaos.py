@@ -1,7 +1,7 @@
-"""`jetraft chaos`: simulated and real failures, with a verdict.
+"""`jetraft chaos`: inject real or simulated failures and check the result.
 
-Owns: the options; the runs themselves live in the chaos package.
-May not touch: anything the runs did not start."""
+Owns: the options. The runs are in the chaos package.
+May not touch: processes that the runs did not start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from broker.cli.end_by_signal import end_by_signal
 
 @click.group()
 def chaos() -> None:
-    """Kill, pause and cut nodes under load, and check every promise."""
+    """Kill and pause nodes under load, and check every promise."""
 
 
 @chaos.command("run")
@@ -34,10 +34,12 @@ def chaos() -> None:
     "--nodes", default=3, show_default=True, type=click.IntRange(1, 9),
     help="kill-rounds: how many nodes; 1 is a single server.",
 )  # fmt: skip
-@click.option("--seed", type=int, help="kill-rounds: who dies when. Drawn when left out.")
+@click.option(
+    "--seed", type=int, help="kill-rounds: chooses victims and moments. Random if not given."
+)
 @click.option(
     "--storage", default="file", show_default=True, type=click.Choice(["file", "memory"]),
-    help="Of the stream; in memory, not all nodes may be killed at once. Not for kill-rounds.",
+    help="Storage of the stream; a memory stream does not survive all-kill. Not for kill-rounds.",
 )  # fmt: skip
 @click.option("--nats-server", is_flag=True, help="Run it against nats-server instead.")
 @click.option("--journal", type=click.Path(path_type=Path), help="Write every promise to a file.")
@@ -56,7 +58,7 @@ def chaos_run(
     described["kill-rounds"] = "kill -9 one, two or all nodes at random moments, --rounds times"
     if scenario not in described:
         known = "\n".join(f"  {name:14} {text}" for name, text in described.items())
-        raise click.UsageError(f'no scenario "{scenario}"; there are\n{known}')
+        raise click.UsageError(f'no scenario "{scenario}"; choose from\n{known}')
     if scenario == "power-cut" and (reason := disks.missing()):
         raise click.ClickException(f"power-cut {reason}")
     settings = Settings(
@@ -79,7 +81,7 @@ def chaos_run(
 @chaos.command("sim")
 @click.option(
     "--seeds", default=200, show_default=True, type=click.IntRange(1),
-    help="How many simulated clusters.",
+    help="How many seeds; each is one simulated cluster.",
 )  # fmt: skip
 @click.option("--first", default=1, show_default=True, help="The first seed.")
 @click.option("--seed", type=int, default=None, help="Replay one seed with a readable trace.")

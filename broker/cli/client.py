@@ -1,4 +1,4 @@
-"""One connection for a command: where to, and errors as sentences.
+"""The connection of a command to the servers, and its errors as one line of text.
 
 Owns: the --server option and the life of the client connection.
 May not touch: the server's internals; the command line is a client like any other."""
@@ -29,7 +29,7 @@ server_option = click.option(
 
 
 def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Connect, do the work, close. What the server refuses becomes one line on the screen."""
+    """Connect, do the work, close. An error of the server is printed as one line."""
 
     async def run() -> T:
         connection = await nats.connect(
@@ -51,19 +51,21 @@ def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
     except ValueError as wrong:
         raise click.ClickException(str(wrong)) from wrong
     except nats.errors.TimeoutError as problem:
-        raise click.ClickException(f"no answer in time (server {_shown(server)})") from problem
+        raise click.ClickException(
+            f"no answer before the timeout (server {_shown(server)})"
+        ) from problem
     except (nats.errors.Error, OSError) as problem:
         reason = str(problem) or type(problem).__name__
         raise click.ClickException(f"{reason} (server {_shown(server)})") from problem
 
 
 def _shown(server: str) -> str:
-    """Without passwords."""
+    """The URLs without passwords."""
     return re.sub(r"//[^@/,]*@", "//***@", server)
 
 
 def _credentials() -> dict[str, Any]:
-    """From the environment: NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CA, NATS_CERT, NATS_KEY."""
+    """Options from NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CA, NATS_CERT and NATS_KEY."""
     given: dict[str, Any] = {}
     for option, variable in (
         ("user", "NATS_USER"),
@@ -81,4 +83,4 @@ def _credentials() -> dict[str, Any]:
 
 
 async def _ignore_background(_: Exception) -> None:
-    """Reconnect noise; the command itself reports what failed."""
+    """Ignore errors of reconnecting; the command itself reports what failed."""

@@ -1,7 +1,7 @@
-"""Commands that start servers: a request to end is an ordinary end, with everything put away.
+"""For commands that start servers: SIGTERM and Ctrl-C end them cleanly, with the servers stopped.
 
-Owns: the meaning of SIGTERM (and of Ctrl-C where the shell switched it off) while they run.
-May not touch: the servers; context managers on the way out stop them."""
+Owns: the handlers of SIGTERM and SIGINT while such a command runs.
+May not touch: the servers; context managers stop them while the exception passes through."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import NoReturn
 
 @contextmanager
 def end_by_signal() -> Iterator[None]:
-    """Inside, both signals raise SystemExit, so that `finally` and `with` do their work."""
+    """Inside, both signals raise SystemExit, so that `finally` and `with` blocks run."""
 
     def end(number: int, _: FrameType | None) -> NoReturn:
         for each in numbers:
-            signal.signal(each, signal.SIG_IGN)  # once is enough: the way out must not be cut off
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         raise SystemExit(128 + number)
 
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -1,6 +1,6 @@
-"""`jetraft stream` and `jetraft consumer`: the things that live in the cluster.
+"""`jetraft stream` and `jetraft consumer`.
 
-Owns: how they are asked for and printed.
+Owns: their options and output.
 May not touch: the server's internals."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker.cli.tables import age, size, table
 
 @click.group()
 def stream() -> None:
-    """Create, list, look at, purge and delete streams."""
+    """Create, list, show, purge and delete streams."""
 
 
 @stream.command("add")
@@ -25,7 +25,7 @@ def stream() -> None:
 @click.option("--subjects", required=True, help="Subjects to capture, separated by commas.")
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1, 5),
-    help="Copies, on as many nodes.",
+    help="Number of replicas, each on a node of its own.",
 )  # fmt: skip
 @click.option(
     "--storage", type=click.Choice(["file", "memory"]), default="file", show_default=True,
@@ -33,7 +33,8 @@ def stream() -> None:
 )  # fmt: skip
 @click.option(
     "--retention", type=click.Choice(["limits", "interest", "workqueue"]), default="limits",
-    show_default=True, help="When messages go: by limits, or when consumers are done with them.",
+    show_default=True,
+    help="When messages are removed: by limits, or when consumers have acked them.",
 )  # fmt: skip
 @click.option("--max-msgs", type=AT_LEAST_ONE, help="Keep at most this many messages.")
 @click.option("--max-bytes", type=AT_LEAST_ONE, help="Keep at most this many bytes.")
@@ -69,14 +70,14 @@ def stream_ls(*, server: str) -> None:
     headings = (
         "name", "storage", "replicas", "leader", "consumers", "messages", "size", "subjects",
     )  # fmt: skip
-    table(headings, rows, empty="no streams; `jetraft stream add` makes one")
+    table(headings, rows, empty="no streams; `jetraft stream add` creates one")
 
 
 @stream.command("info")
 @click.argument("name")
 @server_option
 def stream_info(*, name: str, server: str) -> None:
-    """Show a stream: what it keeps, where its replicas are."""
+    """Show a stream: its configuration, contents and replicas."""
     _print_stream(with_connection(server, lambda nc: nc.jetstream().stream_info(name)))
 
 
@@ -113,7 +114,7 @@ def stream_rm(*, name: str, server: str) -> None:
 
 @click.group()
 def consumer() -> None:
-    """Create, list, look at and delete consumers; fetch messages."""
+    """Create, list, show and delete consumers; fetch messages."""
 
 
 @consumer.command("add")
@@ -122,7 +123,7 @@ def consumer() -> None:
 @click.option("--filter", "filter_subject", default=None, help="Only messages on this subject.")
 @click.option(
     "--deliver", type=click.Choice(["all", "last", "new", "last_per_subject"]), default="all",
-    show_default=True, help="Which message is the first.",
+    show_default=True, help="Where to start in the stream.",
 )  # fmt: skip
 @click.option(
     "--ack-wait", default=30.0, show_default=True, type=SECONDS, help="Seconds until redelivery."
@@ -189,7 +190,7 @@ def consumer_next(*, stream_name: str, name: str, count: int, timeout: float, se
     """Fetch messages, print and acknowledge them."""
 
     async def work(nc: Any) -> None:
-        await nc.jetstream().consumer_info(stream_name, name)  # says what is missing, if so
+        await nc.jetstream().consumer_info(stream_name, name)  # names a missing stream or consumer
         subscription = await nc.jetstream().pull_subscribe_bind(name, stream_name)
         for message in await subscription.fetch(count, timeout=timeout):
             sequence = message.metadata.sequence.stream

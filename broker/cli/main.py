@@ -38,23 +38,23 @@ class LazyGroup(click.Group):
 
 COMMANDS = {
     "serve": ("broker.cli.servers", "Run one server (takes nats-server's flags and config file)."),
-    "up": ("broker.cli.servers", "Start three nodes on this machine and say where they are."),
+    "up": ("broker.cli.servers", "Start three nodes on this machine and print their addresses."),
     "down": ("broker.cli.servers", "Stop the nodes that `up --detach` started."),
     "stream": (
         "broker.cli.jetstream",
-        "Create, list, look at, purge and delete streams.",
+        "Create, list, show, purge and delete streams.",
     ),
     "consumer": (
         "broker.cli.jetstream",
-        "Create, list, look at and delete consumers; fetch messages.",
+        "Create, list, show and delete consumers; fetch messages.",
     ),
     "pub": (
         "broker.cli.messages",
         "Publish messages, waiting for the stream's ack if there is one.",
     ),
     "sub": ("broker.cli.messages", "Print messages as they are published."),
-    "bench": ("broker.cli.bench", "Measure publishing, here or beside nats-server."),
-    "chaos": ("broker.cli.chaos", "Kill, pause and cut nodes under load, and check every promise."),
+    "bench": ("broker.cli.bench", "Measure publishing, alone or against nats-server."),
+    "chaos": ("broker.cli.chaos", "Kill and pause nodes under load, and check every promise."),
 }
 
 

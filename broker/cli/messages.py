@@ -1,6 +1,6 @@
 """`jetraft pub` and `jetraft sub`.
 
-Owns: how messages are sent and printed.
+Owns: their options and output.
 May not touch: the server's internals."""
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from broker.subjects.grammar import valid_subject
 @click.argument("message")
 @click.option(
     "--count", default=1, show_default=True, type=AT_LEAST_ONE,
-    help="How often; {{Count}} is the number.",
+    help="How many messages; {{Count}} in the text is the number of each.",
 )  # fmt: skip
 @click.option("--header", "headers", multiple=True, help="Name:value, may be repeated.")
 @server_option
 def pub(*, subject: str, message: str, count: int, headers: tuple[str, ...], server: str) -> None:
-    """Publish, and print the ack of the stream that captured it (or say that none did)."""
+    """Publish, and print the ack of the stream that stores the subject, if there is one."""
     fields = dict(_field(header) for header in headers) or None
     if not valid_subject(subject.encode(), wildcards=False):
-        raise click.BadParameter(f'"{subject}" is no subject to publish on', param_hint="SUBJECT")
+        raise click.BadParameter(
+            f'"{subject}" is not a valid subject to publish to', param_hint="SUBJECT"
+        )
 
     async def work(nc: Any) -> None:
         stream = nc.jetstream()
@@ -49,13 +51,13 @@ def pub(*, subject: str, message: str, count: int, headers: tuple[str, ...], ser
 
 
 async def _is_stored(stream: Any, subject: str) -> bool:
-    """Asked, not tried: with a subscriber and no stream, nobody would answer the trial."""
+    """Ask the API instead of trying: with a subscriber and no stream, no ack would come."""
     try:
         await stream.find_stream_name_by_subject(subject)
     except (nats.js.errors.NotFoundError, nats.js.errors.ServiceUnavailableError):
         return False
     except nats.errors.TimeoutError:
-        return True  # perhaps the user may publish but not ask; an ack will tell
+        return True  # the user may lack permission to ask; wait for an ack
     return True
 
 

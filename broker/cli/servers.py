@@ -1,6 +1,6 @@
 """`jetraft serve`, `up` and `down`: servers on this machine.
 
-Owns: the directory of a local cluster (its nodes' ports and process ids).
+Owns: the directory of a local cluster: ports and process ids of its nodes.
 May not touch: processes it did not start."""
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ STATE_FILE = "cluster.json"
 )
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def serve(flags: tuple[str, ...]) -> None:
-    """Run one server in the foreground; `jetraft serve --help` lists nats-server's flags."""
+    """Run one server in the foreground; `jetraft serve --help` lists its flags, which are those of
+    nats-server."""
     from broker.cli.serve import serve as run
 
     raise SystemExit(run(list(flags)))
@@ -38,23 +39,29 @@ def serve(flags: tuple[str, ...]) -> None:
 @click.option(
     "--nodes", type=click.IntRange(1, 9), help="How many nodes.  [default: as before, or 3]"
 )
-@click.option("--dir", "directory", default="run", show_default=True, help="Where they keep data.")
+@click.option(
+    "--dir",
+    "directory",
+    default="run",
+    show_default=True,
+    help="Directory for data, logs and configuration.",
+)
 @click.option(
     "--port", type=click.IntRange(1, 61000),
     help="Client port of the first node.  [default: as before, or 4222]",
 )  # fmt: skip
 @click.option("--detach", is_flag=True, help="Leave them running and return.")
-@click.option("--fresh", is_flag=True, help="Forget the data of an earlier run first.")
+@click.option("--fresh", is_flag=True, help="Remove the data of an earlier run first.")
 def up(*, nodes: int | None, directory: str, port: int | None, detach: bool, fresh: bool) -> None:
-    """Start nodes on this machine; those that run already are left alone. Client ports count up
-    from --port, monitoring ports from --port + 4000, route ports from --port + 2000. Configuration
-    files that are there already are used as they are."""
+    """Start nodes on this machine; nodes that are running already are left alone. Client ports
+    count up from --port, monitoring ports from --port + 4000, route ports from --port + 2000.
+    Existing configuration files are used unchanged."""
     place = Path(directory).resolve()
     running = _running(place)
     if fresh and running:
         raise click.ClickException("nodes are running; `jetraft down` stops them first")
     if fresh:
-        _forget(place)
+        _remove_nodes(place)
     nodes, port = _as_before(place, nodes, port)
     ports = [p for i in range(nodes) for p in (port + i, port + 4000 + i, port + 2000 + i)]
     starting = [i for i in range(nodes) if f"local-{i + 1}" not in running]
@@ -99,43 +106,45 @@ def _start_and_stay(cluster: LocalCluster, running: dict[str, int], *, detach: b
 
 
 def _refuse_taken(ports: list[int]) -> None:
-    """Before anything is written: another cluster on the port would answer in our place."""
+    """Checked before anything is written: another cluster on the port would answer for ours."""
     for port in ports:
         if is_taken(port):
             raise click.ClickException(
-                f"another program listens on port {port}; end it, or choose with --port "
-                "(and --dir) where else the nodes go"
+                f"another program listens on port {port}; stop it, or choose another --port "
+                "(and --dir)"
             )
 
 
 def _as_before(place: Path, nodes: int | None, port: int | None) -> tuple[int, int]:
-    """Nodes and port of the cluster in the directory, if there is one; it cannot be another."""
+    """Number of nodes and first port of the cluster in the directory; they cannot be changed."""
     found = sorted(place.glob("local-*/server.conf"))
     if not found:
         return nodes or 3, port or 4222
     listen = re.search(r'listen: "127\.0\.0\.1:(\d+)"', found[0].read_text())
     if listen is None:
-        raise click.ClickException(f"{found[0]} says no port to listen on (listen)")
+        raise click.ClickException(f"{found[0]} has no port in `listen`")
     before = int(listen[1])
     for what, given, known in (("--nodes", nodes, len(found)), ("--port", port, before)):
         if given is not None and given != known:
             raise click.ClickException(
-                f"{place} holds a cluster with {what} {known}, not {given}; --fresh forgets it "
-                "with its data, another --dir leaves it alone"
+                f"{place} holds a cluster with {what} {known}, not {given}; --fresh removes it "
+                "and its data, another --dir leaves it alone"
             )
     return len(found), before
 
 
 @click.command()
 @click.argument("nodes", nargs=-1)
-@click.option("--dir", "directory", default="run", show_default=True, help="As given to `up`.")
-@click.option("--kill", is_flag=True, help="kill -9, as a crash would.")
-@click.option("--leader-of", metavar="STREAM", help="The node that leads this stream.")
+@click.option(
+    "--dir", "directory", default="run", show_default=True, help="The directory given to `up`."
+)
+@click.option("--kill", is_flag=True, help="Use kill -9, like a crash.")
+@click.option("--leader-of", metavar="STREAM", help="Stop the node that leads this stream.")
 @server_option
 def down(
     *, nodes: tuple[str, ...], directory: str, kill: bool, leader_of: str | None, server: str
 ) -> None:
-    """Stop nodes that `up --detach` started: the named ones, or all. Their data stays."""
+    """Stop nodes that `up --detach` started: the named ones, or all. Their data is kept."""
     place = Path(directory).resolve()
     running = _running(place)
     if leader_of is not None:
@@ -143,7 +152,7 @@ def down(
         nodes = (str(info.cluster.leader),)
     unknown = [name for name in nodes if name not in running]
     if unknown:
-        raise click.ClickException(f"{', '.join(unknown)} does not run here")
+        raise click.ClickException(f"{', '.join(unknown)} is not running here")
     chosen = {name: pid for name, pid in running.items() if not nodes or name in nodes}
     for name, pid in chosen.items():
         os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
@@ -158,17 +167,15 @@ def down(
         click.echo("nothing was running")
 
 
-def _forget(place: Path) -> None:
-    """Remove the nodes of an earlier run, and nothing else."""
+def _remove_nodes(place: Path) -> None:
+    """Remove the directories of an earlier run's nodes, and nothing else."""
     if not place.exists():
         return
     ours = [path for path in place.iterdir() if (path / "server.conf").exists()]
-    strange = [
-        path.name for path in place.iterdir() if path not in ours and path.name != STATE_FILE
-    ]
-    if strange:
+    other = [path.name for path in place.iterdir() if path not in ours and path.name != STATE_FILE]
+    if other:
         raise click.ClickException(
-            f"{place} holds other things ({', '.join(strange[:3])}): not touched"
+            f"{place} holds other files too ({', '.join(other[:3])}): nothing was removed"
         )
     for path in ours:
         shutil.rmtree(path)
@@ -176,7 +183,7 @@ def _forget(place: Path) -> None:
 
 
 def _running(place: Path) -> dict[str, int]:
-    """Nodes of the state file that still live and still are servers of ours."""
+    """Nodes of the state file whose process is still a server of ours."""
     path = place / STATE_FILE
     if not path.exists():
         return {}

@@ -1,7 +1,7 @@
-"""Tables and amounts as the commands print them.
+"""Formatting of tables, sizes and ages for the commands.
 
-Owns: alignment, sizes and ages in words.
-May not touch: where the values come from."""
+Owns: alignment and units.
+May not touch: servers; it gets values and prints them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Columns as wide as they need to be; numbers stand right, words left."""
+    """Columns as wide as their longest cell; numbers are aligned right, text left."""
     if not rows:
         click.echo(empty)
         return

@@ -1,1 +1,1 @@
-"""Bulk reads: stored blocks as they are, from any replica. `protocol` has the format."""
+"""Bulk reads: stored blocks sent unchanged, from any replica. `protocol` has the format."""

@@ -1,9 +1,9 @@
-"""Blocks as Arrow record batches: the block's own bytes, seen as columns.
+"""Blocks as Arrow record batches that share the bytes of the block.
 
-Owns: the names and Arrow types of a message's columns, and making a batch without a loop over rows.
+Owns: the names and Arrow types of the columns, and building a batch without a loop over rows.
 May not touch: sockets, Spark. pyarrow is imported when the first batch is made.
-Copied per row are eight bytes of time (nanoseconds become microseconds), the sequence when a block
-does not store it, and one bit that says whether there are headers; everything else is a view.
+Copied per row: eight bytes of time (nanoseconds become microseconds), the sequence if the block
+does not store it, and one bit for the presence of headers. Everything else is a view.
 Spec: columns in the order seq, subject, time, headers, data; Arrow columnar format for offsets."""
 
 from __future__ import annotations

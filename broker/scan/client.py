@@ -1,10 +1,10 @@
-"""Reading a range of a stream from whichever replica answers, each sequence exactly once.
+"""Read a range of a stream from any replica, each sequence exactly once.
 
-Owns: the cursor. When a replica dies, lags or is busy, the next one continues behind the last row
-handed out. Also the judgement of lost messages, and asking for plans.
+Owns: the cursor. When a replica dies, lags or is busy, the next one continues after the last row
+that was returned. Also the detection of lost messages, and requests for plans.
 May not touch: asyncio, Spark, Arrow.
 Bounds: FETCH_ROUNDS rounds over all endpoints without a new row, with growing pauses, then failure.
-Spec: research notes on the Spark source, "cursor resume"; protocol.py of this package."""
+Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from broker.store.block.block_py import BlockDamaged
 logger = logging.getLogger("jetraft.scan")
 
 FETCH_ROUNDS: Final = 6
-PAUSE_S: Final = 0.1  # after the first round; doubled after each, up to the next bound
+PAUSE_S: Final = 0.1  # after the first round; doubled after each, up to PAUSE_MAX_S
 PAUSE_MAX_S: Final = 2.0
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ScanRange:
-    """All that one task needs to know. Endpoints are in order of preference."""
+    """The range that one task reads. Endpoints are in order of preference."""
 
     stream: str
     id: str
@@ -60,7 +60,7 @@ class ScanRange:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A block and the sequences of it that belong to the reader's range."""
+    """A block, and which of its sequences belong to the range of the reader."""
 
     columns: BlockColumns
     low: int
@@ -79,13 +79,13 @@ class DataLost(Exception):
         return (
             f"stream {self.stream} no longer has the messages {self.first} to {self.last}: "
             "retention or a purge removed them before they were read. "
-            "Set failOnDataLoss=false to go on without them"
+            "Set failOnDataLoss=false to continue without them"
         )
 
 
 @dataclass(eq=False)
 class ScanFailed(Exception):
-    """Every replica was tried, several times."""
+    """Every replica was tried several times."""
 
     stream: str
     cursor: int
@@ -93,7 +93,7 @@ class ScanFailed(Exception):
 
     def __str__(self) -> str:
         answers = "; ".join(f"{where}: {why}" for where, why in self.reasons.items())
-        return f"no replica of {self.stream} gives messages from {self.cursor} on. {answers}"
+        return f"no replica of {self.stream} sends messages from {self.cursor} on. {answers}"
 
 
 def read_range(
@@ -104,7 +104,7 @@ def read_range(
     verify: bool = True,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Slice]:
-    """Ascending, without repetition. Raises DataLost, ScanFailed, LoginRefused."""
+    """Yield slices in ascending order, no row twice. Raises DataLost, ScanFailed, LoginRefused."""
     cursor = wanted.first
     failures = 0  # since the last block
     reasons: dict[str, str] = {}
@@ -148,14 +148,14 @@ def _from_replica(
     fail_on_data_loss: bool,
     verify: bool,
 ) -> Iterator[Slice]:
-    """One attempt at one replica: ends normally only when it has sent the whole range."""
+    """One attempt at one replica. Returns normally only after the whole range was sent."""
     with ScanLink(endpoint, login) as link:
         scan = link.scan(_request(wanted))
         cursor = _skip_lost(wanted, scan.head.first_seq, fail=fail_on_data_loss)
         for raw in scan.blocks():
             columns = read_columns(raw, verify=verify)
             if columns.last_seq < cursor or columns.first_seq > wanted.last:
-                raise ScanProtocolError(f"{endpoint} sent a block nobody asked for")
+                raise ScanProtocolError(f"{endpoint} sent a block outside the requested range")
             low, high = max(columns.first_seq, cursor), min(columns.last_seq, wanted.last)
             cursor = high + 1
             yield Slice(columns, low, high)
@@ -164,7 +164,7 @@ def _from_replica(
 
 
 class Planner:
-    """Asks any of the servers for plans, over one connection that is kept between questions."""
+    """Asks any of the servers for plans; the connection is kept between requests."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Planner:
         self._next = 0
 
     def plan(self, stream: str) -> ScanPlan:
-        """Raises PlanRefused for a definite no (unknown stream), ScanFailed when nobody answers."""
+        """Raises PlanRefused for a definite error, ScanFailed if no server answers."""
         reasons: dict[str, str] = {}
         for round_number in range(FETCH_ROUNDS):
             for _ in self._servers:
@@ -193,7 +193,7 @@ class Planner:
                     self.close()
                     raise
                 except PlanRefused as refusal:
-                    if refusal.code != 503:  # 503: no leader now, perhaps soon
+                    if refusal.code != 503:  # 503: no leader at the moment
                         raise
                     reasons[str(endpoint)] = str(refusal)
                 except (OSError, ScanProtocolError) as error:
@@ -234,5 +234,5 @@ def _skip_lost(wanted: ScanRange, first_seq: int, *, fail: bool) -> int:
     lost = DataLost(wanted.stream, wanted.first, min(first_seq - 1, wanted.last))
     if fail:
         raise lost
-    logger.warning("%s (it is set)", lost)
+    logger.warning("%s (as configured)", lost)
     return lost.last + 1

@@ -1,8 +1,8 @@
-"""A received block as columns: numpy views over its bytes, checked once, no loop over messages.
+"""A received block as numpy views over its bytes, checked once, without a loop over messages.
 
-Owns: the reader's side of the block format, for bytes that came over a network.
+Owns: the reader's side of the block format, for bytes that came over the network.
 May not touch: sockets. numpy is imported when the first block arrives, not before.
-Spec: broker/store/block_py.py states the format."""
+Spec: broker/store/block/block_py.py describes the format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A column of texts: where its ends and its bytes lie in the block."""
+    """A column of texts: the offsets of its ends and of its bytes in the block."""
 
     ends: NDArray[Any]  # int32, count + 1, the first is 0
     ends_at: int
@@ -61,7 +61,7 @@ class BlockColumns:
 
 
 def read_columns(raw: Bytes, *, verify: bool) -> BlockColumns:
-    """Checks everything that would let Arrow read outside the block; `verify` adds the checksum.
+    """Check everything that could make Arrow read outside the block; `verify` adds the checksum.
 
     Raises BlockDamaged."""
     import numpy as np

@@ -1,9 +1,9 @@
-"""One blocking connection of a reader: log in, ask for a plan, receive a scan.
+"""A blocking connection of a reader: log in, request a plan, receive a scan.
 
 Owns: the socket, its time limits, the client's side of the handshake (INFO, TLS, CONNECT, PING).
 May not touch: asyncio (Spark's workers have no loop), which replica to ask, what blocks mean.
-Every failure that another replica might not have is an OSError or a ScanProtocolError.
-Spec: NATS client protocol; protocol.py of this package."""
+A failure that another replica may not have is an OSError or a ScanProtocolError.
+Spec: NATS client protocol; broker/scan/protocol.py."""
 
 from __future__ import annotations
 
@@ -50,38 +50,38 @@ class ReplicaAddress:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How a reader presents itself, and how long it waits."""
+    """Credentials and timeouts of a reader."""
 
     user: str = ""
     password: str = ""
     token: str = ""
-    tls: bool = False  # insist on TLS; a server that demands it gets it in any case
-    tls_ca: str = ""  # file; "" means the machine's own authorities
+    tls: bool = False  # require TLS; a server that requires it gets it in any case
+    tls_ca: str = ""  # a file; "" means the certificate authorities of the machine
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
 
 
 class LoginRefused(ScanProtocolError):
-    """Wrong user, password or token: another replica would say the same."""
+    """Wrong user, password or token; another replica would refuse them too."""
 
 
 def parse_endpoint(text: str) -> ReplicaAddress:
     """host, host:port, nats://host:port, tls://host:port."""
     parts = urlsplit(text if "://" in text else f"nats://{text}")
     if parts.scheme not in {"nats", "tls"} or not parts.hostname:
-        raise ValueError(f"{text!r} is no server address: write host:port or nats://host:port")
+        raise ValueError(f"{text!r} is not a server address: write host:port or nats://host:port")
     return ReplicaAddress(parts.hostname, parts.port or DEFAULT_PORT)
 
 
 def login_of(servers: str) -> tuple[str, str, bool]:
-    """User, password and the wish for TLS that the first of the addresses carries."""
+    """User, password and whether TLS is required, from the first of the addresses."""
     first = servers.split(",", maxsplit=1)[0].strip()
     parts = urlsplit(first if "://" in first else f"nats://{first}")
     return unquote(parts.username or ""), unquote(parts.password or ""), parts.scheme == "tls"
 
 
 class ScanLink:
-    """Logged in after construction. Not thread-safe; one plan or one scan at a time."""
+    """The constructor logs in. Not thread-safe; one plan or one scan at a time."""
 
     def __init__(self, endpoint: ReplicaAddress, login: Login) -> None:
         self._endpoint = endpoint
@@ -113,7 +113,7 @@ class ScanLink:
         self._socket.close()
 
     def plan(self, stream: str) -> ScanPlan:
-        """Ask the cluster, through this node. Raises PlanRefused when the answer is an error."""
+        """Ask the cluster through this node. Raises PlanRefused if the answer is an error."""
         self._subscribe()
         self._socket.sendall(f"PUB {PLAN_SUBJECT}{stream} {self._inbox} 0\r\n\r\n".encode())
         return decode_plan(self._message())
@@ -124,7 +124,7 @@ class ScanLink:
         return Scan(self, decode_head(self._operation()))
 
     def read_line(self) -> bytes:
-        """One line without its end. Used between messages, never inside a block."""
+        """One line without its line end. Used between messages, never inside a block."""
         while True:
             end = self._received.find(b"\n")
             if end >= 0:
@@ -132,14 +132,14 @@ class ScanLink:
                 del self._received[: end + 1]
                 return line
             if len(self._received) > LINE_BYTES_MAX:
-                raise ScanProtocolError("a line without end")
+                raise ScanProtocolError(f"no line end within {LINE_BYTES_MAX} bytes")
             chunk = self._socket.recv(RECEIVE_BYTES)
             if not chunk:
                 raise ConnectionResetError(f"{self._endpoint} closed the connection")
             self._received += chunk
 
     def read_exactly(self, size: int) -> memoryview:
-        """Fresh memory each time: Arrow arrays go on referring to it."""
+        """New memory each time, because Arrow arrays keep referring to it."""
         import numpy as np
 
         block = np.empty(size, np.uint8).data
@@ -157,7 +157,7 @@ class ScanLink:
         info = self._info()
         if login.tls or info.get("tls_required"):
             if self._received:
-                raise ScanProtocolError("bytes in clear after the INFO of a TLS server")
+                raise ScanProtocolError("unencrypted bytes after the INFO of a TLS server")
             context = ssl.create_default_context(cafile=login.tls_ca or None)
             self._socket = context.wrap_socket(self._socket, server_hostname=self._endpoint.host)
         connect: dict[str, Any] = {
@@ -165,7 +165,7 @@ class ScanLink:
             "pedantic": False,
             "headers": True,
             "no_responders": True,
-            "protocol": 0,  # no INFO later on: it would land in the middle of a block
+            "protocol": 0,  # no INFO later: it would arrive in the middle of a block
             "lang": "jetraft-scan",
             "version": "1",
         }
@@ -187,11 +187,11 @@ class ScanLink:
                 raise ValueError(line[:80])
             info = json.loads(line[5:])
         except ValueError as error:
-            raise ScanProtocolError(f"{self._endpoint} is no NATS server: {error}") from error
+            raise ScanProtocolError(f"{self._endpoint} is not a NATS server: {error}") from error
         return dict(info)
 
     def _operation(self) -> bytes:
-        """The next line that means something to us."""
+        """The next line that is not PING, INFO or +OK."""
         while True:
             line = self.read_line()
             if line.startswith(b"PING"):
@@ -217,20 +217,20 @@ class ScanLink:
         header_size = int(fields[-2])
         status = body[:header_size].split(b"\r\n", 1)[0]
         if status.startswith(b"NATS/1.0 503"):
-            raise PlanRefused(503, "nobody answers: JetStream is off, or has no leader now")
+            raise PlanRefused(503, "no answer: JetStream is off or has no leader at the moment")
         return body[header_size:]
 
 
 class Scan:
-    """A scan that has begun: the head is here, blocks() brings the rest."""
+    """A scan in progress: the head has arrived, blocks() receives the rest."""
 
     def __init__(self, link: ScanLink, head: ScanHead) -> None:
         self._link = link
         self.head = head
-        self.end: ScanEnd | None = None  # known when blocks() has ended
+        self.end: ScanEnd | None = None  # set when blocks() has finished
 
     def blocks(self) -> Iterator[memoryview]:
-        """Raises ScanRefused when the replica gives up, OSError when it is gone."""
+        """Raises ScanRefused if the replica gives up, OSError if the connection is lost."""
         while True:
             size, check = FRAME.unpack(self._link.read_exactly(FRAME.size))
             if size == 0:

@@ -1,6 +1,6 @@
-"""The bulk read as bytes: what a reader asks, what a replica answers.
+"""The wire format of bulk reads: the request of a reader, the answer of a replica.
 
-Owns: the wire of SCAN and of the planning request, both directions.
+Owns: encoding and decoding of SCAN and of the planning request, both directions.
 May not touch: sockets, storage, clocks.
 Spec. A scan runs on the client port, after CONNECT, one at a time on a connection:
 
@@ -11,10 +11,10 @@ Spec. A scan runs on the client port, after CONNECT, one at a time on a connecti
     -SCAN {"code","message",...}␍␊                                       instead of head or end
 
 A frame's `check` is the CRC-32 of the block's first 16 bytes, and those hold the CRC-32 of all the
-rest: each byte is covered, yet a replica sends a block without reading it. Blocks come in the order
-of their sequences. They may hold rows before `first` and after `last`, which the reader trims;
-deleted messages and those of other subjects never leave the replica. Between head and end the
-replica writes nothing else on the connection: no PING, no INFO.
+rest: every byte is covered, yet a replica sends a block without reading it. Blocks are sent in the
+order of their sequences. They may hold rows before `first` and after `last`, which the reader
+trims; deleted messages and those of other subjects are not sent. Between head and end the replica
+writes nothing else on the connection: no PING, no INFO.
 A plan is an ordinary request on $JS.API.STREAM.SCAN.PLAN.<stream> with an empty body."""
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from broker.store.block.block_py import CRC_FROM
 
 PLAN_SUBJECT: Final = "$JS.API.STREAM.SCAN.PLAN."
 FRAME: Final = struct.Struct("<II")
-CHUNK_BYTES: Final = 256 * 1024  # what goes out between two turns of the loop
+CHUNK_BYTES: Final = 256 * 1024  # written between two turns of the event loop
 CHUNK_BYTES_MIN: Final = 4 * 1024
-BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024  # a longer frame is a lie or a broken peer
+BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024  # a longer frame is damaged or from a broken peer
 LINE_BYTES_MAX: Final = 1024 * 1024
-SUBJECTS_MAX: Final = 16  # every row of a block is held against each of them
+SUBJECTS_MAX: Final = 16  # every row of a block is matched with each of them
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 class ScanCode(StrEnum):
-    BEHIND = "BEHIND"  # this replica has not applied `last` yet: try another, or later
+    BEHIND = "BEHIND"  # this replica has not applied `last` yet: try another replica, or later
     GONE = "GONE"  # another incarnation of the stream, or retention overtook the scan
     NOSTREAM = "NOSTREAM"  # no replica of that stream here
-    BUSY = "BUSY"  # as many scans as this node allows: try another, or later
+    BUSY = "BUSY"  # this node serves as many scans as it allows: try another replica, or later
     DAMAGED = "DAMAGED"  # a stored block failed its checksum: another replica has it
     BAD = "BAD"  # the request itself is wrong
 
@@ -67,17 +67,17 @@ class ScanRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class ScanHead(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    first_seq: int  # of the stream, here and now: above `first` means that messages are gone
+    first_seq: int  # of the stream on this replica; above `first` means that messages were removed
     last_seq: int
     applied: int  # highest sequence this replica has applied
 
 
 class ScanEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """`last_sent` is where the scan got to, whether or not rows were left there."""
+    """`last_sent` is the last sequence covered, whether or not it holds a row."""
 
     last_sent: int
     first_seq_now: int
-    deleted: int = 0  # sequences of the range, from the head's first_seq on, that hold no message
+    deleted: int = 0  # sequences of the range, from first_seq of the head, without a message
 
 
 class PlanReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class PlanReplica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader knows: `last_seq` is committed, so a plan can be repeated."""
+    """The plan of the leader. `last_seq` is committed, so a scan can be repeated."""
 
     stream: str
     id: str
@@ -117,7 +117,7 @@ class _ApiFailure(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class ScanRefused(Exception):
-    """The replica says no. Definite: nothing else came, or comes, of this scan."""
+    """The replica refused or ended the scan. Definite: no more of it will be sent."""
 
     code: ScanCode
     message: str = ""
@@ -130,7 +130,7 @@ class ScanRefused(Exception):
 
 @dataclass(eq=False)
 class PlanRefused(Exception):
-    """The cluster answers a plan with an API error, such as 404 for an unknown stream."""
+    """The cluster answered a plan request with an API error, e.g. 404 for an unknown stream."""
 
     code: int
     description: str
@@ -140,7 +140,7 @@ class PlanRefused(Exception):
 
 
 class ScanProtocolError(Exception):
-    """The peer does not speak this protocol, or its bytes were damaged on the way."""
+    """The peer does not speak this protocol, or its bytes were damaged in transit."""
 
 
 def encode_request(request: ScanRequest) -> bytes:
@@ -148,15 +148,15 @@ def encode_request(request: ScanRequest) -> bytes:
 
 
 def decode_request(body: bytes) -> ScanRequest:
-    """The argument of a SCAN line; ScanRefused(BAD) says what is wrong with it."""
+    """The argument of a SCAN line. Raises ScanRefused(BAD) with the reason."""
     try:
         request = msgspec.json.decode(body, type=ScanRequest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ScanRefused(ScanCode.BAD, str(error)) from error
     if not request.stream:
-        raise ScanRefused(ScanCode.BAD, "no stream named")
+        raise ScanRefused(ScanCode.BAD, "the stream is missing")
     if not 1 <= request.first <= request.last:
-        text = f"sequences {request.first} to {request.last} are no range"
+        text = f"sequences {request.first} to {request.last} are not a range"
         raise ScanRefused(ScanCode.BAD, text)
     if len(request.subjects) > SUBJECTS_MAX:
         raise ScanRefused(ScanCode.BAD, f"more than {SUBJECTS_MAX} subjects")
@@ -188,14 +188,14 @@ def frame_header(block: bytes) -> bytes:
 
 def check_frame(check: int, block: bytes | memoryview) -> None:
     if crc32(block[:CRC_FROM]) != check:
-        raise ScanProtocolError("a block was damaged on the way")
+        raise ScanProtocolError("a block was damaged in transit")
 
 
 def decode_head(line: bytes) -> ScanHead:
     """The first line of the answer. Raises ScanRefused, or ScanProtocolError for anything else."""
     _raise_if_refused(line)
     if not line.startswith(b"+SCAN "):
-        raise ScanProtocolError(f"no answer to a scan: {line[:80]!r}")
+        raise ScanProtocolError(f"not an answer to SCAN: {line[:80]!r}")
     return _decode(line.removeprefix(b"+SCAN "), ScanHead)
 
 
@@ -212,7 +212,7 @@ def decode_plan(body: bytes) -> ScanPlan:
     """The answer to a planning request. Raises PlanRefused for a JetStream error body."""
     try:
         failure = msgspec.json.decode(body, type=_ApiFailure)
-    except msgspec.DecodeError:  # what a plan should do: it has no "error"
+    except msgspec.DecodeError:  # a plan has no "error"
         return _decode(body, ScanPlan)
     raise PlanRefused(failure.error.code, failure.error.description)
 
@@ -229,4 +229,4 @@ def _decode(body: bytes, shape: type[Shape]) -> Shape:
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ScanProtocolError(f"not the answer of a replica: {error}") from error
+        raise ScanProtocolError(f"cannot decode the answer of the replica: {error}") from error

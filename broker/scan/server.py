@@ -1,11 +1,11 @@
-"""Serving a bulk read: the stored blocks of one stream, as they are, in small portions.
+"""Serve bulk reads: the stored blocks of a stream, unchanged, in small chunks.
 
-Owns: the pace (a chunk, then the loop's other work), the cap on scans of a node, and dropping the
-rows of subjects the reader did not ask for.
-May not touch: sockets (`write` and `drain` are handed in), Raft, how blocks are stored.
-A scan asks the store for one block at a time, afresh: retention, purge and new messages may change
-the store between two blocks, and no iterator over it lives across an await.
-Spec: protocol.py of this package."""
+Owns: the pace (one chunk per turn of the event loop), the limit on concurrent scans of a node, and
+dropping rows of subjects that were not requested.
+May not touch: sockets (`write` and `drain` are arguments), Raft, how blocks are stored.
+A scan looks up every block anew: retention, purges and new messages may change the store between
+two blocks, so no iterator over it is kept across an await.
+Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from broker.store.block.block import Block, BlockBuilder, BlockDamaged
 from broker.store.block.block_py import HEADER
 from broker.subjects.grammar import matches, valid_subject
 
-CONCURRENT_SCANS_MAX: Final = 8  # beyond it a reader is told BUSY and goes to another replica
+CONCURRENT_SCANS_MAX: Final = 8  # above it the answer is BUSY, and the reader tries another replica
 
 Write = Callable[[bytes], None]
 Drain = Callable[[], Awaitable[None]]
 
 
 class ScanStore(Protocol):
-    """What a scan needs of a message store. Sequences start at 1."""
+    """The part of a message store that a scan uses. Sequences start at 1."""
 
     @property
     def first_seq(self) -> int: ...
     @property
     def last_seq(self) -> int: ...
     def blocks(self, first: int, last: int, /) -> Iterator[bytes]:
-        """Sealed blocks that hold exactly the stored rows of first..last, ascending."""
+        """Sealed blocks with exactly the stored rows of first..last, ascending."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScanSource:
-    """A stream this node has a replica of. The id differs after delete and create."""
+    """A stream with a replica on this node. Delete and create change the id."""
 
     store: ScanStore
     id: str
@@ -71,8 +71,8 @@ class Scans:
     async def serve(
         self, write: Write, drain: Drain, body: bytes, find: Callable[[str], ScanSource | None]
     ) -> None:
-        """Answer one SCAN line. Nothing a reader sends raises. Cancelling ends the scan, and so
-        does a ConnectionError from `drain`: the reader has left."""
+        """Answer one SCAN line. Nothing a reader sends raises. Cancellation ends the scan, and so
+        does a ConnectionError from `drain`, which means that the reader has left."""
         try:
             request = decode_request(body)
             check_subjects(request)
@@ -98,7 +98,7 @@ class Scans:
 async def serve_scan(
     write: Write, drain: Drain, store: ScanStore, request: ScanRequest, *, stream_id: str
 ) -> None:
-    """The whole answer to a valid request: head, frames, end; or one error line."""
+    """Send the whole answer to a valid request: head, frames and end, or one error line."""
     if request.id and request.id != stream_id:
         gone = ScanRefused(ScanCode.GONE, f"{request.stream} was deleted and created again")
         write(encode_error(gone))
@@ -115,8 +115,8 @@ async def serve_scan(
         rows = await _send_blocks(write, drain, store, request)
     except BlockDamaged as damage:
         write(encode_end(ScanRefused(ScanCode.DAMAGED, str(damage))))
-    except ScanRefused as overtaken:
-        write(encode_end(overtaken))
+    except ScanRefused as removed:
+        write(encode_end(removed))
     else:
         first = min(max(request.first, head.first_seq), request.last + 1)
         end = ScanEnd(
@@ -129,13 +129,15 @@ async def serve_scan(
 
 
 async def _send_blocks(write: Write, drain: Drain, store: ScanStore, request: ScanRequest) -> int:
-    """Returns how many stored rows the range has, of whatever subject."""
+    """Return how many stored rows the range has, on any subject."""
     patterns = tuple(pattern.encode() for pattern in request.subjects)
     chunk = min(max(request.max_chunk, CHUNK_BYTES_MIN), CHUNK_BYTES)
     cursor = max(request.first, store.first_seq)
     rows = 0
     while cursor <= request.last:
-        if store.first_seq > cursor:  # the reader judges the loss: it asks again from its cursor
+        if (
+            store.first_seq > cursor
+        ):  # the reader requests the rest again and decides about the loss
             text = f"messages up to {store.first_seq - 1} were removed during the scan"
             raise ScanRefused(ScanCode.GONE, text, first_seq=store.first_seq)
         raw = next(iter(store.blocks(cursor, request.last)), None)
@@ -155,13 +157,13 @@ async def _send_blocks(write: Write, drain: Drain, store: ScanStore, request: Sc
         for at in range(0, len(wanted), chunk):
             write(wanted[at : at + chunk])
             await drain()
-            # drain() returns at once while the socket keeps up, and the loop would starve
+            # drain() returns at once while the socket keeps up: give other tasks a turn
             await asyncio.sleep(0)
     return rows
 
 
 def only_subjects(raw: bytes, patterns: tuple[bytes, ...]) -> bytes:
-    """The block without the rows that match no pattern; nothing when no row is left."""
+    """The block without rows that match no pattern; b"" if no row is left."""
     block = Block(raw)
     skip: set[int] = set()
     matched: dict[bytes, bool] = {}
@@ -182,4 +184,4 @@ def only_subjects(raw: bytes, patterns: tuple[bytes, ...]) -> bytes:
 def check_subjects(request: ScanRequest) -> None:
     for pattern in request.subjects:
         if not valid_subject(pattern.encode(), wildcards=True):
-            raise ScanRefused(ScanCode.BAD, f"{pattern!r} is no subject")
+            raise ScanRefused(ScanCode.BAD, f"{pattern!r} is not a valid subject")

@@ -1,1 +1,1 @@
-"""The Spark data source. It runs in Spark's processes and knows only `broker.scan`."""
+"""The Spark data source. It runs in Spark's processes and imports only `broker.scan`."""

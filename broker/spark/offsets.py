@@ -1,7 +1,7 @@
-"""Where a streaming query stands, and how a range becomes partitions.
+"""Offsets of a streaming query, and how a range is cut into partitions.
 
-Owns: the offset as Spark's checkpoint keeps it, and the cut of a range. Both are pure functions: a
-batch that Spark replays gets the same rows in the same partitions, whichever replicas live.
+Owns: the offset as it is in Spark's checkpoint, and the cut of a range. Both are pure functions: a
+batch that Spark replays has the same rows in the same partitions, whichever replicas are alive.
 May not touch: sockets, Spark's classes, the clock.
 Spec: an offset is {"v":1,"stream","id","next"}, keys in this order (Spark compares the text);
 `next` is the first sequence not yet read."""
@@ -31,7 +31,7 @@ class Offset:
 
 
 class OffsetError(ValueError):
-    """A checkpoint that this source did not write, or of another stream."""
+    """The checkpoint was not written by this source, or belongs to another stream."""
 
 
 def parse_offset(document: Mapping[str, Any], *, stream: str) -> Offset:
@@ -40,9 +40,9 @@ def parse_offset(document: Mapping[str, Any], *, stream: str) -> Offset:
             str(document["stream"]), str(document["id"]), int(document["next"])
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
-        raise OffsetError(f"{document!r} is no offset of a jetraft source") from error
+        raise OffsetError(f"{document!r} is not an offset of a jetraft source") from error
     if version != OFFSET_VERSION:
-        raise OffsetError(f"an offset of version {version}; this source reads {OFFSET_VERSION}")
+        raise OffsetError(f"the offset has version {version}; this source reads {OFFSET_VERSION}")
     if offset.stream != stream:
         raise OffsetError(
             f"the checkpoint is of stream {offset.stream}, not {stream}: use another "
@@ -96,9 +96,9 @@ def preferred(
     read_from: ReadFrom,
     fallback: Sequence[ReplicaAddress],
 ) -> tuple[ReplicaAddress, ...]:
-    """Replicas in the order to try them; partitions start at different ones, by turn.
+    """Replicas in the order in which to try them; `turn` makes partitions start at different ones.
 
-    The user's own servers come last: an advertised address may not be reachable from here, and a
+    The servers of the user come last, for the case that no advertised address is reachable; a
     node without a replica only answers that it has none."""
     followers = [r for r in replicas if not r.leader and r.applied_seq >= last]
     lagging = [r for r in replicas if not r.leader and r.applied_seq < last]

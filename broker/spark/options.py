@@ -1,8 +1,8 @@
-"""What a user may write in .option(...) for format("jetraft").
+"""The options of format("jetraft").
 
-Owns: names, defaults and checks; a name we do not know is an error, not silence.
+Owns: names, defaults and checks; an unknown name is an error, never ignored.
 May not touch: sockets, Spark's classes.
-Spec: README, section Spark; names follow Spark's Kafka source where the meaning is the same."""
+Spec: docs/spark.md; names follow Spark's Kafka source where the meaning is the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_RECORDS_PER_PARTITION: Final = 500_000  # a task costs Spark some 30 ms 
 
 
 class ReadFrom(StrEnum):
-    FOLLOWER = "follower"  # spare the leader; it comes last
+    FOLLOWER = "follower"  # the leader is tried last
     ANY = "any"
     LEADER = "leader"
 
@@ -33,7 +33,7 @@ class Edge(StrEnum):
     LATEST = "latest"
 
 
-Bound = Edge | int  # a sequence: the first to read, or behind the last to read
+Bound = Edge | int  # a sequence: the first to read, or the one after the last to read
 
 KNOWN: Final = (
     "servers", "stream", "subjects", "user", "password", "token", "tlsCa",
@@ -44,7 +44,7 @@ KNOWN: Final = (
 
 
 class OptionError(ValueError):
-    """The user's option is wrong; the text says how to write it."""
+    """An option of the user is wrong; the text says what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,19 @@ class SourceOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """`given` holds lower-case keys, as Spark delivers them, or the written ones."""
+    """Keys are compared without case: Spark passes them in lower case."""
     options = {key.lower(): str(value).strip() for key, value in given.items()}
     known = {name.lower(): name for name in KNOWN}
     unknown = sorted(options.keys() - known.keys() - {"path"})
     if unknown:
-        raise OptionError(f"unknown option {unknown[0]!r}; there are {', '.join(KNOWN)}")
+        raise OptionError(f"unknown option {unknown[0]!r}; choose from {', '.join(KNOWN)}")
     if "path" in options and "stream" in options:
         raise OptionError("name the stream once: in load(...) or in the option stream")
     stream = options.get("stream") or options.get("path", "")
     if not stream:
         raise OptionError("which stream? Set the option stream")
     if set(stream) & set(" \t\r\n.*>"):
-        raise OptionError(f"{stream!r} is no stream name")
+        raise OptionError(f"{stream!r} is not a stream name")
     servers = options.get("servers", "127.0.0.1:4222")
     return SourceOptions(
         servers=_endpoints(servers),

@@ -1,10 +1,10 @@
-"""format("jetraft"): a stream as a Spark table, by batch and by micro-batches.
+"""format("jetraft"): a stream as a Spark table, in batch and streaming queries.
 
 Owns: Spark's side of the contract: schema, planning on the driver, reading in the tasks, offsets.
-May not touch: the server. It sees the scan client and nothing that serves.
-Objects here are pickled into Spark's workers: no sockets or locks in them, connections are opened
-where they are used.
-Spec: Spark 4 Python Data Source API; research notes on the Spark source, sections 3 and 4."""
+May not touch: the server. It imports the scan client only.
+Objects here are pickled and sent to Spark's workers, so they hold no sockets or locks; connections
+are opened where they are used.
+Spec: Spark 4 Python Data Source API; docs/spark.md."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ COLUMN_TYPES: Final[dict[str, DataType]] = {
 
 
 class SchemaError(ValueError):
-    """The user's schema names a column or a type that a message does not have."""
+    """The schema of the user has a column or type that messages do not have."""
 
 
 class JetRaftDataSource(DataSource):
-    """What `spark.read.format("jetraft")` builds on the driver."""
+    """The class behind `spark.read.format("jetraft")`, on the driver."""
 
     @classmethod
     def name(cls) -> str:
@@ -112,7 +112,7 @@ class JetRaftReader(DataSourceReader):
 
 
 class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query. Lives in one driver-side process for as long as the query runs."""
+    """A streaming query. It stays in one driver-side process as long as the query runs."""
 
     def __init__(self, options: SourceOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -120,13 +120,13 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: Planner | None = None
         self._initial: Offset | None = None
         self._pinned = False
-        self._target: int | None = None  # AvailableNow: read up to here, then end
+        self._target: int | None = None  # AvailableNow: stop here
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_planner": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Asked twice for a new query; the answer must not move between (see latestOffset)."""
+        """Called twice for a new query; both calls must return the same (see latestOffset)."""
         if self._initial is None:
             plan = self._plan()
             first = first_to_read(self._options.starting or Edge.LATEST, plan, self._options)
@@ -141,8 +141,8 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._plan().last_seq + 1
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Spark stores only the end of a batch. So the first batch of a new query is empty: it
-        writes the starting point into the checkpoint, where a crash cannot move it."""
+        """Spark stores only the end of a batch. The first batch of a new query is therefore empty:
+        it writes the starting point to the checkpoint, so that a crash cannot move it."""
         begin = parse_offset(start, stream=self._options.stream)
         if not self._pinned:
             self._pinned = True
@@ -166,8 +166,8 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plan = self._plan()
         begin = self._same_incarnation(begin, plan)
         if plan.id != finish.id:
-            begin = replace(begin, next=finish.next)  # what was left of it is gone
-        # the whole range is cut, lost head or not: a replay must not depend on the retention
+            begin = replace(begin, next=finish.next)  # the rest of the old stream is gone
+        # cut the whole range, even if its head is lost: a replay must not depend on retention
         found = ranges(plan, options, first=begin.next, behind=finish.next)
         if found and plan.first_seq > begin.next:
             report_loss(options, begin.next, min(plan.first_seq, finish.next) - 1)
@@ -199,15 +199,15 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class StreamReplacedError(RuntimeError):
-    """The stream of this name is another one than the checkpoint speaks of."""
+    """The stream was deleted and created again after the checkpoint was written."""
 
 
 def column_names(schema: StructType) -> tuple[str, ...]:
-    """A user's schema prunes columns: these are the ones to make, in its order."""
+    """The columns to read, in the order of the schema that the user gave."""
     for column in schema.fields:
         expected = COLUMN_TYPES.get(column.name)
         if expected is None:
-            raise SchemaError(f"no column {column.name!r}; there are {', '.join(COLUMN_TYPES)}")
+            raise SchemaError(f"no column {column.name!r}; choose from {', '.join(COLUMN_TYPES)}")
         if column.dataType != expected:
             raise SchemaError(f"column {column.name} is a {expected.simpleString()}")
     return tuple(column.name for column in schema.fields)
@@ -229,13 +229,13 @@ def report_loss(options: SourceOptions, first: int, last: int) -> None:
     lost = DataLost(options.stream, first, last)
     if options.fail_on_data_loss:
         raise lost
-    logger.warning("%s (it is set)", lost)
+    logger.warning("%s (as configured)", lost)
 
 
 def read_partition(
     partition: InputPartition, options: SourceOptions, names: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """Runs in a task. Spark calls it with an empty partition when a plan has none."""
+    """Runs in a task. Spark passes an empty partition if the plan has none."""
     wanted = getattr(partition, "wanted", None)
     if not isinstance(wanted, ScanRange):
         return
@@ -253,7 +253,7 @@ def read_partition(
 
 
 def near_first(wanted: ScanRange) -> ScanRange:
-    """A replica on this task's own machine goes first: Spark's Python sources have no locality."""
+    """A replica on the machine of this task comes first: Python sources have no locality."""
     here = {socket.gethostname()}
     ordered = sorted(wanted.endpoints, key=lambda endpoint: endpoint.host not in here)
     return replace(wanted, endpoints=tuple(ordered))

@@ -231,6 +231,7 @@ def test_keys_in_a_file(tmp_path: Path) -> None:
         (f"{{nkey: {KEY.public}}}, {{nkey: {KEY.public}}}", f'Duplicate nkey "{KEY.public}"'),
         ("{user: a, connection_types: [hokus]}", r'invalid connection types \["HOKUS"\]'),
     ],
+    ids=["cut short", "of an account", "user name", "password", "twice", "connection type"],
 )
 def test_errors_name_the_bad_entry(tmp_path: Path, entries: str, error: str) -> None:
     with pytest.raises(BadSettings, match=error):

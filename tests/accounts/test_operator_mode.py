@@ -308,7 +308,9 @@ GOOD = f"operator: {operator()}\nresolver: MEMORY\n"
         (f"operator: {operator()}x", "error parsing operator JWT: claim failed V2 signature"),
         ("operator: 5", "error parsing operators: unsupported type"),
         ("resolver: 5", "error parsing operator resolver, wrong type"),
-        (f"resolver_preload {{ {ACCOUNT.public}: abc }}", "invalid account JWT"),
+        pytest.param(
+            f"resolver_preload {{ {ACCOUNT.public}: abc }}", "invalid account JWT", id="not a JWT"
+        ),
         ("resolver: hokus", r"error parsing account resolver, should be MEM or\s+URL"),
         ('resolver: URL("http://x")', "not supported yet"),
         ("resolver { type: full }", "not supported yet"),

@@ -1,4 +1,4 @@
-"""The judge of chaos runs: a clean run passes, and each anomaly that is planted is named."""
+"""The checker of chaos runs: a clean run passes, and every planted anomaly is reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND = 10**9
 
 
 def clean_run(seed: int = 1, count: int = 60) -> tuple[History, Stored]:
-    """Publishes that overlap; some failed, some without an answer, of which half are stored."""
+    """Overlapping publishes; some failed, some without an answer, of which half are stored."""
     dice = random.Random(seed)
     history, stored = History(), list[tuple[int, str]]()
     for i in range(count):
@@ -117,7 +117,7 @@ def use_a_sequence_twice(history: History, stored: Stored) -> str:
 
 
 def go_back(history: History, stored: Stored) -> str:
-    """Acked, then a later publish got a lower sequence: two leaders had their own counts."""
+    """A later publish got a lower sequence: two leaders counted independently."""
     first, last = history.acked()[0], history.acked()[-1]
     first.ident, last.ident = last.ident, first.ident
     first.seq, last.seq = last.seq, first.seq
@@ -141,7 +141,7 @@ PLANTED: list[tuple[Callable[[History, Stored], str], str]] = [
 @pytest.mark.parametrize(
     ("plant", "name"), PLANTED, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_a_planted_anomaly_is_named(plant: Callable[[History, Stored], str], name: str) -> None:
+def test_a_planted_anomaly_is_reported(plant: Callable[[History, Stored], str], name: str) -> None:
     history, stored = clean_run()
     example = plant(history, stored)
     verdict = verdict_of(history, stored)
@@ -151,7 +151,7 @@ def test_a_planted_anomaly_is_named(plant: Callable[[History, Stored], str], nam
     assert verdict.lines()[-1] == "verdict: PROMISES BROKEN"
 
 
-def test_what_may_be_stored_or_not_is_no_anomaly() -> None:
+def test_an_unanswered_publish_may_be_stored_or_not() -> None:
     unanswered = Publish("0-1", 0, done_ns=1)
     acked = Publish("0-0", 0, done_ns=1, outcome=Outcome.ACKED, seq=1)
     history = History([acked, unanswered])
@@ -179,13 +179,13 @@ def test_gaps_in_sequences_are_allowed() -> None:
     ],
     ids=["behind", "ahead", "other order"],
 )
-def test_replicas_that_differ_are_named(other: Callable[[Stored], Stored]) -> None:
+def test_replicas_that_differ_are_reported(other: Callable[[Stored], Stored]) -> None:
     history, stored = clean_run()
     verdict = verdict_of(history, stored, list(stored), other(stored))
     assert verdict.anomalies == {"replicas differ": ["n1 and n3"]}
 
 
-def test_a_run_without_an_ack_shows_nothing() -> None:
+def test_a_run_without_an_ack_does_not_pass() -> None:
     history = History([Publish(f"0-{i}", i, done_ns=i + 1) for i in range(3)])
     verdict = verdict_of(history, [])
     assert verdict.anomalies == {"nothing acked": ["3 publishes"]}

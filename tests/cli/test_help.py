@@ -1,4 +1,4 @@
-"""The jetraft command: everything it can do is listed and explained."""
+"""The jetraft command: the help lists and explains every command and option."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def commands(
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        assert command is not None, f"{name} is listed and not there"
+        assert command is not None, f"{name} is listed but does not exist"
         yield (*path, name), command
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
@@ -46,7 +46,7 @@ def test_the_help_lists_every_command() -> None:
     for name, (_, text) in COMMANDS.items():
         assert text.endswith("."), name
         assert " ".join(text.split()[:4]) in shown
-    assert "jetraft stream add" in shown  # where to begin
+    assert "jetraft stream add" in shown  # the first step
     assert "\nError" not in shown
 
 
@@ -58,7 +58,7 @@ def test_without_a_command_the_help_is_shown() -> None:
 @ALL
 def test_every_command_says_what_it_does(path: tuple[str, ...]) -> None:
     command = EVERYTHING[path]
-    assert command.help, "a sentence for the user"
+    assert command.help, "no help text"
     assert command.help.strip()[0].isupper()
     assert command.help.strip().endswith(".")
     assert not command.deprecated
@@ -94,7 +94,7 @@ def test_groups_have_the_verbs_a_user_expects() -> None:
     assert {"pub", "peers"} <= verbs["bench"]
 
 
-def test_serve_shows_the_servers_own_flags(
+def test_serve_shows_the_flags_of_the_server(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["jetraft", "serve", "--help"])
@@ -123,8 +123,8 @@ def test_the_version_is_shown() -> None:
         (["consumer", "add", "S", "C", "--deliver", "sometime"], "is not one of"),
         (["chaos", "run", "earthquake"], 'no scenario "earthquake"'),
         (["pub", "a", "b", "--header", "nothing"], '"nothing" is not Name:value'),
-        (["pub", "a.*", "b"], '"a.*" is no subject to publish on'),
-        (["pub", "a..b", "b"], '"a..b" is no subject to publish on'),
+        (["pub", "a.*", "b"], '"a.*" is not a valid subject to publish to'),
+        (["pub", "a..b", "b"], '"a..b" is not a valid subject to publish to'),
         (["stream", "add", "S", "--subjects", "s", "--replicas", "0"], "0 is not in the range"),
         (["stream", "add", "S", "--subjects", "s", "--max-msgs", "-5"], "-5 is not in the range"),
         (["stream", "add", "S", "--subjects", "s", "--max-age", "-1"], "-1.0 is not in the range"),
@@ -142,7 +142,7 @@ def test_the_version_is_shown() -> None:
         (["up", "--nodes", "0"], "0 is not in the range"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(words: list[str], sentence: str) -> None:
+def test_mistakes_are_reported_in_a_sentence(words: list[str], sentence: str) -> None:
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
     assert sentence in result.output
@@ -150,13 +150,13 @@ def test_mistakes_are_told_in_a_sentence(words: list[str], sentence: str) -> Non
 
 
 @ALL
-def test_the_environment_variable_of_the_server_is_told(path: tuple[str, ...]) -> None:
+def test_the_help_names_the_environment_variable_of_the_server(path: tuple[str, ...]) -> None:
     command = EVERYTHING[path]
     if any(parameter.name == "server" for parameter in command.params):
         assert "NATS_URL" in run(*path, "--help")
 
 
-def test_a_server_that_is_not_there_is_one_line_and_soon() -> None:
+def test_an_unreachable_server_is_one_line_of_error() -> None:
     result = CliRunner().invoke(cli, ["stream", "ls", "-s", "nats://127.0.0.1:1"])
     assert result.exit_code == 1
     assert result.output.startswith("Error: ")
@@ -164,22 +164,22 @@ def test_a_server_that_is_not_there_is_one_line_and_soon() -> None:
     assert "127.0.0.1:1" in result.output
 
 
-def test_nothing_runs_where_nothing_was_started(tmp_path: Path) -> None:
+def test_down_where_nothing_was_started(tmp_path: Path) -> None:
     assert run("down", "--dir", str(tmp_path)).strip() == "nothing was running"
     result = CliRunner().invoke(cli, ["down", "n1", "--dir", str(tmp_path)])
     assert result.exit_code == 1
-    assert "n1 does not run here" in result.output
+    assert "n1 is not running here" in result.output
 
 
 def test_one_simulated_seed_is_reported() -> None:
     result = CliRunner().invoke(cli, ["chaos", "sim", "--seed", "1"], catch_exceptions=False)
     assert result.exit_code == 0
     assert "seed 1: clean" in result.output
-    assert "replay" not in result.output  # it is the replay, and nothing to hunt for
+    assert "replay" not in result.output  # this run is the replay, and it found nothing
 
 
 def test_the_command_imports_only_what_it_needs() -> None:
-    """`serve` must be ready within a blink: no client library, no tables, no benchmarks."""
+    """`serve` must start fast: no client library, no tables, no benchmarks."""
     script = (
         "import sys, broker.cli.main\n"
         "print(sorted({'nats', 'rich', 'aiohttp', 'rocksdict', 'broker.bench'} & set(sys.modules)))"

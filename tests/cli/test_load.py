@@ -1,4 +1,4 @@
-"""The load client: what it counts, and that it ends where it said it would."""
+"""The load client of the benchmarks: what it counts, and when it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from broker.bench.scenarios import create_stream
 
 @st.composite
 def texts_and_streams(draw: st.DrawFn) -> tuple[bytes, bytes, list[int]]:
-    """A text that does not overlap itself, a stream rich in it, and where to cut the stream."""
+    """A text that does not overlap itself, bytes that contain it often, and where to cut them."""
     text = draw(
         st.text("ab:", min_size=1, max_size=5)
         .map(str.encode)
@@ -54,7 +54,7 @@ def test_any_chunking_counts_the_same(case: tuple[bytes, bytes, list[int]]) -> N
 
 
 @pytest.mark.parametrize("text", [b'"seq":', b"MSG core.bench "])
-def test_what_is_counted_byte_by_byte(text: bytes) -> None:
+def test_texts_are_counted_byte_by_byte(text: bytes) -> None:
     counter = _Counter(text)
     stream = (text + b"12}\r\n" + text[:-1]) * 3
     assert sum(counter.feed(stream[i : i + 1]) for i in range(len(stream))) == 3
@@ -96,7 +96,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     deadline = time.monotonic() + 10
     while not (files := [f for f in place.glob("*.ports") if f.stat().st_size]):
         assert process.poll() is None, (place / "log").read_text()
-        assert time.monotonic() < deadline, "nats-server does not say its port"
+        assert time.monotonic() < deadline, "nats-server did not write its ports file"
         time.sleep(0.01)
     yield int(json.loads(files[0].read_text())["nats"][0].rpartition(":")[2])
     process.terminate()
@@ -104,7 +104,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("count", "window"), [(1000, 256), (1000, 16_384), (77, 10), (1, 1)])
-def test_every_ack_is_awaited_and_the_connection_is_good_afterwards(
+def test_every_ack_is_awaited_and_the_connection_stays_usable(
     port: int, count: int, window: int
 ) -> None:
     client = LoadClient(port)
@@ -112,7 +112,7 @@ def test_every_ack_is_awaited_and_the_connection_is_good_afterwards(
         create_stream(client, "BENCH", replicas=1, storage="memory")
         load = client.publish_acked("BENCH.a", size=16, count=count, window=window)
         assert load.messages == count
-        # Not one too many was sent, and the next answer is not an ack that came late.
+        # No message too many was sent, and the next answer is not a late ack.
         state = client.request("$JS.API.STREAM.INFO.BENCH")["state"]
         assert isinstance(state, dict)
         assert state["messages"] == count
@@ -133,7 +133,7 @@ def test_refusals_are_errors(port: int) -> None:
         client.close()
 
 
-def test_an_answer_is_told_from_other_messages(port: int) -> None:
+def test_an_answer_is_distinguished_from_other_messages(port: int) -> None:
     client, publisher = LoadClient(port), LoadClient(port)
     try:
         client.subscribe("noise")
@@ -167,7 +167,7 @@ def test_prepared_requests_are_of_one_length_and_cut_at_lines() -> None:
         Requests.of([b"a", b"bb"])
 
 
-def test_one_by_one_every_subject_in_turn_is_answered(port: int) -> None:
+def test_one_by_one_waits_for_the_answer_on_every_subject(port: int) -> None:
     client = LoadClient(port)
     try:
         create_stream(client, "BENCH", replicas=1, storage="memory")
@@ -200,7 +200,7 @@ def test_resident_memory_of_a_process_grows() -> None:
         ("bytes/subject, index", [150.0], None, Bar(below=200), "|  | < 200 met |"),
     ],
 )
-def test_a_row_says_whether_its_bar_was_met(
+def test_a_row_shows_whether_its_bar_was_met(
     figure: str, ours: list[float], theirs: list[float] | None, bar: Bar | None, shown: str
 ) -> None:
     assert row("s", figure, ours, theirs, {figure: bar} if bar else {}).endswith(shown)

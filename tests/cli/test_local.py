@@ -1,9 +1,10 @@
-"""Local clusters: with a stand-in for the server, so that starting one costs little."""
+"""Local clusters, with a small script in place of the server so that a start is cheap."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,9 +15,17 @@ import pytest
 
 from broker.bench.peers import nats_server_command
 from broker.config.load import load, parse_flags
-from broker.local import LocalCluster, LocalNode, NodeFailed, free_ports, our_command
+from broker.local import (
+    PORTS,
+    LocalCluster,
+    LocalNode,
+    NodeFailed,
+    PortBlock,
+    free_ports,
+    our_command,
+)
 
-# Reads its http port out of the configuration file, says so, and answers every request alike.
+# Reads its http port from the configuration file and answers every request alike.
 STAND_IN = """
 import re, socket, sys
 text = open(sys.argv[-1]).read()
@@ -73,12 +82,12 @@ def test_a_cluster_starts_and_leaves_nothing_behind(tmp_path: Path) -> None:
         paused = cluster.nodes[1].process
         assert paused is not None
         cluster.nodes[0].kill()
-        cluster.nodes[1].pause()  # stopping a paused node must not wait for ever
+        cluster.nodes[1].pause()  # stopping a paused node must not hang
         until(lambda: stopped(pids[1]))
     assert not any(alive(pid) for pid in pids)
     assert all(node.process is None for node in cluster.nodes)
-    assert paused.returncode == -signal.SIGTERM  # it heard the request
-    cluster.stop()  # again is nothing
+    assert paused.returncode == -signal.SIGTERM  # it was resumed, not killed
+    cluster.stop()  # a second stop does nothing
 
 
 def test_a_node_is_killed_and_started_again(one: LocalNode) -> None:
@@ -91,7 +100,7 @@ def test_a_node_is_killed_and_started_again(one: LocalNode) -> None:
     one.start()
     one.wait_healthy()
     assert one.pid != first
-    assert one.log_path.read_text().count("listening") == 2  # the log goes on
+    assert one.log_path.read_text().count("listening") == 2  # the log is appended to
     one.stop()
     one.stop()
 
@@ -104,7 +113,7 @@ def test_pause_and_resume(one: LocalNode) -> None:
     one.resume()
     until(lambda: not stopped(one.pid))
     assert one.healthy()
-    # A node that has ended is not signalled: its process id may be another's.
+    # A node that has ended gets no signal: its process id may belong to another process.
     os.kill(one.pid, signal.SIGKILL)
     assert one.process is not None
     one.process.wait()
@@ -132,7 +141,7 @@ def test_a_node_that_exits_is_reported_with_the_end_of_its_log(tmp_path: Path) -
     ],
     ids=["closed", "not http", "unavailable", "not ok", "cut short"],
 )
-def test_whatever_a_sick_node_answers_it_is_not_healthy(tmp_path: Path, answer: str) -> None:
+def test_any_other_answer_is_not_healthy(tmp_path: Path, answer: str) -> None:
     cluster = LocalCluster(tmp_path, size=1, command=stand_in(answer))
     cluster.prepare()
     node = cluster.nodes[0]
@@ -172,7 +181,7 @@ def test_an_interrupted_start_leaves_nothing_behind(
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_node_that_ignores_the_request_is_killed(
+def test_a_node_that_ignores_sigterm_is_killed(
     one: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.local.STOP_WITHIN_S", 0.05)
@@ -184,12 +193,41 @@ def test_a_node_that_ignores_the_request_is_killed(
     assert not alive(pid)
 
 
-def test_ports_are_free_and_distinct() -> None:
-    ports = free_ports(6)
+def twenty_ports() -> range:
+    """Numbers that no other test uses; another process that runs this test has others."""
+    first = 10_000 + os.getpid() % 200 * 20
+    return range(first, first + 20)
+
+
+def test_ports_are_distinct_and_free() -> None:
+    block = PortBlock(twenty_ports(), 20)
+    ports = block.free(6)
     assert len(set(ports)) == 6
+    with socket.create_server(("127.0.0.1", ports[0])):
+        assert sorted(block.free(19)) == sorted(set(block.ports) - {ports[0]})
+        with pytest.raises(OSError, match="fewer than 20"):
+            block.free(20)
+    assert len(set(free_ports(9))) == 9
 
 
-def test_a_missing_log_is_said(one: LocalNode) -> None:
+def test_two_processes_are_never_given_the_same_ports() -> None:
+    ports = range(twenty_ports().start - 4_000, twenty_ports().stop - 4_000)
+    claimed = [PortBlock(ports, 10), PortBlock(ports, 10)]
+    assert sorted(port for block in claimed for port in block.ports) == list(ports)
+    script = f"from broker.local import PortBlock; PortBlock({ports}, 10)"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert b"claimed by another process" in other.stderr
+
+
+def test_ports_are_not_those_of_outgoing_connections() -> None:
+    """A node that is down for a moment must find its port free when it starts again."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first < 32_768:
+        pytest.skip("this machine takes ports of outgoing connections from a larger range")
+    assert max(PORTS) < first
+
+
+def test_a_missing_log_is_reported(one: LocalNode) -> None:
     assert one.log_tail() == "(no log)"
 
 
@@ -228,7 +266,7 @@ def test_a_single_node_has_no_cluster(tmp_path: Path) -> None:
 
 
 def test_another_server_on_the_port_is_not_ours(tmp_path: Path) -> None:
-    """Ours exits because the port is taken; what answers there must not count."""
+    """Ours exits because the port is taken; the answers of the other server must not count."""
     other = LocalCluster(tmp_path / "other", size=1, name="other", command=stand_in())
     with other:
         node = other.nodes[0]

@@ -17,7 +17,7 @@ from broker.local import LocalCluster
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Started from a folder with a package of the same name as ours, which is not to be run."""
+    """Started from a folder that has a package `broker` of its own, which must not run."""
     (place := tmp_path_factory.mktemp("project")).joinpath("broker").mkdir()
     (place / "broker" / "__init__.py").write_text("raise SystemExit('not this one')")
     cluster = LocalCluster(tmp_path_factory.mktemp("cli"), size=1)
@@ -50,7 +50,7 @@ def test_a_subscriber_without_a_stream_gets_the_message_once(url: str) -> None:
         listener.wait()
 
 
-def test_a_stream_that_stores_it_is_named(url: str) -> None:
+def test_the_stream_that_stores_a_message_is_named(url: str) -> None:
     run(url, "stream", "add", "KEPT", "--subjects", "kept.*")
     assert run(url, "pub", "kept.a", "x") == "stored in KEPT as 1"
     header = ("--header", "Nats-Msg-Id: once")
@@ -58,7 +58,7 @@ def test_a_stream_that_stores_it_is_named(url: str) -> None:
     assert run(url, "pub", "kept.a", "x", *header) == "stored in KEPT as 2 (duplicate)"
 
 
-def test_what_is_missing_is_named(url: str) -> None:
+def test_a_missing_stream_or_consumer_is_named(url: str) -> None:
     run(url, "stream", "add", "BARE", "--subjects", "bare")
     said = run(url, "consumer", "next", "BARE", "nobody", code=1)
     assert said == "Error: consumer not found (10014)"

@@ -1,4 +1,4 @@
-"""`jetraft up`, and commands that start servers when they are told to end."""
+"""`jetraft up`, and what commands that start servers do when they get a signal."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from click.testing import CliRunner, Result
 
 from broker.cli.main import cli
 from broker.cli.tables import age, size, table
-from broker.local import LocalCluster, NodeFailed, free_ports
+from broker.local import LocalCluster, NodeFailed
+from tests.support.clusters import port_for_up
 
 WITHIN_S = 60
 
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Path:
-    """A directory with the files of two nodes."""
-    port = free_ports(1)[0]
+    """A directory with the configuration files of two nodes."""
+    port = port_for_up()
     ports = [p for i in range(2) for p in (port + i, port + 4000 + i, port + 2000 + i)]
     LocalCluster(tmp_path / "run", size=2, name="local", ports=ports).prepare()
     return tmp_path / "run"
@@ -37,7 +38,7 @@ def up(place: Path, *words: str) -> Result:
 @pytest.mark.parametrize(
     ("words", "known"), [(("--nodes", "3"), "--nodes 2"), (("--port", "7000"), "--port")]
 )
-def test_a_cluster_is_not_made_another_one(
+def test_an_existing_cluster_keeps_its_size_and_ports(
     prepared: Path, words: tuple[str, ...], known: str
 ) -> None:
     before = {path: path.read_text() for path in prepared.rglob("server.conf")}
@@ -48,16 +49,16 @@ def test_a_cluster_is_not_made_another_one(
     assert {path: path.read_text() for path in prepared.rglob("server.conf")} == before
 
 
-def test_files_that_are_there_are_used_as_they_are(prepared: Path) -> None:
+def test_existing_configuration_files_are_used_unchanged(prepared: Path) -> None:
     for path in prepared.rglob("server.conf"):
         path.write_text(path.read_text() + "\nwhat_is_this: 1\n")
     result = up(prepared)
     assert result.exit_code == 1
-    assert 'unknown field "what_is_this"' in result.output  # so the files are still the user's
+    assert 'unknown field "what_is_this"' in result.output  # so the edited files were read
 
 
 def test_a_port_of_another_program_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """Another cluster there has nodes of the same names: they would answer in place of ours."""
+    """Another cluster has nodes of the same names: they would answer for ours."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = up(tmp_path / "run", "--port", str(port))
@@ -66,7 +67,7 @@ def test_a_port_of_another_program_is_refused_before_anything_is_written(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_shows_the_lines_of_this_start(tmp_path: Path) -> None:
+def test_an_error_shows_only_log_lines_of_this_start(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-c", "raise SystemExit('now')"]
     cluster = LocalCluster(tmp_path, size=1, command=command)
     cluster.prepare()
@@ -76,17 +77,17 @@ def test_an_error_shows_the_lines_of_this_start(tmp_path: Path) -> None:
     assert str(failure.value) == "local-1 exited: now"
 
 
-# -- the end -----------------------------------------------------------------------------------
+# -- signals --------------------------------------------------------------------------------
 
 
 def servers_of(place: Path) -> list[int]:
-    """Processes that run a server out of the directory."""
+    """Processes that run a server of this directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
-            continue  # gone meanwhile
+            continue  # the process has ended
         if any(word.startswith(os.fsencode(place)) for word in words):
             found.append(int(path.parent.name))
     return found
@@ -103,7 +104,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 @pytest.mark.parametrize(
     "words", [("bench", "peers", "--only", "R1 file 128 B, window"), ("chaos", "run", "pause")]
 )
-def test_a_command_that_is_ended_leaves_no_servers(
+def test_a_command_that_gets_a_signal_leaves_no_servers(
     tmp_path: Path, words: tuple[str, ...], number: signal.Signals
 ) -> None:
     child = subprocess.Popen(
@@ -123,7 +124,7 @@ def test_a_command_that_is_ended_leaves_no_servers(
         child.wait()
 
 
-def test_nobody_waits_for_a_node_that_was_stopped(tmp_path: Path) -> None:
+def test_waiting_for_a_node_ends_when_it_is_stopped(tmp_path: Path) -> None:
     """Ctrl-C stops the nodes while a thread still waits for their health."""
     cluster = LocalCluster(tmp_path, size=1, command=[sys.executable, "-S", "-c", "input()"])
     cluster.prepare()
@@ -132,7 +133,7 @@ def test_nobody_waits_for_a_node_that_was_stopped(tmp_path: Path) -> None:
         cluster.nodes[0].wait_healthy(timeout_s=WITHIN_S)
 
 
-def test_a_signal_waits_until_a_new_process_is_known(tmp_path: Path) -> None:
+def test_a_signal_waits_until_a_new_process_is_recorded(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path, size=1, command=[sys.executable, "-S", "-c", "input()"])
     cluster.prepare()
     node = cluster.nodes[0]

@@ -1,6 +1,6 @@
-"""Accounts over nodes: isolation, JetStream per account, imports, and forgeries without effect.
+"""Accounts across nodes: isolation, JetStream per account, imports, and forgeries without effect.
 
-Every test runs against our three nodes and against the reference server, with the same file."""
+Every test runs against our three nodes and against nats-server, with the same configuration."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def cluster(
 
 
 async def client(cluster: LocalCluster, user: str, node: int = 0) -> Any:
-    """Of an account, at one of the nodes."""
+    """A client of an account, connected to one of the nodes."""
     url = cluster.nodes[node % cluster.size].url
     return await nats.connect(url, user=user, password=user)
 
@@ -65,7 +65,7 @@ async def request(found: Any, subject: str, body: bytes = b"") -> dict[str, Any]
     return answer
 
 
-def test_streams_of_accounts_do_not_know_each_other(cluster: LocalCluster) -> None:
+def test_streams_of_two_accounts_are_separate(cluster: LocalCluster) -> None:
     async def work() -> None:
         one, other = await client(cluster, "a"), await client(cluster, "b", 1)
         for owner, word in ((one, b"of a"), (other, b"of b")):
@@ -84,7 +84,7 @@ def test_streams_of_accounts_do_not_know_each_other(cluster: LocalCluster) -> No
     run(work)
 
 
-def test_limits_are_the_accounts_own(cluster: LocalCluster) -> None:
+def test_limits_apply_per_account(cluster: LocalCluster) -> None:
     async def work() -> None:
         one, other = await client(cluster, "a", 2), await client(cluster, "b")
         for name in ("L1", "L2"):
@@ -107,7 +107,7 @@ def test_limits_are_the_accounts_own(cluster: LocalCluster) -> None:
 
 @pytest.mark.parametrize("subject", ["INFO", "STREAM.NAMES", "STREAM.INFO.X"])
 @pytest.mark.parametrize("user", ["c", "s"])
-def test_an_account_without_jetstream_is_told_so(
+def test_an_account_without_jetstream_gets_an_error(
     cluster: LocalCluster, user: str, subject: str
 ) -> None:
     async def work() -> None:
@@ -223,7 +223,7 @@ def test_acks_and_replies_forged_by_another_account_have_no_effect(cluster: Loca
 
 
 def test_mirrors_read_the_streams_of_their_own_account(cluster: LocalCluster) -> None:
-    """Both accounts have a stream of that name; only the first user of the file is of A."""
+    """Both accounts have a stream of that name; the first user in the file belongs to A."""
 
     async def work() -> None:
         a, b = await client(cluster, "a"), await client(cluster, "b")

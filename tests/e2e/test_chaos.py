@@ -1,4 +1,6 @@
-"""Short chaos runs: real kills under load, judged by the checker."""
+"""Short chaos runs: real kills under load, judged by the checker.
+
+Longer ones are commands: `jetraft chaos run`."""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from chaos.scenarios import Settings, run_scenario
     ("scenario", "storage", "rounds"),
     [("follower-kill", "file", 1), ("all-kill", "file", 1), ("leader-kill", "memory", 3)],
 )
-def test_promises_hold_under(scenario: str, storage: str, rounds: int) -> None:
+def test_every_promise_is_kept(scenario: str, storage: str, rounds: int) -> None:
     settings = Settings(
-        scenario, rate=200, rounds=rounds, fault_seconds=1.0, between_seconds=1.0, storage=storage
-    )
+        scenario, rate=200, rounds=rounds, fault_seconds=0.5, between_seconds=0.5, storage=storage,
+        answer_within_s=3.0,
+    )  # fmt: skip
     said: list[str] = []
     verdict = asyncio.run(run_scenario(settings, said.append))
     report = "\n".join([*said, *verdict.lines()])

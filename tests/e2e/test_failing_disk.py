@@ -1,7 +1,7 @@
-"""Flushes of the log that fail in a real process: silent and readable meanwhile, then back.
+"""Log flushes that fail in a real process: it acks nothing, serves reads, and then recovers.
 
-The disk is a library put before the C library: while a file is there, every fsync of a write-ahead
-log ends in EIO, and what it should have flushed may be lost, as far as the server can know."""
+The failing disk is a library loaded before the C library: while a flag file exists, every fsync of
+a write-ahead log fails with EIO. The server must assume that the data was lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ int fdatasync(int fd) {
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    """The library; tmp_path/broken is the file."""
+    """The path of the library; tmp_path/broken is the flag file."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler here")
@@ -73,7 +73,7 @@ def health(node: LocalNode) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_node_with_failing_flushes_goes_on_when_they_succeed_again(
+def test_a_node_whose_flushes_failed_recovers_when_they_succeed_again(
     tmp_path: Path, disk: Path, size: int
 ) -> None:
     broken = tmp_path / "broken"
@@ -99,7 +99,7 @@ def test_a_node_with_failing_flushes_goes_on_when_they_succeed_again(
                 await stream.publish("F", b"tried")
             except (nats.errors.Error, nats.js.errors.Error):
                 continue
-            assert size > 1, "acknowledged by a disk that does not flush"
+            assert size > 1, "acknowledged without a flush"
         status, reason = next(h for node in cluster.nodes if (h := health(node))[0] != 200)
         assert status == 503
         assert "Input/output error" in reason

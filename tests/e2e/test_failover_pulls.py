@@ -1,4 +1,4 @@
-"""A leader that dies takes waiting pull requests with it; their clients need not wait for that."""
+"""Pull requests that waited at a leader which was killed: their clients are told at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ PULL = "$JS.API.CONSUMER.MSG.NEXT.FAIL.C"
 ACK_WAIT_S = 2.0
 
 
-def test_pulls_that_waited_at_a_dead_leader_are_told_and_the_next_is_served(tmp_path: Path) -> None:
-    """A message whose ack died with the leader comes again after its ack wait, not after the
+def test_pulls_that_waited_at_a_killed_leader_get_a_status_and_the_next_is_served(
+    tmp_path: Path,
+) -> None:
+    """A message that was delivered but not acked is redelivered after its ack wait, not after the
     expiry of the request that was lost."""
     expires_s = 10 * WITHIN_S
     body = json.dumps({"batch": 10, "expires": int(expires_s * 1e9)}).encode()
@@ -40,13 +42,13 @@ def test_pulls_that_waited_at_a_dead_leader_are_told_and_the_next_is_served(tmp_
             await client.publish(PULL, body, reply="answers.pull")
             await client.jetstream().publish("fail", b"one")
             assert (await inbox.next_msg(timeout=WITHIN_S)).data == b"one"
-            # Later in the same log: when it is acked, the others know of the delivery too.
+            # Later in the same log: when it is acked, the followers know of the delivery too.
             await client.jetstream().publish("mark", b"")
             leader.kill()
-            told = await inbox.next_msg(timeout=WITHIN_S)
-            assert told.headers["Status"] == "409"
-            assert told.headers["Description"] == "Leadership Change"
-            # At once, with no leader elected yet: it is held for the next one.
+            status = await inbox.next_msg(timeout=WITHIN_S)
+            assert status.headers["Status"] == "409"
+            assert status.headers["Description"] == "Leadership Change"
+            # At once, before a leader is elected: it is held for the next one.
             await client.publish(PULL, body, reply="answers.pull")
             again = await inbox.next_msg(timeout=WITHIN_S)
             assert again.data == b"one"

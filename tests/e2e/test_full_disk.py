@@ -1,4 +1,4 @@
-"""A disk that fills up while clients publish: refused, nothing lost, and it goes on."""
+"""A disk that fills up: publishes are refused, nothing is lost, and space ends the refusals."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def fill(client: Any, bodies: dict[int, bytes]) -> int:
-    """Publish in windows until something is refused; what was acked goes to `bodies`. How many
-    were refused."""
+    """Publish in windows until something is refused; acked payloads go to `bodies` by sequence.
+    Return how many were refused."""
     inbox = await client.subscribe("acks.*")
     refused = number = 0
     while not refused:
@@ -68,7 +68,7 @@ async def stored(client: Any, bodies: dict[int, bytes]) -> None:
         assert message.data == body, f"message {seq}"
 
 
-def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path, disk: Path) -> None:
+def test_a_full_disk_refuses_publishes_until_there_is_space(tmp_path: Path, disk: Path) -> None:
     with LocalCluster(disk, size=1, name="full") as server:
 
         async def work() -> None:
@@ -78,16 +78,16 @@ def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path, disk
             await stream.add_stream(name="M", subjects=["m"], storage="memory")
             bodies: dict[int, bytes] = {}
             await fill(client, bodies)
-            assert (await stream.publish("m", b"x")).seq == 1, "a stream in memory goes on"
+            assert (await stream.publish("m", b"x")).seq == 1, "a memory stream still accepts"
             assert (await stream.get_last_msg("M", "m")).data == b"x"
             await stored(client, bodies)
             mount("-o", f"remount,size={LARGE}", str(disk))
 
-            async def taken() -> bool:
+            async def accepted() -> bool:
                 answer = json.loads((await client.request("f", b"after", timeout=5)).data)
                 return "error" not in answer
 
-            await eventually(taken, "room again")
+            await eventually(accepted, "a publish after there is space")
             await stored(client, bodies)
             assert (await stream.publish("m", b"y")).seq == 2
             await client.close()

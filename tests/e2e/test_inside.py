@@ -1,6 +1,6 @@
-"""Mirrors and sources of the same server, whatever it asks of those who connect from outside.
+"""Mirrors and sources of streams on the same server, whatever its client port requires.
 
-Every test runs against our server and against the reference server, with the same file."""
+Every test runs against our server and against nats-server, with the same configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TLS = f"""
   key_file: "{CERTS / "server-key.pem"}"
   ca_file: "{CERTS / "ca.pem"}"
 """
-DOORS = {
+CLIENT_PORTS = {
     "tls": f"tls {{ {TLS} }}",
     "certificates": f"tls {{ {TLS} verify: true }}",
     "handshake first": f"tls {{ {TLS} verify: true, handshake_first: true }}",
@@ -35,23 +35,23 @@ DOORS = {
 }
 
 
-async def connect(node: LocalNode, door: str) -> Any:
-    """The one client there is, with all that its door asks for."""
-    if "tls" not in DOORS[door]:
-        who = {"user": "a", "password": "a"} if "user: a" in DOORS[door] else {}
+async def connect(node: LocalNode, rules: str) -> Any:
+    """The only client, with everything that the client port requires."""
+    if "tls" not in CLIENT_PORTS[rules]:
+        who = {"user": "a", "password": "a"} if "user: a" in CLIENT_PORTS[rules] else {}
         return await nats.connect(node.url, allow_reconnect=False, **who)
     context = ssl.create_default_context(cafile=str(CERTS / "ca.pem"))
     context.load_cert_chain(CERTS / "client-cert.pem", CERTS / "client-key.pem")
     return await nats.connect(
         f"tls://localhost:{node.client_port}",
         tls=context,
-        tls_handshake_first=door == "handshake first",
+        tls_handshake_first=rules == "handshake first",
         allow_reconnect=False,
     )
 
 
 async def follow(client: Any) -> None:
-    """A mirror and a sourcing stream come to have what their origin has."""
+    """A mirror and a sourcing stream get every message of their origin."""
     streams = client.jetstream()
     await streams.add_stream(StreamConfig(name="ORDERS", subjects=["orders.*"]))
     for i in range(COUNT):
@@ -68,15 +68,15 @@ async def follow(client: Any) -> None:
 
 
 @pytest.mark.parametrize("command", [our_command, nats_server], ids=["ours", "nats-server"])
-@pytest.mark.parametrize("door", list(DOORS))
-def test_a_server_follows_its_own_streams_behind_any_door(
-    tmp_path: Path, door: str, command: Any
+@pytest.mark.parametrize("rules", list(CLIENT_PORTS))
+def test_a_server_reads_its_own_streams_whatever_its_client_port_requires(
+    tmp_path: Path, rules: str, command: Any
 ) -> None:
-    with LocalCluster(tmp_path, size=1, command=command(), more=DOORS[door]) as cluster:
+    with LocalCluster(tmp_path, size=1, command=command(), more=CLIENT_PORTS[rules]) as cluster:
         (node,) = cluster.nodes
 
         async def work() -> None:
-            client = await connect(node, door)
+            client = await connect(node, rules)
             await follow(client)
             assert node.http("/connz")["num_connections"] == 1
             numbers = node.http("/varz")

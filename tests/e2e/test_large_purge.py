@@ -1,4 +1,4 @@
-"""A purge by filter that takes several entries, through the API."""
+"""A filtered purge that needs several log entries, through the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUBJECTS = 100
 COUNT = 12_000
 
 
-def test_many_subjects_go_in_one_request(tmp_path: Path) -> None:
+def test_one_request_purges_many_subjects(tmp_path: Path) -> None:
     async def work() -> None:
         client = await connect(*cluster.nodes)
         stream = client.jetstream()

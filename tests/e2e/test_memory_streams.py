@@ -1,4 +1,4 @@
-"""Streams with memory storage: nothing on disk, gone with the last replica, not before."""
+"""Streams with memory storage: never on disk, and lost only with the last replica."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def files_with(place: Path, text: bytes) -> list[Path]:
     return [path for path in place.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
-def test_a_restart_empties_it_and_it_goes_on(tmp_path: Path) -> None:
+def test_a_stream_on_one_node_is_empty_after_a_restart_and_usable(tmp_path: Path) -> None:
     async def before() -> None:
         client = await connect(*cluster.nodes)
         stream = client.jetstream()
@@ -64,7 +64,7 @@ def test_a_restart_empties_it_and_it_goes_on(tmp_path: Path) -> None:
         assert not files_with(tmp_path, SECRET)
 
 
-def test_replicas_restart_one_at_a_time_and_nothing_is_lost_until_all_do(tmp_path: Path) -> None:
+def test_nothing_is_lost_until_all_replicas_restart_at_once(tmp_path: Path) -> None:
     async def publish(count: int) -> None:
         client = await connect(*cluster.nodes)
         stream = client.jetstream()
@@ -109,7 +109,7 @@ def test_replicas_restart_one_at_a_time_and_nothing_is_lost_until_all_do(tmp_pat
         stream = client.jetstream()
         info = await eventually(lambda: stream.stream_info("R"), "the stream answers")
         assert info.state.messages == info.state.last_seq == 0
-        ack = await eventually(lambda: stream.publish("R.x", b"new"), "it takes messages")
+        ack = await eventually(lambda: stream.publish("R.x", b"new"), "it accepts messages")
         assert ack.seq == 1
         await client.close()
 
@@ -119,7 +119,7 @@ def test_replicas_restart_one_at_a_time_and_nothing_is_lost_until_all_do(tmp_pat
             node.kill()
             run(lambda: publish(5))
             node.start()
-            node.wait_healthy()  # says that every stream has caught up
+            node.wait_healthy()  # healthy means that every stream has caught up
         run(lambda: check(25))
         assert not files_with(tmp_path, SECRET)
         restart_all(cluster)

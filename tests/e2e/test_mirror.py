@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ COUNT = 300
 
 
 def remote(cluster: LocalCluster, name: str) -> str:
-    """Configuration of a named remote that leads to the other cluster."""
+    """Configuration of a remote, under this name, that points to the cluster."""
     urls = ", ".join(f'"{url}"' for url in cluster.urls)
     return f"remotes {{ {name} {{ urls: [{urls}] }} }}"
 
@@ -28,13 +29,10 @@ async def fill(client: Any, first: int, last: int) -> None:
 
 
 async def stored(client: Any, stream: str, seq: int) -> Any:
-    """Everything a stored message is: the raw API answer, so that nothing is rounded."""
+    """A stored message as the API returns it, so that nothing is rounded."""
     request = b'{"seq":%d}' % seq
     answer = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=10)
-    import json
-
-    body = json.loads(answer.data)
-    return body.get("message")
+    return json.loads(answer.data).get("message")
 
 
 async def same(origin: Any, mirror: Any, last: int) -> None:
@@ -58,7 +56,7 @@ async def make_mirror(client: Any, replicas: int) -> None:
     )
 
 
-def test_mirror_of_a_real_nats_server_is_exact_and_resumes(tmp_path: Path) -> None:
+def test_a_mirror_of_a_nats_server_is_exact_and_resumes(tmp_path: Path) -> None:
     origin = LocalCluster(tmp_path / "far", size=1, name="far", command=nats_server())
     with origin:
         near = LocalCluster(tmp_path / "near", size=1, name="near", jetstream=remote(origin, "far"))
@@ -97,7 +95,7 @@ def test_mirror_of_a_real_nats_server_is_exact_and_resumes(tmp_path: Path) -> No
             run(second)
 
 
-def test_mirror_between_clusters_survives_the_death_of_both_leaders(tmp_path: Path) -> None:
+def test_a_mirror_between_clusters_survives_the_kill_of_both_leaders(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "far", name="far") as origin:
         near = LocalCluster(tmp_path / "near", name="near", jetstream=remote(origin, "far"))
         with near:
@@ -115,11 +113,11 @@ def test_mirror_between_clusters_survives_the_death_of_both_leaders(tmp_path: Pa
                 far_leader.kill()
                 near_leader.kill()
 
-                async def goes_on() -> bool:
+                async def accepted() -> bool:
                     await there.jetstream().publish("orders.x", b"after", timeout=5)
                     return True
 
-                await eventually(goes_on, "publishing to the origin")
+                await eventually(accepted, "publishing to the origin")
                 last = (await there.jetstream().stream_info("ORDERS")).state.last_seq
                 await caught_up(here, last)
                 await same(there, here, last)

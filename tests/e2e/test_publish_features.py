@@ -1,4 +1,4 @@
-"""Publish-side features over three real processes: what must survive a change of leader."""
+"""Publish features on three real processes: what must survive a change of leader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def publish(client: Any, subject: str, data: bytes = b"", **pairs: str) ->
     return json.loads(answer.data) if answer.data else None
 
 
-def test_a_batch_survives_its_leader(cluster: LocalCluster) -> None:
+def test_an_open_batch_survives_the_kill_of_its_leader(cluster: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*cluster.nodes)
         await create(client, "BATCH", allow_atomic=True)
@@ -64,7 +64,7 @@ def test_a_batch_survives_its_leader(cluster: LocalCluster) -> None:
     run(work)
 
 
-def test_a_counter_counts_once_each_whoever_leads(cluster: LocalCluster) -> None:
+def test_a_counter_counts_every_increment_once_across_leaders(cluster: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*cluster.nodes)
         await create(client, "COUNT", allow_msg_counter=True)
@@ -85,7 +85,7 @@ def test_a_counter_counts_once_each_whoever_leads(cluster: LocalCluster) -> None
     run(work)
 
 
-def test_schedules_fire_and_markers_come(cluster: LocalCluster) -> None:
+def test_schedules_fire_and_delete_markers_appear(cluster: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*cluster.nodes)
         await create(
@@ -113,7 +113,7 @@ def test_schedules_fire_and_markers_come(cluster: LocalCluster) -> None:
     run(work)
 
 
-def test_republished_messages_reach_clients_of_every_node(cluster: LocalCluster) -> None:
+def test_republished_messages_reach_the_clients_of_every_node(cluster: LocalCluster) -> None:
     async def work() -> None:
         clients = [await connect(node) for node in cluster.nodes]
         await create(

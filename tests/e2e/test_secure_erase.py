@@ -1,4 +1,4 @@
-"""A message that is deleted with erasure leaves every file of every replica."""
+"""A securely deleted message disappears from every file of every replica."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.clusters import connect, eventually, restart_all, run
 
 
 def holders(place: Path, text: bytes) -> list[str]:
-    """Files that hold the bytes now; some may go away while we look."""
+    """Files that contain the bytes; files that are removed during the search are skipped."""
     found = []
     for path in place.rglob("*"):
         try:
@@ -41,7 +41,7 @@ def test_an_erased_payload_is_in_no_file(tmp_path: Path, size: int) -> None:
         for i in range(50):
             await stream.publish("OTHER.x", b"%d" % i * 2000)
         for node in cluster.nodes:
-            assert holders(node.directory, large), "it is on disk when it is acked"
+            assert holders(node.directory, large), "an acked message is on disk"
         assert await stream.delete_msg("S", 1)
         assert await stream.delete_msg("S", 2)
 
@@ -50,7 +50,7 @@ def test_an_erased_payload_is_in_no_file(tmp_path: Path, size: int) -> None:
 
         await eventually(gone, "no file holds the erased payloads")
         for node in cluster.nodes:
-            assert holders(node.directory, kept), "the others are where they were"
+            assert holders(node.directory, kept), "other messages stay on disk"
         assert (await stream.get_msg("S", 3)).data == kept
         assert (await stream.publish("S.more", b"more")).seq == 4
         await client.close()
@@ -70,7 +70,7 @@ def test_an_erased_payload_is_in_no_file(tmp_path: Path, size: int) -> None:
         run(after)
 
 
-def test_an_erasure_that_a_crash_interrupted_is_made_up_for(tmp_path: Path) -> None:
+def test_an_erasure_that_a_crash_interrupted_is_finished_after_the_restart(tmp_path: Path) -> None:
     secret = secrets.token_hex(64).encode()
 
     async def erase() -> None:
@@ -87,14 +87,14 @@ def test_an_erasure_that_a_crash_interrupted_is_made_up_for(tmp_path: Path) -> N
         run(erase)
         node.kill()
         if not holders(tmp_path, secret):
-            pytest.fail("it was quicker than the kill: nothing was interrupted")
+            pytest.fail("the erasure finished before the kill: nothing was interrupted")
         node.start()
         node.wait_healthy()
 
-        async def made_up_for() -> None:
+        async def finished() -> None:
             async def gone() -> bool:
                 return not holders(tmp_path, secret)
 
             await eventually(gone, "no file holds the erased payload")
 
-        run(made_up_for)
+        run(finished)

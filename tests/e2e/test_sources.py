@@ -1,4 +1,4 @@
-"""Streams fed by others: local and remote, filtered and renamed, through failures and changes."""
+"""Streams with sources: local and remote, filtered and renamed, through failures and changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def api(client: Any, subject: str, body: object = None) -> Any:
 async def holds(client: Any, stream: str, count: int) -> None:
     async def check() -> bool:
         info = await client.jetstream().stream_info(stream)
-        assert info.state.last_seq <= count, "taken twice"
+        assert info.state.last_seq <= count, "copied twice"
         return bool(info.state.last_seq == count)
 
     await eventually(check, f"{count} messages in {stream}")
@@ -47,7 +47,7 @@ async def fill(client: Any, subject: str, first: int, last: int) -> None:
         await client.jetstream().publish(f"{subject}.{i % 3}", b"%s %d" % (subject.encode(), i))
 
 
-def test_sources_of_ours_and_of_a_real_server_survive_the_leader(tmp_path: Path) -> None:
+def test_sources_here_and_on_a_nats_server_survive_the_kill_of_the_leader(tmp_path: Path) -> None:
     far = LocalCluster(tmp_path / "far", size=1, name="far", command=nats_server())
     with far:
         remote = f'remotes {{ far {{ urls: ["{far.urls[0]}"] }} }}'
@@ -72,11 +72,11 @@ def test_sources_of_ours_and_of_a_real_server_survive_the_leader(tmp_path: Path)
                 (await leader_of(here, near, "ALL")).kill()
                 await fill(there, "f", 61, 120)
 
-                async def goes_on() -> bool:
+                async def accepted() -> bool:
                     await fill(here, "n", 61, 61)
                     return True
 
-                await eventually(goes_on, "publishing to N")
+                await eventually(accepted, "publishing to N")
                 last = (await here.jetstream().stream_info("N")).state.last_seq
                 await holds(here, "ALL", last + 40)
                 got = await content(here, "ALL", last + 40)
@@ -86,14 +86,14 @@ def test_sources_of_ours_and_of_a_real_server_survive_the_leader(tmp_path: Path)
                 assert [int(parts[1]) for parts in far_ones] == list(range(1, 121, 3))
                 assert {parts[2] for parts in far_ones} == {"f.1"}
                 names = await api(there, "CONSUMER.NAMES.F")
-                assert names["consumers"] == [], "readers are not shown"
+                assert names["consumers"] == [], "consumers of sources are hidden"
                 await there.close()
                 await here.close()
 
             run(work)
 
 
-def test_sources_are_filtered_renamed_added_removed_and_told(tmp_path: Path) -> None:
+def test_sources_are_filtered_renamed_added_removed_and_reported(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, size=1, name="one") as server:
 
         async def work() -> None:
@@ -127,18 +127,18 @@ def test_sources_are_filtered_renamed_added_removed_and_told(tmp_path: Path) -> 
                 "A 7 > > a.1", "A 8 > > a.2",
             ]  # fmt: skip
 
-            async def told() -> bool:
+            async def reported() -> bool:
                 info = await api(client, "STREAM.INFO.S")
                 gone = info["sources"][1]
                 return bool(gone.get("error", {}).get("err_code") == 10059 and gone["active"] == -1)
 
-            await eventually(told, "the missing origin")
+            await eventually(reported, "the error of the missing origin")
             await client.close()
 
         run(work)
 
 
-def test_a_full_stream_takes_the_rest_when_there_is_room(tmp_path: Path) -> None:
+def test_a_full_stream_gets_the_rest_when_its_limit_is_raised(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, size=1, name="full") as server:
 
         async def work() -> None:
@@ -157,7 +157,7 @@ def test_a_full_stream_takes_the_rest_when_there_is_room(tmp_path: Path) -> None
         run(work)
 
 
-def test_readers_of_other_servers_are_hidden_or_kept(tmp_path: Path) -> None:
+def test_source_consumers_of_nats_server_are_hidden_or_kept(tmp_path: Path) -> None:
     """The consumers that nats-server makes at an origin it mirrors or sources."""
     with LocalCluster(tmp_path, size=1, name="org") as server:
 

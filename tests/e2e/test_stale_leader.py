@@ -1,4 +1,4 @@
-"""A leader that was stopped and goes on: it must not answer from what it knew before."""
+"""A leader that was paused and continues must not answer from its old state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.clusters import WITHIN_S, connect, eventually, leader_of, run
 STREAM, KEY = "STALE", "stale.key"
 
 
-def asked() -> list[tuple[str, bytes]]:
+def requests() -> list[tuple[str, bytes]]:
     """Every way to ask for the last message of a subject."""
     body = json.dumps({"last_by_subj": KEY}).encode()
     return [
@@ -31,7 +31,7 @@ def value(subject: str, data: bytes) -> bytes:
     return data
 
 
-def test_a_leader_that_was_stopped_answers_with_what_was_stored_meanwhile(tmp_path: Path) -> None:
+def test_a_leader_that_was_paused_answers_with_what_was_stored_meanwhile(tmp_path: Path) -> None:
     async def work() -> None:
         with LocalCluster(tmp_path, name="stale") as cluster:
             first = await connect(*cluster.nodes)
@@ -43,7 +43,7 @@ def test_a_leader_that_was_stopped_answers_with_what_was_stored_meanwhile(tmp_pa
             others = [node for node in cluster.nodes if node is not leader]
             there, elsewhere = await connect(leader), await connect(*others)
             inboxes = []
-            for number, (subject, body) in enumerate(asked()):
+            for number, (subject, body) in enumerate(requests()):
                 answer = await there.request(subject, body, timeout=WITHIN_S)
                 assert value(subject, answer.data) == b"old"
                 inboxes.append(await there.subscribe(f"answers.{number}"))
@@ -51,8 +51,8 @@ def test_a_leader_that_was_stopped_answers_with_what_was_stored_meanwhile(tmp_pa
 
             leader.pause()
             try:
-                # The questions lie in its socket when it goes on.
-                for number, (subject, body) in enumerate(asked()):
+                # The requests are in its socket buffer when it continues.
+                for number, (subject, body) in enumerate(requests()):
                     await there.publish(subject, body, reply=f"answers.{number}")
 
                 async def stored() -> Any:
@@ -61,7 +61,7 @@ def test_a_leader_that_was_stopped_answers_with_what_was_stored_meanwhile(tmp_pa
                 await eventually(stored, "another leader")
             finally:
                 leader.resume()
-            for (subject, _), inbox in zip(asked(), inboxes, strict=True):
+            for (subject, _), inbox in zip(requests(), inboxes, strict=True):
                 answer = await inbox.next_msg(timeout=WITHIN_S)
                 assert value(subject, answer.data) == b"new", subject
             for client in (first, there, elsewhere):

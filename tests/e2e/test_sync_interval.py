@@ -1,4 +1,4 @@
-"""sync_interval: acks that do not wait for the disk, and a server that says so."""
+"""sync_interval: acks do not wait for fsync, and the server warns about it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from nats.js.api import StreamConfig
 from broker.local import LocalCluster
 from tests.support.clusters import connect, eventually, run
 
-SENTENCE = (
+WARNING = (
     "sync_interval 3600s: acks do not wait for fsync, a power cut may take acknowledged "
     "messages of that time"
 )
 
 
-def test_a_killed_process_loses_nothing_and_the_operator_is_told(tmp_path: Path) -> None:
+def test_a_killed_process_loses_nothing_and_the_operator_is_warned(tmp_path: Path) -> None:
     async def before() -> None:
         client = await connect(*cluster.nodes)
         stream = client.jetstream()
@@ -35,12 +35,12 @@ def test_a_killed_process_loses_nothing_and_the_operator_is_told(tmp_path: Path)
     with LocalCluster(tmp_path, size=1, name="loose", jetstream="sync_interval: 1h") as cluster:
         (node,) = cluster.nodes
         run(before)
-        assert node.http("/healthz") == {"status": "ok", "warnings": [SENTENCE]}
+        assert node.http("/healthz") == {"status": "ok", "warnings": [WARNING]}
         config = node.http("/varz")["jetstream"]["config"]  # type: ignore[index]
         assert config["sync_interval"] == 3600 * 10**9
         assert "sync_always" not in config
         log = node.log_path.read_text()
-        assert log.count(SENTENCE) == 1
+        assert log.count(WARNING) == 1
         node.kill()
         node.start()
         node.wait_healthy()

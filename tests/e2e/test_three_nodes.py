@@ -88,7 +88,7 @@ def test_messages_and_requests_cross_nodes_once(cluster: LocalCluster) -> None:
     run(work)
 
 
-def test_publisher_does_not_notice_that_the_leader_is_killed(cluster: LocalCluster) -> None:
+def test_a_publisher_does_not_notice_that_the_leader_is_killed(cluster: LocalCluster) -> None:
     async def work() -> None:
         observer = await connect(*cluster.nodes)
         await observer.jetstream().add_stream(
@@ -123,7 +123,9 @@ def _table(stream: str, address: str) -> list[bytes]:
     return [bytes(value) for value in table.column("data").to_pylist()]
 
 
-def test_consumer_goes_on_where_it_was_after_its_leader_died(cluster: LocalCluster) -> None:
+def test_a_consumer_continues_where_it_was_after_its_leader_is_killed(
+    cluster: LocalCluster,
+) -> None:
     async def work() -> None:
         client = await connect(*cluster.nodes)
         stream = client.jetstream()
@@ -146,8 +148,8 @@ def test_consumer_goes_on_where_it_was_after_its_leader_died(cluster: LocalClust
                 await message.ack_sync(timeout=10)
             return len(set(seen)) >= 10
 
-        await eventually(rest, "the other half of the messages")
-        assert set(seen) == {b"%d" % i for i in range(10, 20)}, "nothing acked comes again"
+        await eventually(rest, "the second half of the messages")
+        assert set(seen) == {b"%d" % i for i in range(10, 20)}, "no acked message is redelivered"
         leader.start()
         leader.wait_healthy()
         await worker.close()
@@ -189,7 +191,7 @@ def test_all_nodes_restart_and_keep_everything(cluster: LocalCluster) -> None:
 
 
 def test_every_publish_around_a_delete_is_answered(cluster: LocalCluster) -> None:
-    """Stored before it, or told that nobody is there: none is left to its timeout."""
+    """Stored before the delete, or answered with 503: no publish waits for its timeout."""
 
     async def work() -> None:
         publisher, other = await connect(cluster.nodes[0]), await connect(cluster.nodes[1])
@@ -199,8 +201,8 @@ def test_every_publish_around_a_delete_is_answered(cluster: LocalCluster) -> Non
         answers: dict[str, list[str]] = {}
 
         async def note(message: Any) -> None:
-            what = "503" if message.headers else "stored" if b'"seq"' in message.data else "else"
-            answers.setdefault(message.subject, []).append(what)
+            kind = "503" if message.headers else "stored" if b'"seq"' in message.data else "other"
+            answers.setdefault(message.subject, []).append(kind)
 
         await publisher.subscribe("answers.*", cb=note)
         sent = 0
@@ -213,7 +215,7 @@ def test_every_publish_around_a_delete_is_answered(cluster: LocalCluster) -> Non
                 await asyncio.sleep(0)
 
         async def delete() -> None:
-            await eventually(lambda: _true(len(answers) > 100), "publishes under way")
+            await eventually(lambda: _true(len(answers) > 100), "publishes in flight")
             await other.jetstream().delete_stream("GONE")
 
         await publish_until(asyncio.create_task(delete()))
@@ -231,7 +233,7 @@ async def _true(value: bool) -> bool:
     return value
 
 
-def test_a_preferred_leader_that_cannot_be_is_told_why(cluster: LocalCluster) -> None:
+def test_an_impossible_preferred_leader_is_refused_with_the_reason(cluster: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*cluster.nodes)
         config = StreamConfig(name="PREFER", subjects=["prefer"], num_replicas=3)

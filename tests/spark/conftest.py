@@ -1,4 +1,4 @@
-"""One Spark session for the whole run: starting one costs more than all the queries."""
+"""One Spark session per process: starting one takes longer than all the queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         assert os.environ.get("CI") != "true", "Java is missing, and CI must not skip Spark"
         pytest.skip("Java is missing: Spark needs a JVM")
-    # Spark's workers are processes of their own, of whatever python3 is on the PATH unless told
+    # Spark's workers are separate processes; without this they use the python3 of the PATH
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = pytest.MonkeyPatch()
     environment.setenv("PYTHONPATH", path)

@@ -1,4 +1,4 @@
-"""Bulk reads and Spark from three real nodes, one of which dies."""
+"""Bulk reads and Spark from three real nodes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -75,8 +75,10 @@ def test_a_plan_names_every_replica_and_one_leader(nodes: LocalCluster) -> None:
     assert sum(replica.leader for replica in plan.replicas) == 1
 
 
-def test_spark_reads_on_while_nodes_die(spark: Any, nodes: LocalCluster, tmp_path: Path) -> None:
-    """A follower dies while it sends; then a table and a stream are read from the other two."""
+def test_reads_continue_after_a_follower_was_killed(
+    spark: Any, nodes: LocalCluster, tmp_path: Path
+) -> None:
+    """A follower is killed while it sends; then Spark reads a table from the other two."""
     plan = plan_of(nodes)
     followers_first = sorted(plan.replicas, key=lambda replica: replica.leader)
     wanted = ScanRange(
@@ -89,7 +91,7 @@ def test_spark_reads_on_while_nodes_die(spark: Any, nodes: LocalCluster, tmp_pat
     (victim,) = [node for node in nodes.nodes if node.name == followers_first[0].name]
     slices = read_range(wanted, Login())
     found = [next(slices)]
-    assert found[0].high < ROWS, "the stream fits into one block: nothing is left to fail over"
+    assert found[0].high < ROWS, "the stream fits into one block: nothing is left to read elsewhere"
     victim.kill()
     found += slices
     assert sum(piece.high - piece.low + 1 for piece in found) == ROWS

@@ -1,4 +1,4 @@
-"""Options, offsets and the cut of a range: pure functions, so tables of cases."""
+"""Options, offsets and the cut of a range: pure functions, tested with tables of cases."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ REPLICAS = (
         (ReadFrom.LEADER, 1, "cabd"),
     ],
 )
-def test_replicas_are_asked_in_order(read_from: ReadFrom, turn: int, order: str) -> None:
+def test_replicas_are_tried_in_order(read_from: ReadFrom, turn: int, order: str) -> None:
     fallback = (ReplicaAddress("a", 4222), ReplicaAddress("outside", 14222))
     found = preferred(REPLICAS, last=90, turn=turn, read_from=read_from, fallback=fallback)
     assert found == (
@@ -81,7 +81,7 @@ def test_replicas_are_asked_in_order(read_from: ReadFrom, turn: int, order: str)
     )
 
 
-def test_boundaries_do_not_depend_on_the_replicas_alive() -> None:
+def test_partitions_do_not_depend_on_which_replicas_are_alive() -> None:
     options = parse_options({"stream": "S", "maxRecordsPerPartition": "30"})
     plans = [
         ScanPlan(stream="S", id="i", first_seq=1, last_seq=100, bytes=size, replicas=alive)
@@ -93,7 +93,7 @@ def test_boundaries_do_not_depend_on_the_replicas_alive() -> None:
     assert one == other == [(5, 34), (35, 64), (65, 94)]
 
 
-def test_an_offset_keeps_its_text() -> None:
+def test_the_json_of_an_offset_is_stable() -> None:
     offset = Offset("S", "i", 7)
     assert list(offset.to_json()) == ["v", "stream", "id", "next"]
     assert parse_offset(offset.to_json(), stream="S") == offset
@@ -108,7 +108,7 @@ def test_an_offset_keeps_its_text() -> None:
         {"v": 1, "stream": "S", "id": "i", "next": "x"},
     ],
 )
-def test_foreign_offsets_are_refused(document: dict[str, object]) -> None:
+def test_offsets_of_other_sources_are_refused(document: dict[str, object]) -> None:
     with pytest.raises(OffsetError):
         parse_offset(document, stream="S")
 
@@ -159,7 +159,7 @@ def test_bad_options_say_what_is_wrong(name: str, value: str, says: str) -> None
 def test_a_stream_must_be_named() -> None:
     with pytest.raises(OptionError, match="which stream"):
         parse_options({})
-    with pytest.raises(OptionError, match="no stream name"):
+    with pytest.raises(OptionError, match="not a stream name"):
         parse_options({"stream": "a.b"})
 
 
@@ -187,12 +187,12 @@ def test_the_start_of_a_new_query_is_pinned() -> None:
         assert start["next"] == 101
         assert reader.latestOffset(start, ReadAllAvailable())["next"] == 151
         reader.stop()
-        restarted = stream_reader(cluster)  # Spark hands it the offset of the checkpoint
+        restarted = stream_reader(cluster)  # Spark passes it the offset of the checkpoint
         assert restarted.latestOffset(start, ReadMaxRows(20))["next"] == 121
         restarted.stop()
 
 
-def test_available_now_ends_where_the_stream_ended() -> None:
+def test_available_now_stops_where_the_stream_ended() -> None:
     with Cluster(Store.filled(100)) as cluster:
         reader = stream_reader(cluster, startingOffsets="earliest")
         reader.prepareForTriggerAvailableNow()
@@ -223,7 +223,7 @@ def test_a_lost_range_is_named_when_a_batch_is_planned() -> None:
         lenient.stop()
 
 
-def test_a_recreated_stream_ends_the_query_unless_told_otherwise() -> None:
+def test_a_recreated_stream_fails_the_query_unless_configured_otherwise() -> None:
     with Cluster(Store.filled(100)) as cluster:
         start = Offset(STREAM, "incarnation-0", 5000).to_json()
         strict = stream_reader(cluster)
@@ -237,7 +237,7 @@ def test_a_recreated_stream_ends_the_query_unless_told_otherwise() -> None:
         lenient.stop()
 
 
-def test_scan_gives_a_table() -> None:
+def test_scan_returns_a_table() -> None:
     with Cluster(Store.filled(1000), password="x") as cluster:
         login = {"servers": cluster.servers, "user": "u", "password": "x"}
         table = scan(STREAM, first=100, last=2000, columns=["seq", "data"], **login)

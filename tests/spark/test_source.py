@@ -1,6 +1,6 @@
-"""format("jetraft") in a real Spark: exact rows by batch and by stream, replicas dying meanwhile.
+"""format("jetraft") in a real Spark: exact rows in batches and streams while replicas die.
 
-The peers are stand-ins with faults on demand; test_cluster.py reads from real nodes."""
+The replicas are fakes with faults on demand; test_cluster.py reads from real nodes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_batch_reads_every_message_once_from_the_followers(spark: Any, cluster
     assert not cluster.leader.requests
 
 
-def test_columns_are_those_of_the_messages(spark: Any, cluster: Cluster) -> None:
+def test_columns_hold_the_fields_of_the_messages(spark: Any, cluster: Cluster) -> None:
     frame = table(spark, cluster, startingOffsets="17", endingOffsets="25")
     assert frame.dtypes == [
         ("seq", "bigint"),
@@ -82,7 +82,7 @@ def test_subjects_schema_and_deletes_narrow_the_table(spark: Any, cluster: Clust
     assert "headers" not in table(spark, cluster, includeHeaders="none").columns
 
 
-def test_a_replica_killed_in_the_middle_of_a_partition_costs_nothing(
+def test_a_replica_that_dies_in_the_middle_of_a_partition_loses_no_row(
     spark: Any, cluster: Cluster
 ) -> None:
     for peer in cluster.peers[:-1]:  # both followers die while they send; the leader finishes
@@ -96,7 +96,9 @@ def test_an_empty_stream_and_an_empty_range_are_empty_tables(spark: Any) -> None
         assert totals(table(spark, empty)) == (0, 0, 0, 0)
 
 
-def test_lost_messages_fail_the_query_unless_told_otherwise(spark: Any, cluster: Cluster) -> None:
+def test_lost_messages_fail_the_query_unless_configured_otherwise(
+    spark: Any, cluster: Cluster
+) -> None:
     cluster.leader.store.expire(5000)
     with pytest.raises(Exception, match="no longer has the messages 100 to 5000"):
         table(spark, cluster, startingOffsets="100").count()
@@ -110,7 +112,7 @@ def test_a_wrong_option_is_explained(spark: Any, cluster: Cluster) -> None:
 
 
 def run_available_now(spark: Any, cluster: Cluster, folder: Path, **options: str) -> Any:
-    """One run of the query; it appends to a table of files, and so survives restarts."""
+    """One run of the query. It appends to parquet files, so a later run continues."""
     frame = spark.readStream.format("jetraft").option("servers", cluster.servers)
     query = (
         frame.option("stream", STREAM)
@@ -125,7 +127,7 @@ def run_available_now(spark: Any, cluster: Cluster, folder: Path, **options: str
     return query
 
 
-def test_a_query_goes_on_where_it_stopped(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_query_continues_where_it_stopped(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
     options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": "8000"}
     first = run_available_now(spark, cluster, tmp_path, **options)
     sizes = [progress.numInputRows for progress in first.recentProgress]
@@ -138,10 +140,10 @@ def test_a_query_goes_on_where_it_stopped(spark: Any, cluster: Cluster, tmp_path
     assert totals(found) == expected(list(range(1, ROWS + 3001)))
 
 
-def test_a_new_query_from_latest_loses_nothing_that_comes_after_it_began(
+def test_a_new_query_from_latest_reads_everything_stored_after_it_started(
     spark: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run_available_now(spark, cluster, tmp_path)  # nothing to read yet: it only pins its start
+    run_available_now(spark, cluster, tmp_path)  # nothing to read yet: it only stores its start
     cluster.leader.store.grow(500)
     run_available_now(spark, cluster, tmp_path)
     found = spark.read.parquet(str(tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a client per test, and waiting for conditions."""
+"""Shared by the end-to-end tests: clients, conditions to wait for, ports for `jetraft up`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from broker.local import LocalCluster, LocalNode
+from broker.local import LocalCluster, LocalNode, PortBlock
 
 T = TypeVar("T")
 WITHIN_S = 60.0  # generous: the machine may be slow and shared
+# `jetraft up --port` adds 2000 for routes and 4000 for monitoring: all three stay below
+# broker.local.PORTS.
+FIRST_PORTS = range(14_000, 16_000)
+NODES_MAX = 10
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
@@ -32,7 +36,7 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
 
 async def connect(*nodes: LocalNode) -> Any:
     async def quiet(_: Exception) -> None:
-        """Lost connections are part of these tests."""
+        """These tests lose connections on purpose."""
 
     return await nats.connect(
         [node.url for node in nodes], max_reconnect_attempts=-1, reconnect_time_wait=0.1,
@@ -41,7 +45,7 @@ async def connect(*nodes: LocalNode) -> Any:
 
 
 async def eventually(check: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """The first true answer of `check`; errors of a cluster that is not ready yet count as no."""
+    """Return the first true result of `check`; an error of a cluster that is not ready is a no."""
     deadline = time.monotonic() + WITHIN_S
     while True:
         try:
@@ -64,8 +68,13 @@ async def leader_of(client: Any, cluster: LocalCluster, stream: str) -> LocalNod
     return next(node for node in cluster.nodes if node.name == name)
 
 
+def port_for_up() -> int:
+    """A value for `jetraft up --port` that no other test, in this process or another, is given."""
+    return PortBlock(FIRST_PORTS, NODES_MAX).ports.start
+
+
 def restart_all(cluster: LocalCluster) -> None:
-    """Every node is killed before the first one starts again; then all are well."""
+    """Kill every node before the first one starts again; return when all are healthy."""
     for node in cluster.nodes:
         node.kill()
     for node in cluster.nodes:
@@ -75,7 +84,7 @@ def restart_all(cluster: LocalCluster) -> None:
 
 
 def nats_server() -> list[str]:
-    """The real server, where it is installed: next to the interpreter, or on the PATH."""
+    """The command of the real server: next to the interpreter, or on the PATH."""
     found = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which(
         "nats-server"
     )
