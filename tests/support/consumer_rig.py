@@ -23,6 +23,7 @@ from broker.jetstream.commands.stream_commands import (
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer.ack_subjects import parse_ack_subject
 from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.consumer.stream_protocol import FilteringConsumer
 from broker.jetstream.delivery.dispatch import PumpLimits
 from broker.jetstream.delivery.effects import (
     Advisory,
@@ -31,12 +32,10 @@ from broker.jetstream.delivery.effects import (
     Effect,
     Propose,
     StatusMessage,
-    TurnProposal,
 )
 from broker.jetstream.delivery.engine import Delivery
-from broker.jetstream.delivery.proposal import flush
 from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE
-from broker.jetstream.stream.consumer_protocol import StreamConsumer
+from broker.jetstream.delivery.replication import TurnProposal, flush
 from broker.store.messages import MessageStore
 
 MS = 1_000_000
@@ -70,7 +69,7 @@ class BenchStream:
         self.store = MessageStore()
         self.settled: list[int] = []
 
-    def consumer_acked(self, consumer: StreamConsumer, seqs: Sequence[int]) -> None:
+    def consumer_acked(self, consumer: FilteringConsumer, seqs: Sequence[int]) -> None:
         self.settled += seqs
 
 
@@ -151,7 +150,6 @@ class Bench:
             return reply not in self.deaf
 
         self.engine = Delivery(self.of, now=self.now, has_interest=has_interest, limits=self.limits)
-        self.engine.advisories = True
 
     def crash(self) -> None:
         """The leader dies: what was not committed is lost, the replica takes over."""

@@ -13,10 +13,11 @@ from typing import Final
 import msgspec
 
 from broker.jetstream.api.info import StreamState
-from broker.jetstream.api.subjects import ApiKind
+from broker.jetstream.api.subjects import ApiKind, ApiRequest, CreateForm
 from broker.jetstream.config.api_levels import level_is_met
-from broker.jetstream.config.consumer_config import ConsumerCreateRequest
+from broker.jetstream.config.consumer_config import ConsumerConfig, ConsumerCreateRequest
 from broker.jetstream.config.consumer_rules import check_group_name
+from broker.jetstream.config.names import has_path_separator
 from broker.jetstream.config.stream_config import Placement, StreamConfig, StreamConfigRequest
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.strict_json import Unsigned, WallTime, decode, invalid_json
@@ -275,6 +276,21 @@ def parse_direct_get(
     return BAD_REQUEST if _is_contradictory(request, chosen) else request
 
 
+def named_consumer(request: ConsumerCreateRequest, api: ApiRequest) -> ConsumerConfig:
+    """The requested configuration with the name its subject gives it ("" = make one up)."""
+    config = request.config
+    if api.stream != request.stream_name:
+        raise JetStreamError(ErrCode.STREAM_MISMATCH)
+    if has_path_separator(api.consumer or config.name):
+        raise JetStreamError(ErrCode.CONSUMER_NAME_CONTAINS_PATH_SEPARATORS)
+    _check_form(config, api)
+    if api.rest and config.filter_subjects:
+        raise JetStreamError(ErrCode.CONSUMER_MULTIPLE_FILTERS_NOT_ALLOWED)
+    if api.rest and config.filter_subject != api.rest:
+        raise JetStreamError(ErrCode.CONSUMER_CREATE_FILTER_SUBJECT_MISMATCH)
+    return msgspec.structs.replace(config, name=api.consumer) if api.consumer else config
+
+
 def _check(kind: ApiKind, request: RequestBody) -> None:
     match request:
         case MsgGetRequest() if kind is ApiKind.STREAM_MSG_GET:
@@ -322,3 +338,22 @@ def _is_contradictory(request: MsgGetRequest, chosen: set[str]) -> bool:
     if "last_by_subj" in chosen and request.batch > 0:
         return True
     return request.up_to_seq > 0 and request.up_to_time is not None
+
+
+def _check_form(config: ConsumerConfig, api: ApiRequest) -> None:
+    """Each form of the create subject has its own idea of durable names."""
+    durable = config.durable_name
+    match api.form:
+        case CreateForm.DURABLE:
+            if not api.consumer:
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_IN_SUBJECT)
+            if not durable:
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_SET)
+            if durable != api.consumer:
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
+        case CreateForm.NAMED:
+            if durable not in ("", api.consumer):
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
+        case _:
+            if durable:
+                raise JetStreamError(ErrCode.CONSUMER_EPHEMERAL_WITH_DURABLE_NAME)

@@ -1,23 +1,20 @@
-"""What consumers need of their stream and its message store, as narrow Protocols.
+"""What consumers need from their stream and its message store, as narrow Protocols.
 
-Owns: the seam between consumers on one side, Stream and broker.store on the other.
+Owns: the boundary between consumers on one side, Stream and broker.store on the other.
 May not touch: storage itself.
 Spec: sequences start at 1; empty filters mean every subject."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from broker.jetstream.config import StreamConfig
 from broker.store.block.block import Rows
 
-if TYPE_CHECKING:
-    from broker.jetstream.stream.consumer_protocol import StreamConsumer
-
 
 class MessageSource(Protocol):
-    """Reading side of a stream's MessageStore."""
+    """The reading side of a stream's MessageStore."""
 
     @property
     def first_seq(self) -> int: ...
@@ -41,6 +38,15 @@ class MessageSource(Protocol):
     def subject_state(self, subject: bytes, /) -> tuple[int, int, int] | None: ...
 
 
+class FilteringConsumer(Protocol):
+    """A consumer, as far as retention needs it: which subjects it takes."""
+
+    @property
+    def filters(self) -> tuple[bytes, ...]: ...  # empty: every subject
+
+    def wants(self, subject: bytes) -> bool: ...
+
+
 class HomeStream(Protocol):
     """The stream a consumer belongs to, as the consumer sees it."""
 
@@ -49,4 +55,5 @@ class HomeStream(Protocol):
     @property
     def store(self) -> MessageSource: ...
 
-    def consumer_acked(self, consumer: StreamConsumer, seqs: Sequence[int], /) -> None: ...
+    def consumer_acked(self, consumer: FilteringConsumer, seqs: Sequence[int], /) -> None:
+        """The consumer no longer needs these messages: they may be removed by retention."""

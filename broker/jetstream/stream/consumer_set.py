@@ -17,7 +17,7 @@ from broker.jetstream.commands.stream_commands import (
     ResetConsumer,
     UpdateConsumer,
 )
-from broker.jetstream.config.consumer_update import Meeting, meet_consumers
+from broker.jetstream.config.consumer_update import CreateOutcome, decide_create
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream import retention
 
@@ -31,19 +31,19 @@ def create_consumer(
     """A consumer of that name may be there: then it is updated, or left as it is."""
     configs = {name: consumer.config for name, consumer in stream.consumers.items()}
     try:
-        met = meet_consumers(
+        decision = decide_create(
             command.name, command.config, command.action, stream=stream.config, consumers=configs
         )
     except JetStreamError as refused:
         return refused
-    if met.meeting is Meeting.UPDATE:
-        update = UpdateConsumer(command.now_ns, command.name, met.config)
+    if decision.outcome is CreateOutcome.UPDATE:
+        update = UpdateConsumer(command.now_ns, command.name, decision.config)
         refusal = change_consumer(stream, update, index=index)
         return refusal if isinstance(refusal, JetStreamError) else None
-    if met.meeting is Meeting.CREATE:
+    if decision.outcome is CreateOutcome.CREATE:
         assert stream.maker is not None, "this stream was built without consumers"
         created = stream.maker.create(
-            stream, structs.replace(command, config=met.config), index=index
+            stream, structs.replace(command, config=decision.config), index=index
         )
         if isinstance(created, JetStreamError):
             return created

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.jetstream.api.requests import named_consumer
 from broker.jetstream.api.subjects import parse_api_subject
 from broker.jetstream.config import (
     AckPolicy,
@@ -18,11 +19,10 @@ from broker.jetstream.config import (
 )
 from broker.jetstream.config.consumer_rules import check_consumer_config
 from broker.jetstream.config.consumer_update import (
-    Meeting,
-    Met,
+    CreateDecision,
+    CreateOutcome,
     check_consumer_update,
-    meet_consumers,
-    named_consumer,
+    decide_create,
     sourcing_consumer,
 )
 from broker.jetstream.config.limits import AccountLimits, AccountView, ServerLimits
@@ -52,7 +52,7 @@ def create(
     *,
     extra: str = "",
     view: AccountView = STANDALONE,
-) -> Met:
+) -> CreateDecision:
     """The whole way of a CONSUMER.CREATE request, as the API takes it."""
     api = parse_api_subject(f"$JS.API.CONSUMER.{tail}".encode())
     assert api is not None
@@ -63,7 +63,7 @@ def create(
         named_consumer(request, api), stream=stream, view=view, pedantic=request.pedantic
     )
     name = checked.durable_name or checked.name or "generated"
-    return meet_consumers(name, checked, request.action, stream=stream, consumers=consumers or {})
+    return decide_create(name, checked, request.action, stream=stream, consumers=consumers or {})
 
 
 @pytest.mark.parametrize(("case", "err_code", "description"), refusals("consumer_create.txt"))
@@ -158,9 +158,9 @@ def test_defaults_of_a_durable_pull_consumer() -> None:
 
 
 def test_defaults_of_an_ephemeral_push_consumer_without_acks() -> None:
-    met = create("CREATE.S", '{"deliver_subject":"d"}')
-    assert met.meeting is Meeting.CREATE
-    assert met.config == ConsumerConfig(
+    decision = create("CREATE.S", '{"deliver_subject":"d"}')
+    assert decision.outcome is CreateOutcome.CREATE
+    assert decision.config == ConsumerConfig(
         deliver_subject="d",
         max_deliver=-1,
         inactive_threshold=5 * S,
@@ -240,29 +240,35 @@ EXISTING = create("CREATE.S.c", '{"durable_name":"c","ack_policy":"explicit"}').
 @pytest.mark.parametrize(
     ("action", "config", "outcome"),
     [
-        ("", '"ack_policy":"explicit"', Meeting.UNCHANGED),
-        ("", '"ack_policy":"explicit","metadata":{"_nats.ver":"1"}', Meeting.UNCHANGED),
-        ("", '"ack_policy":"explicit","pause_until":"2100-01-01T00:00:00Z"', Meeting.UNCHANGED),
-        ("", '"ack_policy":"explicit","max_deliver":3', Meeting.UPDATE),
+        ("", '"ack_policy":"explicit"', CreateOutcome.UNCHANGED),
+        ("", '"ack_policy":"explicit","metadata":{"_nats.ver":"1"}', CreateOutcome.UNCHANGED),
+        (
+            "",
+            '"ack_policy":"explicit","pause_until":"2100-01-01T00:00:00Z"',
+            CreateOutcome.UNCHANGED,
+        ),
+        ("", '"ack_policy":"explicit","max_deliver":3', CreateOutcome.UPDATE),
         ("", '"ack_policy":"all"', 10012),
-        ("create", '"ack_policy":"explicit"', Meeting.UNCHANGED),
+        ("create", '"ack_policy":"explicit"', CreateOutcome.UNCHANGED),
         ("create", '"ack_policy":"explicit","max_deliver":3', 10148),
-        ("update", '"ack_policy":"explicit"', Meeting.UNCHANGED),
-        ("update", '"ack_policy":"explicit","max_deliver":3', Meeting.UPDATE),
+        ("update", '"ack_policy":"explicit"', CreateOutcome.UNCHANGED),
+        ("update", '"ack_policy":"explicit","max_deliver":3', CreateOutcome.UPDATE),
     ],
 )
-def test_actions_on_an_existing_consumer(action: str, config: str, outcome: Meeting | int) -> None:
+def test_actions_on_an_existing_consumer(
+    action: str, config: str, outcome: CreateOutcome | int
+) -> None:
     body, extra = f'{{"durable_name":"c",{config}}}', f',"action":"{action}"'
     if isinstance(outcome, int):
         with pytest.raises(JetStreamError) as refused:
             create("CREATE.S.c", body, {"c": EXISTING}, extra=extra)
         assert refused.value.err_code == outcome
     else:
-        assert create("CREATE.S.c", body, {"c": EXISTING}, extra=extra).meeting is outcome
+        assert create("CREATE.S.c", body, {"c": EXISTING}, extra=extra).outcome is outcome
 
 
 def test_update_of_a_missing_consumer() -> None:
-    assert create("CREATE.S.c", "{}", extra=',"action":"create"').meeting is Meeting.CREATE
+    assert create("CREATE.S.c", "{}", extra=',"action":"create"').outcome is CreateOutcome.CREATE
     with pytest.raises(JetStreamError) as refused:
         create("CREATE.S.c", "{}", extra=',"action":"update"')
     assert refused.value.err_code == 10149
@@ -358,7 +364,7 @@ def test_workqueue_partitions(
         for name, other in others.items()
     }
     if not err_code:
-        assert create("CREATE.W.c", f"{{{config}}}", consumers).meeting is Meeting.CREATE
+        assert create("CREATE.W.c", f"{{{config}}}", consumers).outcome is CreateOutcome.CREATE
         return
     with pytest.raises(JetStreamError) as refused:
         create("CREATE.W.c", f"{{{config}}}", consumers)
@@ -375,12 +381,12 @@ def test_consumer_limit_counts_visible_consumers(
     stream = StreamConfig(name="S", max_consumers=stream_max)
     consumers = {"one": ConsumerConfig(), "hidden": ConsumerConfig(direct=True)}
     arguments = {"stream": stream, "consumers": consumers, "account_max_consumers": account_max}
-    meet_consumers("one", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
+    decide_create("one", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
     if fits:
-        meet_consumers("two", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
+        decide_create("two", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
         return
     with pytest.raises(JetStreamError) as refused:
-        meet_consumers("two", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
+        decide_create("two", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
     assert refused.value.err_code == 10026
 
 

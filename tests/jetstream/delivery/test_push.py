@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from broker.jetstream.delivery.dispatch import PumpLimits
-from broker.jetstream.delivery.effects import Deliver, StatusMessage
+from broker.jetstream.delivery.effects import Deliver, StatusMessage, headers_only_block
 from broker.jetstream.delivery.flow_control import WINDOW_MIN_BYTES, FlowControl, RateLimit
-from broker.jetstream.delivery.headers_only import headers_only_block
 from tests.support.consumer_rig import MS, START, Bench, S
 
 KIB = 1 << 10
@@ -42,16 +41,16 @@ def test_flow_window_doubles_up_to_its_maximum() -> None:
     for _ in range(6):
         flow.sent(flow.window + 1)
         assert flow.blocked
-        assert flow.answered(flow.ask())
+        assert flow.answered(flow.request())
         assert not flow.blocked
     assert flow.window == 32 << 20
-    assert flow.ask() == b""
+    assert flow.request() == b""
 
 
 def test_flow_control_starts_over_with_a_new_subscriber() -> None:
     flow = FlowControl("p.")
     flow.sent(WINDOW_MIN_BYTES + 1)
-    question = flow.ask()
+    question = flow.request()
     flow.restart()
     assert not flow.blocked
     assert not flow.answered(question)
