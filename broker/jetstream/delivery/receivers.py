@@ -131,7 +131,7 @@ class PullReceivers:
     def next(self, now: int) -> PullRequest | None:
         self._now = now
         if self.pin is not None and (self._cursor.redelivery.queued or self._cursor.count(now)):
-            self.pin.end_stale(self.waiting)
+            self.pin.end_outdated(self.waiting)
         return self.waiting.head(self._listened, self._eligible)
 
     def fit(

@@ -53,7 +53,7 @@ def create(
     extra: str = "",
     view: AccountView = STANDALONE,
 ) -> CreateDecision:
-    """The whole way of a CONSUMER.CREATE request, as the API takes it."""
+    """All checks of a CONSUMER.CREATE request, in the order of the API."""
     api = parse_api_subject(f"$JS.API.CONSUMER.{tail}".encode())
     assert api is not None
     body = f'{{"stream_name":"{api.stream}","config":{config}{extra}}}'
@@ -85,13 +85,13 @@ def test_create_refuses(case: str, err_code: int, description: str) -> None:
         (ConsumerConfig(num_replicas=2), 10126),
     ],
 )
-def test_more_refusals(config: ConsumerConfig, err_code: int) -> None:
+def test_create_refuses_in_other_contexts(config: ConsumerConfig, err_code: int) -> None:
     with pytest.raises(JetStreamError) as refused:
         check_consumer_config(config, stream=STREAMS["S"], view=AccountView())
     assert refused.value.err_code == err_code
 
 
-def test_replicas_follow_streams_that_count_acks() -> None:
+def test_replicas_must_match_streams_with_interest_or_workqueue_retention() -> None:
     replicated = StreamConfig(name="R", num_replicas=3, retention=Retention.INTEREST)
     for replicas in (0, 3):
         config = ConsumerConfig(num_replicas=replicas)
@@ -120,7 +120,9 @@ PEDANTIC = [
 
 
 @pytest.mark.parametrize(("config", "reason"), PEDANTIC)
-def test_pedantic_mode_refuses_what_is_corrected_otherwise(config: str, reason: str) -> None:
+def test_pedantic_mode_refuses_values_that_are_corrected_otherwise(
+    config: str, reason: str
+) -> None:
     create("CREATE.S.c", config)
     with pytest.raises(JetStreamError) as refused:
         create("CREATE.S.c", config, extra=',"pedantic":true')
@@ -137,7 +139,9 @@ def test_pedantic_mode_refuses_what_is_corrected_otherwise(config: str, reason: 
         ('{"ack_policy":"explicit","max_ack_pending":1}', "inactive_threshold"),
     ],
 )
-def test_pedantic_mode_wants_stream_limits_said(config: str, reason: str) -> None:
+def test_pedantic_mode_requires_stream_limits_to_be_set_explicitly(
+    config: str, reason: str
+) -> None:
     with pytest.raises(JetStreamError, match=f"{reason} must be set if it's configured in"):
         create("CREATE.L.c", config, extra=',"pedantic":true')
 
@@ -203,7 +207,7 @@ def test_defaults_of_an_ephemeral_push_consumer_without_acks() -> None:
         ("DURABLE.CREATE.S.c", '{"durable_name":"c"}', "name", "c"),
     ],
 )
-def test_normalised_values(tail: str, config: str, field: str, value: object) -> None:
+def test_normalized_values(tail: str, config: str, field: str, value: object) -> None:
     assert getattr(create(tail, config).config, field) == value
 
 
@@ -228,7 +232,7 @@ def test_stream_name_in_the_body_must_match() -> None:
     assert refused.value.err_code == 10056
 
 
-def test_durable_create_without_a_consumer_token() -> None:
+def test_durable_create_without_a_consumer_token_is_refused() -> None:
     with pytest.raises(JetStreamError) as refused:
         create("DURABLE.CREATE.S", '{"durable_name":"c"}')
     assert refused.value.err_code == 10016
@@ -267,7 +271,7 @@ def test_actions_on_an_existing_consumer(
         assert create("CREATE.S.c", body, {"c": EXISTING}, extra=extra).outcome is outcome
 
 
-def test_update_of_a_missing_consumer() -> None:
+def test_update_of_a_missing_consumer_is_refused() -> None:
     assert create("CREATE.S.c", "{}", extra=',"action":"create"').outcome is CreateOutcome.CREATE
     with pytest.raises(JetStreamError) as refused:
         create("CREATE.S.c", "{}", extra=',"action":"update"')
@@ -300,7 +304,7 @@ def test_update_refuses(old: dict[str, object], new: dict[str, object], reason: 
     assert refused.value.description == reason
 
 
-def test_a_bound_deliver_subject_stays() -> None:
+def test_a_bound_deliver_subject_cannot_be_updated() -> None:
     old, new = ConsumerConfig(deliver_subject="d"), ConsumerConfig(deliver_subject="e")
     check_consumer_update(old, new, is_bound=False)
     with pytest.raises(JetStreamError) as refused:
@@ -314,7 +318,7 @@ def test_update_keeps_backoff_within_max_deliver() -> None:
     assert refused.value.err_code == 10116
 
 
-def test_what_may_be_updated() -> None:
+def test_updatable_fields() -> None:
     new = ConsumerConfig(
         description="x",
         ack_wait=5,
