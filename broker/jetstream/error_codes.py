@@ -1,8 +1,8 @@
-"""Names for the JetStream error codes.
+"""The JetStream error codes by name.
 
-Owns: one member per entry of errors.json; a test holds the two together.
-May not touch: texts and HTTP-like codes, which live in errors.json alone.
-Spec: JetStream error table (`err_code`)."""
+Owns: one member per entry of errors.json; tests/jetstream/test_errors.py compares the two.
+May not touch: texts and HTTP-like status codes, which are only in errors.json.
+Spec: nats-server's errors.json (`err_code`)."""
 
 from __future__ import annotations
 

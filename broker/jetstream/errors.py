@@ -1,8 +1,8 @@
-"""JetStream API errors: a code, the text that belongs to it, and whether the answer is final.
+"""JetStream API errors: a code, its text, and whether the outcome is definite.
 
-Owns: the table read from errors.json and the one exception type every refusal uses.
-May not touch: sockets, replies, state. Who raises decides; who answers encodes.
-Spec: JetStream error table; error bodies `{"code","err_code","description"}`."""
+Owns: the table read from errors.json, and the one exception type for all refused requests.
+May not touch: sockets, replies, state; callers that answer requests encode the error.
+Spec: nats-server's errors.json; error bodies `{"code","err_code","description"}`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["API_ERRORS", "ErrCode", "ErrorBody", "ErrorEntry", "JetStreamError"]
 
 
 class ErrorEntry(msgspec.Struct, frozen=True):
-    """One line of errors.json. `{name}` parts of the description are filled when it is raised."""
+    """One entry of errors.json. `{name}` placeholders in the description are filled by
+    JetStreamError.of."""
 
     constant: str
     code: int
@@ -47,9 +48,9 @@ API_ERRORS: Final[dict[int, ErrorEntry]] = _load()
 class JetStreamError(Exception):
     """The request is refused with `err_code`.
 
-    It may be raised, or returned as the result of applying a log entry. `definite` is False when
-    the operation may still happen (leadership lost after append, timeout): then a client must
-    not be told that nothing was done.
+    It is raised, or returned as the result of applying a log entry. `definite` is False if the
+    operation may still happen (leadership lost after append, timeout): then the answer must not
+    claim that it failed.
     """
 
     err_code: ErrCode

@@ -1,12 +1,13 @@
-"""JSON of the JetStream API: how bodies become Structs, and Structs become bodies.
+"""JSON of the JetStream API: decoding bodies into Structs and encoding Structs as bodies.
 
 Owns: case-insensitive keys, null as "not set", unknown fields, the omitempty rule, time texts.
-May not touch: what the fields mean; that is config.py, api.py and responses.py.
-Spec: JetStream sheet 0 (strict JSON, 10025; times; bytes).
+May not touch: the meaning of fields, which belongs to the rooms config and api.
+Spec: nats-server decodes with Go's encoding/json; in strict mode unknown fields are refused
+(error 10025).
 
-A Struct field with a plain default is left out of the printed body while it holds that default.
-A field declared with `always(x)` is printed whatever it holds. Fields of type `WallTime` are
-nanoseconds inside and RFC 3339 outside."""
+A Struct field with a plain default is omitted while it holds that default. A field declared with
+`always(x)` is never omitted. Fields of type `WallTime` are nanoseconds in memory and RFC 3339 in
+JSON."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 WallTime = Annotated[int, msgspec.Meta(extra={"wall_time": True})]
-# Sequences are kept as signed 64-bit numbers and go on counting: what leaves no room for that is
-# refused where it is read, because an entry that cannot be applied would stop its group.
+# Sequences are stored as signed 64-bit numbers and counted up from the given value. Values too
+# large for that are refused here, because an entry that cannot be applied stops its Raft group.
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 _INT64_MAX: Final = 2**63 - 1
@@ -34,32 +35,32 @@ _UINT64_MAX: Final = 2**64 - 1
 
 
 class WireText(StrEnum):
-    """A closed set of texts. A set that also accepts other spellings overrides `spelled`."""
+    """An enumeration of texts. One that accepts other spellings as well overrides `spelled`."""
 
     @classmethod
     def spelled(cls, text: str) -> str:
-        """The member's own text for a spelling clients may send."""
+        """The text of the member for a spelling that clients may send."""
         return text
 
 
 def always(value: T) -> T:
-    """Default of a field that is printed even when it holds this value."""
+    """The default of a field that is encoded even when it holds this value."""
     field: T = msgspec.field(default_factory=lambda: value)
     return field
 
 
 def encode(value: object) -> bytes:
-    """JSON bytes of a Struct, or of plain values holding Structs."""
+    """JSON bytes of a Struct, or of plain values that contain Structs."""
     return msgspec.json.encode(to_wire(value))
 
 
 def to_wire(value: object) -> object:
-    """Plain JSON values: time texts in place, omitted fields gone, keys in declared order."""
+    """Plain JSON values: times as text, fields at their default omitted, keys in declared order."""
     if isinstance(value, msgspec.Struct):
         body: dict[str, object] = {}
         for field in _plan(type(value)).values():
             held = getattr(value, field.name)
-            if not field.printed and held == field.default:
+            if not field.always and held == field.default:
                 continue
             body[field.key] = rfc3339(held) if field.is_time and held is not None else to_wire(held)
         return body
@@ -71,9 +72,9 @@ def to_wire(value: object) -> object:
 
 
 def decode(body: bytes, kind: type[S], *, strict: bool) -> S:
-    """The request in `body`; JetStreamError 10025 when it is none.
+    """The request in `body`; raises JetStreamError 10025 if it is invalid.
 
-    An empty body is an object without keys. Unknown fields are refused only when `strict`.
+    An empty body counts as an empty object. Unknown fields are refused only if `strict`.
     """
     try:
         value = msgspec.json.decode(body) if body.strip() else {}
@@ -83,7 +84,7 @@ def decode(body: bytes, kind: type[S], *, strict: bool) -> S:
 
 
 def convert(value: Any, kind: type[S], *, strict: bool) -> S:
-    """As `decode`, for a value that already left its JSON text."""
+    """As `decode`, for a value that is already parsed."""
     if value is None:
         value = {}
     if not isinstance(value, dict):
@@ -103,14 +104,14 @@ class _Field(msgspec.Struct, frozen=True):
     name: str
     key: str
     type: inspect.Type
-    printed: bool
+    always: bool
     default: Any
     is_time: bool
 
 
 @cache
 def _plan(kind: type[msgspec.Struct]) -> dict[str, _Field]:
-    """What is needed to fold and print a Struct type, by lower-cased wire key."""
+    """How to decode and encode the fields of a Struct type, by lower-case JSON key."""
     described = inspect.type_info(kind)
     assert isinstance(described, inspect.StructType)
     return {
@@ -118,7 +119,7 @@ def _plan(kind: type[msgspec.Struct]) -> dict[str, _Field]:
             name=field.name,
             key=field.encode_name,
             type=field.type,
-            printed=field.default is msgspec.NODEFAULT and field.default_factory is not dict,
+            always=field.default is msgspec.NODEFAULT and field.default_factory is not dict,
             default={} if field.default_factory is dict else field.default,
             is_time=_is_time(field.type),
         )
@@ -147,7 +148,7 @@ def _fold_struct(value: dict[str, Any], kind: type[msgspec.Struct], *, strict: b
 
 
 def _fold(value: Any, kind: inspect.Type, *, strict: bool) -> Any:
-    """`value` with keys, enum texts and times in the form `msgspec.convert` expects."""
+    """`value` with keys, enumerations and times in the form that `msgspec.convert` expects."""
     match kind:
         case inspect.UnionType():
             wanted = next(t for t in kind.types if not isinstance(t, inspect.NoneType))
@@ -174,7 +175,7 @@ def _enum_text(value: Any, kind: type[WireText]) -> str:
 
 
 def _fitting(value: int, most: int) -> int:
-    """Everything stored and replicated is 64 bit; larger numbers stop at the door."""
+    """Stored and replicated numbers have 64 bits; larger ones are refused."""
     if not -_INT64_MAX - 1 <= value <= most:
         raise invalid_json(f"json: cannot unmarshal number {value} into 64 bits")
     return value

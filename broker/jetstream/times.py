@@ -1,8 +1,8 @@
-"""Times and durations as the JetStream API prints them.
+"""Times and durations as texts of the JetStream API.
 
 Owns: nanoseconds since 1970 <-> RFC 3339 text with up to nine fractional digits, Go durations.
 May not touch: clocks; every time is an argument.
-Spec: JetStream sheet 0, times: UTC `Z`, trailing zeros trimmed, zero time is year 1."""
+Spec: Go's time.Time in JSON: UTC as `Z`, trailing zeros trimmed, the zero time is year 1."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _UNIT_NS: Final = {
     "h": 3_600 * NS_PER_S,
 }
 _PART: Final = re.compile(r"(\d*)(?:\.(\d*))?(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII)
-_DIGITS_MAX: Final = 19  # of what an int64 can hold; int() of thousands of digits raises
+_DIGITS_MAX: Final = 19  # of an int64; int() raises for thousands of digits
 
 
 def rfc3339(ns: int) -> str:
-    """Text of a wall time. 0 is "never" and prints as the zero time, not as 1970."""
+    """Text of a wall time. 0 means "never" and gives the zero time, not 1970."""
     if ns == 0:
         return ZERO_TIME_TEXT
     seconds, fraction = divmod(ns, NS_PER_S)
@@ -46,10 +46,10 @@ def rfc3339(ns: int) -> str:
 
 
 def parse_rfc3339(text: str) -> int:
-    """Wall time of a text; ValueError if it is none.
+    """Wall time of a text; ValueError if it is invalid.
 
-    The zero time gives 0. Times an int64 of nanoseconds cannot hold (before 1677, after 2262)
-    are moved to the nearest one it can: only their order against stored messages matters.
+    The zero time gives 0. Times outside the range of int64 nanoseconds (before 1677, after 2262)
+    are clamped to it: only their order relative to stored messages matters.
     """
     found = _RFC3339.fullmatch(text)
     if found is None:
@@ -66,7 +66,7 @@ def parse_rfc3339(text: str) -> int:
 
 
 def go_duration(ns: int) -> str:
-    """A duration as Go prints it: `1m30s`, `250ms`, `1h0m0s`, `0s`."""
+    """A duration in Go's format: `1m30s`, `250ms`, `1h0m0s`, `0s`."""
     if ns == 0:
         return "0s"
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
@@ -86,8 +86,8 @@ def go_duration(ns: int) -> str:
 
 
 def parse_go_duration(text: str) -> int | None:
-    """Nanoseconds of a Go duration text (`1h15m`, `-1.5s`, `0`); None if it is none, or too long
-    for an int64. Digits of a fraction that nanoseconds cannot show are left out."""
+    """Nanoseconds of a Go duration text (`1h15m`, `-1.5s`, `0`); None if it is invalid or exceeds
+    an int64. Fractions of a nanosecond are cut off."""
     body = text[1:] if text[:1] in ("+", "-") else text
     if body == "0":
         return 0

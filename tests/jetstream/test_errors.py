@@ -43,7 +43,7 @@ def test_the_table_ships_with_the_package() -> None:
         ),
     ],
 )
-def test_a_body_has_the_code_and_the_filled_text(
+def test_a_body_has_the_code_and_the_description_with_its_placeholders_filled(
     error: JetStreamError, code: int, description: str
 ) -> None:
     body = error.body()
@@ -51,12 +51,12 @@ def test_a_body_has_the_code_and_the_filled_text(
     assert str(error) == f"{description} ({error.err_code:d})"
 
 
-def test_an_error_is_definite_unless_said_otherwise() -> None:
+def test_an_error_is_definite_by_default() -> None:
     assert JetStreamError(ErrCode.STREAM_NOT_FOUND).definite
     assert not JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False).definite
 
 
-def test_errors_are_told_apart_even_if_they_say_the_same() -> None:
+def test_errors_with_the_same_content_are_not_equal() -> None:
     one, other = (JetStreamError(ErrCode.STREAM_NOT_FOUND) for _ in range(2))
     assert one != other
     assert one.body() == other.body()

@@ -1,6 +1,6 @@
-"""Reads the tables of refused requests in cases/.
+"""Reads the tables of refused requests in tests/jetstream/config/cases.
 
-A case is a line with the request and, indented below it, the error code and description."""
+A case is a line with the request; indented below it are the error code and description."""
 
 from __future__ import annotations
 

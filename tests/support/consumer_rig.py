@@ -1,7 +1,7 @@
-"""A stream with one consumer on a bench: real store, real states, a clock that is a number.
+"""A test bench for one consumer: real store, real state, a clock set by the test.
 
-Commands are committed by `commit`, which applies them to two replicas and compares them. `crash`
-throws the engine away and builds one from the replicated state, as a new leader does."""
+`commit` applies commands to two replicas and compares them. `crash` discards the delivery engine
+and builds a new one from the replicated state, as a new leader does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from broker.jetstream.commands.stream_commands import (
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer.ack_subjects import parse_ack_subject
 from broker.jetstream.consumer.consumer import Consumer
-from broker.jetstream.consumer.stream_protocol import AckingConsumer
+from broker.jetstream.consumer.stream_protocol import FilteringConsumer
 from broker.jetstream.delivery.dispatch import PumpLimits
 from broker.jetstream.delivery.effects import (
     Advisory,
@@ -32,11 +32,10 @@ from broker.jetstream.delivery.effects import (
     Effect,
     Propose,
     StatusMessage,
-    TurnProposal,
 )
 from broker.jetstream.delivery.engine import Delivery
-from broker.jetstream.delivery.proposal import flush
 from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE
+from broker.jetstream.delivery.replication import TurnProposal, flush
 from broker.store.messages import MessageStore
 
 MS = 1_000_000
@@ -45,7 +44,7 @@ START = 1_700_000_000 * S
 
 
 def config_of(**fields: Any) -> ConsumerConfig:
-    """As validation would have filled it in."""
+    """A consumer configuration with the defaults that validation fills in."""
     config = msgspec.convert(fields, ConsumerConfig)
     acks = config.ack_policy is not AckPolicy.NONE
     changes: dict[str, Any] = {}
@@ -63,14 +62,14 @@ def config_of(**fields: Any) -> ConsumerConfig:
 
 
 class BenchStream:
-    """Satisfies HomeStream; remembers what consumers settled."""
+    """Implements HomeStream; records which messages consumers settled."""
 
     def __init__(self, config: StreamConfig) -> None:
         self.config = config
         self.store = MessageStore()
         self.settled: list[int] = []
 
-    def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
+    def consumer_acked(self, consumer: FilteringConsumer, seqs: Sequence[int]) -> None:
         self.settled += seqs
 
 
@@ -81,7 +80,7 @@ class Bench:
         self.now = START
         self.stream = BenchStream(StreamConfig(name="S", max_msgs_per_subject=max_msgs_per_subject))
         self.other_stream = BenchStream(self.stream.config)
-        self.deaf: set[bytes] = set()
+        self.no_interest: set[bytes] = set()
         self.index = 0
         self.limits = PumpLimits()
         self.confirmed: list[bytes] = []
@@ -108,7 +107,7 @@ class Bench:
             consumer.removed(list(seqs))
 
     def drop(self, below: int) -> None:
-        """As limits do."""
+        """Remove messages below a sequence, as stream limits do."""
         for stream, consumer in self._pairs():
             first = stream.store.first_seq
             stream.store.drop_before(below)
@@ -148,13 +147,12 @@ class Bench:
 
     def _open(self) -> None:
         def has_interest(reply: bytes) -> bool:
-            return reply not in self.deaf
+            return reply not in self.no_interest
 
         self.engine = Delivery(self.of, now=self.now, has_interest=has_interest, limits=self.limits)
-        self.engine.advisories = True
 
     def crash(self) -> None:
-        """The leader dies: what was not committed is lost, the replica takes over."""
+        """The leader dies: uncommitted commands are lost, the replica takes over."""
         self.delivery.close(LEADERSHIP_CHANGE)
         self.pending_proposals.clear()
         self.stream, self.other_stream = self.other_stream, self.stream
@@ -185,13 +183,13 @@ class Bench:
         return results[0]
 
     def propose(self) -> None:
-        """Gather what the engine has to tell; it is in flight until commit."""
+        """Collect the commands of the engine; they are in flight until commit."""
         proposal = flush([self.delivery], self.now)
         if proposal is not None:
             self.pending_proposals.append(proposal)
 
     def commit(self) -> list[bytes]:
-        """Everything in flight is applied. Returns the replies confirmed by it."""
+        """Apply everything in flight. Returns the replies that this confirms."""
         self.propose()
         confirmed: list[bytes] = []
         for proposal in self.pending_proposals:
@@ -230,7 +228,7 @@ class Bench:
     def advance(self, by: int) -> None:
         self.now += by
 
-    # What comes out
+    # Output
 
     def pump(self) -> list[Effect]:
         effects = self.delivery.pump(self.now)
@@ -243,7 +241,7 @@ class Bench:
         return effects
 
     def out(self) -> list[str]:
-        """Pump until there is nothing to do, and commit; what came out, as text."""
+        """Pump until there is nothing to do, and commit. Returns the effects as text."""
         effects = self.pump()
         while self.delivery.more_work:
             effects += self.pump()
@@ -252,7 +250,7 @@ class Bench:
         return lines
 
     def seqs(self) -> list[int]:
-        """As out, but only the stream sequences delivered."""
+        """As `out`, but returns only the delivered stream sequences."""
         before = len(self.delivered)
         self.out()
         return [seq for seq, _, _ in self.delivered[before:]]

@@ -33,6 +33,7 @@ from broker.jetstream.api.requests import (
     StreamInfoRequest,
     UnpinRequest,
     decode_request,
+    named_consumer,
 )
 from broker.jetstream.api.responses import (
     LIST_LIMIT,
@@ -64,9 +65,8 @@ from broker.jetstream.config import ConsumerConfig, ConsumerCreateRequest, Strea
 from broker.jetstream.config.consumer_rules import check_consumer_config
 from broker.jetstream.config.consumer_update import (
     check_consumer_update,
+    decide_create,
     is_internal,
-    meet_consumers,
-    named_consumer,
     sourcing_consumer,
 )
 from broker.jetstream.config.names import NUID_RANDOM_BYTES, consumer_name
@@ -291,7 +291,7 @@ class LeaderApi:
         )
         name = config.name or config.durable_name or suffix
         others = {known: consumer.config for known, consumer in stream.consumers.items()}
-        meet_consumers(  # again when applied, but there the account's limit is not known
+        decide_create(  # again when applied, but there the account's limit is not known
             name,
             config,
             body.action,

@@ -30,8 +30,8 @@ from broker.jetstream.delivery.effects import (
     StatusMessage,
 )
 from broker.jetstream.delivery.engine import Delivery
-from broker.jetstream.delivery.proposal import flush
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED, LEADERSHIP_CHANGE
+from broker.jetstream.delivery.replication import flush
 from broker.server.routing.fair_queue import TURN_S
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ class Leadership:
 
     def _begin(self, consumer: Consumer) -> Delivery:
         engine = Delivery(consumer, now=self.replica.node.now_ns(), has_interest=self._has_interest)
-        engine.advisories = True
         self.engines[consumer.name] = engine
         if consumer.config.is_push:
             self._watch(engine)

@@ -1,1 +1,1 @@
-"""The JetStream API as text: subjects, requests, responses, info documents, advisories."""
+"""The JetStream API on the wire: subjects, requests, responses, info documents, advisories."""

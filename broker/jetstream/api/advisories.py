@@ -1,9 +1,9 @@
-"""Advisories and metrics: what they are called, where they go, what they say.
+"""Advisories and metrics: their subjects, types and fields.
 
-Owns: the subject, the type and the fields of every event this broker tells.
-May not touch: who listens, ids and times; the sender adds those (cluster/advising.py).
-Spec: JetStream advisories and metrics. The published schemas differ from the reference server in a
-few places (consumer_seq as text, replicas as one object); what the server sends is followed."""
+Owns: the subject, the type and the fields of every event this broker publishes.
+May not touch: subscriptions, ids and times; the sender adds those (broker/cluster/observe).
+Spec: JetStream advisories and metrics. Where the published schemas differ from nats-server
+(consumer_seq as text, replicas as one object), this follows nats-server."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ ADVISORY_TYPE: Final = "io.nats.jetstream.advisory.v1."
 METRIC_TYPE: Final = "io.nats.jetstream.metric.v1."
 AUDIT_SUBJECT: Final = b"$JS.EVENT.ADVISORY.API"
 
-# What delivery tells of single messages: its word, the subject, the type.
-_OF_MESSAGES: Final = {
+# Events about single messages: kind of delivery/effects.Advisory -> subject prefix, type.
+_MESSAGE_EVENTS: Final = {
     "max_deliver": (f"{ADVISORY_PREFIX}CONSUMER.MAX_DELIVERIES.", f"{ADVISORY_TYPE}max_deliver"),
     "nak": (f"{ADVISORY_PREFIX}CONSUMER.MSG_NAKED.", f"{ADVISORY_TYPE}nak"),
     "terminated": (f"{ADVISORY_PREFIX}CONSUMER.MSG_TERMINATED.", f"{ADVISORY_TYPE}terminated"),
     "ack": (f"{METRIC_PREFIX}CONSUMER.ACK.", f"{METRIC_TYPE}consumer_ack"),
 }
-_ABOUT_PINS: Final = {"pinned": "pinned_id", "unpinned": "reason"}
+_PIN_FIELDS: Final = {"pinned": "pinned_id", "unpinned": "reason"}
 _STREAM_ACTIONS: Final = {"create": "CREATED", "modify": "UPDATED", "delete": "DELETED"}
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One advisory or metric, before anybody was found to want it."""
+    """One advisory or metric. It is encoded only if its subject has a subscriber."""
 
     subject: bytes
     type: str
@@ -43,7 +43,7 @@ class Event:
 
 
 def encode_event(event: Event, *, event_id: str, now_ns: int, domain: str) -> bytes:
-    """The body that goes out."""
+    """The body as published."""
     body = {"type": event.type, "id": event_id, "timestamp": rfc3339(now_ns), **event.fields}
     if domain:
         body["domain"] = domain
@@ -51,13 +51,13 @@ def encode_event(event: Event, *, event_id: str, now_ns: int, domain: str) -> by
 
 
 def of_delivery(fact: Advisory, *, account: str, stream: str, consumer: str) -> Event:
-    """What happened to one message of a consumer, or to the pin of its clients."""
+    """An event about one message of a consumer, or about its pinned client."""
     if fact.kind in ("pinned", "unpinned"):
         pin: dict[str, object] = {"account": account, "stream": stream, "consumer": consumer}
-        pin |= {"group": fact.group, _ABOUT_PINS[fact.kind]: fact.reason}
+        pin |= {"group": fact.group, _PIN_FIELDS[fact.kind]: fact.reason}
         subject = f"CONSUMER.{fact.kind.upper()}.{stream}.{consumer}"
         return _advisory(subject, f"consumer_group_{fact.kind}", pin)
-    place, kind = _OF_MESSAGES[fact.kind]
+    place, kind = _MESSAGE_EVENTS[fact.kind]
     fields: dict[str, object] = {"stream": stream, "consumer": consumer}
     if fact.kind != "max_deliver":
         fields["consumer_seq"] = fact.consumer_seq
@@ -83,7 +83,7 @@ def batch_abandoned(stream: str, batch: str, reason: str) -> Event:
 
 
 def consumer_action(stream: str, consumer: str, action: str) -> Event:
-    """`action` is `create` or `delete`; a changed consumer is not told."""
+    """`action` is `create` or `delete`; nats-server sends nothing when a consumer is updated."""
     subject = f"CONSUMER.{_STREAM_ACTIONS[action]}.{stream}.{consumer}"
     fields = {"stream": stream, "consumer": consumer, "action": action}
     return _advisory(subject, "consumer_action", fields)
@@ -102,7 +102,7 @@ def consumer_pause(stream: str, consumer: str, *, paused: bool, until_ns: int) -
 def api_audit(
     *, server: str, client: Mapping[str, object], subject: bytes, request: bytes, response: bytes
 ) -> Event:
-    """Somebody used the API. Bodies are shown as they were, unparsed."""
+    """A client used the API. Bodies are included as they were sent."""
     fields: dict[str, object] = {"server": server, "client": client, "subject": _text(subject)}
     if request:
         fields["request"] = _text(request)
@@ -113,7 +113,7 @@ def api_audit(
 def leader_elected(
     *, account: str, stream: str, consumer: str, leader: str, replicas: Sequence[PeerInfo]
 ) -> Event:
-    """`consumer` empty: of the stream."""
+    """The leader of a stream, or of `consumer` if it is not empty."""
     fields: dict[str, object] = {"account": account, "stream": stream}
     if consumer:
         fields["consumer"] = consumer
@@ -122,7 +122,7 @@ def leader_elected(
 
 
 def quorum_lost(*, account: str, stream: str, consumer: str, replicas: Sequence[PeerInfo]) -> Event:
-    """Told by a member that led and can reach no majority any more."""
+    """Sent by the leader that can no longer reach a quorum."""
     fields: dict[str, object] = {"account": account, "stream": stream}
     if consumer:
         fields["consumer"] = consumer

@@ -1,9 +1,9 @@
-"""What the API tells about streams, consumers and accounts.
+"""Info documents of the API: streams, consumers and accounts.
 
-Owns: the Structs of info answers, field by field as they are printed.
-May not touch: how the numbers come about.
-Spec: JetStream StreamInfo and StreamState, ConsumerInfo, account info; `always(...)` fields are
-printed even when zero, the others only when they say something."""
+Owns: the Structs of info answers, with their fields in the order of the JSON.
+May not touch: where the numbers come from.
+Spec: JetStream StreamInfo and StreamState, ConsumerInfo, account info. Fields with `always(...)`
+are included even at their default, the others only if they differ from it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from broker.jetstream.config.stream_config import (
 from broker.jetstream.errors import ErrorBody
 from broker.jetstream.strict_json import Unsigned, WallTime, always
 
-DELETED_DETAILS_LIMIT: Final = 100_000  # sequences named; num_deleted counts them all
+DELETED_DETAILS_LIMIT: Final = 100_000  # most sequences listed; num_deleted counts all
 
 
 class LostData(msgspec.Struct, frozen=True):
-    """Messages that damage took, by sequence."""
+    """Messages lost to damage on disk, by sequence."""
 
     msgs: tuple[int, ...] = always(())
     bytes: int = always(0)
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream holds. Times are 0 while there is no message to take them from."""
+    """What a stream holds. Times are 0 while it has no messages."""
 
     messages: Unsigned = always(0)
     bytes: Unsigned = always(0)
@@ -52,7 +52,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Another replica of the group. `active` is nanoseconds since it was last heard of."""
+    """Another replica of the group. `active` is the nanoseconds since its last message."""
 
     name: str
     current: bool
@@ -81,7 +81,7 @@ class DesiredPeer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesiredCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a group is moving to, while it moves."""
+    """The target of a group that is being moved."""
 
     created: WallTime | None = None
     name: str = ""
@@ -104,7 +104,7 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a mirror or source has come; `active` is -1 before first contact."""
+    """The progress of a mirror or source; `active` is -1 before the first contact."""
 
     name: str
     external: External | None = None
@@ -171,7 +171,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredMessageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as MSG.GET shows it; headers and payload are printed as base64."""
+    """A message as returned by MSG.GET; headers and payload are base64."""
 
     subject: str
     seq: int

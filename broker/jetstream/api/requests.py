@@ -1,8 +1,9 @@
-"""Bodies of API requests: which body an endpoint takes, and how strictly it is read.
+"""Bodies of API requests: which body an endpoint takes, and how strictly it is parsed.
 
-Owns: the request Structs that are not configurations, and the empty/optional/required rules.
-May not touch: state; whether the asset exists is asked later.
-Spec: JetStream sheet 0 (empty requests, optional bodies, strict JSON), 1.5, 1.6."""
+Owns: the request Structs that are not configurations, the rules for empty, optional and required
+bodies, direct get requests, and the name that a CONSUMER.CREATE subject gives to a consumer.
+May not touch: state; whether the stream or consumer exists is checked later.
+Spec: JetStream API: request bodies, strict JSON, MSG.GET and DIRECT.GET, CONSUMER.CREATE."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from typing import Final
 import msgspec
 
 from broker.jetstream.api.info import StreamState
-from broker.jetstream.api.subjects import ApiKind
+from broker.jetstream.api.subjects import ApiKind, ApiRequest, CreateForm
 from broker.jetstream.config.api_levels import level_is_met
-from broker.jetstream.config.consumer_config import ConsumerCreateRequest
+from broker.jetstream.config.consumer_config import ConsumerConfig, ConsumerCreateRequest
 from broker.jetstream.config.consumer_rules import check_group_name
+from broker.jetstream.config.names import has_path_separator
 from broker.jetstream.config.stream_config import Placement, StreamConfig, StreamConfigRequest
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.strict_json import Unsigned, WallTime, decode, invalid_json
@@ -24,7 +26,7 @@ from broker.subjects import valid_subject
 
 
 class NoBody(msgspec.Struct, frozen=True):
-    """The endpoint takes no body, or ignores it."""
+    """The body of an endpoint that takes none, or ignores it."""
 
 
 class PagedRequest(msgspec.Struct, frozen=True):
@@ -32,7 +34,7 @@ class PagedRequest(msgspec.Struct, frozen=True):
 
 
 class StreamsRequest(msgspec.Struct, frozen=True):
-    """STREAM.NAMES and STREAM.LIST: streams whose subjects collide with `subject`."""
+    """STREAM.NAMES and STREAM.LIST: streams whose subjects overlap with `subject`."""
 
     offset: int = 0
     subject: str = ""
@@ -45,7 +47,7 @@ class StreamInfoRequest(msgspec.Struct, frozen=True):
 
 
 class PurgeRequest(msgspec.Struct, frozen=True):
-    """Remove below `seq`, or all but the newest `keep`, of what matches `filter`."""
+    """Remove messages that match `filter`: those below `seq`, or all but the newest `keep`."""
 
     seq: Unsigned = 0
     filter: str = ""
@@ -53,7 +55,7 @@ class PurgeRequest(msgspec.Struct, frozen=True):
 
 
 class MsgGetRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """MSG.GET and DIRECT.GET. Times are None when not given."""
+    """MSG.GET and DIRECT.GET. Times are None if not set."""
 
     seq: Unsigned = 0
     last_by_subj: str = ""
@@ -106,7 +108,7 @@ class ResetRequest(msgspec.Struct, frozen=True):
 
 
 class ServerPeerRequest(msgspec.Struct, frozen=True):
-    """`peer` is a server name; `peer_id`, if given, is used in its place."""
+    """`peer` is a server name; `peer_id`, if set, is used instead."""
 
     peer: str = ""
     peer_id: str = ""
@@ -146,80 +148,80 @@ RequestBody = (
 )
 
 
-class _Reading(Enum):
-    """How an endpoint looks at the bytes before it decodes them."""
+class _BodyRule(Enum):
+    """How an endpoint treats the body before it is decoded."""
 
-    PLAIN = auto()  # decode; nothing at all counts as an object without keys
-    OPTIONAL = auto()  # decode only what starts like an object or array, ignore the rest
-    REQUIRED = auto()  # an empty request is a bad request (10003)
-    FORBIDDEN = auto()  # anything but an empty request is refused (10038)
+    PLAIN = auto()  # decode; an empty body counts as an empty object
+    OPTIONAL = auto()  # decode a body that starts like an object or array, ignore any other
+    REQUIRED = auto()  # refuse an empty request (10003)
+    FORBIDDEN = auto()  # refuse anything but an empty request (10038)
     IGNORED = auto()
-    LENIENT = auto()  # as PLAIN, but unknown fields never matter
+    LENIENT = auto()  # as PLAIN, but unknown fields are always ignored
 
 
-_READINGS: Final[dict[ApiKind, tuple[_Reading, type[RequestBody]]]] = {
-    ApiKind.INFO: (_Reading.IGNORED, NoBody),
-    ApiKind.STREAM_CREATE: (_Reading.PLAIN, StreamConfigRequest),
-    ApiKind.STREAM_UPDATE: (_Reading.PLAIN, StreamConfigRequest),
-    ApiKind.STREAM_NAMES: (_Reading.OPTIONAL, StreamsRequest),
-    ApiKind.STREAM_LIST: (_Reading.OPTIONAL, StreamsRequest),
-    ApiKind.STREAM_INFO: (_Reading.OPTIONAL, StreamInfoRequest),
-    ApiKind.STREAM_DELETE: (_Reading.FORBIDDEN, NoBody),
-    ApiKind.STREAM_PURGE: (_Reading.OPTIONAL, PurgeRequest),
-    ApiKind.STREAM_MSG_GET: (_Reading.REQUIRED, MsgGetRequest),
-    ApiKind.STREAM_MSG_DELETE: (_Reading.REQUIRED, MsgDeleteRequest),
-    ApiKind.STREAM_SNAPSHOT: (_Reading.REQUIRED, SnapshotRequest),
-    ApiKind.STREAM_RESTORE: (_Reading.REQUIRED, RestoreRequest),
-    ApiKind.STREAM_PEER_REMOVE: (_Reading.REQUIRED, PeerRequest),
-    ApiKind.STREAM_PEER_EVACUATE: (_Reading.REQUIRED, PeerRequest),
-    ApiKind.STREAM_CANCEL_MOVE: (_Reading.IGNORED, NoBody),
-    ApiKind.STREAM_LEADER_STEPDOWN: (_Reading.OPTIONAL, StepdownRequest),
-    ApiKind.CONSUMER_CREATE: (_Reading.PLAIN, ConsumerCreateRequest),
-    ApiKind.CONSUMER_NAMES: (_Reading.OPTIONAL, PagedRequest),
-    ApiKind.CONSUMER_LIST: (_Reading.OPTIONAL, PagedRequest),
-    ApiKind.CONSUMER_INFO: (_Reading.FORBIDDEN, NoBody),
-    ApiKind.CONSUMER_DELETE: (_Reading.FORBIDDEN, NoBody),
-    ApiKind.CONSUMER_PAUSE: (_Reading.OPTIONAL, PauseRequest),
-    ApiKind.CONSUMER_UNPIN: (_Reading.LENIENT, UnpinRequest),
-    ApiKind.CONSUMER_RESET: (_Reading.LENIENT, ResetRequest),
-    ApiKind.CONSUMER_LEADER_STEPDOWN: (_Reading.OPTIONAL, StepdownRequest),
-    ApiKind.DIRECT_GET: (_Reading.LENIENT, MsgGetRequest),
-    ApiKind.META_LEADER_STEPDOWN: (_Reading.OPTIONAL, StepdownRequest),
-    ApiKind.SERVER_REMOVE: (_Reading.REQUIRED, ServerPeerRequest),
-    ApiKind.SERVER_EVACUATE: (_Reading.REQUIRED, ServerPeerRequest),
-    ApiKind.META_RESCUE: (_Reading.REQUIRED, RescueRequest),
-    ApiKind.ACCOUNT_PURGE: (_Reading.IGNORED, NoBody),
-    ApiKind.ACCOUNT_STREAM_MOVE: (_Reading.PLAIN, StreamMoveRequest),
-    ApiKind.ACCOUNT_STREAM_CANCEL_MOVE: (_Reading.IGNORED, NoBody),
+_BODY_RULES: Final[dict[ApiKind, tuple[_BodyRule, type[RequestBody]]]] = {
+    ApiKind.INFO: (_BodyRule.IGNORED, NoBody),
+    ApiKind.STREAM_CREATE: (_BodyRule.PLAIN, StreamConfigRequest),
+    ApiKind.STREAM_UPDATE: (_BodyRule.PLAIN, StreamConfigRequest),
+    ApiKind.STREAM_NAMES: (_BodyRule.OPTIONAL, StreamsRequest),
+    ApiKind.STREAM_LIST: (_BodyRule.OPTIONAL, StreamsRequest),
+    ApiKind.STREAM_INFO: (_BodyRule.OPTIONAL, StreamInfoRequest),
+    ApiKind.STREAM_DELETE: (_BodyRule.FORBIDDEN, NoBody),
+    ApiKind.STREAM_PURGE: (_BodyRule.OPTIONAL, PurgeRequest),
+    ApiKind.STREAM_MSG_GET: (_BodyRule.REQUIRED, MsgGetRequest),
+    ApiKind.STREAM_MSG_DELETE: (_BodyRule.REQUIRED, MsgDeleteRequest),
+    ApiKind.STREAM_SNAPSHOT: (_BodyRule.REQUIRED, SnapshotRequest),
+    ApiKind.STREAM_RESTORE: (_BodyRule.REQUIRED, RestoreRequest),
+    ApiKind.STREAM_PEER_REMOVE: (_BodyRule.REQUIRED, PeerRequest),
+    ApiKind.STREAM_PEER_EVACUATE: (_BodyRule.REQUIRED, PeerRequest),
+    ApiKind.STREAM_CANCEL_MOVE: (_BodyRule.IGNORED, NoBody),
+    ApiKind.STREAM_LEADER_STEPDOWN: (_BodyRule.OPTIONAL, StepdownRequest),
+    ApiKind.CONSUMER_CREATE: (_BodyRule.PLAIN, ConsumerCreateRequest),
+    ApiKind.CONSUMER_NAMES: (_BodyRule.OPTIONAL, PagedRequest),
+    ApiKind.CONSUMER_LIST: (_BodyRule.OPTIONAL, PagedRequest),
+    ApiKind.CONSUMER_INFO: (_BodyRule.FORBIDDEN, NoBody),
+    ApiKind.CONSUMER_DELETE: (_BodyRule.FORBIDDEN, NoBody),
+    ApiKind.CONSUMER_PAUSE: (_BodyRule.OPTIONAL, PauseRequest),
+    ApiKind.CONSUMER_UNPIN: (_BodyRule.LENIENT, UnpinRequest),
+    ApiKind.CONSUMER_RESET: (_BodyRule.LENIENT, ResetRequest),
+    ApiKind.CONSUMER_LEADER_STEPDOWN: (_BodyRule.OPTIONAL, StepdownRequest),
+    ApiKind.DIRECT_GET: (_BodyRule.LENIENT, MsgGetRequest),
+    ApiKind.META_LEADER_STEPDOWN: (_BodyRule.OPTIONAL, StepdownRequest),
+    ApiKind.SERVER_REMOVE: (_BodyRule.REQUIRED, ServerPeerRequest),
+    ApiKind.SERVER_EVACUATE: (_BodyRule.REQUIRED, ServerPeerRequest),
+    ApiKind.META_RESCUE: (_BodyRule.REQUIRED, RescueRequest),
+    ApiKind.ACCOUNT_PURGE: (_BodyRule.IGNORED, NoBody),
+    ApiKind.ACCOUNT_STREAM_MOVE: (_BodyRule.PLAIN, StreamMoveRequest),
+    ApiKind.ACCOUNT_STREAM_CANCEL_MOVE: (_BodyRule.IGNORED, NoBody),
 }
 
 
 def decode_request(kind: ApiKind, body: bytes, *, strict: bool = True) -> RequestBody:
-    """The body of a request, checked as far as it can be without state.
+    """The body of a request, checked as far as possible without state.
 
-    MSG.NEXT is not read here: its integer and JSON forms belong to the pull engine.
+    MSG.NEXT is not decoded here, see delivery/pull_queue.py.
     """
-    reading, wanted = _READINGS[kind]
-    match reading:
-        case _Reading.IGNORED:
+    rule, wanted = _BODY_RULES[kind]
+    match rule:
+        case _BodyRule.IGNORED:
             return NoBody()
-        case _Reading.FORBIDDEN:
+        case _BodyRule.FORBIDDEN:
             if not is_empty_request(body):
                 raise JetStreamError(ErrCode.NOT_EMPTY_REQUEST)
             return NoBody()
-        case _Reading.OPTIONAL if body.lstrip(b" \t\r\n")[:1] not in (b"{", b"["):
+        case _BodyRule.OPTIONAL if body.lstrip(b" \t\r\n")[:1] not in (b"{", b"["):
             return wanted()
-        case _Reading.REQUIRED if is_empty_request(body):
+        case _BodyRule.REQUIRED if is_empty_request(body):
             raise JetStreamError(ErrCode.BAD_REQUEST)
-        case _Reading.LENIENT:
+        case _BodyRule.LENIENT:
             strict = False
     request = decode(body, wanted, strict=strict)
-    _check(kind, request)
+    _check_body(kind, request)
     return request
 
 
 def is_empty_request(body: bytes) -> bool:
-    """No bytes, or an object without keys however it is spaced."""
+    """No bytes, or an empty object with any whitespace."""
     if not body or body == b"{}":
         return True
     try:
@@ -230,7 +232,7 @@ def is_empty_request(body: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StatusAnswer:
-    """A status line answer: headers only, no payload."""
+    """An answer that is only a status line in the headers, without payload."""
 
     code: int
     text: str
@@ -252,9 +254,9 @@ REQUIRED_API_LEVEL: Final = StatusAnswer(412, "Required Api Level")
 def parse_direct_get(
     subject: str, body: bytes, *, required_level: bytes | None = None
 ) -> MsgGetRequest | StatusAnswer:
-    """What DIRECT.GET asks for, or the status to answer.
+    """The request of DIRECT.GET, or the status to answer.
 
-    `subject` is what followed the stream name; such a request means the last message on it.
+    `subject` are the tokens after the stream name; they ask for the last message on that subject.
     """
     if not level_is_met(required_level):
         return REQUIRED_API_LEVEL
@@ -264,24 +266,39 @@ def parse_direct_get(
         request = decode(body, MsgGetRequest, strict=False)
     except JetStreamError:
         return MALFORMED_REQUEST
-    chosen = _chosen(request)
+    selectors = _selectors(request)
     if subject:
         limits = request.batch or request.up_to_seq or request.up_to_time is not None
-        if chosen or limits:
+        if selectors or limits:
             return BAD_REQUEST
         return msgspec.structs.replace(request, last_by_subj=subject)
-    if not chosen:
+    if not selectors:
         return EMPTY_REQUEST
-    return BAD_REQUEST if _is_contradictory(request, chosen) else request
+    return BAD_REQUEST if _has_conflict(request, selectors) else request
 
 
-def _check(kind: ApiKind, request: RequestBody) -> None:
+def named_consumer(request: ConsumerCreateRequest, api: ApiRequest) -> ConsumerConfig:
+    """The requested configuration, with the name from the subject ("": to be generated)."""
+    config = request.config
+    if api.stream != request.stream_name:
+        raise JetStreamError(ErrCode.STREAM_MISMATCH)
+    if has_path_separator(api.consumer or config.name):
+        raise JetStreamError(ErrCode.CONSUMER_NAME_CONTAINS_PATH_SEPARATORS)
+    _check_durable_name(config, api)
+    if api.rest and config.filter_subjects:
+        raise JetStreamError(ErrCode.CONSUMER_MULTIPLE_FILTERS_NOT_ALLOWED)
+    if api.rest and config.filter_subject != api.rest:
+        raise JetStreamError(ErrCode.CONSUMER_CREATE_FILTER_SUBJECT_MISMATCH)
+    return msgspec.structs.replace(config, name=api.consumer) if api.consumer else config
+
+
+def _check_body(kind: ApiKind, request: RequestBody) -> None:
     match request:
         case MsgGetRequest() if kind is ApiKind.STREAM_MSG_GET:
-            chosen = _chosen(request) - {"multi_last"}
-            if request.batch > 0 or request.max_bytes > 0 or not chosen:
+            selectors = _selectors(request) - {"multi_last"}
+            if request.batch > 0 or request.max_bytes > 0 or not selectors:
                 raise JetStreamError(ErrCode.BAD_REQUEST)
-            if _is_contradictory(request, chosen):
+            if _has_conflict(request, selectors):
                 raise JetStreamError(ErrCode.BAD_REQUEST)
         case PurgeRequest(seq=seq, keep=keep) if seq > 0 and keep > 0:
             raise JetStreamError(ErrCode.BAD_REQUEST)
@@ -294,8 +311,8 @@ def _check(kind: ApiKind, request: RequestBody) -> None:
                 raise JetStreamError(ErrCode.SNAPSHOT_DELIVER_SUBJECT_INVALID)
 
 
-def _chosen(request: MsgGetRequest) -> set[str]:
-    """The selectors a request uses."""
+def _selectors(request: MsgGetRequest) -> set[str]:
+    """The selectors that a request sets."""
     used = {
         "seq": request.seq > 0,
         "last_by_subj": request.last_by_subj != "",
@@ -306,7 +323,7 @@ def _chosen(request: MsgGetRequest) -> set[str]:
     return {name for name, is_used in used.items() if is_used}
 
 
-_TOGETHER: Final[tuple[set[str], ...]] = (
+_CONFLICTING: Final[tuple[set[str], ...]] = (
     {"seq", "last_by_subj"},
     {"seq", "start_time"},
     {"start_time", "last_by_subj"},
@@ -316,9 +333,28 @@ _TOGETHER: Final[tuple[set[str], ...]] = (
 )
 
 
-def _is_contradictory(request: MsgGetRequest, chosen: set[str]) -> bool:
-    if any(pair <= chosen for pair in _TOGETHER):
+def _has_conflict(request: MsgGetRequest, selectors: set[str]) -> bool:
+    if any(pair <= selectors for pair in _CONFLICTING):
         return True
-    if "last_by_subj" in chosen and request.batch > 0:
+    if "last_by_subj" in selectors and request.batch > 0:
         return True
     return request.up_to_seq > 0 and request.up_to_time is not None
+
+
+def _check_durable_name(config: ConsumerConfig, api: ApiRequest) -> None:
+    """Each form of the create subject has its own rule for durable names."""
+    durable = config.durable_name
+    match api.form:
+        case CreateForm.DURABLE:
+            if not api.consumer:
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_IN_SUBJECT)
+            if not durable:
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_SET)
+            if durable != api.consumer:
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
+        case CreateForm.NAMED:
+            if durable not in ("", api.consumer):
+                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
+        case _:
+            if durable:
+                raise JetStreamError(ErrCode.CONSUMER_EPHEMERAL_WITH_DURABLE_NAME)

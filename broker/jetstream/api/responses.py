@@ -1,8 +1,8 @@
-"""API answers as bytes: `type` first, then the error or what was asked for.
+"""API answers as bytes: `type` first, then the error or the result.
 
-Owns: the answer bodies that are not infos, paging, and the encoding of all of them.
-May not touch: state, subjects, who answers.
-Spec: JetStream API endpoint table, Paging; success and failure share their `type`."""
+Owns: the answer bodies that are not info documents, paging, and the encoding of all answers.
+May not touch: state, subjects, which node answers.
+Spec: JetStream API responses; success and failure have the same `type`."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ ResponsePart = (
     | Success
 )
 
-# Fields without an "empty" form appear in failures too, at zero.
+# Fields that nats-server never omits appear in failures too, at zero.
 _IN_FAILURES: Final[dict[ApiKind, tuple[ResponsePart, ...]]] = {
     ApiKind.STREAM_INFO: (Paged(),),
     ApiKind.STREAM_NAMES: (Paged(), StreamNames()),
@@ -155,7 +155,7 @@ _IN_FAILURES: Final[dict[ApiKind, tuple[ResponsePart, ...]]] = {
 
 
 def encode_response(kind: ApiKind, *parts: ResponsePart) -> bytes:
-    """A success body: the parts' fields side by side, in the order given.
+    """A success body: the fields of all parts in one object, in the order given.
 
     STREAM.CREATE is (StreamInfo, DidCreate), STREAM.INFO (Paged, StreamInfo), lists and names
     (Paged, list), CONSUMER.RESET (ConsumerInfo, Reset); the others have one part.
@@ -177,14 +177,14 @@ def encode_pub_error(stream: str, error: JetStreamError) -> bytes:
 
 
 def page(items: Sequence[T], offset: int, *, limit: int) -> tuple[Sequence[T], Paged]:
-    """One page of sorted `items`. An offset outside is moved to the nearest end."""
+    """One page of sorted `items`. An offset outside is clamped to the nearest end."""
     offset = min(max(offset, 0), len(items))
     part = items[offset : offset + limit]
     return part, Paged(total=len(items), offset=offset, limit=limit)
 
 
 def encode_stream_names(names: Sequence[str], offset: int) -> bytes:
-    """`names` are all that match, in any order. Nothing found prints null, not a list."""
+    """`names` are all that match, in any order. Without a match `streams` is null, not a list."""
     part, paged = page(sorted(names), offset, limit=NAMES_LIMIT)
     found = StreamNames(tuple(part) if names else None)
     return encode_response(ApiKind.STREAM_NAMES, paged, found)

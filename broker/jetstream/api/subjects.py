@@ -1,8 +1,8 @@
-"""API subjects: which request a subject under `$JS.API.` is.
+"""API subjects: which endpoint a subject under `$JS.API.` addresses.
 
 Owns: the table of endpoints, their tokens, and the name of their response type.
 May not touch: bodies (requests.py), answers (responses.py), state.
-Spec: JetStream API subjects, the endpoint table; domains map `$JS.<domain>.API.` onto it."""
+Spec: JetStream API subjects; with a domain, `$JS.<domain>.API.` is an alias of `$JS.API.`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TYPE_PREFIX: Final = "io.nats.jetstream.api.v1."
 
 
 class ApiKind(Enum):
-    """One endpoint. The value is the response type without its prefix, or the subject's own
-    name where the endpoint answers with raw messages."""
+    """One endpoint. The value is the response type without its prefix, or a name of our own if the
+    endpoint shares its response type or answers with plain messages."""
 
     INFO = "account_info_response"
     STREAM_CREATE = "stream_create_response"
@@ -55,7 +55,7 @@ class ApiKind(Enum):
 
     @property
     def response_type(self) -> str:
-        """The `type` of the answer; MSG.NEXT and DIRECT.GET have none and never ask for it."""
+        """The `type` of the answer. MSG.NEXT and DIRECT.GET do not use it."""
         return TYPE_PREFIX + _SHARED_TYPES.get(self, self.value)
 
 
@@ -78,7 +78,7 @@ SYSTEM_KINDS: Final = frozenset(
         ApiKind.ACCOUNT_STREAM_CANCEL_MOVE,
     }
 )
-"""Endpoints of the system account; from any other account they are not answered."""
+"""Endpoints of the system account; requests from other accounts get no answer."""
 
 
 class CreateForm(Enum):
@@ -91,7 +91,7 @@ class CreateForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """A subject that named an endpoint. Tokens an endpoint does not have are empty."""
+    """A parsed API subject. Tokens that the endpoint does not have are empty."""
 
     kind: ApiKind
     stream: str = ""
@@ -102,7 +102,7 @@ class ApiRequest:
 
 
 def parse_api_subject(subject: bytes, *, domain: bytes = b"") -> ApiRequest | None:
-    """The request `subject` stands for, or None: an unknown subject gets no answer at all."""
+    """The parsed subject, or None: a request on an unknown subject gets no answer."""
     tail = _after_prefix(subject, domain)
     if tail is None:
         return None
@@ -120,7 +120,8 @@ def parse_api_subject(subject: bytes, *, domain: bytes = b"") -> ApiRequest | No
 
 
 def bucket_subject(subject: bytes, *, domain: bytes) -> bytes | None:
-    """The key or object behind `$JS.<domain>.API.`, which clients of another domain write to."""
+    """The key-value or object store subject behind `$JS.<domain>.API.`, or None. Clients of another
+    domain publish there."""
     ours = b"$JS." + domain + b".API."
     if not domain or not subject.startswith(ours):
         return None
@@ -197,7 +198,7 @@ def _request(endpoint: _Endpoint, names: list[str]) -> ApiRequest | None:
     if form is CreateForm.NAMED and len(names) == 1:
         return ApiRequest(endpoint.kind, stream=names[0], form=CreateForm.EPHEMERAL)
     if form is CreateForm.DURABLE and names and len(names) != wanted:
-        # No consumer in it: answered with 10016 instead of silence.
+        # Without a consumer token the answer is error 10016 instead of none.
         return ApiRequest(endpoint.kind, stream=names[0], form=form)
     if len(names) < wanted or (len(names) > wanted and not endpoint.open_ended):
         return None

@@ -1,8 +1,8 @@
-"""Stream and consumer configuration in one place to import from.
+"""Configuration of streams and consumers: the fields, the rules they must satisfy, the updates.
 
-Owns: nothing; it gathers the names other parts of the broker use.
-May not touch: rules of its own.
-Spec: see stream_config.py and consumer_config.py."""
+This file only exports the field types (stream_config.py, consumer_config.py). Rules are in
+stream_rules.py, origin_rules.py and consumer_rules.py, updates in stream_update.py and
+consumer_update.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""API levels: what this server can do, what an asset needs, and the metadata that says so.
+"""API levels: the level of this server, the level an asset requires, and the metadata for both.
 
 Owns: the level we advertise, the `_nats.*` metadata keys, the required-level check.
-May not touch: headers as bytes; the caller takes the value out.
-Spec: JetStream version metadata; level 1 is 2.11 (TTL, pause, priority), 2 is 2.12, 4 is 2.14."""
+May not touch: header blocks; the caller extracts the value.
+Spec: NATS ADR-44; level 1 is 2.11 (TTL, pause, priority), 2 is 2.12, 4 is 2.14."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 
 API_LEVEL: Final = 2
 SERVER_VERSION: Final = "2.12.0"
-"""The NATS release whose behaviour a client may expect; clients choose features by it."""
+"""The NATS release whose behavior clients may expect; they choose features by it."""
 
 REQUIRED_LEVEL_HEADER: Final = b"Nats-Required-Api-Level"
 REQUIRED_LEVEL_KEY: Final = "_nats.req.level"
 VERSION_KEY: Final = "_nats.ver"
 LEVEL_KEY: Final = "_nats.level"
-_DIGITS_MAX: Final = 19  # of a level that can be read at all
+_DIGITS_MAX: Final = 19  # longer numbers are invalid
 
 
 def level_is_met(header: bytes | None) -> bool:
@@ -42,7 +42,7 @@ def check_required_level(header: bytes | None) -> None:
 
 
 def stream_level(config: StreamConfig) -> int:
-    """The lowest API level that knows everything this stream uses."""
+    """The lowest API level that supports everything this stream uses."""
     if config.allow_batched:
         return 4
     if (
@@ -63,20 +63,20 @@ def consumer_level(config: ConsumerConfig) -> int:
 
 
 def user_metadata(metadata: dict[str, str]) -> dict[str, str]:
-    """Without our own keys: what takes part in comparisons."""
+    """The metadata without the server's own keys; only this is compared."""
     ours = (REQUIRED_LEVEL_KEY, VERSION_KEY, LEVEL_KEY)
     return {key: value for key, value in metadata.items() if key not in ours}
 
 
 def stored_stream(config: StreamConfig) -> StreamConfig:
-    """The configuration as kept and listed: with the level it needs, without ours."""
+    """The configuration as stored and listed: with the level it requires, not the server's."""
     metadata = user_metadata(config.metadata)
     metadata[REQUIRED_LEVEL_KEY] = str(stream_level(config))
     return replace(config, metadata=metadata)
 
 
 def shown_stream(config: StreamConfig) -> StreamConfig:
-    """The configuration as create, update and info answer it. LIST shows the stored one."""
+    """The configuration in answers to create, update and info. LIST shows the stored one."""
     stored = stored_stream(config)
     return replace(stored, metadata=_shown(stored.metadata))
 
@@ -93,7 +93,7 @@ def shown_consumer(config: ConsumerConfig) -> ConsumerConfig:
 
 
 def same_stream(one: StreamConfig, other: StreamConfig) -> bool:
-    """Equality as a repeated create means it: version metadata does not count."""
+    """Whether a repeated create asks for the same stream: version metadata is ignored."""
     return _without_version(one) == _without_version(other)
 
 

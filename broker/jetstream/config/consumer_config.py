@@ -1,6 +1,6 @@
-"""The configuration of a consumer, field by field as the API spells it.
+"""The fields of a consumer configuration, named and ordered as in the API.
 
-Owns: the Structs of a consumer's configuration and the closed sets of words they use.
+Owns: the Structs of a consumer's configuration and their enumerations.
 May not touch: rules (consumer_rules.py, consumer_update.py), delivery, storage.
 Spec: JetStream consumer configuration; durations are nanoseconds."""
 
@@ -50,8 +50,8 @@ class ConsumerAction(WireText):
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer's configuration. 0 means "not given" until
-    consumer_rules.check_consumer_config has filled it in."""
+    """A consumer's configuration. 0 means "not set" until consumer_rules.check_consumer_config has
+    filled in the defaults."""
 
     durable_name: str = ""
     name: str = ""
@@ -99,18 +99,18 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sample_percent(self) -> int:
-        """How many of a hundred acks are measured."""
+        """How many of a hundred acks are sampled."""
         return int(self.sample_freq.removesuffix("%") or 0)
 
     @property
     def filters(self) -> tuple[bytes, ...]:
-        """Subject filters as the rest of the broker holds them; empty means every subject."""
+        """Subject filters as bytes; empty means every subject."""
         texts = (self.filter_subject,) if self.filter_subject else self.filter_subjects
         return tuple(text.encode() for text in texts)
 
 
 class ConsumerCreateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of every CONSUMER.CREATE form."""
+    """Body of CONSUMER.CREATE in all its forms."""
 
     stream_name: str = always("")
     config: ConsumerConfig = always(ConsumerConfig())

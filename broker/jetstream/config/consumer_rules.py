@@ -1,9 +1,9 @@
-"""The rules a consumer configuration must meet, and the defaults it gets.
+"""The rules a consumer configuration must satisfy, and its defaults.
 
-Owns: normalisation and validation of one configuration against its stream's.
-May not touch: other consumers and the stored one of the same name (consumer_update.py).
-Spec: JetStream consumer configuration, validation column; the order of the checks is the
-reference server's."""
+Owns: normalization and validation of one configuration against that of its stream.
+May not touch: other consumers, or the existing one of the same name (consumer_update.py).
+Spec: JetStream consumer configuration. The checks run in the order of nats-server, since clients
+see the first error."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _POLICY_WORDS: Final = {
 def check_consumer_config(
     config: ConsumerConfig, *, stream: StreamConfig, view: AccountView, pedantic: bool = False
 ) -> ConsumerConfig:
-    """The normalised configuration, with the API level it needs in its metadata.
+    """The normalized configuration, with the API level it requires in its metadata.
 
-    The name is not made here: a consumer created without one keeps `name` empty in its
-    configuration for ever.
+    No name is generated here: if a consumer was created without one, `name` stays empty in its
+    configuration.
     """
     if config.num_replicas > 1 and not view.clustered:
         raise JetStreamError(ErrCode.STREAM_REPLICAS_NOT_SUPPORTED)
@@ -87,7 +87,7 @@ def check_consumer_config(
 
 
 def _without_negatives(config: ConsumerConfig, *, pedantic: bool) -> ConsumerConfig:
-    """Values below the smallest one that means something become that one."""
+    """Raise negative values to the smallest valid one (an error in pedantic mode)."""
     changes: dict[str, int] = {}
     for name in ("max_deliver", "max_ack_pending"):
         if getattr(config, name) < -1:
@@ -148,7 +148,7 @@ def _ack_wait(config: ConsumerConfig, *, pedantic: bool) -> int:
 def _with_stream_limits(
     config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool
 ) -> ConsumerConfig:
-    """What the stream imposes on consumers that say nothing."""
+    """Fields that are not set get the stream's consumer limits as defaults."""
     for name in ("max_ack_pending", "inactive_threshold"):
         imposed: int = getattr(stream.consumer_limits, name)
         if getattr(config, name) == 0 and imposed:
@@ -185,7 +185,7 @@ def _check_ack_times(config: ConsumerConfig) -> None:
 
 
 def _check_flow_control_acks(config: ConsumerConfig) -> None:
-    """Acks that ride on flow control answers need the push machinery that asks for them."""
+    """Ack policy flow_control needs a push consumer that sends flow control requests."""
     if config.ack_policy is not AckPolicy.FLOW_CONTROL:
         return
     if not config.is_push:
@@ -271,7 +271,7 @@ def _check_filters(config: ConsumerConfig) -> None:
 
 
 def _check_start(config: ConsumerConfig) -> None:
-    """The start options that the deliver policy needs, and no others."""
+    """Raise unless exactly the start options of the deliver policy are set."""
     policy = config.deliver_policy
     words = f"consumer delivery policy is deliver {_POLICY_WORDS[policy]}"
     has_time = config.opt_start_time is not None

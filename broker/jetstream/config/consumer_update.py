@@ -1,8 +1,9 @@
-"""How a consumer create request meets its subject, the stream's other consumers, and itself.
+"""Whether a create request creates or updates a consumer, and what an update may change.
 
-Owns: naming by subject form, the create/update actions, workqueue partitions, update rules.
+Owns: the create and update actions, the limit on consumers, work queue rules, update rules.
 May not touch: delivery, interest; whether a deliver subject is bound is an argument.
-Spec: JetStream create subjects, naming and action; retention rules for consumers."""
+Spec: JetStream consumer create (`action`), retention rules for consumers. The rules that one
+configuration must satisfy by itself are in consumer_rules.py."""
 
 from __future__ import annotations
 
@@ -12,43 +13,28 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from broker.jetstream.api.subjects import ApiRequest, CreateForm
 from broker.jetstream.config.api_levels import same_consumer
 from broker.jetstream.config.consumer_config import (
     AckPolicy,
     ConsumerAction,
     ConsumerConfig,
-    ConsumerCreateRequest,
     DeliverPolicy,
 )
-from broker.jetstream.config.names import has_path_separator, valid_asset_name
+from broker.jetstream.config.names import valid_asset_name
 from broker.jetstream.config.stream_config import Retention, StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.subjects import Patterns
 
 
-def named_consumer(request: ConsumerCreateRequest, api: ApiRequest) -> ConsumerConfig:
-    """The requested configuration with the name its subject gives it ("" = make one up)."""
-    config = request.config
-    if api.stream != request.stream_name:
-        raise JetStreamError(ErrCode.STREAM_MISMATCH)
-    if has_path_separator(api.consumer or config.name):
-        raise JetStreamError(ErrCode.CONSUMER_NAME_CONTAINS_PATH_SEPARATORS)
-    _check_form(config, api)
-    if api.rest and config.filter_subjects:
-        raise JetStreamError(ErrCode.CONSUMER_MULTIPLE_FILTERS_NOT_ALLOWED)
-    if api.rest and config.filter_subject != api.rest:
-        raise JetStreamError(ErrCode.CONSUMER_CREATE_FILTER_SUBJECT_MISMATCH)
-    return replace(config, name=api.consumer) if api.consumer else config
-
-
 def sourcing_consumer(
     config: ConsumerConfig, *, stream: StreamConfig, suffix: str
 ) -> ConsumerConfig:
-    """A mirror's or source's own consumer as this stream keeps it; others are left alone.
+    """The consumer through which a mirror or source reads, as this stream stores it. Any other
+    configuration is returned unchanged.
 
-    Limits streams get a fresh one each time (hence the suffix); the others must not lose what
-    was not yet copied, so there it becomes durable and acks by flow control.
+    On a stream with limits retention every connection creates a new one, hence the suffix. Other
+    retentions must keep messages until they are copied, so there the consumer becomes durable
+    and acks by flow control.
     """
     if not (config.direct and config.sourcing and config.name):
         return config
@@ -65,8 +51,8 @@ def sourcing_consumer(
     )
 
 
-class Meeting(Enum):
-    """What a create request does to the consumers that are there."""
+class CreateOutcome(Enum):
+    """What a create request does."""
 
     CREATE = "create"
     UNCHANGED = "unchanged"
@@ -74,12 +60,14 @@ class Meeting(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    meeting: Meeting
-    config: ConsumerConfig  # what to store
+class CreateDecision:
+    """The outcome and the configuration that is in force after it."""
+
+    outcome: CreateOutcome
+    config: ConsumerConfig
 
 
-def meet_consumers(
+def decide_create(
     name: str,
     config: ConsumerConfig,
     action: str,
@@ -88,36 +76,37 @@ def meet_consumers(
     consumers: Mapping[str, ConsumerConfig],
     account_max_consumers: int = -1,
     is_bound: bool = False,
-) -> Met:
-    """Judge a normalised `config` for the consumer `name` against the stream's `consumers`.
+) -> CreateDecision:
+    """Decide what creating the consumer `name` with a normalized `config` does; raises the error
+    to answer with. `consumers` are the stream's consumers.
 
-    `is_bound`: someone listens on the present deliver subject, so it may not change.
-    A pause asked for by a create is ignored when the consumer exists.
+    `is_bound`: the present deliver subject has a subscriber, so it may not change.
+    A create request for an existing consumer cannot pause it: its `pause_until` is ignored.
     """
     old = consumers.get(name)
     if old is None:
         if action == ConsumerAction.UPDATE:
             raise JetStreamError(ErrCode.CONSUMER_DOES_NOT_EXIST)
-        _check_room(stream, consumers, account_max_consumers, config)
+        _check_max_consumers(stream, consumers, account_max_consumers, config)
         _check_workqueue(name, config, stream, consumers)
         if not valid_asset_name(name):
             raise JetStreamError(ErrCode.CONSUMER_BAD_DURABLE_NAME)
-        return Met(Meeting.CREATE, config)
+        return CreateDecision(CreateOutcome.CREATE, config)
     config = replace(config, pause_until=old.pause_until)
     if same_consumer(old, config):
-        return Met(Meeting.UNCHANGED, old)
+        return CreateDecision(CreateOutcome.UNCHANGED, old)
     if action == ConsumerAction.CREATE:
         raise JetStreamError(ErrCode.CONSUMER_ALREADY_EXISTS)
     if stream.retention is Retention.WORKQUEUE and _shares_filter(name, config, consumers):
         raise JetStreamError(ErrCode.CONSUMER_WQ_CONSUMER_NOT_UNIQUE)
     check_consumer_update(old, config, is_bound=is_bound)
-    return Met(Meeting.UPDATE, config)
+    return CreateDecision(CreateOutcome.UPDATE, config)
 
 
 def check_consumer_update(
     old: ConsumerConfig, new: ConsumerConfig, *, is_bound: bool = False
 ) -> None:
-    """Raise if `old` may not become `new`."""
+    """Raise if `old` may not be updated to `new`."""
     fixed = (
         ("deliver_policy", "deliver policy can not be updated"),
         ("mem_storage", "storage type can not be updated"),
@@ -147,31 +136,12 @@ def check_consumer_update(
 
 
 def is_internal(config: ConsumerConfig) -> bool:
-    """Consumers of mirrors and sources do not count and do not show, unless they were made to
-    last (sourcing_consumer)."""
+    """Whether this is the consumer of a mirror or source: it does not count against limits and is
+    not listed, unless it is durable (sourcing_consumer)."""
     return config.direct
 
 
-def _check_form(config: ConsumerConfig, api: ApiRequest) -> None:
-    """Each form of the create subject has its own idea of durable names."""
-    durable = config.durable_name
-    match api.form:
-        case CreateForm.DURABLE:
-            if not api.consumer:
-                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_IN_SUBJECT)
-            if not durable:
-                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_SET)
-            if durable != api.consumer:
-                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
-        case CreateForm.NAMED:
-            if durable not in ("", api.consumer):
-                raise JetStreamError(ErrCode.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
-        case _:
-            if durable:
-                raise JetStreamError(ErrCode.CONSUMER_EPHEMERAL_WITH_DURABLE_NAME)
-
-
-def _check_room(
+def _check_max_consumers(
     stream: StreamConfig,
     consumers: Mapping[str, ConsumerConfig],
     account_max: int,
@@ -207,7 +177,7 @@ def _check_workqueue(
 def _shares_filter(
     name: str, config: ConsumerConfig, consumers: Mapping[str, ConsumerConfig]
 ) -> bool:
-    """Whether some message could go to this consumer and to another one."""
+    """Whether some message could match this consumer and another one."""
     mine = Patterns(config.filters or (b">",))
     return any(
         any(map(mine.meet, other.filters or (b">",)))

@@ -1,6 +1,6 @@
-"""What the rules may see beyond the configuration itself: limits, and the account's streams.
+"""Limits of accounts and servers, and the check of a stream against them.
 
-Owns: the limits of an account and of a server, as values.
+Owns: the limits as values, and what the configuration rules may see besides the configuration.
 May not touch: usage counters, the cluster, where the numbers come from.
 Spec: JetStream account info (`limits`), server `limits` block; -1 and 0 are "no limit"."""
 
@@ -17,7 +17,7 @@ from broker.jetstream.strict_json import always
 
 
 class AccountLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """An account's limits as account info prints them."""
+    """An account's limits, as shown by account info."""
 
     max_memory: int = always(-1)
     max_storage: int = always(-1)
@@ -42,24 +42,24 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class AccountView:
-    """The surroundings one request is judged in. `streams` are the account's, by name."""
+    """What a request is checked against. `streams` are the account's streams by name."""
 
     streams: Mapping[str, StreamConfig] = field(default_factory=dict)
     limits: AccountLimits = field(default_factory=AccountLimits)
     server: ServerLimits = field(default_factory=ServerLimits)
     clustered: bool = True
-    # What streams of other accounts have set aside on this server, by storage. In a cluster the
-    # room differs from node to node, and it is placement that looks for it.
+    # Bytes that streams of other accounts have reserved on this server, by storage. Not used in a
+    # cluster: there the free space differs between nodes, and placement checks it.
     reserved_by_others: Mapping[Storage, int] = field(default_factory=dict)
 
 
 def reserved_bytes(streams: Iterable[StreamConfig], storage: Storage) -> int:
-    """What the streams of one storage kind have set aside: their max_bytes on every replica."""
+    """Bytes reserved by the streams of one storage type: their max_bytes on every replica."""
     return sum(max(s.max_bytes, 0) * s.num_replicas for s in streams if s.storage is storage)
 
 
 def check_account_limits(config: StreamConfig, view: AccountView) -> None:
-    """A stream to create or update must fit the account, next to the other streams there."""
+    """Raise if a stream to create or update does not fit into the account with its others."""
     limits = view.limits
     others = [stream for name, stream in view.streams.items() if name != config.name]
     is_new = config.name not in view.streams
@@ -70,23 +70,23 @@ def check_account_limits(config: StreamConfig, view: AccountView) -> None:
     reserved = reserved_bytes([*others, config], config.storage)
     elsewhere = view.reserved_by_others.get(config.storage, 0)
     if config.storage is Storage.MEMORY:
-        if 0 <= limits.max_memory < reserved or _overbooked(
+        if 0 <= limits.max_memory < reserved or _exceeds_server(
             config, reserved + elsewhere, view.server.max_memory, view
         ):
             raise JetStreamError(ErrCode.MEMORY_RESOURCES_EXCEEDED)
-    elif 0 <= limits.max_storage < reserved or _overbooked(
+    elif 0 <= limits.max_storage < reserved or _exceeds_server(
         config, reserved + elsewhere, view.server.max_storage, view
     ):
         raise JetStreamError(ErrCode.STORAGE_RESOURCES_EXCEEDED)
 
 
-def _overbooked(config: StreamConfig, reserved: int, most: int, view: AccountView) -> bool:
-    """Whether a server of its own would promise more than it has."""
+def _exceeds_server(config: StreamConfig, reserved: int, most: int, view: AccountView) -> bool:
+    """Whether a standalone server would reserve more than it has."""
     return not view.clustered and config.max_bytes > 0 and 0 < most < reserved
 
 
 def check_stream_bytes(config: StreamConfig, limits: AccountLimits) -> None:
-    """Rules an account has for the max_bytes of each single stream."""
+    """Raise if max_bytes of the stream violates the account's limits for a single stream."""
     if limits.max_bytes_required and config.max_bytes <= 0:
         raise JetStreamError(ErrCode.STREAM_MAX_BYTES_REQUIRED)
     in_memory = config.storage is Storage.MEMORY

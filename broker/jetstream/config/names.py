@@ -1,8 +1,8 @@
-"""Names of streams and consumers: which are allowed, and how the broker makes its own.
+"""Names of streams and consumers: which are valid, and how the broker generates its own.
 
 Owns: the asset name rules, the eight-character name hash, generated names.
-May not touch: dice; randomness is handed in, so that a replay makes the same names.
-Spec: JetStream sheet 0 (asset names, name hash)."""
+May not touch: random numbers; random bytes are an argument, so that a replay gives the same names.
+Spec: nats-server: asset names, getHash, NUID."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def has_path_separator(name: str) -> bool:
 
 
 def get_hash(text: str, *, size: int = 8) -> str:
-    """The name hash clients and servers share: SHA-256 bytes folded into base 62."""
+    """The name hash that NATS clients and servers use: SHA-256 bytes reduced to base 62."""
     digest = sha256(text.encode()).digest()[:size]
     return "".join(_BASE62[byte % 62] for byte in digest)
 
@@ -40,7 +40,7 @@ def nuid(randomness: bytes) -> str:
 
 
 def consumer_name(randomness: bytes) -> str:
-    """The name of a consumer whose creator gave none."""
+    """The name of a consumer that was created without one."""
     return get_hash(nuid(randomness))
 
 

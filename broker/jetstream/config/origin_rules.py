@@ -1,8 +1,8 @@
 """Rules for the origins of a stream: its mirror or its sources.
 
-Owns: what a StreamSource may say, what a mirror excludes, and the search for cycles.
-May not touch: the reading of origins.
-Spec: JetStream mirrors and sources, StreamSource fields."""
+Owns: validation of StreamSource, what a mirror excludes, the detection of cycles.
+May not touch: reading from origins (broker/cluster/origins).
+Spec: JetStream mirrors and sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from broker.subjects import Patterns, collides, valid_subject
 
 
 def check_origins(config: StreamConfig, view: AccountView, *, pedantic: bool) -> StreamConfig:
-    """The configuration with `mirror_direct` aligned to a visible origin; raises what is wrong."""
+    """The configuration, with `mirror_direct` taken from the origin if that is a local stream;
+    raises the error to answer with."""
     if config.mirror is not None:
         check_mirror_exclusions(config)
         _check_mirror(config, config.mirror, view)
@@ -33,7 +34,7 @@ def check_origins(config: StreamConfig, view: AccountView, *, pedantic: bool) ->
 
 
 def check_mirror_exclusions(config: StreamConfig) -> None:
-    """What a mirror cannot have besides its origin."""
+    """Raise if a mirror has settings that mirrors cannot have."""
     exclusions = (
         (config.first_seq, ErrCode.MIRROR_WITH_FIRST_SEQ),
         (config.subjects, ErrCode.MIRROR_WITH_SUBJECTS),
@@ -54,7 +55,7 @@ def _check_mirror(config: StreamConfig, mirror: StreamSource, view: AccountView)
     if mirror.filter_subject and mirror.subject_transforms:
         raise JetStreamError(ErrCode.MIRROR_MULTIPLE_FILTERS_NOT_ALLOWED)
     if config.subject_delete_marker_ttl > 0:
-        # A marker would take a sequence the origin does not have.
+        # A marker would take a sequence that belongs to a message of the origin.
         raise _invalid("subject delete markers forbidden on mirrors")
     _check_transforms(
         mirror,
@@ -132,7 +133,7 @@ def _check_transforms(
 
 
 def _source_consumer_fits(source: StreamSource) -> bool:
-    """A consumer made beforehand fixes where to start and what to read."""
+    """An existing consumer determines start and filter, so the source may not set them."""
     consumer = source.consumer
     if consumer is None:
         return True
@@ -184,7 +185,7 @@ def _check_cycles(config: StreamConfig, streams: Mapping[str, StreamConfig]) -> 
 
 
 def _feeds(stream: StreamConfig, source: StreamSource) -> bool:
-    """Whether what is sourced is among what the stream captures."""
+    """Whether the stream captures subjects that the source reads."""
     wanted = source.filter_subject.encode()
     return not wanted or any(collides(mine, wanted) for mine in stream.subject_patterns)
 
@@ -196,7 +197,7 @@ def _origins(config: StreamConfig) -> Iterator[StreamSource]:
 
 
 def _identity(source: StreamSource) -> object:
-    """Two sources with the same identity would read the same messages twice."""
+    """Two sources with the same identity would read the same messages."""
     transforms = source.subject_transforms
     filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
     targets = tuple(t.dest or ">" for t in transforms) or (">",)

@@ -1,6 +1,6 @@
-"""The configuration of a stream, field by field as the API spells it.
+"""The fields of a stream configuration, named and ordered as in the API.
 
-Owns: the Structs of a stream's configuration and the closed sets of words they use.
+Owns: the Structs of a stream's configuration and their enumerations.
 May not touch: rules (stream_rules.py, stream_update.py), storage, the cluster.
 Spec: JetStream stream configuration; durations are nanoseconds, -1 is "no limit"."""
 
@@ -27,7 +27,7 @@ class Discard(WireText):
 
     @classmethod
     def spelled(cls, text: str) -> str:
-        return text.lower()  # the one set whose words match in any case
+        return text.lower()  # the only enumeration that nats-server reads in any case
 
 
 class Storage(WireText):
@@ -50,7 +50,7 @@ class PersistMode(WireText):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where replicas should live. `preferred` is for leader step-down only."""
+    """Where replicas are placed. `preferred` is only used by leader stepdown."""
 
     cluster: str = ""
     tags: tuple[str, ...] = ()
@@ -63,14 +63,14 @@ class SubjectTransform(msgspec.Struct, frozen=True):
 
 
 class External(msgspec.Struct, frozen=True):
-    """Another account, domain or named remote: `api` takes the place of `$JS.API`."""
+    """An origin in another account or domain, or a named remote: `api` replaces `$JS.API`."""
 
     api: str = always("")
     deliver: str = always("")
 
 
 class SourceConsumer(msgspec.Struct, frozen=True):
-    """A durable consumer made beforehand for a mirror or source to read through."""
+    """An existing durable consumer through which a mirror or source reads."""
 
     name: str = ""
     deliver_subject: str = ""
@@ -95,15 +95,15 @@ class Republish(msgspec.Struct, frozen=True):
 
 
 class ConsumerLimits(msgspec.Struct, frozen=True):
-    """What a stream imposes on consumers that do not say otherwise. 0 is "nothing"."""
+    """Limits and defaults for the consumers of a stream. 0 means "not set"."""
 
     inactive_threshold: int = 0
     max_ack_pending: int = 0
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's configuration. Built by hand it holds the normalised defaults, except for
-    `subjects` and `duplicate_window`, which depend on others (stream_rules.check_stream_config)."""
+    """A stream's configuration. The defaults here are the normalized ones, except for `subjects`
+    and `duplicate_window`, which depend on other fields (stream_rules.check_stream_config)."""
 
     name: str = always("")
     description: str = ""
@@ -146,12 +146,12 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def subject_patterns(self) -> tuple[bytes, ...]:
-        """The captured subjects as the rest of the broker holds them."""
+        """The captured subjects as bytes."""
         return tuple(subject.encode() for subject in self.subjects)
 
 
 class StreamConfigRequest(StreamConfig, frozen=True, kw_only=True):
-    """Body of STREAM.CREATE and STREAM.UPDATE: the configuration and how to read it."""
+    """Body of STREAM.CREATE and STREAM.UPDATE: the configuration, and whether to correct it."""
 
     pedantic: bool = False
 

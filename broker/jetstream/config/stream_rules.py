@@ -1,9 +1,9 @@
-"""The rules a stream configuration must meet, and the defaults it gets.
+"""The rules a stream configuration must satisfy, and its defaults.
 
-Owns: normalisation and validation of one configuration, as create and update both need it.
+Owns: normalization and validation of one configuration, for both create and update.
 May not touch: storage, placement, the comparison with an older configuration (stream_update.py).
-Spec: JetStream stream configuration, validation column; pedantic mode turns silent corrections
-into errors. The order of the checks is the reference server's: clients see the first one."""
+Spec: JetStream stream configuration; pedantic mode turns silent corrections into errors. The
+checks run in the order of nats-server, since clients see the first error."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def check_stream_create(
 ) -> StreamConfig:
     """The configuration to store for STREAM.CREATE.<named>; raises the error to answer with.
 
-    Whether the stream exists already (`same_stream`, else 10058), the account's limits and the
-    overlap with other streams are asked afterwards.
+    The caller checks afterwards whether the stream exists (`same_stream`, else 10058), the
+    account's limits and the overlap with other streams.
     """
     if request.name != named:
         raise JetStreamError(ErrCode.STREAM_MISMATCH)
@@ -68,7 +68,7 @@ def check_stream_create(
 def check_stream_config(
     config: StreamConfig, *, view: AccountView, pedantic: bool = False
 ) -> StreamConfig:
-    """The normalised configuration, with the API level it needs in its metadata."""
+    """The normalized configuration, with the API level it requires in its metadata."""
     _check_texts(config)
     config = _with_limits(config, pedantic=pedantic)
     config = _with_duplicate_window(config, view, pedantic=pedantic)
@@ -92,7 +92,7 @@ def check_stream_config(
 
 
 def check_no_overlap(config: StreamConfig, others: Iterable[StreamConfig]) -> None:
-    """No other stream of the account may capture a subject this one captures."""
+    """Raise if another stream of the account captures a subject that this one captures."""
     mine = Patterns(config.subject_patterns)
     for other in others:
         if other.name != config.name and any(map(mine.meet, other.subject_patterns)):
@@ -186,7 +186,7 @@ def _check_combinations(config: StreamConfig) -> None:
 
 
 def _with_markers(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
-    """Delete markers are messages with a TTL that roll up their subject."""
+    """Delete markers are messages with a TTL that roll up their subject, so both get enabled."""
     marker_ttl = config.subject_delete_marker_ttl
     if marker_ttl < 0:
         raise invalid_config("subject delete marker TTL must not be negative")
@@ -218,7 +218,8 @@ def _with_rollups(config: StreamConfig) -> StreamConfig:
 
 
 def _check_persist_mode(config: StreamConfig) -> None:
-    """The async mode permits acks before the disk has the message; here they wait for it."""
+    """The async mode allows acks before a message is on disk. This broker waits for the disk in
+    every mode, and only checks the configuration."""
     if config.persist_mode is not PersistMode.ASYNC:
         return
     if config.storage is not Storage.FILE:
@@ -244,13 +245,13 @@ def _check_subjects(config: StreamConfig) -> None:
         if not config.no_ack:
             _check_reserved(pattern)
         if subject in repeated or known.meets_another(pattern):
-            later = config.subjects[position + 1 :]  # none of the earlier ones, or we were not here
+            later = config.subjects[position + 1 :]  # an earlier one would have raised
             other = next(other for other in later if collides(other.encode(), pattern))
             raise invalid_config(f'subject "{subject}" overlaps with "{other}"')
 
 
 def _check_reserved(pattern: bytes) -> None:
-    """An ack for a message on our own API subjects would be a request again."""
+    """A publish ack for a message on API subjects would be an API request itself."""
     for namespace in (b"$JS.>", b"$JSC.>", b"$NRG.>"):
         if collides(pattern, namespace) and not is_subset(pattern, b"$JS.EVENT.>"):
             raise invalid_config(
@@ -283,7 +284,7 @@ def _with_republish(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
     transform = config.subject_transform
     sole_subject = config.subjects[0] if len(config.subjects) == 1 else None
     if republish.src == republish.dest == ">" and transform and transform.src == sole_subject:
-        # Everything is stored under the transformed subject, so that is what is republished.
+        # All messages are stored under the transformed subject, so that one is republished.
         if pedantic:
             raise pedantic_error("implicit republish based on subject transform")
         republish = replace(republish, src=transform.dest, dest=transform.dest)

@@ -1,8 +1,8 @@
-"""What an update of a stream may change.
+"""What an update of a stream configuration may change.
 
-Owns: the comparison of a new configuration with the one in force.
-May not touch: the trimming and moving an accepted update causes.
-Spec: JetStream stream configuration, "Upd" column; update behaviour table."""
+Owns: the comparison of a new configuration with the current one.
+May not touch: the effects of an accepted update (removing messages, moving replicas).
+Spec: JetStream stream configuration, STREAM.UPDATE."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def check_stream_update(
     consumers: Mapping[str, ConsumerConfig],
     view: AccountView,
 ) -> StreamConfig:
-    """The configuration STREAM.UPDATE.<named> puts in force; raises the error to answer with.
+    """The configuration after STREAM.UPDATE.<named>; raises the error to answer with.
 
-    A bad configuration is told before a missing stream (`old` None). `consumers` are the
-    stream's own; a caller that does not hold them passes none and asks
-    `check_consumer_limits` where they are.
+    An invalid configuration is reported before a missing stream (`old` None). `consumers` are the
+    stream's own; a caller that does not hold them passes none, and `check_consumer_limits` is
+    called where they are known.
     """
     config = check_stream_config(request.config(), view=view, pedantic=request.pedantic)
     if config.name != named:
@@ -53,7 +53,7 @@ def check_stream_update(
 
 
 def check_update(old: StreamConfig, new: StreamConfig, *, view: AccountView) -> StreamConfig:
-    """`new`, adjusted for being sealed; raises if `old` may not become it."""
+    """`new`, adjusted if it seals the stream; raises if `old` may not be updated to it."""
     if new.name != old.name:
         raise invalid_config("stream configuration name must match original")
     if new.num_replicas > 1 and not view.clustered:
@@ -68,7 +68,7 @@ def check_update(old: StreamConfig, new: StreamConfig, *, view: AccountView) -> 
 
 
 def sealed(config: StreamConfig) -> StreamConfig:
-    """Nothing gets in or out any more, not even by age."""
+    """The configuration of a sealed stream: no message is added or removed, not even by age."""
     return replace(
         config,
         sealed=True,
@@ -83,7 +83,7 @@ def sealed(config: StreamConfig) -> StreamConfig:
 def check_consumer_limits(
     old: StreamConfig, new: StreamConfig, consumers: Mapping[str, ConsumerConfig]
 ) -> None:
-    """Lowered consumer limits must hold for the consumers there are."""
+    """Raise if existing consumers exceed lowered consumer limits."""
     was, limits = old.consumer_limits, new.consumer_limits
     idle = limits.inactive_threshold if limits.inactive_threshold != was.inactive_threshold else 0
     pending = limits.max_ack_pending if limits.max_ack_pending != was.max_ack_pending else 0

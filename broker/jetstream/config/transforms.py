@@ -1,8 +1,8 @@
-"""The subject transforms of streams: whether one is well formed, and the mapping it means.
+"""Subject transforms of streams: whether one is valid, and the mapping it stands for.
 
-Owns: an empty destination keeps subjects as they are.
-May not touch: the grammar and the mapping itself (broker.subjects.mapping).
-Spec: ADR-30 subject transforms; JetStream sheet 2.2."""
+Owns: the rule that an empty destination keeps subjects unchanged.
+May not touch: the grammar and the mapping itself (broker/subjects/mapping.py).
+Spec: NATS ADR-30, subject transforms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from broker.subjects.mapping import BadMapping, Mapping
 
 
 def mapping_problem(src: str, dest: str) -> str | None:
-    """What is wrong with mapping `src` to `dest`, or None. An empty destination keeps subjects."""
+    """What is wrong with mapping `src` to `dest`, or None."""
     if not dest:
         return None
     try:
@@ -22,7 +22,7 @@ def mapping_problem(src: str, dest: str) -> str | None:
 
 
 def mapping_of(transform: SubjectTransform | Republish | None) -> Mapping | None:
-    """Of a configuration that was checked; None when it changes nothing."""
+    """The mapping of a valid configuration; None if it leaves subjects unchanged."""
     if transform is None or not transform.dest:
         return None
     return Mapping(transform.src, transform.dest)

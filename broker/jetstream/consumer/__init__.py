@@ -1,1 +1,1 @@
-"""A consumer as every replica has it: configuration, ack floor, pending messages."""
+"""A consumer as every replica holds it: configuration, position, ack floor, pending messages."""

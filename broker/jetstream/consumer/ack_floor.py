@@ -1,8 +1,8 @@
-"""What one consumer has delivered and what of it is still unacknowledged.
+"""The ack floor and the pending set: what one consumer has delivered and what is unacknowledged.
 
 Owns: the delivered pair, the ack floor, the pending set, delivery counts. The replicated Consumer
-holds one, changed by log entries; the leader's Delivery holds a live twin that runs ahead of it.
-May not touch: time, messages, who receives them.
+holds one, changed by log entries; delivery on the leader holds a live copy that runs ahead of it.
+May not touch: time, messages, receivers.
 Spec: JetStream consumer info (delivered, ack_floor) and ack policies."""
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 
 
 class AckState:
-    """Sequences only. `stream_seq` and `consumer_seq` name the last delivery made.
+    """Sequences only. `stream_seq` and `consumer_seq` are those of the last delivery.
 
-    Invariants: the floor never falls except by `reset`; floor <= delivered; a stream sequence
-    enters `pending` once, in rising order, and leaves it for good.
+    Invariants: the floor never falls except by `reset`; floor <= delivered; stream sequences
+    are added to `pending` in ascending order, once each, and are never added again.
     """
 
     __slots__ = (
@@ -37,12 +37,13 @@ class AckState:
         self.pending: dict[int, int] = {}  # stream seq -> consumer seq of its first delivery
         self.redelivered: dict[int, int] = {}  # stream seq -> deliveries so far, 2 or more
         self.exhausted: set[int] = set()  # given up after max_deliver, not acked, still stored
-        # Pending in rising order, entries already gone are dropped when they reach the front:
-        # asking a dict for its first key costs a walk over everything deleted before it.
+        # Pending sequences in ascending order. Settled entries are dropped only when they reach
+        # the front. The dict cannot answer this: finding its first key walks over every entry
+        # that was deleted before it.
         self._order: deque[int] = deque()
 
     def deliver(self, first: int, last: int, *, consumer_seq: int) -> None:
-        """Stream sequences first..last went out, the first of them as `consumer_seq`."""
+        """Stream sequences first..last were delivered, the first of them as `consumer_seq`."""
         sequences = range(first, last + 1)
         end = consumer_seq + len(sequences)
         self.pending.update(zip(sequences, range(consumer_seq, end), strict=True))
@@ -50,17 +51,17 @@ class AckState:
         self.delivered_up_to(stream_seq=last, consumer_seq=end - 1)
 
     def deliver_again(self, stream_seq: int, *, deliveries: int) -> None:
-        """It went out once more, now for the `deliveries`-th time."""
+        """It was delivered again, now for the `deliveries`-th time."""
         if stream_seq in self.pending:
             self.redelivered[stream_seq] = deliveries
 
     def delivered_up_to(self, *, stream_seq: int, consumer_seq: int) -> None:
-        """Deliveries have reached these two, whatever is tracked of them."""
+        """Deliveries have reached these sequences. `pending` does not change."""
         self.consumer_seq = max(self.consumer_seq, consumer_seq)
         self.stream_seq = max(self.stream_seq, stream_seq)
 
     def deliver_unacked(self, *, stream_seq: int, consumer_seq: int) -> None:
-        """Ack none: whatever was delivered is settled."""
+        """Ack policy none: a delivered message is settled at once."""
         self.delivered_up_to(stream_seq=stream_seq, consumer_seq=consumer_seq)
         self._floor_to_delivered()
 
@@ -68,7 +69,7 @@ class AckState:
         return self.redelivered.get(stream_seq, 1)
 
     def ack(self, sequences: Iterable[int]) -> list[int]:
-        """Explicit acks. Those that were open (pending or exhausted) come back."""
+        """Explicit acks. Returns those that were open (pending or exhausted)."""
         pending, settled = self.pending, []
         for sequence in sequences:
             if pending.pop(sequence, None) is not None:
@@ -81,7 +82,8 @@ class AckState:
         return settled
 
     def ack_up_to(self, stream_seq: int, *, consumer_seq: int) -> list[int]:
-        """Ack all: everything at or below. The floor becomes exactly this delivery."""
+        """Ack policy all: settle everything at or below. The floor becomes this delivery. Returns
+        the sequences that were open."""
         stream_seq = min(stream_seq, self.stream_seq)
         if stream_seq <= self.floor_stream_seq:
             return []
@@ -100,14 +102,14 @@ class AckState:
         return settled
 
     def exhaust(self, sequences: Iterable[int]) -> None:
-        """Delivered max_deliver times: no longer pending, not acked either. The floor stays until
-        the next ack: a reset goes back to it, and so to these."""
+        """Delivered max_deliver times: no longer pending, but not acked. The floor does not move
+        until the next ack, so that a reset to the floor delivers these messages again."""
         for sequence in sequences:
             if self.pending.pop(sequence, None) is not None:
                 self.exhausted.add(sequence)
 
     def remove(self, sequences: Iterable[int]) -> list[int]:
-        """These left the stream: forget them. Those that were pending come back."""
+        """These were removed from the stream. Returns those that were pending."""
         pending, exhausted = self.pending, self.exhausted
         gone = []
         for sequence in sequences:
@@ -121,7 +123,7 @@ class AckState:
         return gone
 
     def remove_range(self, first: int, last: int) -> list[int]:
-        """As `remove` for first..last inclusive, at the cost of what is tracked."""
+        """As `remove` for first..last inclusive; costs at most one step per tracked message."""
         if last - first < len(self.pending) + len(self.exhausted):
             return self.remove(range(first, last + 1))
         tracked = [s for s in (*self.pending, *self.exhausted) if first <= s <= last]
@@ -133,18 +135,18 @@ class AckState:
         return self.floor_consumer_seq, self.floor_stream_seq
 
     def raise_floor(self, consumer_seq: int, stream_seq: int) -> None:
-        """At least to here; nothing at or below is pending."""
+        """Raise the floor at least to here. Nothing at or below may be pending."""
         self.floor_consumer_seq = max(self.floor_consumer_seq, consumer_seq)
         self.floor_stream_seq = max(self.floor_stream_seq, stream_seq)
 
     def pass_over(self, stream_seq: int) -> None:
-        """Nothing at or below is left to deliver: the position moves without a delivery."""
+        """Nothing at or below is left to deliver: move the position without a delivery."""
         self.stream_seq = max(self.stream_seq, stream_seq)
         if not self.pending:
             self._floor_to_delivered()
 
     def reset(self, stream_seq: int) -> None:
-        """Start over above `stream_seq`: the one way for numbers to go back."""
+        """Start over above `stream_seq`. Nothing else lowers these numbers."""
         self.pending.clear()
         self.redelivered.clear()
         self.exhausted.clear()
@@ -164,7 +166,7 @@ class AckState:
         return AckState.unpack(self.pack())
 
     def pack(self) -> tuple[Sequence[int], ...]:
-        """Plain values, the same for equal states."""
+        """Plain values; equal states give equal values."""
         pending = sorted(self.pending)
         redelivered = sorted(self.redelivered)
         return (
@@ -199,14 +201,14 @@ class AckState:
                 self.redelivered.pop(sequence, None)
 
     def _raise_floor(self) -> None:
-        """To just below the lowest pending entry, if the one above the floor has gone."""
+        """Raise the floor to just below the lowest pending message."""
         pending, order = self.pending, self._order
         if not pending:
             order.clear()
             self._floor_to_delivered()
             return
         if order[0] in pending:
-            return  # the lowest is still open
+            return  # the lowest one has not changed
         while order[0] not in pending:
             order.popleft()
         lowest = order[0]

@@ -1,7 +1,7 @@
-"""Acknowledgement subjects and payloads.
+"""Acknowledgement subjects and payloads: their grammar.
 
-Owns: their grammar, and nothing that follows from them.
-May not touch: consumer state, pull requests (a `+NXT` argument is handed on unread).
+Owns: parsing `$JS.ACK...` subjects and ack payloads; acting on them is ack_collector's job.
+May not touch: consumer state, pull requests (the argument of `+NXT` is passed on unparsed).
 Spec: JetStream acknowledgements; `$JS.ACK` version 1 (9 tokens) and version 2 (11 or more)."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class AckKind(Enum):
     IN_PROGRESS = "in progress"
     TERM = "term"
     NEXT = "next"
-    OTHER = "other"  # not understood: no action, yet a requested confirmation is sent
+    OTHER = "other"  # unknown: no action, but a requested confirmation is sent
 
 
 PLAIN_ACKS: Final = frozenset((b"", b"+ACK", b"+OK"))
@@ -45,7 +45,7 @@ def parse_ack_subject(subject: bytes) -> AckSubject | None:
         return None
     numbers = (delivered, stream_seq, consumer_seq, time_ns, pending)
     if not all(number.isdigit() and len(number) <= _DIGITS_MAX for number in numbers):
-        return None  # int() would read more than digits: signs, underscores
+        return None  # int() accepts more than digits: signs, underscores
     return (
         stream,
         consumer,
@@ -58,7 +58,7 @@ def parse_ack_subject(subject: bytes) -> AckSubject | None:
 
 
 def has_ack_form(subject: bytes) -> bool:
-    """As many tokens as an ack has, whatever they say: somebody listens there."""
+    """Whether the subject has as many tokens as an ack. The server subscribes to all of these."""
     count = subject.count(b".") + 1
     return count == _V1_TOKENS or count >= _V2_TOKENS
 
@@ -92,7 +92,7 @@ class _NakOptions(msgspec.Struct):
 
 
 def nak_delay_ns(payload: bytes) -> int | None:
-    """How long to wait before redelivery; None (a plain NAK) when there is no readable delay."""
+    """How long to wait before redelivery; None (a plain NAK) without a valid delay."""
     argument = payload[len(b"-NAK") :].strip()
     if not argument:
         return None
@@ -105,7 +105,8 @@ def nak_delay_ns(payload: bytes) -> int | None:
 
 
 def flow_control_ack(headers: bytes) -> tuple[int, int] | None:
-    """(stream sequence, consumer sequence) that a flow control answer acks up to, if it says."""
+    """(stream sequence, consumer sequence) up to which a flow control answer acks, if it has
+    these headers."""
     stream_seq = wire_headers.get(headers, b"Nats-Last-Stream") if headers else None
     consumer_seq = wire_headers.get(headers, b"Nats-Last-Consumer") if headers else None
     if stream_seq is None or consumer_seq is None:

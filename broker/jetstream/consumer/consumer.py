@@ -1,8 +1,8 @@
 """The replicated state of one consumer.
 
-Owns: configuration, position, ack state; changed only by log entries and by removals they cause.
-May not touch: time (it comes stamped in commands), delivery, timers, storage beyond reading.
-Spec: JetStream consumers: deliver policies, info numbers, pause, reset, purge effects."""
+Owns: configuration, position, ack state; changed only by log entries and the removals they cause.
+May not touch: clocks (commands carry their time), delivery, timers; it only reads the store.
+Spec: JetStream consumers: deliver policies, consumer info, pause, reset, purge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from broker.subjects import Patterns
 
 @dataclass(frozen=True, slots=True)
 class ConsumerNumbers:
-    """The counted part of ConsumerInfo. Times are 0 until there was a delivery or an ack."""
+    """The numbers of ConsumerInfo. Times are 0 before the first delivery or ack."""
 
     consumer_seq: int
     stream_seq: int
@@ -45,12 +45,12 @@ class ConsumerNumbers:
     num_pending: int
     push_bound: bool
     paused_until_ns: int  # 0 when not paused
-    pinned_id: str = ""  # of the client that is served alone, if one is
+    pinned_id: str = ""  # pin id of the pinned client, if there is one
     pinned_ns: int = 0
 
 
 class ConsumerWatcher(Protocol):
-    """The leader's Delivery, told of what happens to its consumer outside of its own doing."""
+    """Notified of changes that log entries make to the consumer: the leader's Delivery."""
 
     def config_changed(self, old: ConsumerConfig) -> None: ...
     def was_reset(self) -> None: ...
@@ -76,7 +76,7 @@ class _Image(msgspec.Struct, array_like=True):
 
 
 class Consumer:
-    """One consumer as every replica has it. `stream` is the one it belongs to."""
+    """One consumer as every replica holds it. `stream` is the stream it belongs to."""
 
     def __init__(
         self, stream: HomeStream, name: str, config: ConsumerConfig, *, index: int, created_ns: int
@@ -88,14 +88,14 @@ class Consumer:
         self.epoch = index
         self.created_ns = created_ns
         self.state = AckState()
-        # last_per_subject: what is still to be delivered of the messages that were the last of
-        # their subject at creation, rising; then everything above resume_after.
+        # Deliver policy last_per_subject: those messages that were the last of their subject at
+        # creation and are not yet delivered, ascending. Then comes everything above resume_after.
         self.initial: list[int] = []
         self.resume_after = 0
         self.last_delivered_ns = 0
         self.last_acked_ns = 0
-        # The highest sequence that left the stream before its delivery could be known here. A
-        # Progress that reaches no higher than it may name messages that are gone.
+        # The highest sequence that was removed above the replicated position. The leader may have
+        # delivered it before: a Progress up to this sequence may name removed messages.
         self.removed_ahead = 0
         self.watcher: ConsumerWatcher | None = None  # not replicated
 
@@ -110,7 +110,7 @@ class Consumer:
     # Commands
 
     def apply(self, command: ConsumerCommand, *, index: int) -> object:
-        """None, or a JetStreamError (returned, not raised), or the sequence a reset went to."""
+        """Returns None, a JetStreamError (not raised), or the sequence a reset went to."""
         match command:
             case UpdateConsumer():
                 config = msgspec.structs.replace(
@@ -167,7 +167,7 @@ class Consumer:
     # Removals, in log order on every replica
 
     def removed(self, seqs: Sequence[int]) -> None:
-        """These messages left the stream. What was pending counts as terminated."""
+        """These messages were removed from the stream. Pending ones count as terminated."""
         if not seqs:
             return
         self.state.remove(seqs)
@@ -181,8 +181,8 @@ class Consumer:
             self.watcher.messages_removed(seqs)
 
     def removed_range(self, first: int, last: int) -> None:
-        """Nothing from first to last is stored any more. Only when the stream is empty does the
-        position move: messages that a limit dropped before their turn are not shown as passed."""
+        """Nothing from first to last is stored any more. The position moves only if the stream is
+        empty now: messages that a limit dropped undelivered are not reported as delivered."""
         self.state.remove_range(first, last)
         self._removed_up_to(last)
         if self.initial:
@@ -193,7 +193,7 @@ class Consumer:
             self.purged(last + 1)
 
     def purged(self, first_seq: int) -> None:
-        """A purge was asked for: position and floor go behind what it removed."""
+        """The stream was purged: move position and floor past the removed messages."""
         self.state.pass_over(first_seq - 1)
         if self.watcher is not None:
             self.watcher.passed_over(first_seq - 1)
@@ -204,7 +204,7 @@ class Consumer:
         return not self.filters or self._filter_tree.take(subject)
 
     def settled(self, seq: int) -> bool:
-        """No interest of this consumer in `seq` is left (it is acked, passed or never meant)."""
+        """This consumer no longer needs `seq`: acked, skipped, or not selected at creation."""
         if self.state.settled(seq):
             return True
         if self.resume_after and self.state.stream_seq < seq <= self.resume_after:
@@ -213,20 +213,21 @@ class Consumer:
         return False
 
     def paused_until_ns(self, now_ns: int) -> int:
-        """The end of a pause that still lasts, else 0."""
+        """The end of the current pause, or 0."""
         until = self.config.pause_until or 0
         return until if until > now_ns else 0
 
     def num_pending(self) -> int:
-        """Messages still to be delivered for the first time, counted afresh."""
+        """Messages not yet delivered. Counts them; the leader keeps a running number instead
+        (delivery/num_pending.py)."""
         store, filters = self.stream.store, self.filters
         if self.state.stream_seq < self.resume_after:
             return len(self.initial) + store.count_matching(filters, self.resume_after + 1)
         return store.count_matching(filters, self.state.stream_seq + 1)
 
     def numbers(self, now_ns: int) -> ConsumerNumbers:
-        """As committed. On the leader Delivery.numbers is ahead of this; right after creation
-        this is the snapshot before delivery that the create reply shows."""
+        """The committed numbers. Delivery.numbers on the leader is ahead of these; the reply to a
+        create request shows these, which are the numbers before the first delivery."""
         state = self.state
         return ConsumerNumbers(
             consumer_seq=state.consumer_seq,
@@ -284,7 +285,7 @@ class Consumer:
 
     def _set_config(self, config: ConsumerConfig) -> None:
         self.config = config
-        # Kept beside it: there may be many thousands, and every delivery asks.
+        # Cached: there may be thousands of filters, and every delivery reads them.
         self.filters = config.filters
         self._filter_tree = Patterns(self.filters)
 
@@ -312,7 +313,7 @@ class Consumer:
             self.removed_ahead = max(self.removed_ahead, seq)
 
     def _drop_missing(self, first: Sequence[int]) -> None:
-        """Deliveries of messages that a removal, logged between sending and this, took away."""
+        """Forget deliveries of messages that were removed by an entry before this one."""
         missing: list[int] = []
         for i in range(0, len(first), 3):
             low, end = first[i], first[i] + first[i + 2]

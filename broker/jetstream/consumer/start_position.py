@@ -1,8 +1,8 @@
-"""Where a consumer starts, and where a reset may take it.
+"""Deliver policies: where a consumer starts, and where a reset may move it.
 
-Owns: the deliver policies.
-May not touch: consumer state; it answers with a position.
-Spec: JetStream deliver policies; RESET (10204)."""
+Owns: the start position of each deliver policy.
+May not touch: consumer state; these functions return a position.
+Spec: JetStream deliver policies; consumer reset (error 10204)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 class Start:
     """The first sequence to look at.
 
-    For last_per_subject: `initial` is delivered first, then what lies above `resume_after`.
+    For last_per_subject: `initial` is delivered first, then everything above `resume_after`.
     """
 
     seq: int
@@ -54,7 +54,7 @@ def _last_per_subject(config: ConsumerConfig, store: MessageSource) -> Start:
         state = store.subject_state(subject)
         if state is not None:
             last_seqs.add(state[2])
-    if not last_seqs:  # the last message is none of ours: starting there or behind it is the same
+    if not last_seqs:  # no match: starting at the last message or after it is the same
         return Start(store.last_seq if store.messages else store.last_seq + 1)
     initial = sorted(last_seqs)
     return Start(initial[0], initial, store.last_seq)
@@ -63,7 +63,7 @@ def _last_per_subject(config: ConsumerConfig, store: MessageSource) -> Start:
 def reset_start(
     config: ConsumerConfig, store: MessageSource, seq: int, *, floor: int
 ) -> int | JetStreamError:
-    """The sequence a reset goes to. 0 asks for the one above the ack floor."""
+    """The sequence a reset moves to. 0 means just above the ack floor."""
     if seq == 0:
         return floor + 1
     match config.deliver_policy:

@@ -1,6 +1,6 @@
-"""What consumers need of their stream and its message store, as narrow Protocols.
+"""What consumers need from their stream and its message store, as narrow Protocols.
 
-Owns: the seam between consumers on one side, Stream and broker.store on the other.
+Owns: the boundary between consumers on one side, Stream and broker.store on the other.
 May not touch: storage itself.
 Spec: sequences start at 1; empty filters mean every subject."""
 
@@ -14,7 +14,7 @@ from broker.store.block.block import Rows
 
 
 class MessageSource(Protocol):
-    """Reading side of a stream's MessageStore."""
+    """The reading side of a stream's MessageStore."""
 
     @property
     def first_seq(self) -> int: ...
@@ -38,13 +38,13 @@ class MessageSource(Protocol):
     def subject_state(self, subject: bytes, /) -> tuple[int, int, int] | None: ...
 
 
-class AckingConsumer(Protocol):
-    """A consumer as its stream sees it when it reports acked messages."""
+class FilteringConsumer(Protocol):
+    """A consumer, as far as retention needs it: which subjects it takes."""
 
     @property
-    def filters(self) -> tuple[bytes, ...]: ...  # empty: it wants every subject
+    def filters(self) -> tuple[bytes, ...]: ...  # empty: every subject
 
-    def wants(self, subject: bytes, /) -> bool: ...
+    def wants(self, subject: bytes) -> bool: ...
 
 
 class HomeStream(Protocol):
@@ -55,4 +55,5 @@ class HomeStream(Protocol):
     @property
     def store(self) -> MessageSource: ...
 
-    def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int], /) -> None: ...
+    def consumer_acked(self, consumer: FilteringConsumer, seqs: Sequence[int], /) -> None:
+        """The consumer no longer needs these messages: they may be removed by retention."""

@@ -1,1 +1,3 @@
-"""The leader's delivery of one consumer: pull queue, push, flow control, redelivery."""
+"""Delivery on the leader of a stream: what is sent to whom, acks, redelivery, flow control.
+
+Start with `engine.py`. Everything here is volatile and rebuilt when leadership changes."""

@@ -1,41 +1,62 @@
-"""Where the leader's delivery of one consumer stands.
+"""The position of one consumer on its leader: what was delivered and what comes next.
 
 Owns: the live ack state, which runs ahead of the replicated one, the next message to look at, the
-redelivery queue, the count of what is left, the record for the next Progress.
-May not touch: receivers, time beyond the `now` it is given.
+redelivery queue, num_pending, the room under max_ack_pending, the record for the next Progress.
+May not touch: receivers, clocks; `now` is an argument.
 Spec: JetStream delivery order, last_per_subject, num_pending, removal of unacked messages."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import Protocol
 
 from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.consumer.ack_floor import AckState
-from broker.jetstream.consumer.consumer import Consumer
-from broker.jetstream.delivery.effects import Deliver
-from broker.jetstream.delivery.headers_only import headers_only_block
-from broker.jetstream.delivery.num_pending import Backlog
-from broker.jetstream.delivery.progress_record import ProgressRecord
+from broker.jetstream.consumer.stream_protocol import HomeStream
+from broker.jetstream.delivery.effects import Deliver, headers_only_block
+from broker.jetstream.delivery.max_ack_pending import MaxAckPending
+from broker.jetstream.delivery.num_pending import NumPending
 from broker.jetstream.delivery.redelivery import Redelivery
+from broker.jetstream.delivery.replication import ProgressRecord
 from broker.store.block.block import Rows
 
 NEVER_NS = 1 << 61
 RowGroups = list[tuple[Rows, list[int]]]
 
 
-class Cursor:
-    """In order: each delivery it is told of, or makes, is going to happen."""
+class ReplicatedPosition(Protocol):
+    """The replicated consumer, as far as its position on the leader is built from it."""
 
-    def __init__(self, consumer: Consumer, now: int) -> None:
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> ConsumerConfig: ...
+    @property
+    def filters(self) -> tuple[bytes, ...]: ...
+    @property
+    def stream(self) -> HomeStream: ...
+    @property
+    def state(self) -> AckState: ...
+    @property
+    def initial(self) -> list[int]: ...
+    @property
+    def resume_after(self) -> int: ...
+
+
+class Cursor:
+    """Deliveries are recorded in the order they are sent; a recorded delivery is always sent."""
+
+    def __init__(self, consumer: ReplicatedPosition, now: int) -> None:
         config = consumer.config
         self._consumer = consumer
-        self._store = consumer.stream.store
+        self.store = consumer.stream.store
         self.tracked = config.ack_policy is not AckPolicy.NONE
         self.live = AckState()
         self.redelivery = Redelivery(ack_wait_ns=_ack_wait_ns(config), backoff=config.backoff)
         self.progress = ProgressRecord(lazy=not self.tracked)
-        self.backlog = Backlog(self._store, consumer.filters)
+        self._num_pending = NumPending(self.store, consumer.filters)
+        self._max_ack_pending = MaxAckPending(config)
         self.next_seq = 1
         self._initial: list[int] = []
         self.headers_only = config.headers_only
@@ -43,14 +64,14 @@ class Cursor:
         self.rebuild(now)
 
     def rebuild(self, now: int) -> None:
-        """From the replicated state. Everything pending is due an ack wait from now."""
+        """Start over from the replicated state. The ack wait of everything pending starts now."""
         consumer = self._consumer
         self.live = consumer.state.copy()
         self._initial = list(consumer.initial)
         self.next_seq = self.live.stream_seq + 1
         self._leave_initial()
         self.progress.clear()
-        self.backlog.recount()
+        self._num_pending.recount()
         self.redelivery.clear()
         for seq in self.live.pending:
             self.redelivery.sent_again(seq, now, deliveries=self.live.deliveries(seq))
@@ -58,26 +79,31 @@ class Cursor:
     def reconfigure(self, config: ConsumerConfig) -> None:
         self.redelivery.reconfigure(ack_wait_ns=_ack_wait_ns(config), backoff=config.backoff)
         self.headers_only = config.headers_only
-        self.backlog = Backlog(self._store, self._consumer.filters)
+        self._num_pending = NumPending(self.store, self._consumer.filters)
+        self._max_ack_pending.reconfigure(config)
+
+    def room(self) -> int:
+        """How many new messages max_ack_pending still allows."""
+        return self._max_ack_pending.room(len(self.live.pending))
 
     @property
     def passed(self) -> int:
-        """The last stream sequence that needs no further look."""
+        """The last stream sequence that was delivered or skipped."""
         return self.next_seq - 1
 
     def count(self, now: int, *, exact: bool = False) -> int:
         """num_pending."""
         start = self._consumer.resume_after + 1 if self._initial else self.next_seq
-        return len(self._initial) + self.backlog.count(start, now=now, exact=exact)
+        return len(self._initial) + self._num_pending.count(start, now=now, exact=exact)
 
     def take(self, *, limit_rows: int, limit_bytes: int) -> RowGroups:
-        """The next messages for first delivery. Reading moves nothing but past what is known not
-        to match; a later send_first does."""
+        """The next messages for first delivery. The position moves only past messages that do not
+        match; `first_deliveries` moves it past the messages returned here."""
         if self._initial:
             groups = self._take_initial(limit_rows)
             if groups or self._initial:
                 return groups
-        store, filters = self._store, self._consumer.filters
+        store, filters = self.store, self._consumer.filters
         last_seq = store.last_seq
         if self.next_seq > last_seq:
             return []
@@ -87,8 +113,8 @@ class Cursor:
         return groups
 
     def first_deliveries(self, rows: Rows, indices: list[int], now: int) -> None:
-        """These rows, the next ones `take` gave, have been sent as Deliver effects built with
-        `upcoming`. One call for a whole run: requests that take turns share it."""
+        """Record that these rows, the next ones from `take`, were sent as Deliver effects built
+        with `upcoming`. One call covers a whole run, even if several requests shared it."""
         live, count = self.live, len(indices)
         first, last = rows.seq(indices[0]), rows.seq(indices[-1])
         consumer_seq = live.consumer_seq + 1
@@ -111,13 +137,14 @@ class Cursor:
             self._leave_initial()
         else:
             self.next_seq = last + 1
-            self.backlog.delivered(count)
+            self._num_pending.delivered(count)
 
     def upcoming(self, now: int) -> tuple[int, int]:
-        """Consumer sequence of the next delivery, and what is pending behind it if it is new."""
+        """Consumer sequence of the next delivery, and num_pending after it if it is a first one."""
         return self.live.consumer_seq + 1, max(self.count(now) - 1, 0)
 
     def send_again(self, to: bytes, rows: Rows, index: int, now: int) -> Deliver:
+        """Record a redelivery and return the effect that sends it."""
         live, seq = self.live, rows.seq(index)
         deliveries = live.deliveries(seq) + 1
         consumer_seq = live.consumer_seq + 1
@@ -129,7 +156,7 @@ class Cursor:
         return Deliver(to, rows, [index], consumer_seq, [deliveries], pending, self.headers_only)
 
     def message_size(self, rows: Rows, index: int, now: int, *, ahead: int = 0) -> int:
-        """Ack subject, headers and payload of a message that will go out behind `ahead` others."""
+        """Bytes of ack subject, headers and payload of a message sent after `ahead` others."""
         live, seq = self.live, rows.seq(index)
         again = seq in live.pending
         facts = (
@@ -145,10 +172,10 @@ class Cursor:
         return size + rows.row_size(index)
 
     def removed(self, seqs: Sequence[int]) -> list[int]:
-        """Messages left the stream. Those that were pending come back."""
+        """Messages were removed from the stream. Returns those that were pending."""
         gone = self.live.remove(seqs)
         self.redelivery.forget(gone)
-        self.backlog.removed(max(seqs), self.next_seq)
+        self._num_pending.removed(max(seqs), self.next_seq)
         if self._initial:
             for seq in seqs:
                 at = bisect_left(self._initial, seq)
@@ -158,9 +185,10 @@ class Cursor:
         return gone
 
     def removed_range(self, first: int, last: int) -> list[int]:
+        """As `removed`, for every sequence from `first` to `last`."""
         gone = self.live.remove_range(first, last)
         self.redelivery.forget(gone)
-        self.backlog.removed(last, self.next_seq)
+        self._num_pending.removed(last, self.next_seq)
         if self._initial:
             low, high = bisect_left(self._initial, first), bisect_right(self._initial, last)
             del self._initial[low:high]
@@ -170,7 +198,7 @@ class Cursor:
         return gone
 
     def pass_over(self, last: int) -> None:
-        """Nothing up to `last` will be delivered."""
+        """Nothing up to `last` is left to deliver."""
         self.live.pass_over(last)
         self.next_seq = max(self.next_seq, last + 1)
 
@@ -178,7 +206,7 @@ class Cursor:
         groups: RowGroups = []
         gone: list[int] = []
         for seq in self._initial[:limit_rows]:
-            located = self._store.rows(seq)
+            located = self.store.rows(seq)
             if located is None:
                 gone.append(seq)
                 continue
@@ -192,12 +220,13 @@ class Cursor:
         return groups
 
     def _leave_initial(self) -> None:
-        """After the last of the initial messages, go on behind what there was at creation."""
+        """When the initial messages are delivered, continue above the last sequence that the
+        stream had at creation."""
         if not self._initial:
             self.next_seq = max(self.next_seq, self._consumer.resume_after + 1)
 
 
 def _ack_wait_ns(config: ConsumerConfig) -> int:
-    """Acks by flow control are late for ever, and never missed: what is lost on the way is
-    delivered again when the subscriber is back."""
+    """With ack policy flow_control the ack wait never runs out: lost messages are delivered again
+    when a subscriber binds."""
     return NEVER_NS if config.ack_policy is AckPolicy.FLOW_CONTROL else config.ack_wait

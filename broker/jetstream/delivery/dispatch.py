@@ -1,53 +1,50 @@
-"""What goes out next, and to whom.
+"""Dispatch: which message is delivered next, and to which receiver.
 
-Owns: the order (redeliveries before new messages), the stall at max_ack_pending, the bound on one
-pump, the sharing between receivers.
-May not touch: acknowledgements, timers; receivers and cursor keep their own books.
-Spec: JetStream delivery mechanics; pull distribution: one message each in turn."""
+Owns: the order (redeliveries before new messages), the bound on one pump, how receivers share.
+May not touch: acknowledgements, timers, the state of receivers and cursor.
+Spec: JetStream delivery; pull requests are served in turn, one message each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.cursor import Cursor, RowGroups
 from broker.jetstream.delivery.effects import Deliver, Effect
-from broker.jetstream.delivery.receivers import UNLIMITED, Receivers
-from broker.jetstream.delivery.replay_pace import Replay
+from broker.jetstream.delivery.flow_control import ReplayPace
+from broker.jetstream.delivery.receivers import Receivers
 from broker.store.block.block import Rows
 
 
 @dataclass(frozen=True, slots=True)
 class PumpLimits:
-    """How much one pump may send before it must give way to others."""
+    """How much one pump may send before other consumers get their turn."""
 
     messages: int = 1000
     size: int = 1 << 20
-    # With this many messages at hand, requests take turns in runs rather than one by one.
+    # With at least this many messages to deliver, requests take turns in runs, not one by one.
     runs_from: int = 256
     rate_burst_bytes: int = 1 << 20
 
 
 class Dispatch:
-    """`more_work`: the last run ended because of its limits only."""
+    """`more_work`: the last run stopped only because of its limits."""
 
     def __init__(
-        self, consumer: Consumer, cursor: Cursor, effects: list[Effect], limits: PumpLimits
+        self, cursor: Cursor, replay: ReplayPace, effects: list[Effect], limits: PumpLimits
     ) -> None:
-        self._consumer = consumer
         self._cursor = cursor
+        self._replay = replay
         self._effects = effects
         self._limits = limits
-        self._replay = Replay(consumer)
         self.more_work = False
 
     @property
     def ready_at(self) -> int:
-        """When a replay goes on; 0 when it does not wait."""
+        """When a replay continues; 0 if it does not wait."""
         return self._replay.ready_at
 
     def run(self, receivers: Receivers, now: int) -> int:
-        """Deliver what may go, within the limits; how many messages went."""
+        """Deliver as much as the limits allow. Returns the number of messages sent."""
         self.more_work = False
         budget = self._limits.messages
         sent = self._again(receivers, now, budget)
@@ -62,7 +59,7 @@ class Dispatch:
             seq = cursor.redelivery.peek()
             if not seq:
                 return sent
-            located = self._consumer.stream.store.rows(seq)
+            located = cursor.store.rows(seq)
             if located is None:
                 cursor.removed((seq,))
                 cursor.redelivery.forget((seq,))
@@ -85,7 +82,7 @@ class Dispatch:
         """New messages, as far as max_ack_pending and the receivers allow."""
         if budget <= 0 or receivers.next(now) is None:
             return 0
-        limit = min(budget, self._room(), receivers.wanted())
+        limit = min(budget, self._cursor.room(), receivers.wanted())
         if limit <= 0:
             return 0
         groups = self._replay.take(self._cursor, limit, self._limits.size, now)
@@ -93,7 +90,7 @@ class Dispatch:
         sent = self._hand_out(receivers, groups, rows_taken, now)
         self.more_work = (
             0 < sent == rows_taken
-            and self._room() > 0
+            and self._cursor.room() > 0
             and not self._replay.ready_at
             and self._cursor.count(now) > 0
             and receivers.next(now) is not None
@@ -101,8 +98,8 @@ class Dispatch:
         return sent
 
     def _hand_out(self, receivers: Receivers, groups: RowGroups, total: int, now: int) -> int:
-        """Requests take turns, one message each; in runs when there is plenty, which saves most
-        of the work and is as fair over the whole."""
+        """Requests take turns, one message each. With many messages they take turns in runs, which
+        saves most of the work and is just as fair overall."""
         turns = receivers.turns
         run = total
         if turns > 1:
@@ -119,19 +116,19 @@ class Dispatch:
         self, receivers: Receivers, rows: Rows, indices: list[int], run: int, now: int
     ) -> int:
         cursor, effects = self._cursor, self._effects
-        at = noted = 0  # rows given away, rows of them that the cursor knows of
+        at = recorded = 0  # rows handed out, and how many of them the cursor has recorded
         consumer_seq, pending = cursor.upcoming(now)
         while at < len(indices):
             receiver = receivers.next(now)
             if receiver is None:
                 break
             part = indices[at : at + min(run, max(receiver.batch, 1))]
-            count = receivers.fit(receiver, rows, part, now, ahead=at - noted)
+            count = receivers.fit(receiver, rows, part, now, ahead=at - recorded)
             if count == 0:
                 continue
             if count < len(part):
                 part = part[:count]
-            to, ahead = receiver.reply, at - noted
+            to, ahead = receiver.reply, at - recorded
             effects.append(
                 Deliver(
                     to, rows, part, consumer_seq + ahead, None, pending - ahead,
@@ -140,16 +137,10 @@ class Dispatch:
             )  # fmt: skip
             receivers.served(receiver, count, now)
             at += count
-            if receiver.conditional:  # the next verdict on it depends on the numbers
-                cursor.first_deliveries(rows, indices[noted:at], now)
-                noted = at
+            if receiver.conditional:  # whether it may have more depends on the counts after this
+                cursor.first_deliveries(rows, indices[recorded:at], now)
+                recorded = at
                 consumer_seq, pending = cursor.upcoming(now)
-        if noted < at:
-            cursor.first_deliveries(rows, indices[noted:at], now)
+        if recorded < at:
+            cursor.first_deliveries(rows, indices[recorded:at], now)
         return at
-
-    def _room(self) -> int:
-        most = self._consumer.config.max_ack_pending
-        if most <= 0 or not self._cursor.tracked:
-            return UNLIMITED
-        return most - len(self._cursor.live.pending)

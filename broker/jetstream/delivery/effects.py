@@ -1,17 +1,21 @@
-"""What a delivery engine wants done: values that the runtime carries out in order.
+"""Effects: what the delivery of one consumer asks its caller to do, in order.
 
-Owns: the vocabulary between Delivery and the shell around it.
+Owns: the values between Delivery (engine.py) and the code around it that has sockets and Raft.
 May not touch: sockets, Raft, consumer state.
-Spec: JetStream delivery, status messages, acknowledgement confirmations.
+Spec: JetStream delivery, status messages, ack confirmations, headers_only.
 
-Effects are built once per run of messages or per request and are not frozen (STYLE, Types)."""
+Effects are built once per run of messages or per request. They are not frozen, because building
+a frozen dataclass costs several times as much."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 from broker.jetstream.commands.stream_commands import AnyCommand
 from broker.store.block.block import Rows
+
+_EMPTY_HEADERS: Final = b"NATS/1.0\r\n\r\n"
 
 
 @dataclass(slots=True)
@@ -19,8 +23,8 @@ class Deliver:
     """Send rows[indices] to `to`, each under its own stream subject, as encode_deliveries does.
 
     The k-th message has consumer sequence consumer_seq + k, delivery count delivered[k] (1 if
-    None) and shows `pending - k` messages behind it. With headers_only each message goes out as
-    `headers_only_block(rows, i)` and an empty payload.
+    None) and reports `pending - k` messages still pending behind it. With headers_only each
+    message is sent as `headers_only_block(rows, i)` with an empty payload.
     """
 
     to: bytes
@@ -30,7 +34,7 @@ class Deliver:
     delivered: list[int] | None
     pending: int
     headers_only: bool
-    pin_id: str = ""  # the client's, told with every message
+    pin_id: str = ""  # pin id of the receiving client, sent with every message
 
 
 @dataclass(slots=True)
@@ -58,10 +62,11 @@ class Propose:
 
 @dataclass(slots=True)
 class Advisory:
-    """A fact somebody may listen for.
+    """An event to publish as an advisory or a metric (api/advisories.py) if anyone listens.
 
-    `kind` is `max_deliver`, `nak`, `terminated` or `ack` (a sampled one). Others are about no
-    message: `resumed`, a pause has run out; `pinned` with the id, and `unpinned` with the reason.
+    `kind` is `max_deliver`, `nak`, `terminated` or `ack` (a sampled ack). Three kinds are not
+    about a message: `resumed` (a pause has run out), `pinned` with the pin id in `reason`, and
+    `unpinned` with the reason.
     """
 
     kind: str
@@ -69,20 +74,15 @@ class Advisory:
     consumer_seq: int = 0
     deliveries: int = 0
     reason: str = ""
-    elapsed_ns: int = 0  # `ack`: since the delivery
-    group: str = ""  # whose pin it is
+    elapsed_ns: int = 0  # `ack`: time since the delivery
+    group: str = ""  # priority group of the pin
 
 
 Effect = Deliver | StatusMessage | Confirm | Propose | Advisory
 
 
-@dataclass(slots=True)
-class TurnProposal:
-    """Commands to propose in this order, and who is answered when the last one is applied.
-
-    `confirms` are reply subjects of double acks: an empty message goes to each after the last
-    command has been committed and applied, never before. A Proposal with confirms has commands.
-    """
-
-    commands: list[AnyCommand] = field(default_factory=list)
-    confirms: list[bytes] = field(default_factory=list)
+def headers_only_block(rows: Rows, index: int) -> bytes:
+    """The header block of a message delivered without its payload: `Nats-Msg-Size` gives the
+    size of the payload that was left out."""
+    block = rows.headers(index) or _EMPTY_HEADERS
+    return b"%bNats-Msg-Size: %d\r\n\r\n" % (block[:-2], len(rows.data(index)))

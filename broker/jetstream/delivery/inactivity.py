@@ -1,8 +1,8 @@
-"""When a consumer nobody uses should go.
+"""inactive_threshold: when a consumer that nobody uses is deleted.
 
-Owns: the inactivity clock of one consumer, on its leader.
-May not touch: the decision's effect; the engine proposes the deletion.
-Spec: JetStream ephemeral life cycle: inactive_threshold, jitter for pull and the default value."""
+Owns: the inactivity deadline of one consumer, on its leader.
+May not touch: the deletion itself; the engine proposes it.
+Spec: JetStream consumer configuration, inactive_threshold (ephemeral consumers, 5 s by default)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Inactivity:
     def __init__(self, name: str, *, threshold_ns: int, push: bool, now: int) -> None:
         self._push = push
         self._threshold_ns = threshold_ns
-        # Spread over names rather than drawn: many consumers made at once leave one by one.
+        # Jitter, so that many consumers created together are not deleted together. It is derived
+        # from the name instead of drawn, to keep this deterministic.
         spread = crc32(name.encode()) % _JITTER_SPAN_NS
         exact = push and threshold_ns != DEFAULT_THRESHOLD_NS
         self._jitter_ns = 0 if exact else _JITTER_MIN_NS + spread
@@ -42,11 +43,12 @@ class Inactivity:
             self._since = now
 
     def postpone(self, until: int) -> None:
-        """Ask again at `until`, not before."""
+        """Make `until` the next deadline."""
         self._since = until - self._threshold_ns - self._jitter_ns
 
     def deadline(self, *, extended_ns: int = 0) -> int | None:
-        """Outstanding acks extend the life of a pull consumer by their ack wait."""
+        """None while the consumer is in use or has no threshold. Pending acks extend the life of
+        a pull consumer by its ack wait (`extended_ns`)."""
         if self._threshold_ns <= 0 or self._since is None:
             return None
         return self._since + self._threshold_ns + self._jitter_ns + extended_ns

@@ -1,8 +1,8 @@
-"""How many messages a consumer has still to deliver for the first time (num_pending).
+"""num_pending: how many messages a consumer still has to deliver for the first time.
 
-Owns: that count, kept up to date without counting anew for every message.
+Owns: that count, kept up to date without a recount for every message.
 May not touch: positions; they are arguments.
-Spec: JetStream consumer info, num_pending: incremental, recomputed on purge or filter change."""
+Spec: JetStream consumer info, num_pending."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from broker.jetstream.consumer.stream_protocol import MessageSource
 RECOUNT_INTERVAL_NS = 100_000_000
 
 
-class Backlog:
-    """Counted once, then followed: new messages add, deliveries take away. A removal among the
-    counted messages makes the number uncertain until the next recount, which deliveries ask for
-    at most ten times a second and info always. A stream without gaps is never counted."""
+class NumPending:
+    """Counted once, then maintained: new messages add to it, deliveries subtract from it.
+
+    A removal among the counted messages makes the number uncertain until the next recount.
+    Deliveries trigger a recount at most ten times a second, consumer info always does. A stream
+    without deleted messages and filters is never counted: its number follows from the sequences.
+    """
 
     __slots__ = ("_count", "_counted_to", "_filters", "_recounted_at", "_store", "_uncertain")
 
@@ -47,12 +50,12 @@ class Backlog:
         self._count = max(self._count - count, 0)
 
     def removed(self, highest: int, next_seq: int) -> None:
-        """Messages up to `highest` left the stream."""
+        """Messages up to `highest` were removed from the stream."""
         if highest >= next_seq:
             self._uncertain = True
 
     def recount(self) -> None:
-        """The position jumped."""
+        """The position jumped: count again at the next call."""
         self._counted_to = -1
 
     def _stale(self, now: int) -> bool:

@@ -1,12 +1,12 @@
-"""One client at a time: the pin of a priority group.
+"""Priority policy pinned_client: one client of a priority group is served at a time.
 
-Owns: who is pinned, since when, until when; which waiting requests that leaves out.
-May not touch: messages, sockets, dice; an id is derived from what no other pin has.
+Owns: which client is pinned, since when and until when; which waiting requests that excludes.
+May not touch: messages, sockets, random numbers; a pin id is the hash of a unique text.
 Spec: JetStream priority groups, pinned_client; statuses 423.
 
-The first request without an id that can be served is pinned and told the id with its messages. A
-request that names the id is served; one without waits; one with an id of the past is ended when
-there is something it could have had."""
+The first request that can be served and has no pin id gets pinned; its messages carry the new pin
+id. Requests with this id are served, requests without an id wait. A request with an outdated id
+is ended as soon as there is a message to deliver."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ WRONG_PIN: Final = "423 Nats-Wrong-Pin-Id"
 
 
 class Pin:
-    """Of one consumer, on its leader; a new leader pins anew."""
+    """The pin of one consumer, on its leader. It is not replicated: a new leader starts without."""
 
-    __slots__ = ("_count", "_effects", "_name", "_settled", "expires_at", "group", "id",
+    __slots__ = ("_count", "_effects", "_outdated_checked", "_seed", "expires_at", "group", "id",
                  "since_ns", "timeout_ns")  # fmt: skip
 
-    def __init__(self, name: str, *, group: str, timeout_ns: int, effects: list[Effect]) -> None:
-        """`name` tells this life of this consumer from every other."""
+    def __init__(self, seed: str, *, group: str, timeout_ns: int, effects: list[Effect]) -> None:
+        """`seed` is different for every consumer that ever existed."""
         self.id = ""
         self.since_ns = 0
         self.expires_at = 0
         self.group = group
         self.timeout_ns = timeout_ns
-        self._name = name
+        self._seed = seed
         self._count = 0
         self._effects = effects
-        self._settled = True  # no waiting request has an id of the past
+        self._outdated_checked = True  # no waiting request has an outdated id
 
     def refuses(self, request: PullRequest, now: int) -> bool:
-        """A new request with another's id. With the right one, the pin lasts longer."""
+        """Whether a new request has a wrong pin id. The right one extends the pin."""
         if not request.pin_id:
             return False
         if not self.id:
-            self._settled = False
+            self._outdated_checked = False
             return False
         if request.pin_id != self.id:
             return True
-        self._prolong(now)
+        self._extend(now)
         return False
 
     def admits(self, request: PullRequest) -> bool:
-        """Requests that name no group, which old clients send, are always served."""
+        """Whether the request may be served. Old clients name no group; they are always served."""
         return not request.grouped or request.pin_id == self.id
 
     def served(self, request: PullRequest, now: int) -> None:
-        """It gets messages: if nobody was pinned, it is."""
+        """The request gets messages: if no client is pinned, pin this one."""
         if not request.grouped:
             return
         if not self.id:
             self._count += 1
-            seed = f"{self._name} {now} {self._count}".encode()
+            seed = f"{self._seed} {now} {self._count}".encode()
             self.id = request.pin_id = nuid(sha256(seed).digest())
             self.since_ns = now
             self._effects.append(Advisory("pinned", reason=self.id, group=self.group))
-        self._prolong(now)
+        self._extend(now)
 
-    def end_stale(self, waiting: WaitingQueue) -> None:
-        """There is something to deliver: who waits with an id of the past is told."""
-        if self._settled:
+    def end_outdated(self, waiting: WaitingQueue) -> None:
+        """There is a message to deliver: end the requests with an outdated id."""
+        if self._outdated_checked:
             return
-        self._settled = True
+        self._outdated_checked = True
         for request in list(waiting):
             if request.pin_id and request.pin_id != self.id:
                 waiting.close(request)
@@ -81,12 +81,12 @@ class Pin:
         """`reason` is `admin` or `timeout`."""
         if self.id:
             self.id, self.since_ns, self.expires_at = "", 0, 0
-            self._settled = False
+            self._outdated_checked = False
             self._effects.append(Advisory("unpinned", reason=reason, group=self.group))
 
     def due(self, now: int) -> None:
         if self.id and self.expires_at <= now:
             self.unpin("timeout")
 
-    def _prolong(self, now: int) -> None:
+    def _extend(self, now: int) -> None:
         self.expires_at = now + self.timeout_ns

@@ -1,8 +1,8 @@
 """Pull requests: their body, the queue they wait in, the statuses that end them.
 
 Owns: parsing and refusing a request, whose turn it is, expiry and heartbeats of requests.
-May not touch: messages and ack state; what was sent to a request is reported to it.
-Spec: JetStream pull consumers: MSG.NEXT bodies, status table, request modes, distribution."""
+May not touch: messages and ack state; the caller reports what was sent to a request.
+Spec: JetStream pull consumers: MSG.NEXT bodies and their status messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from broker.jetstream.strict_json import decode
 from broker.jetstream.times import go_duration
 
 PRIORITIES: Final = 10
-HEARTBEAT_NS_MIN: Final = 10_000_000  # a request may ask for less, and gets this
+HEARTBEAT_NS_MIN: Final = 10_000_000  # shorter intervals are raised to this
 MAX_WAITING_DEFAULT: Final = 512
 
 NO_MESSAGES: Final = "404 No Messages"
@@ -55,10 +55,10 @@ def idle_heartbeat(*, consumer_seq: int, stream_seq: int, stalled: bytes = b"") 
 
 
 class PullRequest:
-    """One request and what is left of it.
+    """One request and how much of it remains.
 
     `batch` counts down; a request for 0 still gets one message and ends at -1. `max_bytes` 0 means
-    that bytes are not counted. Times are 0 when not set.
+    no limit on bytes. Times are 0 when not set.
     """
 
     __slots__ = (
@@ -79,16 +79,16 @@ class PullRequest:
         self.min_pending = 0
         self.min_ack_pending = 0
         self.grouped = False  # names a priority group
-        self.pin_id = ""  # named by it, or given to it
+        self.pin_id = ""  # sent by the client, or assigned when it gets pinned
         self.closed = False
 
     @property
     def conditional(self) -> bool:
-        """Served only while enough is pending (overflow)."""
+        """Served only while enough messages are pending (priority policy overflow)."""
         return bool(self.min_pending or self.min_ack_pending)
 
     def rest(self, line: str) -> StatusMessage:
-        """A status that tells what the request did not get."""
+        """A status that reports how much of the request was not delivered."""
         header = (
             f"NATS/1.0 {line}\r\nNats-Pending-Messages: {self.batch}\r\n"
             f"Nats-Pending-Bytes: {self.max_bytes}\r\n\r\n"
@@ -96,8 +96,8 @@ class PullRequest:
         return StatusMessage(self.reply, header.encode())
 
     def charge(self, size: int) -> bool:
-        """Take a message's size from max_bytes; False if it does not fit. Using up the last byte
-        makes this message the last one, and ends the request without a status."""
+        """Subtract a message's size from max_bytes; False if it does not fit. When max_bytes is
+        exactly used up, this message is the last one and the request ends without a status."""
         if self.max_bytes == 0:
             return True
         if size > self.max_bytes:
@@ -136,7 +136,7 @@ def parse_pull(body: bytes, reply: bytes, now: int, config: ConsumerConfig) -> P
         try:
             asked = _decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            # Rare spellings that Go's decoder takes: nulls, keys in another case.
+            # Go's decoder also accepts nulls and keys in another case.
             try:
                 asked = decode(text, _Body, strict=False)
             except JetStreamError as refusal:
@@ -208,9 +208,9 @@ def _integer(text: bytes) -> int:
 
 
 class WaitingQueue:
-    """Requests that wait, served in turn: one that still wants more goes to the end.
+    """Waiting requests, served in turn: a request that is not complete moves to the end.
 
-    `priority` 0 goes before 1 and so on; without priorities there is one level. Bound: capacity.
+    Priority 0 is served before 1 and so on. Bound: `capacity`; a request beyond it is refused.
     """
 
     __slots__ = ("_capacity", "_levels", "_serial", "_size", "_timers")
@@ -219,8 +219,8 @@ class WaitingQueue:
         self._capacity = capacity if capacity > 0 else MAX_WAITING_DEFAULT
         self._levels: list[deque[PullRequest]] = [deque() for _ in range(PRIORITIES)]
         self._size = 0
-        # When to look at a request again: its heartbeat or its expiry. A heartbeat that moved
-        # because a message was sent is noticed when its old time comes.
+        # When to check a request again: its heartbeat or its expiry. A heartbeat postponed by a
+        # delivery stays here under its old time, and is armed again when that time comes.
         self._timers: list[tuple[int, int, PullRequest]] = []
         self._serial = 0
 
@@ -236,20 +236,21 @@ class WaitingQueue:
 
     def add(self, request: PullRequest) -> None:
         level = self._levels[request.priority]
-        if len(level) > 2 * self._capacity:  # expired ones stay until it would be their turn
+        if len(level) > 2 * self._capacity:  # expired ones are removed only when their turn comes
             self._levels[request.priority] = level = deque(r for r in level if not r.closed)
         level.append(request)
         self._size += 1
         self._arm(request)
 
     def wanted(self) -> int:
-        """Messages asked for by all requests together."""
+        """How many messages all requests together still want."""
         return sum(max(request.batch, 1) for request in self)
 
     def head(
         self, has_interest: Interest, eligible: Callable[[PullRequest], bool]
     ) -> PullRequest | None:
-        """Whose turn it is. Requests nobody listens for any more are dropped on the way."""
+        """The request whose turn it is. Requests whose reply subject has no subscriber are dropped
+        on the way."""
         for level in self._levels:
             for _ in range(len(level)):
                 request = level[0]
@@ -265,7 +266,8 @@ class WaitingQueue:
         return None
 
     def served(self, request: PullRequest, count: int, now: int) -> StatusMessage | None:
-        """`count` messages went to the head of the queue: its turn ends, perhaps the request."""
+        """`count` messages were sent to `request`, the head of the queue: its turn is over. Returns
+        the status to send if the request is complete with bytes left."""
         request.batch -= count
         request.delivered += count
         if request.heartbeat_ns:
@@ -284,7 +286,7 @@ class WaitingQueue:
             self._size -= 1
 
     def due(self, now: int, heartbeat: Callable[[], bytes]) -> list[StatusMessage]:
-        """Timeouts and heartbeats up to now."""
+        """The timeouts and heartbeats to send now."""
         found: list[StatusMessage] = []
         while self._timers and self._timers[0][0] <= now:
             request = heappop(self._timers)[2]
@@ -296,8 +298,8 @@ class WaitingQueue:
                 continue
             if request.heartbeat_at and request.heartbeat_at <= now:
                 if request.no_wait and request.delivered:
-                    # It got what there was, the rest is held back by max_ack_pending: the
-                    # reference server looks at it now and ends it.
+                    # It got all it could, and max_ack_pending holds back the rest: nats-server
+                    # ends such a request at its first heartbeat.
                     self.close(request)
                     found.append(StatusMessage(request.reply, status(NO_MESSAGES)))
                     continue
@@ -307,7 +309,7 @@ class WaitingQueue:
         return found
 
     def at_end_of_stream(self) -> list[StatusMessage]:
-        """Nothing more to deliver: requests that do not wait have what they can get."""
+        """Nothing is left to deliver: end the no_wait requests."""
         found: list[StatusMessage] = []
         for request in self:
             if request.no_wait and (request.delivered or not request.expires_at):
@@ -316,13 +318,13 @@ class WaitingQueue:
         return found
 
     def prune(self, has_interest: Interest) -> None:
-        """Drop every request nobody listens for."""
+        """Drop every request whose reply subject has no subscriber."""
         for request in self:
             if not has_interest(request.reply):
                 self.close(request)
 
     def close_all(self, line: str) -> list[StatusMessage]:
-        """The consumer ends here; every waiting request is told."""
+        """Delivery stops here: end every request with the status `line`."""
         found = [
             request.rest(line)
             if line == SERVER_SHUTDOWN

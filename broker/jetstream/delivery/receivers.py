@@ -1,54 +1,62 @@
-"""Who receives a consumer's messages: waiting pull requests, or the push subject.
+"""The receivers of a consumer: its waiting pull requests, or its push subject.
 
-Owns: whose turn it is, what fits, and the statuses and heartbeats the receivers get.
-May not touch: ack state and positions; the cursor tells sizes and sequences.
-Spec: JetStream push specifics (heartbeats, flow control, rate limit), pull distribution."""
+Owns: whose turn it is, how much fits, and the statuses and heartbeats that receivers get.
+May not touch: ack state and positions; sizes and sequences come from the cursor.
+Spec: JetStream push consumers (heartbeats, flow control, rate limit), pull consumers (no_wait,
+max_waiting, priority groups)."""
 
 from __future__ import annotations
 
 from typing import Final, Protocol
 
-from broker.jetstream.config import AckPolicy, ConsumerConfig
+from broker.jetstream.config import ConsumerConfig, PriorityPolicy
 from broker.jetstream.delivery.cursor import Cursor
 from broker.jetstream.delivery.effects import Effect, StatusMessage
 from broker.jetstream.delivery.flow_control import FlowControl, RateLimit
-from broker.jetstream.delivery.pinning import Pin
+from broker.jetstream.delivery.max_ack_pending import UNLIMITED, request_acks_from
+from broker.jetstream.delivery.pinning import PIN_MISMATCH, Pin
 from broker.jetstream.delivery.pull_queue import (
+    EXCEEDED_MAX_WAITING,
+    NO_MESSAGES,
+    REQUESTS_PENDING,
     SIZE_EXCEEDS_MAX_BYTES,
     Interest,
     PullRequest,
     WaitingQueue,
     idle_heartbeat,
+    parse_pull,
     status,
 )
 from broker.store.block.block import Rows
 
 FLOW_CONTROL_REQUEST: Final = status("100 FlowControl Request")
-UNLIMITED: Final = 1 << 62
 
 
 class Receivers(Protocol):
+    """Pull requests or the push subject, as dispatch sees them."""
+
     @property
     def turns(self) -> int:
-        """How many receivers share what there is."""
+        """How many receivers share the messages."""
 
     def wanted(self) -> int:
-        """Messages that could be taken by all of them."""
+        """How many messages all of them together can take."""
 
     def next(self, now: int) -> PullRequest | None:
-        """Whose turn it is; None when nobody may receive now."""
+        """The receiver whose turn it is; None when nobody may receive now."""
 
     def fit(
         self, receiver: PullRequest, rows: Rows, indices: list[int], now: int, *, ahead: int = 0
     ) -> int:
-        """How many of these may go to the one whose turn it is, behind `ahead` others; their bytes
-        are charged. 0: it could not take even the first and is out of the way."""
+        """How many of these messages `receiver` can take, after `ahead` others that are not yet
+        recorded; their bytes are charged to it. 0: not even the first fits, and the request was
+        ended."""
 
     def served(self, receiver: PullRequest, count: int, now: int) -> None:
-        """They went out."""
+        """`count` messages were sent to `receiver`."""
 
     def due(self, now: int) -> None:
-        """Timeouts and heartbeats."""
+        """Send the timeouts and heartbeats that are due."""
 
     def next_deadline(self, pumped_at: int) -> int | None: ...
 
@@ -63,15 +71,55 @@ class PullReceivers:
         effects: list[Effect],
         has_interest: Interest,
         *,
-        pin: Pin | None = None,
+        pin_seed: str,
     ) -> None:
+        """`pin_seed` is different for every consumer that ever existed; pin ids are derived from
+        it."""
         self.waiting = WaitingQueue(config.max_waiting)
-        self.pin = pin
+        self.pin: Pin | None = None
+        self._config = config
+        self._pin_seed = pin_seed
         self._cursor = cursor
         self._effects = effects
         self._has_interest = has_interest
         self._listening: set[bytes] = set()  # replies found to have interest in this pump
         self._now = 0
+        self._set_pin()
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        old, self._config = self._config, config
+        if old.priority_policy is not config.priority_policy:
+            self._set_pin()
+        if self.pin is not None:
+            self.pin.timeout_ns = config.priority_timeout
+
+    def parse(self, body: bytes, reply: bytes, now: int) -> PullRequest | None:
+        """Read a pull request; None if it was refused with a status."""
+        request = parse_pull(body, reply, now, self._config)
+        if isinstance(request, bytes):
+            self._effects.append(StatusMessage(reply, request))
+            return None
+        if self.pin is not None and self.pin.refuses(request, now):
+            self._effects.append(StatusMessage(reply, PIN_MISMATCH))
+            return None
+        return request
+
+    def add(self, request: PullRequest, now: int) -> None:
+        """Queue the request, or refuse it with a status."""
+        if request.no_wait and not self._can_serve_now(request, now):
+            return
+        waiting = self.waiting
+        if waiting.full:
+            self.sweep(now)
+        if not waiting.full:
+            waiting.add(request)
+        elif not request.heartbeat_ns:  # a client with heartbeats notices that they are missing
+            self._refuse(request, EXCEEDED_MAX_WAITING)
+
+    def end_no_wait(self, now: int) -> None:
+        """End no_wait requests when there is nothing left to deliver."""
+        if any(request.no_wait for request in self.waiting) and not self._available(now):
+            self._effects += self.waiting.at_end_of_stream()
 
     @property
     def turns(self) -> int:
@@ -83,7 +131,7 @@ class PullReceivers:
     def next(self, now: int) -> PullRequest | None:
         self._now = now
         if self.pin is not None and (self._cursor.redelivery.queued or self._cursor.count(now)):
-            self.pin.end_stale(self.waiting)
+            self.pin.end_outdated(self.waiting)
         return self.waiting.head(self._listened, self._eligible)
 
     def fit(
@@ -124,7 +172,7 @@ class PullReceivers:
         self._effects += self.waiting.due(now, self._heartbeat)
 
     def sweep(self, now: int) -> None:
-        """Only live requests that somebody listens for remain."""
+        """Drop requests that have expired or whose reply subject has no subscriber."""
         self.due(now)
         self.waiting.prune(self._has_interest)
 
@@ -135,7 +183,7 @@ class PullReceivers:
         return self.pin.expires_at if at is None else min(at, self.pin.expires_at)
 
     def _listened(self, reply: bytes) -> bool:
-        """Asked once per pump and reply: a batch looks at its request many times."""
+        """Interest is looked up once per pump and reply: a batch checks its request many times."""
         if reply in self._listening:
             return True
         if not self._has_interest(reply):
@@ -144,7 +192,8 @@ class PullReceivers:
         return True
 
     def _eligible(self, request: PullRequest) -> bool:
-        """Pinned: only the one. Overflow: only when enough is pending, or enough of it unacked."""
+        """Pinned: only the pinned client. Overflow: only while enough messages are pending or
+        unacknowledged."""
         if self.pin is not None and not self.pin.admits(request):
             return False
         if not request.min_pending and not request.min_ack_pending:
@@ -153,13 +202,46 @@ class PullReceivers:
             self._now
         ) or 0 < request.min_ack_pending <= len(self._cursor.live.pending)
 
+    def _can_serve_now(self, request: PullRequest, now: int) -> bool:
+        """Whether messages are left for a no_wait request, after those that wait already. If not,
+        it is refused, unless it may wait until it expires."""
+        available = self._available(now)
+        if available == 0:
+            if request.expires_at:
+                return True
+            self._refuse(request, NO_MESSAGES)
+            return False
+        if self.turns:
+            self.sweep(now)
+        if self.wanted() > available:
+            self._refuse(request, REQUESTS_PENDING)
+            return False
+        return True
+
+    def _available(self, now: int) -> int:
+        return self._cursor.count(now, exact=True) + self._cursor.redelivery.queued
+
+    def _refuse(self, request: PullRequest, line: str) -> None:
+        self._effects.append(StatusMessage(request.reply, status(line)))
+
+    def _set_pin(self) -> None:
+        config = self._config
+        self.pin = None
+        if config.priority_policy is PriorityPolicy.PINNED_CLIENT:
+            self.pin = Pin(
+                self._pin_seed,
+                group=config.priority_groups[0],
+                timeout_ns=config.priority_timeout,
+                effects=self._effects,
+            )
+
     def _heartbeat(self) -> bytes:
         cursor = self._cursor
         return idle_heartbeat(consumer_seq=cursor.live.consumer_seq, stream_seq=cursor.passed)
 
 
 class PushReceiver:
-    """The deliver subject of a push consumer, while somebody is subscribed to it."""
+    """The deliver subject of a push consumer, which receives while it has a subscriber."""
 
     turns = 1
 
@@ -184,10 +266,7 @@ class PushReceiver:
         self._effects = effects
         self._heartbeat_ns = config.idle_heartbeat
         self._heartbeat_at = 0
-        # Acks that ride on flow control answers: asked for when half of what may be pending is,
-        # and when nothing else goes out. 0: this consumer's acks come in another way.
-        by_flow = config.ack_policy is AckPolicy.FLOW_CONTROL
-        self._ask_from = max(config.max_ack_pending // 2, 1) if by_flow else 0
+        self._request_acks_from = request_acks_from(config)
 
     def bind(self, *, bound: bool, now: int) -> None:
         self.bound = bound
@@ -224,16 +303,18 @@ class PushReceiver:
 
     def served(self, receiver: PullRequest, count: int, now: int) -> None:
         self._heartbeat_at = now + self._heartbeat_ns
-        reply = self.flow.ask() if self.flow is not None else b""
+        reply = self.flow.request() if self.flow is not None else b""
         if reply:
             self._effects.append(StatusMessage(receiver.reply, FLOW_CONTROL_REQUEST, reply))
 
     def due(self, now: int) -> None:
-        """A heartbeat when nothing went out for the interval."""
-        if self.bound and self._ask_from and self.flow is not None:
+        """Send a heartbeat when nothing was sent for the interval; with ack policy flow_control,
+        request acks then as well, and when many messages are pending."""
+        threshold = self._request_acks_from
+        if self.bound and threshold and self.flow is not None:
             pending = len(self._cursor.live.pending)
             idle = pending > 0 and self._heartbeat_at <= now
-            reply = self.flow.ask(wanted=True) if idle or pending >= self._ask_from else b""
+            reply = self.flow.request(force=True) if idle or pending >= threshold else b""
             if reply:
                 self._effects.append(
                     StatusMessage(self._receiver.reply, FLOW_CONTROL_REQUEST, reply)

@@ -1,8 +1,8 @@
-"""When a delivered message is due again, and the queue of those that are.
+"""Redelivery: when the ack wait of a message runs out, and the queue of messages to send again.
 
 Owns: ack deadlines and the redelivery queue of one consumer, on its leader.
-May not touch: ack state, messages; a sequence it does not know is ignored.
-Spec: JetStream redelivery: ack_wait, backoff, NAK delays; expired entries queue by sequence."""
+May not touch: ack state, messages; an unknown sequence is ignored.
+Spec: JetStream redelivery: ack_wait, backoff, NAK delays; expired messages queue by sequence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COMPACT_AT_LEAST = 4096
 
 
 class Redelivery:
-    """A sequence is in one of two places: awaited (`_due`), or queued to go out again.
+    """A sequence is in one of two places: waiting for an ack (`_due`), or queued for redelivery.
 
-    Because the ack wait is the same for all first deliveries, their deadlines rise in the order
-    of sending: a run of messages costs one entry of a FIFO. Deadlines out of that order (NAK
-    delays, later steps of a backoff) are in a heap. An entry of either counts only if `_due`
-    still names its deadline.
+    The ack wait is the same for all first deliveries, so their deadlines ascend in the order of
+    sending, and a run of messages costs one entry of a FIFO. Deadlines out of that order (NAK
+    delays, later steps of a backoff) are in a heap. An entry of either is valid only while `_due`
+    holds the same deadline.
     """
 
     __slots__ = ("_ack_wait_ns", "_backoff", "_due", "_fifo", "_fifo_size", "_heap", "_queue",
@@ -37,14 +37,14 @@ class Redelivery:
 
     @property
     def queued(self) -> int:
-        """How many wait to be delivered again now."""
+        """How many are queued for redelivery."""
         return len(self._queued)
 
     def sent(self, seqs: Sequence[int], now: int) -> None:
         """First deliveries, made now."""
         deadline = now + self._wait_ns(1)
         self._due.update(dict.fromkeys(seqs, deadline))
-        if self._fifo and self._fifo[-1][0] > deadline:  # a clock that went back, a shorter wait
+        if self._fifo and self._fifo[-1][0] > deadline:  # clock stepped back, or a shorter wait
             for seq in seqs:
                 heappush(self._heap, (deadline, seq))
             return
@@ -54,7 +54,7 @@ class Redelivery:
             self._compact()
 
     def sent_again(self, seq: int, now: int, *, deliveries: int) -> None:
-        """Delivered for the `deliveries`-th time, or its ack wait starts anew (in progress)."""
+        """Delivered for the `deliveries`-th time, or its ack wait restarts (+WPI)."""
         if seq in self._queued:
             return
         if self._backoff:
@@ -63,13 +63,13 @@ class Redelivery:
             self.sent((seq,), now)
 
     def later(self, seq: int, at: int) -> None:
-        """Due at `at`, whatever was planned for it (a NAK with a delay)."""
+        """Redeliver at `at`; replaces any earlier deadline (a NAK with a delay)."""
         self._queued.discard(seq)
         self._due[seq] = at
         heappush(self._heap, (at, seq))
 
     def again(self, seqs: Iterable[int]) -> None:
-        """Queue for delivery now, behind what is queued."""
+        """Append to the redelivery queue."""
         for seq in seqs:
             if seq not in self._queued:
                 self._due.pop(seq, None)
@@ -77,7 +77,7 @@ class Redelivery:
                 self._queue.append(seq)
 
     def forget(self, seqs: Iterable[int]) -> None:
-        """Acked, given up or gone."""
+        """These were acked, given up or removed."""
         due = self._due
         for seq in seqs:
             due.pop(seq, None)
@@ -104,11 +104,12 @@ class Redelivery:
         return 0
 
     def pop(self) -> None:
-        """Take away what `peek` gave."""
+        """Remove the sequence that `peek` returned."""
         self._queued.discard(self._queue.popleft())
 
     def expired(self, now: int) -> list[int]:
-        """Sequences whose wait is over, rising. They are in neither place until told where."""
+        """Sequences whose ack wait has run out, ascending. They are in neither place afterwards:
+        the caller queues them or gives them up."""
         due, found = self._due, []
         while self._fifo and self._fifo[0][0] <= now:
             deadline, seqs = self._fifo.popleft()
@@ -126,7 +127,8 @@ class Redelivery:
         return found
 
     def next_deadline(self) -> int | None:
-        """Never later than the next expiry; earlier only by entries that have been settled."""
+        """Never later than the next expiry. It may be earlier, if the entry at the front has been
+        settled."""
         if not self._due:
             self._fifo.clear()
             self._fifo_size = 0
@@ -138,12 +140,12 @@ class Redelivery:
         return min(deadlines)
 
     def sent_at(self, seq: int, *, deliveries: int) -> int:
-        """When it was delivered last, or said to be in progress; 0 when that is not known."""
+        """When it was last delivered or reported as in progress; 0 if unknown."""
         deadline = self._due.get(seq, 0)
         return deadline - self._wait_ns(deliveries) if deadline else 0
 
     def reconfigure(self, *, ack_wait_ns: int, backoff: Sequence[int]) -> None:
-        """Later deliveries wait as given here; what is awaited keeps its deadline."""
+        """For later deliveries; messages already waiting for an ack keep their deadline."""
         self._ack_wait_ns = ack_wait_ns
         self._backoff = tuple(backoff)
 
@@ -153,7 +155,7 @@ class Redelivery:
         return self._ack_wait_ns
 
     def _compact(self) -> None:
-        """Drop settled entries: one slow message must not keep a record of all that passed it."""
+        """Drop settled entries, which otherwise pile up behind one message that is not acked."""
         due = self._due
         kept: deque[tuple[int, Sequence[int]]] = deque()
         size = 0

@@ -17,7 +17,7 @@ from broker.jetstream.commands.stream_commands import (
     DeleteConsumer,
     UpdateConsumer,
 )
-from broker.jetstream.config.consumer_update import Meeting, meet_consumers
+from broker.jetstream.config.consumer_update import CreateOutcome, decide_create
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -42,7 +42,7 @@ class ConsumerSet:
         is, or refuse."""
         configs = {name: consumer.config for name, consumer in self._by_name.items()}
         try:
-            met = meet_consumers(
+            decision = decide_create(
                 command.name,
                 command.config,
                 command.action,
@@ -51,12 +51,12 @@ class ConsumerSet:
             )
         except JetStreamError as refused:
             return refused
-        if met.meeting is Meeting.UPDATE:
-            update = UpdateConsumer(command.now_ns, command.name, met.config)
+        if decision.outcome is CreateOutcome.UPDATE:
+            update = UpdateConsumer(command.now_ns, command.name, decision.config)
             refusal = self.change(update, index=index)
             return refusal if isinstance(refusal, JetStreamError) else None
-        if met.meeting is Meeting.CREATE:
-            made = structs.replace(command, config=met.config)
+        if decision.outcome is CreateOutcome.CREATE:
+            made = structs.replace(command, config=decision.config)
             self._by_name[command.name] = Consumer.create(self._stream, made, index=index)
             self._changed()
         return None

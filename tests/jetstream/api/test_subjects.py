@@ -1,4 +1,4 @@
-"""Which request a subject is."""
+"""API subjects and the endpoints they address."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_known_subjects(tail: str, request_: ApiRequest) -> None:
     assert parse_api_subject(in_domain, domain=b"other") is None
 
 
-def test_every_endpoint_is_reached() -> None:
+def test_every_endpoint_has_a_case() -> None:
     assert {request.kind for _, request in KNOWN} == set(ApiKind)
 
 
@@ -101,7 +101,7 @@ def test_every_endpoint_is_reached() -> None:
         b"",
     ],
 )
-def test_unknown_subjects_are_nothing(subject: bytes) -> None:
+def test_unknown_subjects_are_not_parsed(subject: bytes) -> None:
     assert parse_api_subject(subject) is None
 
 

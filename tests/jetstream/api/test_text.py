@@ -1,4 +1,4 @@
-"""Texts of the API: times, durations, names, hashes."""
+"""Texts of the API: times, durations, names, hashes, subject mappings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ S = 1_000_000_000
         (4_102_444_800 * S, "2100-01-01T00:00:00Z"),
     ],
 )
-def test_times_both_ways(ns: int, text: str) -> None:
+def test_times_to_text_and_back(ns: int, text: str) -> None:
     assert rfc3339(ns) == text
     assert parse_rfc3339(text) == ns
 
@@ -47,7 +47,7 @@ def test_times_both_ways(ns: int, text: str) -> None:
         ("9999-12-31T23:59:59Z", NS_MAX),
     ],
 )
-def test_other_spellings_and_far_times(text: str, ns: int) -> None:
+def test_other_spellings_and_out_of_range_times(text: str, ns: int) -> None:
     assert parse_rfc3339(text) == ns
 
 
@@ -56,13 +56,13 @@ def test_other_spellings_and_far_times(text: str, ns: int) -> None:
     ["", "yesterday", "2020-01-01", "2020-01-01T00:00:00", "2020-13-01T00:00:00Z",
      "2020-01-01T00:00:00.Z", "2020-01-01 00:00:00Z", "2020-01-01T25:00:00Z"],
 )  # fmt: skip
-def test_what_is_no_time(text: str) -> None:
+def test_invalid_times_raise(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse_rfc3339(text)
 
 
 @given(st.integers(NS_MIN, NS_MAX).filter(bool))
-def test_every_time_survives_its_text(ns: int) -> None:
+def test_every_time_round_trips(ns: int) -> None:
     assert parse_rfc3339(rfc3339(ns)) == ns
 
 
@@ -88,11 +88,11 @@ def test_durations(ns: int, text: str) -> None:
     ("text", "hash_"),
     [("nats-0", "S1Nunr6R"), ("nats-1", "yrzKKRBu"), ("nats-2", "cnrtt3eg")],
 )
-def test_name_hash_gives_the_peer_ids_other_servers_give(text: str, hash_: str) -> None:
+def test_name_hash_matches_the_peer_ids_of_nats_server(text: str, hash_: str) -> None:
     assert get_hash(text) == hash_
 
 
-def test_generated_names_depend_on_the_randomness_alone() -> None:
+def test_generated_names_depend_only_on_the_random_bytes() -> None:
     one, other = consumer_name(bytes(range(22))), consumer_name(bytes(range(1, 23)))
     assert one != other
     assert one == consumer_name(bytes(range(22)))
@@ -125,7 +125,7 @@ def test_asset_names(name: str, *, is_valid: bool) -> None:
         ("a", "$KV.b"),
     ],
 )
-def test_good_mappings(src: str, dest: str) -> None:
+def test_valid_mappings(src: str, dest: str) -> None:
     assert mapping_problem(src, dest) is None
 
 
@@ -134,5 +134,5 @@ def test_good_mappings(src: str, dest: str) -> None:
     [("a.*", "b.*"), ("a.>", "b"), ("a", "b.>"), ("a.*", "b.$2"), ("a", "b..c"), ("a.*", "b.{{x}}"),
      ("a.*", "b.{{partition(x)}}"), ("a.*", "{{wildcard()}}"), ("a.*", "{{wildcard(1,2)}}")],
 )  # fmt: skip
-def test_bad_mappings(src: str, dest: str) -> None:
+def test_invalid_mappings(src: str, dest: str) -> None:
     assert mapping_problem(src, dest) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.jetstream.api.requests import named_consumer
 from broker.jetstream.api.subjects import parse_api_subject
 from broker.jetstream.config import (
     AckPolicy,
@@ -18,11 +19,10 @@ from broker.jetstream.config import (
 )
 from broker.jetstream.config.consumer_rules import check_consumer_config
 from broker.jetstream.config.consumer_update import (
-    Meeting,
-    Met,
+    CreateDecision,
+    CreateOutcome,
     check_consumer_update,
-    meet_consumers,
-    named_consumer,
+    decide_create,
     sourcing_consumer,
 )
 from broker.jetstream.config.limits import AccountLimits, AccountView, ServerLimits
@@ -52,8 +52,8 @@ def create(
     *,
     extra: str = "",
     view: AccountView = STANDALONE,
-) -> Met:
-    """The whole way of a CONSUMER.CREATE request, as the API takes it."""
+) -> CreateDecision:
+    """All checks of a CONSUMER.CREATE request, in the order of the API."""
     api = parse_api_subject(f"$JS.API.CONSUMER.{tail}".encode())
     assert api is not None
     body = f'{{"stream_name":"{api.stream}","config":{config}{extra}}}'
@@ -63,7 +63,7 @@ def create(
         named_consumer(request, api), stream=stream, view=view, pedantic=request.pedantic
     )
     name = checked.durable_name or checked.name or "generated"
-    return meet_consumers(name, checked, request.action, stream=stream, consumers=consumers or {})
+    return decide_create(name, checked, request.action, stream=stream, consumers=consumers or {})
 
 
 @pytest.mark.parametrize(("case", "err_code", "description"), refusals("consumer_create.txt"))
@@ -85,13 +85,13 @@ def test_create_refuses(case: str, err_code: int, description: str) -> None:
         (ConsumerConfig(num_replicas=2), 10126),
     ],
 )
-def test_more_refusals(config: ConsumerConfig, err_code: int) -> None:
+def test_create_refuses_in_other_contexts(config: ConsumerConfig, err_code: int) -> None:
     with pytest.raises(JetStreamError) as refused:
         check_consumer_config(config, stream=STREAMS["S"], view=AccountView())
     assert refused.value.err_code == err_code
 
 
-def test_replicas_follow_streams_that_count_acks() -> None:
+def test_replicas_must_match_streams_with_interest_or_workqueue_retention() -> None:
     replicated = StreamConfig(name="R", num_replicas=3, retention=Retention.INTEREST)
     for replicas in (0, 3):
         config = ConsumerConfig(num_replicas=replicas)
@@ -120,7 +120,9 @@ PEDANTIC = [
 
 
 @pytest.mark.parametrize(("config", "reason"), PEDANTIC)
-def test_pedantic_mode_refuses_what_is_corrected_otherwise(config: str, reason: str) -> None:
+def test_pedantic_mode_refuses_values_that_are_corrected_otherwise(
+    config: str, reason: str
+) -> None:
     create("CREATE.S.c", config)
     with pytest.raises(JetStreamError) as refused:
         create("CREATE.S.c", config, extra=',"pedantic":true')
@@ -137,7 +139,9 @@ def test_pedantic_mode_refuses_what_is_corrected_otherwise(config: str, reason: 
         ('{"ack_policy":"explicit","max_ack_pending":1}', "inactive_threshold"),
     ],
 )
-def test_pedantic_mode_wants_stream_limits_said(config: str, reason: str) -> None:
+def test_pedantic_mode_requires_stream_limits_to_be_set_explicitly(
+    config: str, reason: str
+) -> None:
     with pytest.raises(JetStreamError, match=f"{reason} must be set if it's configured in"):
         create("CREATE.L.c", config, extra=',"pedantic":true')
 
@@ -158,9 +162,9 @@ def test_defaults_of_a_durable_pull_consumer() -> None:
 
 
 def test_defaults_of_an_ephemeral_push_consumer_without_acks() -> None:
-    met = create("CREATE.S", '{"deliver_subject":"d"}')
-    assert met.meeting is Meeting.CREATE
-    assert met.config == ConsumerConfig(
+    decision = create("CREATE.S", '{"deliver_subject":"d"}')
+    assert decision.outcome is CreateOutcome.CREATE
+    assert decision.config == ConsumerConfig(
         deliver_subject="d",
         max_deliver=-1,
         inactive_threshold=5 * S,
@@ -203,7 +207,7 @@ def test_defaults_of_an_ephemeral_push_consumer_without_acks() -> None:
         ("DURABLE.CREATE.S.c", '{"durable_name":"c"}', "name", "c"),
     ],
 )
-def test_normalised_values(tail: str, config: str, field: str, value: object) -> None:
+def test_normalized_values(tail: str, config: str, field: str, value: object) -> None:
     assert getattr(create(tail, config).config, field) == value
 
 
@@ -228,7 +232,7 @@ def test_stream_name_in_the_body_must_match() -> None:
     assert refused.value.err_code == 10056
 
 
-def test_durable_create_without_a_consumer_token() -> None:
+def test_durable_create_without_a_consumer_token_is_refused() -> None:
     with pytest.raises(JetStreamError) as refused:
         create("DURABLE.CREATE.S", '{"durable_name":"c"}')
     assert refused.value.err_code == 10016
@@ -240,29 +244,35 @@ EXISTING = create("CREATE.S.c", '{"durable_name":"c","ack_policy":"explicit"}').
 @pytest.mark.parametrize(
     ("action", "config", "outcome"),
     [
-        ("", '"ack_policy":"explicit"', Meeting.UNCHANGED),
-        ("", '"ack_policy":"explicit","metadata":{"_nats.ver":"1"}', Meeting.UNCHANGED),
-        ("", '"ack_policy":"explicit","pause_until":"2100-01-01T00:00:00Z"', Meeting.UNCHANGED),
-        ("", '"ack_policy":"explicit","max_deliver":3', Meeting.UPDATE),
+        ("", '"ack_policy":"explicit"', CreateOutcome.UNCHANGED),
+        ("", '"ack_policy":"explicit","metadata":{"_nats.ver":"1"}', CreateOutcome.UNCHANGED),
+        (
+            "",
+            '"ack_policy":"explicit","pause_until":"2100-01-01T00:00:00Z"',
+            CreateOutcome.UNCHANGED,
+        ),
+        ("", '"ack_policy":"explicit","max_deliver":3', CreateOutcome.UPDATE),
         ("", '"ack_policy":"all"', 10012),
-        ("create", '"ack_policy":"explicit"', Meeting.UNCHANGED),
+        ("create", '"ack_policy":"explicit"', CreateOutcome.UNCHANGED),
         ("create", '"ack_policy":"explicit","max_deliver":3', 10148),
-        ("update", '"ack_policy":"explicit"', Meeting.UNCHANGED),
-        ("update", '"ack_policy":"explicit","max_deliver":3', Meeting.UPDATE),
+        ("update", '"ack_policy":"explicit"', CreateOutcome.UNCHANGED),
+        ("update", '"ack_policy":"explicit","max_deliver":3', CreateOutcome.UPDATE),
     ],
 )
-def test_actions_on_an_existing_consumer(action: str, config: str, outcome: Meeting | int) -> None:
+def test_actions_on_an_existing_consumer(
+    action: str, config: str, outcome: CreateOutcome | int
+) -> None:
     body, extra = f'{{"durable_name":"c",{config}}}', f',"action":"{action}"'
     if isinstance(outcome, int):
         with pytest.raises(JetStreamError) as refused:
             create("CREATE.S.c", body, {"c": EXISTING}, extra=extra)
         assert refused.value.err_code == outcome
     else:
-        assert create("CREATE.S.c", body, {"c": EXISTING}, extra=extra).meeting is outcome
+        assert create("CREATE.S.c", body, {"c": EXISTING}, extra=extra).outcome is outcome
 
 
-def test_update_of_a_missing_consumer() -> None:
-    assert create("CREATE.S.c", "{}", extra=',"action":"create"').meeting is Meeting.CREATE
+def test_update_of_a_missing_consumer_is_refused() -> None:
+    assert create("CREATE.S.c", "{}", extra=',"action":"create"').outcome is CreateOutcome.CREATE
     with pytest.raises(JetStreamError) as refused:
         create("CREATE.S.c", "{}", extra=',"action":"update"')
     assert refused.value.err_code == 10149
@@ -294,7 +304,7 @@ def test_update_refuses(old: dict[str, object], new: dict[str, object], reason: 
     assert refused.value.description == reason
 
 
-def test_a_bound_deliver_subject_stays() -> None:
+def test_a_bound_deliver_subject_cannot_be_updated() -> None:
     old, new = ConsumerConfig(deliver_subject="d"), ConsumerConfig(deliver_subject="e")
     check_consumer_update(old, new, is_bound=False)
     with pytest.raises(JetStreamError) as refused:
@@ -308,7 +318,7 @@ def test_update_keeps_backoff_within_max_deliver() -> None:
     assert refused.value.err_code == 10116
 
 
-def test_what_may_be_updated() -> None:
+def test_updatable_fields() -> None:
     new = ConsumerConfig(
         description="x",
         ack_wait=5,
@@ -358,7 +368,7 @@ def test_workqueue_partitions(
         for name, other in others.items()
     }
     if not err_code:
-        assert create("CREATE.W.c", f"{{{config}}}", consumers).meeting is Meeting.CREATE
+        assert create("CREATE.W.c", f"{{{config}}}", consumers).outcome is CreateOutcome.CREATE
         return
     with pytest.raises(JetStreamError) as refused:
         create("CREATE.W.c", f"{{{config}}}", consumers)
@@ -375,12 +385,12 @@ def test_consumer_limit_counts_visible_consumers(
     stream = StreamConfig(name="S", max_consumers=stream_max)
     consumers = {"one": ConsumerConfig(), "hidden": ConsumerConfig(direct=True)}
     arguments = {"stream": stream, "consumers": consumers, "account_max_consumers": account_max}
-    meet_consumers("one", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
+    decide_create("one", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
     if fits:
-        meet_consumers("two", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
+        decide_create("two", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
         return
     with pytest.raises(JetStreamError) as refused:
-        meet_consumers("two", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
+        decide_create("two", ConsumerConfig(), "", **arguments)  # type: ignore[arg-type]
     assert refused.value.err_code == 10026
 
 

@@ -1,6 +1,6 @@
-"""Stream configuration: what is refused with which code and words, and what defaults it gets.
+"""Stream configuration: refusals with their error code and text, and defaults.
 
-The refusals are data (cases/stream_create.txt): each is what a client could send."""
+The refusals are data (cases/stream_create.txt): each is a body that a client could send."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_name_with_a_forbidden_character_is_refused(name: str) -> None:
     )
 
 
-def test_defaults_after_normalisation() -> None:
+def test_defaults_after_normalization() -> None:
     config = create("")
     assert config == StreamConfig(
         name="A",
@@ -124,7 +124,7 @@ def test_defaults_after_normalisation() -> None:
     )
 
 
-def test_zero_limits_mean_none() -> None:
+def test_zero_limits_mean_no_limit() -> None:
     config = create(
         '"max_msgs":0,"max_bytes":0,"max_msg_size":0,"max_consumers":0,"num_replicas":0'
     )
@@ -162,7 +162,7 @@ def test_a_mirror_takes_direct_access_from_a_visible_origin() -> None:
     assert not create(elsewhere).mirror_direct
 
 
-def test_markers_bring_ttl_and_rollups_along() -> None:
+def test_delete_markers_enable_ttl_and_rollups() -> None:
     config = create('"subject_delete_marker_ttl":1000000000,"deny_purge":true')
     assert (config.allow_msg_ttl, config.allow_rollup_hdrs, config.deny_purge) == (
         True,
@@ -220,7 +220,7 @@ def test_equality_ignores_version_metadata() -> None:
     assert not same_stream(one, create('"metadata":{"mine":"2"}'))
 
 
-def test_subjects_of_other_streams_are_taken() -> None:
+def test_subjects_that_overlap_with_other_streams_are_refused() -> None:
     view = AccountView(streams={"ORIGIN": ORIGIN})
     for rest in (
         '"subjects":["origin.*"]',
@@ -281,5 +281,5 @@ def test_limits_of_single_streams(limits: AccountLimits, rest: str, err_code: in
     assert refused.value.err_code == err_code
 
 
-def test_retention_words() -> None:
+def test_retention_values() -> None:
     assert create('"retention":"workqueue"').retention is Retention.WORKQUEUE

@@ -56,7 +56,7 @@ def test_update_refuses(change: str, err_code: int, description: str) -> None:
     assert (refused.value.err_code, refused.value.description) == (err_code, description)
 
 
-def test_a_bad_configuration_beats_a_missing_stream() -> None:
+def test_an_invalid_configuration_is_reported_before_a_missing_stream() -> None:
     view = AccountView()
     with pytest.raises(JetStreamError) as refused:
         check_stream_update(request_of('"max_age":1'), named="A", old=None, consumers={}, view=view)
@@ -69,7 +69,7 @@ def test_a_bad_configuration_beats_a_missing_stream() -> None:
     assert refused.value.err_code == 10056
 
 
-def test_sealing_closes_every_way_in_and_out() -> None:
+def test_sealing_denies_every_change() -> None:
     config = update('"max_age":1000000000,"allow_rollup_hdrs":true', '"sealed":true')
     assert (config.sealed, config.max_age, config.discard) == (True, 0, Discard.NEW)
     assert (config.deny_delete, config.deny_purge, config.allow_rollup_hdrs) == (True, True, False)
@@ -77,18 +77,18 @@ def test_sealing_closes_every_way_in_and_out() -> None:
         check_update(config, StreamConfig(name="A", subjects=("A",)), view=AccountView())
 
 
-def test_limits_and_interest_can_be_exchanged() -> None:
+def test_retention_can_change_between_limits_and_interest() -> None:
     assert update(".", '"retention":"interest"').retention is Retention.INTEREST
     assert update('"retention":"interest"', ".").retention is Retention.LIMITS
 
 
-def test_a_mirror_is_promoted_by_leaving_it_out() -> None:
+def test_a_mirror_is_promoted_by_removing_the_mirror_field() -> None:
     config = update('"mirror":{"name":"B"}', '"subjects":["a.*"]')
     assert config.mirror is None
     assert config.subjects == ("a.*",)
 
 
-def test_own_subjects_do_not_overlap_with_themselves() -> None:
+def test_a_stream_does_not_overlap_with_itself() -> None:
     assert update('"subjects":["a.*"]', '"subjects":["a.>"]').subjects == ("a.>",)
 
 
@@ -100,7 +100,7 @@ def test_moving_and_scaling_at_once_is_refused() -> None:
     assert config.placement == Placement(cluster="c")
 
 
-def test_consumer_limits_must_hold_for_the_consumers_there_are() -> None:
+def test_consumer_limits_are_checked_against_existing_consumers() -> None:
     consumers = {
         "b": ConsumerConfig(max_ack_pending=1000),
         "a": ConsumerConfig(inactive_threshold=5),
@@ -116,7 +116,7 @@ def test_consumer_limits_must_hold_for_the_consumers_there_are() -> None:
     assert update(limits, limits, consumers).consumer_limits == ConsumerLimits(4, 10)
 
 
-def test_the_account_limit_sees_the_new_size_only() -> None:
+def test_the_account_limit_counts_only_the_new_size() -> None:
     limits = AccountLimits(max_storage=1000)
     assert update('"max_bytes":900', '"max_bytes":1000', limits=limits).max_bytes == 1000
     with pytest.raises(JetStreamError) as refused:

@@ -1,4 +1,4 @@
-"""Ack subjects, ack payloads, durations, runs of sequences, the state they change."""
+"""Ack subjects, ack payloads, durations, runs of sequences, and the ack state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from broker.jetstream.times import parse_go_duration
         (b"", None),
     ],
 )
-def test_ack_subject_is_read_in_both_versions(subject: bytes, parsed: object) -> None:
+def test_ack_subject_is_parsed_in_both_versions(subject: bytes, parsed: object) -> None:
     assert parse_ack_subject(subject) == parsed
 
 
@@ -59,7 +59,7 @@ def test_ack_payload_is_classified(payload: bytes, kind: AckKind) -> None:
     assert classify(payload) is kind
 
 
-def test_arguments_of_acks() -> None:
+def test_ack_payload_arguments() -> None:
     assert term_reason(b"+TERM bad input ") == "bad input"
     assert next_request(b'+NXT {"batch":2}') == b'{"batch":2}'
     assert next_request(b"+NXT") == b""
@@ -78,7 +78,7 @@ def test_arguments_of_acks() -> None:
         (b"-NAK soon", None),
     ],
 )
-def test_nak_delay_that_cannot_be_read_is_none(payload: bytes, delay: int | None) -> None:
+def test_invalid_nak_delay_is_none(payload: bytes, delay: int | None) -> None:
     assert nak_delay_ns(payload) == delay
 
 
@@ -112,15 +112,15 @@ def test_go_duration(text: str, ns: int | None) -> None:
 
 
 @given(st.lists(st.integers(1, 60)))
-def test_runs_hold_just_the_sequences(sequences: list[int]) -> None:
+def test_runs_hold_exactly_the_sequences(sequences: list[int]) -> None:
     runs = to_runs(sequences)
     assert from_runs(runs) == sorted(set(sequences))
     assert all(runs[i] + runs[i + 1] < runs[i + 2] for i in range(0, len(runs) - 2, 2)), (
-        "neighbouring runs must be one"
+        "adjacent runs must be merged"
     )
 
 
-def test_state_survives_packing() -> None:
+def test_ack_state_round_trips_through_pack() -> None:
     state = AckState(10)
     state.deliver(11, 15, consumer_seq=1)
     state.deliver_again(12, deliveries=2)

@@ -1,7 +1,7 @@
-"""A consumer under random use, against a model that only knows what must hold.
+"""A consumer under random operations, checked against invariants (hypothesis state machine).
 
-The machine publishes, pulls, acks, naks, lets time pass, removes messages, commits or loses what
-is in flight, and lets the leader crash. Replicas are compared after every commit (the bench)."""
+The machine publishes, pulls, acks, naks, advances time, removes messages, commits proposals or
+loses them, and crashes the leader. The bench compares the replicas after every commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACK_WAIT = 10 * S
 SUBJECTS = ("a", "b", "c.d")
 
 
-class ConsumerUnderUse(RuleBasedStateMachine):
+class ConsumerMachine(RuleBasedStateMachine):
     """Explicit acks, one filter or none."""
 
     policy = "explicit"
@@ -40,28 +40,28 @@ class ConsumerUnderUse(RuleBasedStateMachine):
             **fields,
         )
         self.acked_and_committed: set[int] = set()
-        self.acked: set[int] = set()  # taken by this leader, not committed yet
+        self.acked: set[int] = set()  # received by this leader, not committed yet
         self.in_flight: list[set[int]] = []  # the part of them in each proposal
         self.floor = 0
         self.requests = 0
 
     # Helpers
 
-    def entitled(self) -> set[int]:
+    def matching(self) -> set[int]:
         return {seq for seq, subject in self.subjects.items() if subject in self.wanted}
 
     def open_seqs(self) -> list[int]:
         return sorted(self.bench.delivery._cursor.live.pending)
 
     def receive(self) -> list[int]:
-        """One pump; nothing settled before may come again."""
+        """Pump once; an acked message must not be delivered again."""
         before = len(self.bench.delivered)
         self.bench.pump()
         fresh = self.bench.delivered[before:]
         for seq, _, _ in fresh:
             assert seq not in self.acked_and_committed, "redelivered after its ack committed"
-            assert seq not in self.acked, "redelivered by the leader that took its ack"
-            assert seq in self.subjects, "delivered what is not stored"
+            assert seq not in self.acked, "redelivered by the leader that received its ack"
+            assert seq in self.subjects, "delivered a message that is not stored"
             assert self.subjects[seq] in self.wanted
         return [seq for seq, _, _ in fresh]
 
@@ -132,7 +132,7 @@ class ConsumerUnderUse(RuleBasedStateMachine):
 
     @rule()
     def commit_oldest(self) -> None:
-        """One proposal gets through; the others are still in flight, or lost with a crash."""
+        """Commit one proposal; the others stay in flight, or are lost in a crash."""
         if self.in_flight:
             for command in self.bench.pending_proposals.pop(0).commands:
                 self.bench.command(command)
@@ -149,12 +149,12 @@ class ConsumerUnderUse(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """What was not committed is lost; the acks of it may be, too."""
+        """Everything that is not committed is lost, acks included."""
         self.bench.crash()
         self.in_flight.clear()
         self.acked.clear()
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def floor_never_falls(self) -> None:
@@ -168,7 +168,7 @@ class ConsumerUnderUse(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         numbers = self.bench.delivery.numbers(self.bench.now)
-        later = [s for s in self.entitled() if s >= self.bench.delivery._cursor.next_seq]
+        later = [s for s in self.matching() if s >= self.bench.delivery._cursor.next_seq]
         assert numbers.num_pending == len(later)
         live = self.bench.delivery._cursor.live
         assert set(live.pending) <= set(self.subjects)
@@ -179,13 +179,13 @@ class ConsumerUnderUse(RuleBasedStateMachine):
             assert len(self.bench.delivery._cursor.live.pending) <= self.limit
 
     def teardown(self) -> None:
-        """Ack everything that comes, until nothing comes: all that was entitled has been seen."""
+        """Ack all deliveries until none is left: every matching message was delivered."""
         if not hasattr(self, "bench"):
             return
-        for _ in range(50 + self.last_seq):  # at least one message each time
+        for _ in range(50 + self.last_seq):  # each round delivers at least one message
             self.commit()
             self.bench.pull("last", "1000")
-            for seq in self.receive():  # only what comes: everything open must come again
+            for seq in self.receive():  # acks only what is delivered: all pending must come again
                 self.bench.ack(seq)
                 self.acked.add(seq)
             self.commit()
@@ -194,11 +194,11 @@ class ConsumerUnderUse(RuleBasedStateMachine):
         assert numbers.num_ack_pending == 0
         assert numbers.num_pending == 0
         seen = {seq for seq, _, _ in self.bench.delivered}
-        assert self.entitled() <= seen, "an entitled message was skipped"
+        assert self.matching() <= seen, "a matching message was skipped"
         assert self.bench.of.state.pack() == self.bench.delivery._cursor.live.pack()
 
 
-class AckAllUnderUse(ConsumerUnderUse):
+class AckAllMachine(ConsumerMachine):
     policy = "all"
 
 
@@ -208,7 +208,7 @@ limits = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestExplicit = ConsumerUnderUse.TestCase
+TestExplicit = ConsumerMachine.TestCase
 TestExplicit.settings = limits
-TestAckAll = AckAllUnderUse.TestCase
+TestAckAll = AckAllMachine.TestCase
 TestAckAll.settings = limits

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from broker.jetstream.delivery.dispatch import PumpLimits
-from broker.jetstream.delivery.effects import Deliver, StatusMessage
+from broker.jetstream.delivery.effects import Deliver, StatusMessage, headers_only_block
 from broker.jetstream.delivery.flow_control import WINDOW_MIN_BYTES, FlowControl, RateLimit
-from broker.jetstream.delivery.headers_only import headers_only_block
 from tests.support.consumer_rig import MS, START, Bench, S
 
 KIB = 1 << 10
@@ -15,13 +14,13 @@ def push(**fields: object) -> Bench:
     return Bench(deliver_subject="d", durable_name="C", **fields)
 
 
-def test_flow_control_asks_at_half_the_window_and_stops_above_it() -> None:
+def test_flow_control_requests_at_half_the_window_and_stops_above_it() -> None:
     bench = push(ack_policy="none", flow_control=True, idle_heartbeat=S)
     bench.publish(*["a"] * 30, data=b"x" * 200 * KIB)
     bench.bind()
     lines = bench.out()
-    asked = [line for line in lines if "FlowControl" in line]
-    assert asked == ["status d 100 FlowControl Request reply=$JS.FC.S.C.0001"]
+    requested = [line for line in lines if "FlowControl" in line]
+    assert requested == ["status d 100 FlowControl Request reply=$JS.FC.S.C.0001"]
     # 2 MiB window: eleven messages of 200 KiB are the first to exceed it.
     assert len(bench.delivered) == 11
     bench.advance(S)
@@ -33,7 +32,7 @@ def test_flow_control_asks_at_half_the_window_and_stops_above_it() -> None:
     assert bench.out() == [], "only the latest request counts"
     bench.delivery.flow_control_reply(b"$JS.FC.S.C.0001")
     assert "status d 100 FlowControl Request reply=$JS.FC.S.C.0002" in bench.out()
-    # 6 messages had been sent at the question: 5 are on the way in a window of 4 MiB now.
+    # 6 messages had been sent at the request: 5 are in flight in a window of 4 MiB now.
     assert len(bench.delivered) == 11 + 16
 
 
@@ -42,36 +41,36 @@ def test_flow_window_doubles_up_to_its_maximum() -> None:
     for _ in range(6):
         flow.sent(flow.window + 1)
         assert flow.blocked
-        assert flow.answered(flow.ask())
+        assert flow.answered(flow.request())
         assert not flow.blocked
     assert flow.window == 32 << 20
-    assert flow.ask() == b""
+    assert flow.request() == b""
 
 
 def test_flow_control_starts_over_with_a_new_subscriber() -> None:
     flow = FlowControl("p.")
     flow.sent(WINDOW_MIN_BYTES + 1)
-    question = flow.ask()
+    request = flow.request()
     flow.restart()
     assert not flow.blocked
-    assert not flow.answered(question)
+    assert not flow.answered(request)
 
 
-def test_rate_limit_lets_a_burst_go_and_then_keeps_the_pace() -> None:
+def test_rate_limit_allows_a_burst_and_then_keeps_the_rate() -> None:
     rate = RateLimit(bits_per_s=8000, burst_bytes=500)
     now = START
     sent = 0
     while rate.ready_at() <= now:
         rate.sent(100, now)
         sent += 1
-    assert sent == 6, "a burst of 500 bytes, and the one that exceeds it"
+    assert sent == 6, "a burst of 500 bytes, and the message that exceeds it"
     assert rate.ready_at() == START + 100 * MS
     now += 100 * MS
     rate.sent(100, now)
     assert rate.ready_at() == START + 200 * MS
 
 
-def test_rate_limited_consumer_says_when_it_goes_on() -> None:
+def test_rate_limited_consumer_sets_a_deadline_for_the_next_message() -> None:
     bench = push(ack_policy="none", rate_limit_bps=8 * 1000)
     bench.limits = PumpLimits(rate_burst_bytes=1)
     bench.crash()
@@ -87,7 +86,7 @@ def test_rate_limited_consumer_says_when_it_goes_on() -> None:
     assert bench.seqs() == [2]
 
 
-def test_original_pace_is_kept_until_the_end_at_start() -> None:
+def test_original_replay_pace_is_kept_for_messages_stored_before_the_start() -> None:
     bench = Bench()
     for gap in (0, 50, 0, 200):
         bench.advance(gap * MS)
@@ -106,10 +105,10 @@ def test_original_pace_is_kept_until_the_end_at_start() -> None:
         times += [(seq, (bench.now - began) // MS) for seq in bench.seqs()]
     assert times == [(2, 51), (3, 51), (4, 251)]
     bench.publish("a", "a")
-    assert bench.seqs() == [5, 6], "what came later is not replayed but live"
+    assert bench.seqs() == [5, 6], "later messages are delivered at once"
 
 
-def test_headers_only_tells_the_size_of_what_is_left_out() -> None:
+def test_headers_only_adds_the_size_of_the_payload() -> None:
     bench = push(ack_policy="none", headers_only=True)
     bench.publish("a", data=b"four")
     bench.publish("a", data=b"five!", headers=b"NATS/1.0\r\nK: v\r\n\r\n")
@@ -124,7 +123,7 @@ def test_headers_only_tells_the_size_of_what_is_left_out() -> None:
     ]
 
 
-def test_a_pump_is_bounded_and_says_that_there_is_more() -> None:
+def test_a_pump_is_bounded_and_sets_more_work() -> None:
     bench = push(ack_policy="explicit", max_ack_pending=-1)
     bench.publish(*["a"] * 2500)
     bench.bind()
@@ -152,7 +151,7 @@ def test_big_messages_end_a_pump_early() -> None:
     assert bench.delivery.more_work
 
 
-def test_requests_share_plenty_in_runs() -> None:
+def test_requests_share_many_messages_in_runs() -> None:
     bench = Bench(ack_policy="explicit", durable_name="C", max_ack_pending=-1)
     bench.publish(*["a"] * 1000)
     for name in ("r", "q"):
@@ -168,7 +167,7 @@ def test_requests_share_plenty_in_runs() -> None:
     assert consumer_seqs == list(range(1, 1001))
 
 
-def test_closed_engine_is_silent() -> None:
+def test_closed_engine_sends_nothing() -> None:
     bench = Bench(ack_policy="explicit", durable_name="C")
     bench.pull("r", '{"batch":1,"expires":1000000000}')
     (told,) = bench.delivery.close("409 Leadership Change")

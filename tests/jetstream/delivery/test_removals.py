@@ -1,7 +1,7 @@
-"""Removals that reach the replicas before the deliveries and acks the leader made first.
+"""Removals that reach the replicas before deliveries and acks that the leader handled earlier.
 
-Every short story of acks, redeliveries, removals and commits: whatever the order was, the leader's
-live state and the replicated one are the same when all is committed."""
+Runs every sequence of three steps (acks, redeliveries, removals, commits): whatever their order,
+the live state of the leader equals the replicated state once everything is committed."""
 
 from __future__ import annotations
 
@@ -56,34 +56,34 @@ for _seq in STORED:
 STEPS |= {"purge 2": _purge(2), "purge 3": _purge(3), "purge all": _purge(4)}
 
 
-def _told(policy: str, story: tuple[str, ...], *, first_is_known: bool) -> Bench:
+def _run(policy: str, steps: tuple[str, ...], *, first_is_committed: bool) -> Bench:
     bench = Bench()
     bench.publish("a", "a", "a")
     bench.create(ack_policy=policy, durable_name="C", ack_wait=10 * S)
     bench.pull("r", '{"batch":3,"no_wait":true}')
     bench.pump()
-    if first_is_known:
+    if first_is_committed:
         bench.commit()
-    for step in story:
+    for step in steps:
         STEPS[step](bench)
     bench.pump()
     bench.commit()
     return bench
 
 
-@pytest.mark.parametrize("first_is_known", [True, False])
+@pytest.mark.parametrize("first_is_committed", [True, False])
 @pytest.mark.parametrize("policy", ["explicit", "all"])
-def test_live_and_replicated_state_agree_whatever_a_removal_overtook(
-    policy: str, first_is_known: bool
+def test_live_and_replicated_state_agree_after_removals_in_any_order(
+    policy: str, first_is_committed: bool
 ) -> None:
-    for story in product(STEPS, repeat=3):
-        bench = _told(policy, story, first_is_known=first_is_known)
+    for steps in product(STEPS, repeat=3):
+        bench = _run(policy, steps, first_is_committed=first_is_committed)
         live = bench.delivery._cursor.live.pack()
-        assert bench.of.state.pack() == live, story
+        assert bench.of.state.pack() == live, steps
 
 
-def test_several_acks_in_one_entry_leave_the_floor_that_each_of_them_left() -> None:
-    story = ("again 1", "ack 1", "again 3", "ack 2")  # 1 was acked as delivery 4, 2 as delivery 2
-    bench = _told("all", story, first_is_known=True)
+def test_several_acks_in_one_entry_give_the_same_floor_as_one_by_one() -> None:
+    steps = ("again 1", "ack 1", "again 3", "ack 2")  # 1 was acked as delivery 4, 2 as delivery 2
+    bench = _run("all", steps, first_is_committed=True)
     assert bench.delivery._cursor.live.floor == (4, 2)
     assert bench.of.state.floor == (4, 2)

@@ -1,7 +1,7 @@
-"""Consumer scenarios as scripts: commands, `----`, what came out.
+"""Consumer scenarios as scripts: commands, `----`, expected output.
 
-Each paragraph of a script is one step. JETRAFT_REWRITE=1 writes what came out into the scripts;
-commit such a change only if each changed line can be explained."""
+Each paragraph of a script is one step. JETRAFT_REWRITE=1 writes the actual output into the
+scripts; commit such a change only if each changed line can be explained."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def run_line(bench: Bench, line: str) -> list[str]:
             bench.bind()
         case "unbind":
             bench.bind(bound=False)
-        case "deaf":
-            bench.deaf.add(rest.encode())
+        case "no_interest":
+            bench.no_interest.add(rest.encode())
         case "pause":
             bench.pause(START + duration(rest))
         case "reset":
@@ -82,7 +82,7 @@ def run_line(bench: Bench, line: str) -> list[str]:
         case "unpin":
             bench.delivery.unpin()
         case "answer":
-            subject, *reached = rest.split(" ")  # with how far it came: stream/consumer sequence
+            subject, *reached = rest.split(" ")  # acked up to: stream sequence, consumer sequence
             lines = [f"Nats-Last-{n}: {v}\r\n" for n, v in zip(ANSWERED, reached, strict=False)]
             headers = f"NATS/1.0\r\n{''.join(lines)}\r\n".encode() if lines else b""
             bench.delivery.flow_control_reply(subject.encode(), headers)
@@ -105,7 +105,7 @@ def run_line(bench: Bench, line: str) -> list[str]:
 
 
 def run_script(text: str) -> str:
-    """The script with its expectations replaced by what really came out."""
+    """The script with its expectations replaced by the actual output."""
     bench = Bench()
     done: list[str] = []
     for paragraph in text.strip().split("\n\n"):
