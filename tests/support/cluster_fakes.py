@@ -9,12 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from broker.accounts import Account
-from broker.cluster.peers.interest import (
-    CHANNEL_DELIVER,
-    CHANNEL_INTEREST,
-    CHANNEL_ROUTED,
-    Interest,
-)
+from broker.cluster.peers.channels import CHANNEL_DELIVER, CHANNEL_INTEREST, CHANNEL_ROUTED
+from broker.cluster.peers.interest import Interest
 from broker.server.routing.router import Router
 from broker.server.server import Server
 from broker.server.tracing.tracing import Tracing

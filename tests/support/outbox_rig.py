@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 
 from broker.accounts import Account
-from broker.cluster.publish.outbox import Outbox, PublishBatch, Published
+from broker.cluster.publish.outbox import Outbox
+from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.server.routing.router import Router
 from broker.subjects import Subscription
 from broker.wire import PubRun
@@ -35,8 +36,8 @@ class Bench:
         self.capture = Subscription(self.outbox, self.account, b"orders.>")
         self.account.subs.insert(self.capture)
 
-    def _transmit(self, outbox: Outbox, batch: PublishBatch) -> None:
-        assert outbox is self.outbox
+    def _transmit(self, group: int, _session: int, batch: PublishBatch) -> None:
+        assert group == GROUP
         self.sent.append(batch)
 
     def client(self, inbox: bytes = b"_INBOX.c.*", sid: bytes = b"5") -> Client:
@@ -70,10 +71,10 @@ class Bench:
     def answer(
         self, number: int, first_seq: int, exceptions: list[tuple[int, bytes]] | None = None
     ) -> None:
-        self.outbox.answered(Published(GROUP, SESSION, number, first_seq, exceptions or []))
+        self.outbox.answered(BatchAnswer(GROUP, SESSION, number, first_seq, exceptions or []))
 
     def refuse(self, number: int, expected: int) -> None:
-        self.outbox.answered(Published(GROUP, SESSION, number, 0, [], expected=expected))
+        self.outbox.answered(BatchAnswer(GROUP, SESSION, number, 0, [], expected=expected))
 
 
 def acks(data: bytes) -> Iterator[tuple[bytes, bytes, dict[str, object]]]:

@@ -17,16 +17,15 @@ import msgspec
 
 from broker.cluster.consumer_requests.waiting_for_leader import WaitingForLeader
 from broker.cluster.consumer_requests.waiting_pulls import Pulls
+from broker.cluster.peers.channels import CHANNEL_ACKS, CHANNEL_CONSUMER_REQUESTS
 from raft import NodeId
 
-CHANNEL_ERRANDS = 23
 TURN_MAX = 4096  # errands for one leader before a frame is sent in the middle of a turn
 TURN_BYTES_MAX = 1 << 20  # and bytes for all leaders: an ack's payload may be as large as any
 
 HELD_OVERHEAD_BYTES = 300  # of what waits for a leader, beside its own bytes
 HELD_ACK_BYTES = 100
 
-CHANNEL_ACKS = 24
 ForwardedAcks = tuple[int, bytes, list[int], list[int]]  # group, consumer, stream and consumer seqs
 ForwardedRequest = tuple[int, bytes, bytes, bytes, bytes]  # group, subject, reply, headers, payload
 
@@ -123,7 +122,7 @@ class RequestForwarder:
         if collected:
             self.before_send()  # the leader must know the inbox a pull names before the pull
         for leader, errands in collected.items():
-            if not self.send(leader, CHANNEL_ERRANDS, _encode(errands)):
+            if not self.send(leader, CHANNEL_CONSUMER_REQUESTS, _encode(errands)):
                 self.dropped += len(errands)
 
         gathered, self._acks = self._acks, {}

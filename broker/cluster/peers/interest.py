@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.cluster.peers.channels import CHANNEL_INTEREST, CHANNEL_ROUTED
 from broker.server.tracing import tracing
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import ClientParser, Op, PubRun, encode_pub
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from broker.server.tracing.tracing import Tracing
 from raft import NodeId
 
-CHANNEL_INTEREST = 16
-CHANNEL_ROUTED = 17
-CHANNEL_DELIVER = 18
 ROUTED_BYTES_MAX = 1 << 20  # a routed frame is sent once it holds this much
 RETELL_AFTER_S = 0.05  # a peer whose queue was full hears what it missed
 

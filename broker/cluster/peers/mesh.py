@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from broker.cluster.peers.interest import (
+from broker.cluster.peers.channels import (
     CHANNEL_DELIVER,
     CHANNEL_INTEREST,
     CHANNEL_ROUTED,
-    Interest,
+    CHANNEL_RPC,
 )
+from broker.cluster.peers.interest import Interest
 from broker.cluster.peers.rpc import Rpc
 from broker.config.values import BadValue, route_address, split_address
 from broker.server.client.listener import has_port, join_host_port
@@ -34,8 +35,6 @@ from raft import NodeId
 from raft.transport.transport import Peer, Transport
 
 logger = logging.getLogger("jetraft.cluster")
-
-CHANNEL_RPC = 19
 
 PeerCallback = Callable[[Peer, bool], None]
 

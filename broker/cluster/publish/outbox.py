@@ -13,21 +13,16 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from broker.cluster.publish.pub_acks import PubAcks
+from broker.accounts import Account
+from broker.cluster.publish.pub_acks import PubAcks, ReplyRouter
+from broker.cluster.publish.publish_batch import STALE_SESSION, BatchAnswer, PublishBatch
 from broker.jetstream.api.responses import encode_pub_error
-from broker.jetstream.commands.publish_notes import FAST_SUFFIX, FastSpan, fast_spans
+from broker.jetstream.commands.publish_notes import FAST_SUFFIX, fast_spans
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.block.block import BlockBuilder
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun, ReplyColumn
-
-if TYPE_CHECKING:
-    from broker.accounts import Account
-    from broker.server.routing.router import Router
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -43,34 +38,8 @@ ROW_BYTES = 20  # what the columns of a block add to a row's own bytes
 PADDING_BYTES = 48
 LONG_SUBJECT_BYTES = 4096  # no subject is longer, by default
 
-
-STALE_SESSION = -1
-
-
-class Published(msgspec.Struct, array_like=True):
-    """The leader's answer to one batch. Rows without an entry in `exceptions` got consecutive
-    sequences from `first_seq` on; the others carry their whole reply, or several."""
-
-    group: int
-    session: int
-    number: int
-    first_seq: int
-    exceptions: list[tuple[int, bytes]]
-    # Not zero: the batch was not applied. A number is the one to go on with; STALE_SESSION says
-    # that a later run of this node has published already.
-    expected: int = 0
-
-
-@dataclass(slots=True)
-class PublishBatch:
-    number: int
-    block: bytes
-    replies: ReplyColumn
-    # (first row, row behind the last, has replies); rows of one connection stay together
-    spans: list[tuple[int, int, bool]]
-    rows: int
-    fast: list[FastSpan] = field(default_factory=list)  # rows of fast batches
-    doubts: int = 0  # how often it was sent before the stream was known to know our session
+# Group, session, batch: to the leader, if one is known. What is lost on the way is sent again.
+Transmit = Callable[[int, int, PublishBatch], None]
 
 
 @dataclass(slots=True)
@@ -81,10 +50,10 @@ class Outbox:
     group: int
     session: int
     account: Account
-    router: Router
-    transmit: Callable[[Outbox, PublishBatch], None]  # to the leader, if there is one
+    router: ReplyRouter
+    transmit: Transmit
     silent: bool  # no_ack: nothing is ever answered
-    no_room: Callable[[int], bool] = lambda _group: False  # the leader's disk is full
+    disk_refuses: Callable[[int], bool] = lambda _group: False
     stored_as: Callable[[bytes], tuple[bytes, bool]] = lambda subject: (subject, False)
     ack_extra: bytes = b""
     kind: SinkKind = SinkKind.STREAM
@@ -127,7 +96,7 @@ class Outbox:
     ) -> bool:
         if self.closed:
             return False
-        if self.no_room(self.group):
+        if self.disk_refuses(self.group):
             self._refuse(run, start, stop)
             return True
         rows = stop - start
@@ -241,7 +210,7 @@ class Outbox:
 
     # -- answers --------------------------------------------------------------------------------
 
-    def answered(self, answer: Published) -> None:
+    def answered(self, answer: BatchAnswer) -> None:
         """The leader's answer; answers of an earlier leader may come late or twice."""
         if answer.session != self.session:
             return
@@ -273,7 +242,7 @@ class Outbox:
         self.in_flight.remove(batch)
         self.held_bytes -= len(batch.block)
 
-    def _out_of_order(self, answer: Published) -> None:
+    def _out_of_order(self, answer: BatchAnswer) -> None:
         """The leader expects another batch first: send everything again, in order.
 
         Every batch behind a lost one is answered so. The last of these answers shows that the
@@ -290,21 +259,21 @@ class Outbox:
         if answer.number == self.in_flight[-1].number:
             self.resend()
 
-    def _asked_again(self, answer: Published) -> None:
+    def _asked_again(self, answer: BatchAnswer) -> None:
         """It asks for what is answered already: the refusal is late, or the stream was kept in
         memory only and has forgotten us. It is late only if it refuses a sending from before we
         were known; each sending is refused once at most."""
         batch = next((b for b in self.in_flight if b.number == answer.number), None)
         if batch is None or answer.expected != 1:
             return
-        if batch.doubts:
-            batch.doubts -= 1
+        if batch.unconfirmed_sends:
+            batch.unconfirmed_sends -= 1
             return
         self.session += 1  # answers to the numbers of before mean nothing any more
         self._known = False
         self._next_number = 1
         for unanswered in (*self.in_flight, *self._waiting):
-            unanswered.number, unanswered.doubts = self._next_number, 0
+            unanswered.number, unanswered.unconfirmed_sends = self._next_number, 0
             self._next_number += 1
         self.resend()
 
@@ -346,8 +315,8 @@ class Outbox:
         self._arm()
 
     def _send(self, batch: PublishBatch) -> None:
-        batch.doubts += not self._known
-        self.transmit(self, batch)
+        batch.unconfirmed_sends += not self._known
+        self.transmit(self.group, self.session, batch)
 
     def _arm(self) -> None:
         if self._resend_timer is not None:

@@ -6,29 +6,38 @@ Spec: JetStream sheet 3.1 (PubAck); core contract 1.10 (no responders)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
+from broker.accounts import Account
+from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.store.block.block import Block
 from broker.subjects import SinkKind, Subscription
 from broker.wire import ReplyColumn, encode_pub_acks
 
 if TYPE_CHECKING:
-    from broker.accounts import Account
-    from broker.cluster.publish.outbox import PublishBatch, Published
     from broker.server.client.client_sink import ClientSink
-    from broker.server.routing.router import Router
+
+
+class ReplyRouter(Protocol):
+    """The router, as far as answers need it."""
+
+    def publish(
+        self, account: Account, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> int: ...
 
 
 class PubAcks:
     """Of one stream. `extra` follows the sequence inside of every ack."""
 
-    def __init__(self, stream: bytes, account: Account, router: Router, *, extra: bytes) -> None:
+    def __init__(
+        self, stream: bytes, account: Account, router: ReplyRouter, *, extra: bytes
+    ) -> None:
         self._stream = stream
         self._account = account
         self._router = router
         self._extra = extra
 
-    def acknowledge(self, batch: PublishBatch, answer: Published) -> None:
+    def acknowledge(self, batch: PublishBatch, answer: BatchAnswer) -> None:
         if answer.exceptions or batch.fast:
             self._each(batch, answer)
             return
@@ -64,7 +73,7 @@ class PubAcks:
                     status = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % block.subject(row)
                     self._publish(reply, status, b"")
 
-    def _each(self, batch: PublishBatch, answer: Published) -> None:
+    def _each(self, batch: PublishBatch, answer: BatchAnswer) -> None:
         """What the leader said of single rows. The others are acked by their sequences, but for
         those of fast batches, which hear nothing more."""
         said: dict[int, list[bytes]] = {}

@@ -8,12 +8,11 @@ from broker.cluster.consumer_requests import forwarding as module
 from broker.cluster.consumer_requests import waiting_for_leader as holding
 from broker.cluster.consumer_requests import waiting_pulls as pulls
 from broker.cluster.consumer_requests.forwarding import (
-    CHANNEL_ACKS,
-    CHANNEL_ERRANDS,
     ForwardedAcks,
     ForwardedRequest,
     RequestForwarder,
 )
+from broker.cluster.peers.channels import CHANNEL_ACKS, CHANNEL_CONSUMER_REQUESTS
 from raft import NodeId
 from tests.support.cluster_fakes import run, turns
 
@@ -41,7 +40,7 @@ class Bench:
         if channel == CHANNEL_ACKS and not self.full:
             self.ack_frames.append((to, frame))
         elif not self.full:
-            assert channel == CHANNEL_ERRANDS
+            assert channel == CHANNEL_CONSUMER_REQUESTS
             self.log.append((to, frame))
         return not self.full
 

@@ -8,14 +8,8 @@ from collections import Counter
 import pytest
 
 from broker.cluster.peers import interest as module
-from broker.cluster.peers.interest import (
-    CHANNEL_DELIVER,
-    CHANNEL_INTEREST,
-    CHANNEL_ROUTED,
-    DeliverFrame,
-    RoutedFrame,
-    encode_frame,
-)
+from broker.cluster.peers.channels import CHANNEL_DELIVER, CHANNEL_INTEREST, CHANNEL_ROUTED
+from broker.cluster.peers.interest import DeliverFrame, RoutedFrame, encode_frame
 from broker.wire import ProtocolViolation, PubRun
 from raft import NodeId
 from tests.support.cluster_fakes import Client, Net, pub_run, run, two

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from broker.accounts import Account
-from broker.cluster.publish.outbox import Outbox, PublishBatch, Published
+from broker.cluster.publish.outbox import Outbox
+from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.publish.sessions import OutOfOrder, PublishResult, Sessions
 from broker.server.routing.router import Router
 from broker.subjects import Subscription
@@ -33,8 +34,8 @@ class Pair:
         self.client = Client(self.account)
         router.subscribe(self.account, Subscription(self.client, self.account, b"_I", b"", b"1"))
 
-    def _transmit(self, outbox: Outbox, batch: PublishBatch) -> None:
-        self.on_the_way.append((outbox.session, batch.number, batch.rows))
+    def _transmit(self, _group: int, session: int, batch: PublishBatch) -> None:
+        self.on_the_way.append((session, batch.number, batch.rows))
 
     async def publish(self) -> None:
         self.outbox.deliver_run(self.sub, PubRun.of([(b"orders.x", b"_I", b"", b"")]), 0, 1, None)
@@ -43,7 +44,7 @@ class Pair:
     def forget(self) -> None:
         self.sessions, self.stored = Sessions(), 0
 
-    def reach(self) -> list[Published]:
+    def reach(self) -> list[BatchAnswer]:
         """Everything on the way reaches the stream; its answers."""
         answers = []
         taken, self.on_the_way = self.on_the_way, []
@@ -54,9 +55,9 @@ class Pair:
                 self.stored += rows
                 self.sessions.remember(answer)
             if isinstance(answer, OutOfOrder):
-                answers.append(Published(GROUP, session, number, 0, [], answer.expected or -1))
+                answers.append(BatchAnswer(GROUP, session, number, 0, [], answer.expected or -1))
             else:
-                answers.append(Published(GROUP, session, number, answer.first_seq, []))
+                answers.append(BatchAnswer(GROUP, session, number, answer.first_seq, []))
         return answers
 
     def settle(self) -> None:

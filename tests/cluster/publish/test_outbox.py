@@ -12,10 +12,8 @@ from broker.cluster.publish.outbox import (
     BATCH_ROWS_MAX,
     IN_FLIGHT_MAX,
     RESEND_AFTER_S,
-    Outbox,
-    PublishBatch,
-    Published,
 )
+from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.store.block.block import Block
 from broker.wire import PubRun
 from tests.support.cluster_fakes import ClockedLoop, run, run_clocked, turns
@@ -176,8 +174,8 @@ def test_a_leader_in_this_process_may_answer_while_it_is_handed_the_batch() -> N
         bench = Bench()
         client = bench.client()
 
-        def transmit(outbox: Outbox, batch: PublishBatch) -> None:
-            outbox.answered(Published(GROUP, SESSION, batch.number, batch.number, []))
+        def transmit(_group: int, _session: int, batch: PublishBatch) -> None:
+            bench.outbox.answered(BatchAnswer(GROUP, SESSION, batch.number, batch.number, []))
 
         await bench.publish_apart(client, 2)
         bench.outbox.transmit = transmit

@@ -15,14 +15,14 @@ def test_a_full_disk_refuses_at_once_and_what_came_before_stays_in_flight() -> N
         client = bench.client()
         bench.publish(client, 1)
         await asyncio.sleep(0)
-        bench.outbox.no_room = lambda _group: True
+        bench.outbox.disk_refuses = lambda _group: True
         bench.publish(client, 2)
         bench.publish(client, 1, reply=b"")
         await asyncio.sleep(0)
         body = {"error": REFUSED, "stream": "ORDERS", "seq": 0}
         assert bodies(client) == [(b"_INBOX.c.0", body), (b"_INBOX.c.1", body)]
         assert bench.numbers == [1]
-        bench.outbox.no_room = lambda _group: False
+        bench.outbox.disk_refuses = lambda _group: False
         bench.publish(client, 1)
         await asyncio.sleep(0)
         assert bench.numbers == [1, 2]
@@ -34,7 +34,7 @@ def test_a_stream_that_never_answers_does_not_answer_then() -> None:
     async def work() -> None:
         bench = Bench(silent=True)
         client = bench.client()
-        bench.outbox.no_room = lambda _group: True
+        bench.outbox.disk_refuses = lambda _group: True
         bench.publish(client, 2)
         await asyncio.sleep(0)
         assert bodies(client) == []

@@ -6,13 +6,8 @@ import random
 
 import pytest
 
-from broker.cluster.publish.outbox import (
-    IN_FLIGHT_MAX,
-    RESEND_AFTER_MAX_S,
-    RESEND_AFTER_S,
-    PublishBatch,
-    Published,
-)
+from broker.cluster.publish.outbox import IN_FLIGHT_MAX, RESEND_AFTER_MAX_S, RESEND_AFTER_S
+from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.publish.sessions import (
     RESULTS_KEPT,
     RESULTS_KEPT_MIN,
@@ -57,7 +52,7 @@ def test_answers_of_another_session_are_not_ours() -> None:
         client = bench.client()
         bench.publish(client, 1)
         await turns()
-        bench.outbox.answered(Published(GROUP, SESSION - 1, 1, 5, []))
+        bench.outbox.answered(BatchAnswer(GROUP, SESSION - 1, 1, 5, []))
         assert client.encoded == []
         assert len(bench.outbox.in_flight) == 1
 
@@ -131,7 +126,7 @@ def test_whatever_links_and_leaders_do_each_publish_is_stored_and_acked_once(see
         client = bench.client()
         sessions, stored = Sessions(), list[bytes]()
         under_way: list[PublishBatch] = []
-        answers: list[Published] = []
+        answers: list[BatchAnswer] = []
 
         def apply(batch: PublishBatch) -> None:
             known = sessions.admit(origin=1, session=SESSION, batch_no=batch.number)
@@ -141,9 +136,9 @@ def test_whatever_links_and_leaders_do_each_publish_is_stored_and_acked_once(see
                 stored.extend(block.data(row) for row in range(block.rows))
                 sessions.remember(known)
             if isinstance(known, OutOfOrder):
-                answer = Published(GROUP, SESSION, batch.number, 0, [], expected=known.expected)
+                answer = BatchAnswer(GROUP, SESSION, batch.number, 0, [], expected=known.expected)
             else:
-                answer = Published(GROUP, SESSION, batch.number, known.first_seq, [])
+                answer = BatchAnswer(GROUP, SESSION, batch.number, known.first_seq, [])
             answers.append(answer)
 
         published = 0
