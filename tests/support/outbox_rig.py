@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from broker.accounts import Account
 from broker.cluster.publish.outbox import Outbox
+from broker.cluster.publish.outbox_core import HELD_BYTES_MAX, OutboxCore
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.server.routing.router import Router
 from broker.subjects import Subscription
@@ -19,14 +20,17 @@ GROUP, SESSION = 7, 99
 class Bench:
     """An outbox, its account, and everything that was transmitted."""
 
-    def __init__(self, *, silent: bool = False, extra: bytes = b"") -> None:
+    def __init__(
+        self, *, silent: bool = False, extra: bytes = b"", held_bytes_max: int = HELD_BYTES_MAX
+    ) -> None:
         self.account = Account("$G")
         self.router = Router()
         self.sent: list[PublishBatch] = []
+        self.core = OutboxCore(SESSION, held_bytes_max=held_bytes_max)
         self.outbox = Outbox(
             stream=b"ORDERS",
             group=GROUP,
-            session=SESSION,
+            core=self.core,
             account=self.account,
             router=self.router,
             transmit=self._transmit,
@@ -36,7 +40,7 @@ class Bench:
         self.capture = Subscription(self.outbox, self.account, b"orders.>")
         self.account.subs.insert(self.capture)
 
-    def _transmit(self, group: int, _session: int, batch: PublishBatch) -> None:
+    def _transmit(self, group: int, _session: int, _number: int, batch: PublishBatch) -> None:
         assert group == GROUP
         self.sent.append(batch)
 

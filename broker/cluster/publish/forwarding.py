@@ -62,12 +62,11 @@ class PublishForwarder:
         self.links.register(CHANNEL_PUBLISH, self._received)
         self.links.register(CHANNEL_PUBLISH_FAST, self._received_fast)
 
-    def transmit(self, group: int, session: int, batch: PublishBatch) -> None:
+    def transmit(self, group: int, session: int, number: int, batch: PublishBatch) -> None:
         """Send a batch to the stream's leader, if one is known."""
         leader = self.leader(group)
         if leader is None:
             return
-        number = batch.number
         marks = encode_marks(batch.fast) if batch.fast else b""
         if leader == self.node:
             replica = self.replica(group)

@@ -15,6 +15,7 @@ from typing import Protocol
 from broker.accounts import Account
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.publish.outbox import Outbox, Transmit
+from broker.cluster.publish.outbox_core import OutboxCore
 from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.publish.publish_batch import BatchAnswer
 from broker.subjects import Subscription
@@ -53,7 +54,7 @@ class OutboxTable:
         self._outboxes[group] = Outbox(
             stream=name.encode(),
             group=group,
-            session=self.session << SESSION_BITS,
+            core=OutboxCore(self.session << SESSION_BITS),
             account=self.account(account),
             router=self.router,
             transmit=self.transmit,

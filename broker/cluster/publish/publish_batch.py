@@ -32,18 +32,18 @@ class BatchAnswer(msgspec.Struct, array_like=True):
     expected: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PublishBatch:
-    """The publishes of one loop turn for one stream. Only the outbox core changes `number` and
+    """The publishes of one loop turn for one stream. Only the outbox core sets `number` and
     `unconfirmed_sends`."""
 
-    number: int
     block: bytes
     replies: ReplyColumn
     # (first row, end row, has replies); rows of one connection stay together
     spans: list[tuple[int, int, bool]]
     rows: int
     fast: list[FastSpan] = field(default_factory=list)  # rows of fast batches
+    number: int = 0
     # How often it was sent before the stream had answered any batch of this session. Each such
     # send can cause one late refusal.
     unconfirmed_sends: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.accounts import Account
 from broker.cluster.publish.outbox import Outbox
+from broker.cluster.publish.outbox_core import OutboxCore
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.publish.sessions import OutOfOrder, PublishResult, Sessions
 from broker.server.routing.router import Router
@@ -24,7 +25,7 @@ class Pair:
         self.outbox = Outbox(
             stream=b"ORDERS",
             group=GROUP,
-            session=SESSION,
+            core=OutboxCore(SESSION),
             account=self.account,
             router=router,
             transmit=self._transmit,
@@ -34,8 +35,8 @@ class Pair:
         self.client = Client(self.account)
         router.subscribe(self.account, Subscription(self.client, self.account, b"_I", b"", b"1"))
 
-    def _transmit(self, _group: int, session: int, batch: PublishBatch) -> None:
-        self.on_the_way.append((session, batch.number, batch.rows))
+    def _transmit(self, _group: int, session: int, number: int, batch: PublishBatch) -> None:
+        self.on_the_way.append((session, number, batch.rows))
 
     async def publish(self) -> None:
         self.outbox.deliver_run(self.sub, PubRun.of([(b"orders.x", b"_I", b"", b"")]), 0, 1, None)
@@ -78,7 +79,7 @@ def test_what_waits_goes_to_a_stream_that_forgot_us() -> None:
         await pair.publish()
         pair.settle()
         assert pair.stored == 2
-        assert not pair.outbox.in_flight
+        assert not pair.outbox.core.in_flight
         assert len(pair.client.got) + sum(e[2] for e in pair.client.encoded) == 5, (
             "each is acked once"
         )
@@ -98,7 +99,7 @@ def test_a_stream_that_forgets_between_the_first_answer_and_the_next_is_noticed(
         pair.outbox.resend()
         pair.settle()
         assert pair.stored == 2
-        assert not pair.outbox.in_flight
+        assert not pair.outbox.core.in_flight
 
     run(work())
 
@@ -122,6 +123,6 @@ def test_late_refusals_do_not_start_a_new_session() -> None:
         pair.outbox.resend()
         pair.settle()
         assert pair.stored == 3
-        assert pair.outbox.session == SESSION
+        assert pair.outbox.core.session == SESSION
 
     run(work())

@@ -6,18 +6,13 @@ import asyncio
 
 import pytest
 
-from broker.cluster.publish import outbox as module
-from broker.cluster.publish.outbox import (
-    BATCH_BYTES_MAX,
-    BATCH_ROWS_MAX,
-    IN_FLIGHT_MAX,
-    RESEND_AFTER_S,
-)
+from broker.cluster.publish.outbox import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from broker.cluster.publish.outbox_core import IN_FLIGHT_MAX, RESEND_AFTER_S
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.store.block.block import Block
 from broker.wire import PubRun
 from tests.support.cluster_fakes import ClockedLoop, run, run_clocked, turns
-from tests.support.outbox_rig import GROUP, SESSION, Bench
+from tests.support.outbox_rig import GROUP, Bench
 
 # -- collecting -----------------------------------------------------------------------------------
 
@@ -66,7 +61,7 @@ def test_no_batch_outgrows_its_bounds(payload: int) -> None:
             bench.publish(client, count, payload=b"p" * payload)
         await turns()
         number = 0
-        while bench.outbox.in_flight:
+        while bench.core.in_flight:
             number += 1
             bench.answer(number, number * 100_000)
         blocks = [Block(batch.block, verify=False) for batch in bench.sent]
@@ -78,7 +73,7 @@ def test_no_batch_outgrows_its_bounds(payload: int) -> None:
         for batch in bench.sent[:-1]:
             full = len(batch.block) + row + 64 > BATCH_BYTES_MAX or batch.rows == BATCH_ROWS_MAX
             assert full, (len(batch.block), batch.rows)
-        assert bench.outbox.held_bytes == 0
+        assert bench.core.held_bytes == 0
 
     run(test())
 
@@ -111,13 +106,9 @@ def test_a_message_larger_than_a_batch_goes_alone() -> None:
 # -- back-pressure and the end --------------------------------------------------------------------
 
 
-def test_too_much_held_pauses_publishers_and_half_of_it_resumes_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "HELD_BYTES_MAX", 10_000)
-
+def test_too_much_held_pauses_publishers_and_half_of_it_resumes_them() -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = Bench(held_bytes_max=10_000)
         greedy, other, idle = (bench.client(b"_INBOX.%b.*" % name) for name in (b"c", b"o", b"i"))
         for _ in range(3):
             bench.publish(greedy, 1, payload=b"p" * 3000)
@@ -130,24 +121,20 @@ def test_too_much_held_pauses_publishers_and_half_of_it_resumes_them(
         assert (greedy.pauses, other.pauses, idle.pauses) == (1, 1, 0)  # once each
         await turns()
         number = 0
-        while bench.outbox.in_flight:
+        while bench.core.in_flight:
             number += 1
-            held = bench.outbox.held_bytes
+            held = bench.core.held_bytes
             assert (greedy.pauses, other.pauses) == ((1, 1) if held > 5000 else (0, 0))
             bench.answer(number, number)
         assert (greedy.pauses, other.pauses, idle.pauses) == (0, 0, 0)
-        assert bench.outbox.held_bytes == 0
+        assert bench.core.held_bytes == 0
 
     run(test())
 
 
-def test_a_closed_outbox_takes_nothing_and_lets_everybody_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "HELD_BYTES_MAX", 1000)
-
+def test_a_closed_outbox_takes_nothing_and_lets_everybody_go() -> None:
     async def test(loop: ClockedLoop) -> None:
-        bench = Bench()
+        bench = Bench(held_bytes_max=1000)
         client = bench.client()
         for _ in range(6):
             bench.publish(client, 3, payload=b"p" * 100)
@@ -156,7 +143,7 @@ def test_a_closed_outbox_takes_nothing_and_lets_everybody_go(
         assert client.pauses == 1
         bench.outbox.close()
         assert client.pauses == 0
-        assert bench.outbox.held_bytes == 0
+        assert bench.core.held_bytes == 0
         sent = len(bench.sent)
         run_of_one = PubRun.of([(b"orders.a", b"", b"", b"")])
         assert not bench.outbox.deliver_run(bench.capture, run_of_one, 0, 1, None)
@@ -174,15 +161,15 @@ def test_a_leader_in_this_process_may_answer_while_it_is_handed_the_batch() -> N
         bench = Bench()
         client = bench.client()
 
-        def transmit(_group: int, _session: int, batch: PublishBatch) -> None:
-            bench.outbox.answered(BatchAnswer(GROUP, SESSION, batch.number, batch.number, []))
+        def transmit(_group: int, session: int, number: int, _batch: PublishBatch) -> None:
+            bench.outbox.answered(BatchAnswer(GROUP, session, number, number, []))
 
         await bench.publish_apart(client, 2)
         bench.outbox.transmit = transmit
         bench.outbox.resend()
         bench.publish(client, 1)
         await turns()
-        assert not bench.outbox.in_flight
+        assert not bench.core.in_flight
         assert [m for _, _, m, _ in client.encoded] == [1, 1, 1]
         await asyncio.sleep(0)
 
@@ -216,7 +203,7 @@ def test_publishers_of_a_stream_that_is_removed_are_told_that_nobody_is_there(
                 for name in names
             ]
         )
-        assert bench.outbox.held_bytes == 0
+        assert bench.core.held_bytes == 0
         bench.answer(1, 1)  # of a leader that had not heard
         sent = len(bench.sent)
         await loop.advance(RESEND_AFTER_S * 3)

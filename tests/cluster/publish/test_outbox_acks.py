@@ -150,7 +150,7 @@ def test_a_batch_of_refused_rows_only_is_answered() -> None:
         await turns()
         bench.answer(1, 0, [(0, b'{"a":1}'), (1, b'{"b":2}')])
         assert [body for _, body in bodies(client)] == [{"a": 1}, {"b": 2}]
-        assert not bench.outbox.in_flight
+        assert not bench.core.in_flight
 
     run(test())
 
@@ -166,7 +166,7 @@ def test_an_answer_without_a_sequence_acks_nothing() -> None:
         bench.answer(1, 0)
         bench.answer(1, 0, [(0, b"{}")])
         assert (client.got, client.encoded) == ([], [])
-        assert [batch.number for batch in bench.outbox.in_flight] == [1]
+        assert [batch.number for batch in bench.core.in_flight] == [1]
 
     run(test())
 
@@ -182,7 +182,7 @@ def test_a_stream_without_acks_stays_silent() -> None:
         await turns()
         bench.answer(2, 3)
         assert (client.got, client.encoded) == ([], [])
-        assert bench.outbox.held_bytes == 0
+        assert bench.core.held_bytes == 0
 
     run(test())
 
@@ -201,6 +201,6 @@ def test_a_client_that_left_is_missed_by_nobody() -> None:
         bench.publish(client, 1)
         await turns()
         bench.answer(2, 2)
-        assert not bench.outbox.in_flight
+        assert not bench.core.in_flight
 
     run(test())

@@ -39,6 +39,6 @@ def test_a_batch_of_marked_rows_only_may_hear_nothing() -> None:
         bench.answer(1, 10)
         assert bodies(client) == []
         assert not client.encoded
-        assert not bench.outbox.in_flight
+        assert not bench.core.in_flight
 
     asyncio.run(work())

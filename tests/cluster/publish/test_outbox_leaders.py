@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from broker.cluster.publish.outbox import IN_FLIGHT_MAX, RESEND_AFTER_MAX_S, RESEND_AFTER_S
+from broker.cluster.publish.outbox_core import IN_FLIGHT_MAX, RESEND_AFTER_MAX_S, RESEND_AFTER_S
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.publish.sessions import (
     RESULTS_KEPT,
@@ -41,7 +41,7 @@ def test_answers_late_twice_and_out_of_order() -> None:
         for number, seq in ((3, 3), (1, 1), (3, 3), (1, 1), (9, 9), (2, 2), (2, 2)):
             bench.answer(number, seq)
         assert bulk_seqs(client) == [3, 1, 2]
-        assert bench.outbox.held_bytes == 0
+        assert bench.core.held_bytes == 0
 
     run(test())
 
@@ -54,7 +54,7 @@ def test_answers_of_another_session_are_not_ours() -> None:
         await turns()
         bench.outbox.answered(BatchAnswer(GROUP, SESSION - 1, 1, 5, []))
         assert client.encoded == []
-        assert len(bench.outbox.in_flight) == 1
+        assert len(bench.core.in_flight) == 1
 
     run(test())
 
@@ -143,7 +143,7 @@ def test_whatever_links_and_leaders_do_each_publish_is_stored_and_acked_once(see
 
         published = 0
         lossy = True
-        while published < 200 or bench.outbox.in_flight or under_way or answers:
+        while published < 200 or bench.core.in_flight or under_way or answers:
             if published < 200:
                 for _ in range(dice.randrange(5)):
                     reply = b"_INBOX.c.%d" % published
@@ -179,7 +179,7 @@ def test_whatever_links_and_leaders_do_each_publish_is_stored_and_acked_once(see
         assert sorted(acked, key=lambda ack: int(str(ack[1]))) == [
             (reply, seq) for seq, reply in enumerate(expected, 1)
         ]
-        assert bench.outbox.held_bytes == 0
+        assert bench.core.held_bytes == 0
 
     run_clocked(test)
 
@@ -194,7 +194,7 @@ def test_no_batch_is_sent_so_far_ahead_that_the_oldest_could_be_forgotten() -> N
         for _ in range(3 * RESULTS_KEPT):
             bench.publish(client, 1)
             await turns()
-            for batch in bench.outbox.in_flight.copy():
+            for batch in bench.core.in_flight.copy():
                 if batch.number != 1:  # its answer was lost, the others' were not
                     bench.answer(batch.number, batch.number)
         assert max(bench.numbers) == IN_FLIGHT_MAX < RESULTS_KEPT_MIN
@@ -229,12 +229,12 @@ def test_a_result_nobody_knows_is_not_asked_for_for_ever(caplog: pytest.LogCaptu
         bench.sent.clear()
         bench.refuse(1, expected=500)
         bench.refuse(1, expected=500)  # of an earlier sending
-        assert [batch.number for batch in bench.outbox.in_flight] == [2]
+        assert [batch.number for batch in bench.core.in_flight] == [2]
         bench.answer(2, 2)
         await loop.advance(RESEND_AFTER_S * 3)
         assert bench.sent == []
         assert bulk_seqs(client) == [2]
-        assert bench.outbox.held_bytes == 0
+        assert bench.core.held_bytes == 0
 
     run_clocked(test)
     assert "result of batch 1 is no longer known" in caplog.text
