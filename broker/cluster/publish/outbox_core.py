@@ -17,6 +17,7 @@ from typing import Final
 
 from broker.cluster.publish.publish_batch import STALE_SESSION, BatchAnswer, PublishBatch
 from broker.subjects import PublishingConnection
+from broker.wire import ReplyColumn
 
 # Batches in flight, counted from the oldest unanswered one. More would only queue behind the same
 # fsync. The stream remembers more results than this, so a repeated batch always finds its own.
@@ -25,6 +26,10 @@ IN_FLIGHT_MAX: Final = 4
 HELD_BYTES_MAX: Final = 64 << 20
 RESEND_AFTER_S: Final = 1.0  # doubled with every retry, until a batch is answered
 RESEND_AFTER_MAX_S: Final = 8.0
+# A probe asks the stream which number it expects. It is an empty batch whose number is this plus
+# the highest answered one: no batch gets so far, so the stream never applies it.
+PROBE_BASE: Final = 1 << 62
+_PROBE: Final = PublishBatch(block=b"", replies=ReplyColumn(), spans=[], rows=0)
 
 
 @dataclass(slots=True)
@@ -92,7 +97,7 @@ class OutboxCore:
     order."""
 
     __slots__ = (
-        "_confirmed",
+        "_answered_max",
         "_held_bytes_max",
         "_next_number",
         "_oldest_at_deadline",
@@ -117,7 +122,7 @@ class OutboxCore:
         self._oldest_at_deadline = 0  # the oldest batch in flight when the deadline was set
         self._waiting: deque[PublishBatch] = deque()  # numbered, outside of the window
         self._next_number = 1
-        self._confirmed = False  # the stream has answered a batch of this session
+        self._answered_max = 0  # the stream has applied every batch up to this one
         self._paused: dict[PublishingConnection, None] = {}
         self._resend_after_s = RESEND_AFTER_S
         self._held_bytes_max = held_bytes_max
@@ -187,8 +192,6 @@ class OutboxCore:
         self._set_deadline(now_s)
 
     def _transmit(self, effects: list[OutboxEffect], batch: PublishBatch) -> None:
-        if not self._confirmed:
-            batch.unconfirmed_sends += 1
         effects.append(TransmitBatch(self.session, batch.number, batch))
 
     def _set_deadline(self, now_s: float) -> None:
@@ -213,9 +216,9 @@ class OutboxCore:
             return effects  # answered before
         if not answer.first_seq and len(answer.exceptions) < batch.rows:
             return effects  # it names no sequence: nothing was stored, so nothing may be acked
-        self._confirmed = True
         overtaken = batch is not self.in_flight[0]
         self._release(batch)
+        self._answered_max = max(self._answered_max, answer.number)
         if self._resend_after_s > RESEND_AFTER_S:  # the leader answers again: back to fast retries
             self._resend_after_s = RESEND_AFTER_S
             self._set_deadline(now_s)
@@ -235,33 +238,33 @@ class OutboxCore:
         if answer.expected == STALE_SESSION:
             effects.append(SessionRefused(len(self.in_flight) + len(self._waiting)))
             effects += self.close()
+        elif answer.number >= PROBE_BASE:
+            self._probed(effects, answer, now_s)
         elif answer.expected > answer.number:
             self._result_lost(effects, answer.number, now_s)
-        elif not self.in_flight or self.in_flight[0].number > answer.expected:
-            self._expects_an_answered_batch(effects, answer, now_s)
-        elif answer.number == self.in_flight[-1].number:
+        elif self.in_flight and answer.number == self.in_flight[-1].number:
             # Every batch behind a lost one is refused. The last refusal shows that the leader has
-            # seen them all; resending on each would send every batch several times.
-            self._resend_all(effects, now_s)
+            # seen them all; acting on each would send every batch several times.
+            if self.in_flight[0].number <= answer.expected:
+                self._resend_all(effects, now_s)
+            else:
+                # It expects a batch that it has answered. Either the refusal is late, or the
+                # stream was kept in memory only and has lost its state.
+                number = PROBE_BASE + self._answered_max
+                effects.append(TransmitBatch(self.session, number, _PROBE))
 
-    def _expects_an_answered_batch(
-        self, effects: list[OutboxEffect], answer: BatchAnswer, now_s: float
-    ) -> None:
-        """Either the refusal is late, or the stream lost its state (it was kept in memory only) and
-        has forgotten this session. A refusal is late only if it answers a send from before the
-        session was confirmed, and each send is refused at most once: so count them. Starting a new
-        session because of a late refusal would store the batches twice."""
-        batch = self._find(answer.number)
-        if batch is None or answer.expected != 1:
-            return
-        if batch.unconfirmed_sends:
-            batch.unconfirmed_sends -= 1
+    def _probed(self, effects: list[OutboxEffect], answer: BatchAnswer, now_s: float) -> None:
+        """The answer to a probe. The stream had applied all batches up to a known one before the
+        probe was sent. If it expects one of these again, it has lost its state, and what is
+        unanswered needs a new session. If not, the refusal that caused the probe was late: a new
+        session would store batches twice."""
+        if answer.expected > answer.number - PROBE_BASE:
             return
         self.session += 1  # answers to the former numbers are ignored from now on
-        self._confirmed = False
         self._next_number = 1
+        self._answered_max = 0
         for unanswered in (*self.in_flight, *self._waiting):
-            unanswered.number, unanswered.unconfirmed_sends = self._next_number, 0
+            unanswered.number = self._next_number
             self._next_number += 1
         self._resend_all(effects, now_s)
 

@@ -34,8 +34,7 @@ class BatchAnswer(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class PublishBatch:
-    """The publishes of one loop turn for one stream. Only the outbox core sets `number` and
-    `unconfirmed_sends`."""
+    """The publishes of one loop turn for one stream. Only the outbox core sets `number`."""
 
     block: bytes
     replies: ReplyColumn
@@ -44,6 +43,3 @@ class PublishBatch:
     rows: int
     fast: list[FastSpan] = field(default_factory=list)  # rows of fast batches
     number: int = 0
-    # How often it was sent before the stream had answered any batch of this session. Each such
-    # send can cause one late refusal.
-    unconfirmed_sends: int = 0
