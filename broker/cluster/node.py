@@ -391,7 +391,7 @@ class JetStreamNode:
 
     def _pulls_lost(self, node: NodeId) -> None:
         """Whoever waited at a leader there is told, as the leader itself would have done."""
-        for group, reply in self.errands.pulls.lost(node):
+        for group, reply in self.errands.lost_pulls(node):
             account = self.outboxes.account_of(group)
             if account is not None:
                 header = status(LEADERSHIP_CHANGE)
