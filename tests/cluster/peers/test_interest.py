@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
-from broker.cluster.peers import interest as module
+from broker.cluster.peers import peer_sink
 from broker.cluster.peers.channels import CHANNEL_DELIVER, CHANNEL_INTEREST, CHANNEL_ROUTED
-from broker.cluster.peers.interest import DeliverFrame, RoutedFrame, encode_frame
+from broker.cluster.peers.interest import DeliverFrame
+from broker.cluster.peers.peer_sink import RoutedFrame, encode_frame
 from broker.wire import ProtocolViolation, PubRun
 from raft import NodeId
 from tests.support.cluster_fakes import Client, Net, pub_run, run, two
@@ -207,7 +208,7 @@ def test_order_is_kept_over_subjects_and_turns() -> None:
 
 
 def test_a_routed_frame_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROUTED_BYTES_MAX", 1000)
+    monkeypatch.setattr(peer_sink, "ROUTED_BYTES_MAX", 1000)
 
     async def test() -> None:
         net, here, there = await two()
@@ -314,7 +315,7 @@ def test_a_damaged_interest_frame_is_refused(frame: bytes) -> None:
 def test_a_routed_frame_holds_publishes_only(protocol: bytes) -> None:
     net = Net(1)
     frame = encode_frame(RoutedFrame("$G", True, [], protocol))
-    with pytest.raises(ValueError, match="something else"):
+    with pytest.raises(ValueError, match="not a publish"):
         net.nodes[0].interest.received_routed(NodeId(9), frame)
 
 

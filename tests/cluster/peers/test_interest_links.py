@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.cluster.peers.interest import RETELL_AFTER_S, InterestFrame, encode_frame
+from broker.cluster.peers.interest import ANNOUNCE_RETRY_S, InterestFrame
+from broker.cluster.peers.peer_sink import encode_frame
 from tests.support.cluster_fakes import ClockedLoop, Net, pub_run, run, run_clocked, two
 
 
@@ -132,11 +133,11 @@ def test_a_full_queue_delays_interest_and_loses_none() -> None:
         there.subscribe(there.client(), b"new")
         await net.settle()
         there.subscribe(there.client(), b"newer")
-        await loop.advance(RETELL_AFTER_S * 2)
+        await loop.advance(ANNOUNCE_RETRY_S * 2)
         await net.settle()
         assert not here.router.has_interest(here.account(), b"new")
         net.full.clear()
-        await loop.advance(RETELL_AFTER_S * 2)
+        await loop.advance(ANNOUNCE_RETRY_S * 2)
         await net.settle()
         found = {
             s
@@ -145,7 +146,7 @@ def test_a_full_queue_delays_interest_and_loses_none() -> None:
         }
         assert found == {b"kept", b"new", b"newer"}
         assert kept.weight == 1
-        assert there.interest._retell_timer is None
+        assert there.interest._retry_timer is None
 
     run_clocked(test)
 
@@ -159,7 +160,7 @@ def test_a_full_queue_at_the_start_delays_everything() -> None:
         net.connect()
         await net.settle()
         net.full.clear()
-        await loop.advance(RETELL_AFTER_S * 2)
+        await loop.advance(ANNOUNCE_RETRY_S * 2)
         await net.settle()
         assert here.router.has_interest(here.account(), b"a")
 
