@@ -2,7 +2,7 @@
 
 Owns: the ids of outstanding calls, and their frames.
 May not touch: the meaning of calls; methods are registered by name.
-A failure is definite (CallRefused: nothing happened, a retry is safe) or indefinite (CallFailed)."""
+A failure is definite (CallRefused: nothing was done) or indefinite (CallFailed)."""
 
 from __future__ import annotations
 
