@@ -151,10 +151,25 @@ class JetStreamNode:
         )
         self.advising = Advisories(self)
         self.tenancy = AccountQuotas(self)
+        self.session = next_session(directory / "session")
+        self._build_publish_path()
+        self.on_replica_leads.append(self.advising.of_leadership)
+        self.membership = Membership(self)
+        self.formation = Founders(
+            path=directory / "founding.json",
+            cluster=self.mesh.cluster,
+            name=self.mesh.name,
+            incarnation=str(self.store.identity.incarnation),
+            expected=self.expected_nodes,
+            on_formed=self._formed,
+        )
+        self.formation.load()
+
+    def _build_publish_path(self) -> None:
+        """Outbox -> forwarder -> replica, and the answers back."""
         self.publishing = PublishForwarder(
             self.node, self.mesh, leader=self.leader, replica=self.replicas.get
         )
-        self.session = next_session(directory / "session")
         self.outboxes = OutboxTable(
             account=self.server.account,
             router=self.server.router,
@@ -172,17 +187,6 @@ class JetStreamNode:
             domain=self.options.domain,
         )
         self.answers = AnswerForwarder(self.node, self.mesh, self.outboxes.answered)
-        self.on_replica_leads.append(self.advising.of_leadership)
-        self.membership = Membership(self)
-        self.formation = Founders(
-            path=directory / "founding.json",
-            cluster=self.mesh.cluster,
-            name=self.mesh.name,
-            incarnation=str(self.store.identity.incarnation),
-            expected=self.expected_nodes,
-            on_formed=self._formed,
-        )
-        self.formation.load()
 
     def start(self) -> None:
         mesh = self.mesh
