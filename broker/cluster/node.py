@@ -13,15 +13,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from broker.cluster.consumer_requests.forwarding import (
-    CHANNEL_ACKS,
-    CHANNEL_ERRANDS,
     ForwardedAcks,
     ForwardedRequest,
     RequestForwarder,
@@ -32,12 +29,18 @@ from broker.cluster.meta.founding import Candidate, Founders, Founding, next_ses
 from broker.cluster.meta.meta_group import MetaGroup, eventually
 from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.observe.advisories import Advisories
+from broker.cluster.peers.channels import (
+    CHANNEL_ACKS,
+    CHANNEL_CONSUMER_REQUESTS,
+    CHANNEL_LEADS,
+)
 from broker.cluster.peers.leader_table import NO_LEADER_WITHIN_S, LeaderTable
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.no_peers import NoPeers
 from broker.cluster.peers.rpc import CallFailed
-from broker.cluster.publish.forwarding import PublishForwarder
-from broker.cluster.publish.outbox import Outbox
+from broker.cluster.publish.admission import Admission
+from broker.cluster.publish.forwarding import AnswerForwarder, PublishForwarder
+from broker.cluster.publish.outbox_table import OutboxTable
 from broker.cluster.replica.leadership import Leadership
 from broker.cluster.replica.membership import Membership
 from broker.cluster.replica.replica import Replica
@@ -45,7 +48,6 @@ from broker.cluster.replica.state_flush import StateFlush
 from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE, status
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
-from broker.subjects import Subscription
 from raft import GroupId, NodeId, Term, node_id
 from raft.host.host import Host
 from raft.store.log_store import LogStore, StoreTuning
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jetraft.cluster")
 
-CHANNEL_LEADS = 22
 HAND_OVER_WITHIN_S = 1.0  # a stopping node waits so long for other leaders
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -78,7 +79,6 @@ class JetStreamNode:
     on_replica_leads: list[Callable[[Replica, bool], None]] = field(default_factory=list)
     on_reconfigured: list[Callable[[Replica], None]] = field(default_factory=list)  # of led ones
     replicas: dict[int, Replica] = field(default_factory=dict)
-    outboxes: dict[int, Outbox] = field(default_factory=dict)
     block_cache: BlockCache = field(default_factory=BlockCache)  # decoded blocks of all streams
     directory: Path = Path()  # of the data, known once open
     session: int = 0  # of this run; numbers only rise over restarts
@@ -94,12 +94,13 @@ class JetStreamNode:
     advising: Advisories = field(init=False)
     tenancy: AccountQuotas = field(init=False)
     publishing: PublishForwarder = field(init=False)
+    outboxes: OutboxTable = field(init=False)
+    answers: AnswerForwarder = field(init=False)
     leaders: LeaderTable = field(init=False)
     membership: Membership = field(init=False)
     members: list[NodeId] = field(default_factory=list)
     followers: dict[int, dict[str, OriginReader]] = field(default_factory=dict)  # of led streams
     _names: dict[NodeId, str] = field(default_factory=dict)
-    _captures: dict[int, list[Subscription]] = field(default_factory=dict)
     _watchers: dict[tuple[str, bytes], dict[Leadership, None]] = field(default_factory=dict)
     _epoch_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
 
@@ -150,7 +151,8 @@ class JetStreamNode:
         )
         self.advising = Advisories(self)
         self.tenancy = AccountQuotas(self)
-        self.publishing = PublishForwarder(self)
+        self.session = next_session(directory / "session")
+        self._build_publish_path()
         self.on_replica_leads.append(self.advising.of_leadership)
         self.membership = Membership(self)
         self.formation = Founders(
@@ -162,13 +164,36 @@ class JetStreamNode:
             on_formed=self._formed,
         )
         self.formation.load()
-        self.session = next_session(directory / "session")
+
+    def _build_publish_path(self) -> None:
+        """Outbox -> forwarder -> replica, and the answers back."""
+        self.publishing = PublishForwarder(
+            self.node, self.mesh, leader=self.leader, replica=self.replicas.get
+        )
+        self.outboxes = OutboxTable(
+            account=self.server.account,
+            router=self.server.router,
+            transmit=self.publishing.transmit,
+            admission=Admission(
+                node=self.node,
+                disk=self.store,
+                writer=self.host,
+                leader=self.leader,
+                replica=self.replicas.get,
+                # Looked up each time: loading the meta group replaces its table.
+                assignment=lambda account, name: self.meta.get(account, name),  # noqa: PLW0108
+            ),
+            session=self.session,
+            domain=self.options.domain,
+        )
+        self.answers = AnswerForwarder(self.node, self.mesh, self.outboxes.answered)
 
     def start(self) -> None:
         mesh = self.mesh
         self.publishing.start()
+        self.answers.start()
         mesh.register(CHANNEL_LEADS, self._received_leads)
-        mesh.register(CHANNEL_ERRANDS, self.errands.received)
+        mesh.register(CHANNEL_CONSUMER_REQUESTS, self.errands.received)
         mesh.register(CHANNEL_ACKS, self.errands.received_acks)
         self.tenancy.start()
         self.membership.start()
@@ -246,9 +271,7 @@ class JetStreamNode:
         if self.meta_group.is_leader:
             led.append((META_GROUP, self.host.status(META_GROUP).core.term))
         self.mesh.send(peer.node, CHANNEL_LEADS, _encode(led))
-        for group, outbox in self.outboxes.items():
-            if self.leader(GroupId(group)) == peer.node:
-                outbox.resend()
+        self.outboxes.link_restored(lambda group: self.leader(group) == peer.node)
 
     # -- who leads ------------------------------------------------------------------------------
 
@@ -277,43 +300,22 @@ class JetStreamNode:
 
     def _resend(self, group: int) -> None:
         """The group has another leader, or one that serves from now on."""
-        outbox = self.outboxes.get(group)
-        if outbox is not None:
-            outbox.resend()
+        self.outboxes.resend(group)
         self.errands.release(group)
 
     # -- assignments ----------------------------------------------------------------------------
 
     def _assigned(self, assignment: Assignment) -> None:
-        group = assignment.group
         self.membership.hold(assignment)
-        if group not in self.outboxes:
-            self.outboxes[group] = Outbox(
-                stream=assignment.name.encode(),
-                group=group,
-                session=self.session << 16,  # room for those of one run, see Outbox
-                account=self.server.account(assignment.account),
-                router=self.server.router,
-                transmit=self.publishing.transmit,
-                silent=assignment.config.no_ack,
-                no_room=self.publishing.no_room,
-                stored_as=partial(self.publishing.stored_as, assignment.account, assignment.name),
-                ack_extra=self._ack_extra(),
-            )
-            self._capture(assignment)
+        self.outboxes.assigned(assignment)
 
     def _reconfigured(self, assignment: Assignment) -> None:
-        self._capture(assignment)
-        self.outboxes[assignment.group].silent = assignment.config.no_ack
+        self.outboxes.reconfigured(assignment)
         self.membership.hold(assignment)
 
     def _removed(self, assignment: Assignment) -> None:
         group = assignment.group
-        for sub in self._captures.pop(group, []):
-            self.server.account(assignment.account).subs.remove(sub)
-        outbox = self.outboxes.pop(group, None)
-        if outbox is not None:
-            outbox.removed()
+        self.outboxes.removed(assignment)
         replica = self.replicas.pop(group, None)
         if replica is not None:
             replica.delete()
@@ -322,20 +324,6 @@ class JetStreamNode:
         self.tenancy.usage.forget(group)
         self.leaders.forget(group)
         self.errands.forget(group)
-
-    def _capture(self, assignment: Assignment) -> None:
-        """Subscribe the outbox to the stream's subjects, in place of what it had before."""
-        tree = self.server.account(assignment.account).subs
-        for sub in self._captures.pop(assignment.group, []):
-            tree.remove(sub)
-        outbox = self.outboxes[assignment.group]
-        subs = [
-            Subscription(sink=outbox, account=outbox.account, subject=pattern)
-            for pattern in assignment.config.subject_patterns
-        ]
-        for sub in subs:
-            tree.insert(sub)
-        self._captures[assignment.group] = subs
 
     # -- push consumers follow the interest in their deliver subjects ---------------------------
 
@@ -385,10 +373,6 @@ class JetStreamNode:
         """Wall time that does not step back: read once, then advanced by the monotonic clock."""
         return self._epoch_ns + time.monotonic_ns()
 
-    def _ack_extra(self) -> bytes:
-        domain = self.options.domain
-        return b',"domain":"%b"' % domain.encode() if domain else b""
-
     # -- errands   ------------------------------------------------------------------------------
 
     def _errand(self, errand: ForwardedRequest) -> None:
@@ -411,8 +395,8 @@ class JetStreamNode:
 
     def _pulls_lost(self, node: NodeId) -> None:
         """Whoever waited at a leader there is told, as the leader itself would have done."""
-        for group, reply in self.errands.pulls.lost(node):
-            outbox = self.outboxes.get(group)
-            if outbox is not None:
+        for group, reply in self.errands.lost_pulls(node):
+            account = self.outboxes.account_of(group)
+            if account is not None:
                 header = status(LEADERSHIP_CHANGE)
-                self.server.router.publish(outbox.account, reply, b"", header, b"")
+                self.server.router.publish(account, reply, b"", header, b"")

@@ -107,9 +107,7 @@ class Runtime:
             await self.jetstream.node.leave()
 
     def all_answered(self) -> bool:
-        if self.jetstream is None:
-            return True
-        return not any(outbox.unanswered for outbox in self.jetstream.node.outboxes.values())
+        return self.jetstream is None or self.jetstream.node.outboxes.all_answered()
 
     def serve_elsewhere(self) -> bool:
         return self.mesh is not None and any(peer.connected for peer in self.mesh.peers())

@@ -1,4 +1,4 @@
-"""An outbox on a bench: what it transmits and what its clients are sent."""
+"""An outbox under test: records what it transmits and what its clients receive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 
 from broker.accounts import Account
-from broker.cluster.publish.outbox import Outbox, PublishBatch, Published
+from broker.cluster.publish.outbox import Outbox
+from broker.cluster.publish.outbox_core import HELD_BYTES_MAX, OutboxCore
+from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.server.routing.router import Router
 from broker.subjects import Subscription
 from broker.wire import PubRun
@@ -16,16 +18,19 @@ GROUP, SESSION = 7, 99
 
 
 class Bench:
-    """An outbox, its account, and everything that was transmitted."""
+    """An outbox, its account, and every batch that was transmitted."""
 
-    def __init__(self, *, silent: bool = False, extra: bytes = b"") -> None:
+    def __init__(
+        self, *, silent: bool = False, extra: bytes = b"", held_bytes_max: int = HELD_BYTES_MAX
+    ) -> None:
         self.account = Account("$G")
         self.router = Router()
         self.sent: list[PublishBatch] = []
+        self.core = OutboxCore(SESSION, held_bytes_max=held_bytes_max)
         self.outbox = Outbox(
             stream=b"ORDERS",
             group=GROUP,
-            session=SESSION,
+            core=self.core,
             account=self.account,
             router=self.router,
             transmit=self._transmit,
@@ -35,8 +40,8 @@ class Bench:
         self.capture = Subscription(self.outbox, self.account, b"orders.>")
         self.account.subs.insert(self.capture)
 
-    def _transmit(self, outbox: Outbox, batch: PublishBatch) -> None:
-        assert outbox is self.outbox
+    def _transmit(self, group: int, _session: int, _number: int, batch: PublishBatch) -> None:
+        assert group == GROUP
         self.sent.append(batch)
 
     def client(self, inbox: bytes = b"_INBOX.c.*", sid: bytes = b"5") -> Client:
@@ -45,7 +50,7 @@ class Bench:
         return client
 
     async def publish_apart(self, client: Client, batches: int) -> None:
-        """One message in each of so many turns: as many batches."""
+        """One message per turn of the loop, so that each makes a batch."""
         for _ in range(batches):
             self.publish(client, 1)
             await turns()
@@ -70,14 +75,14 @@ class Bench:
     def answer(
         self, number: int, first_seq: int, exceptions: list[tuple[int, bytes]] | None = None
     ) -> None:
-        self.outbox.answered(Published(GROUP, SESSION, number, first_seq, exceptions or []))
+        self.outbox.answered(BatchAnswer(GROUP, SESSION, number, first_seq, exceptions or []))
 
     def refuse(self, number: int, expected: int) -> None:
-        self.outbox.answered(Published(GROUP, SESSION, number, 0, [], expected=expected))
+        self.outbox.answered(BatchAnswer(GROUP, SESSION, number, 0, [], expected=expected))
 
 
 def acks(data: bytes) -> Iterator[tuple[bytes, bytes, dict[str, object]]]:
-    """reply, sid, body of the MSG lines a client was sent in bulk."""
+    """Reply, sid and body of each MSG in the bytes of a bulk delivery."""
     while data:
         line, _, rest = data.partition(b"\r\n")
         word, reply, sid, size = line.split(b" ")
@@ -92,5 +97,5 @@ def bulk_seqs(client: Client) -> list[object]:
 
 
 def bodies(client: Client) -> list[tuple[bytes, dict[str, object]]]:
-    """Acks that came one by one."""
+    """Acks that were delivered one by one: reply subject and body."""
     return [(message[0], json.loads(message[3])) for _, message in client.got]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.cluster.peers.channels import CHANNEL_USAGE
 from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
 from broker.jetstream.config.stream_config import Storage
 from raft import NodeId
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from broker.cluster.replica.replica import Replica
     from raft.transport.transport import Peer
 
-CHANNEL_USAGE = 26
 TELL_EVERY_S = 0.2
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -1,107 +1,72 @@
-"""Publishes for one stream on their way to its leader, and their acks on the way back.
+"""The outbox of one stream on one node: collects publishes, forwards them, acknowledges them.
 
-Owns: the batches this node has collected from its clients, until the leader has answered each.
-May not touch: the stream's state; what a publish leads to is decided at apply, on every replica.
-A batch is numbered within this node's session and re-sent, in order, until it is answered: the
-stream drops repeats by (node, session, number), so a change of leader stores nothing twice.
-Spec: DESIGN section 4; JetStream sheet 3.1 (PubAck)."""
+Owns: the loop, the retry timer, the block being built, the pausing of connections.
+May not touch: the stream's state; every replica decides at apply what a publish leads to. When
+batches are sent, retried and dropped is decided by the core (outbox_core.py).
+Spec: docs/decisions/0001-one-publish-through-all-layers.md."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from broker.cluster.publish.pub_acks import PubAcks
+from broker.accounts import Account
+from broker.cluster.publish.outbox_core import (
+    AcknowledgeBatch,
+    AnswerNoResponders,
+    OutboxCore,
+    OutboxEffect,
+    PausePublisher,
+    ResultLost,
+    ResumePublisher,
+    SessionRefused,
+    TransmitBatch,
+)
+from broker.cluster.publish.pub_acks import PubAcks, ReplyRouter
+from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.api.responses import encode_pub_error
-from broker.jetstream.commands.publish_entry import FAST_SUFFIX, FastSpan, fast_spans
+from broker.jetstream.commands.publish_entry import FAST_SUFFIX, fast_spans
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.block.block import BlockBuilder
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun, ReplyColumn
 
-if TYPE_CHECKING:
-    from broker.accounts import Account
-    from broker.server.routing.router import Router
-
 logger = logging.getLogger("jetraft.cluster")
 
-# Batches from the oldest unanswered one on; more only queue behind the same fsync. The stream
-# remembers the results of more than these, so a repeat always finds its own.
-IN_FLIGHT_MAX = 4
-BATCH_BYTES_MAX = 1 << 20  # of a block; a single message that is larger makes its own batch
+BATCH_BYTES_MAX = 1 << 20  # of a block; a larger message makes a batch of its own
 BATCH_ROWS_MAX = 8192
-HELD_BYTES_MAX = 64 << 20  # beyond it, the connections that feed us are not read
-RESEND_AFTER_S = 1.0  # and twice as long each time, while nothing is answered
-RESEND_AFTER_MAX_S = 8.0
-ROW_BYTES = 20  # what the columns of a block add to a row's own bytes
+ROW_BYTES = 20  # what the columns of a block add to the bytes of a row
 PADDING_BYTES = 48
-LONG_SUBJECT_BYTES = 4096  # no subject is longer, by default
+LONG_SUBJECT_BYTES = 4096  # the default maximum of a subject
 
-
-STALE_SESSION = -1
-
-
-class Published(msgspec.Struct, array_like=True):
-    """The leader's answer to one batch. Rows without an entry in `exceptions` got consecutive
-    sequences from `first_seq` on; the others carry their whole reply, or several."""
-
-    group: int
-    session: int
-    number: int
-    first_seq: int
-    exceptions: list[tuple[int, bytes]]
-    # Not zero: the batch was not applied. A number is the one to go on with; STALE_SESSION says
-    # that a later run of this node has published already.
-    expected: int = 0
-
-
-@dataclass(slots=True)
-class PublishBatch:
-    number: int
-    block: bytes
-    replies: ReplyColumn
-    # (first row, row behind the last, has replies); rows of one connection stay together
-    spans: list[tuple[int, int, bool]]
-    rows: int
-    fast: list[FastSpan] = field(default_factory=list)  # rows of fast batches
-    doubts: int = 0  # how often it was sent before the stream was known to know our session
+# Group, session, number, batch: to the leader, if one is known. It may be lost on the way.
+Transmit = Callable[[int, int, int, PublishBatch], None]
 
 
 @dataclass(slots=True)
 class Outbox:
-    """The sink of a stream's subjects on one node."""
+    """The sink that the router delivers a stream's publishes to."""
 
     stream: bytes
     group: int
-    session: int
+    core: OutboxCore
     account: Account
-    router: Router
-    transmit: Callable[[Outbox, PublishBatch], None]  # to the leader, if there is one
-    silent: bool  # no_ack: nothing is ever answered
-    no_room: Callable[[int], bool] = lambda _group: False  # the leader's disk is full
+    router: ReplyRouter
+    transmit: Transmit
+    silent: bool  # no_ack: publishers get no answer
+    disk_refuses: Callable[[int], bool] = lambda _group: False
     stored_as: Callable[[bytes], tuple[bytes, bool]] = lambda subject: (subject, False)
     ack_extra: bytes = b""
     kind: SinkKind = SinkKind.STREAM
-    closed: bool = False
-    held_bytes: int = 0
-    in_flight: deque[PublishBatch] = field(default_factory=deque)
-    _waiting: deque[PublishBatch] = field(default_factory=deque)  # sealed, not sent yet
     _builder: BlockBuilder = field(default_factory=BlockBuilder)
     _replies: ReplyColumn = field(default_factory=ReplyColumn)
     _spans: list[tuple[int, int, bool]] = field(default_factory=list)
-    _next_number: int = 1
-    _known: bool = False  # the stream has answered a batch of this session
+    _last_origin: PublishingConnection | None = None  # the connection of the last span
     _scheduled: bool = False
-    _last_origin: PublishingConnection | None = None  # whose rows the last span holds
-    _paused: dict[PublishingConnection, None] = field(default_factory=dict)
-    _resend_timer: asyncio.TimerHandle | None = None
-    _resend_after_s: float = RESEND_AFTER_S
+    _timer: asyncio.TimerHandle | None = None
+    _timer_at_s: float | None = None
     _acks: PubAcks = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,10 +74,11 @@ class Outbox:
 
     @property
     def unanswered(self) -> bool:
-        return bool(self.in_flight or self._waiting or self._builder.rows)
+        return self.core.unanswered or bool(self._builder.rows)
 
     def answers(self, reply: bytes) -> bool:
-        """Of a fast batch not every message is answered."""
+        """Whether every message with this reply subject is answered. In a fast batch not every
+        one is."""
         return not self.silent and not reply.endswith(FAST_SUFFIX)
 
     # -- collecting -----------------------------------------------------------------------------
@@ -125,9 +91,10 @@ class Outbox:
         stop: int,
         origin: PublishingConnection | None,
     ) -> bool:
-        if self.closed:
+        core = self.core
+        if core.closed:
             return False
-        if self.no_room(self.group):
+        if self.disk_refuses(self.group):
             self._refuse(run, start, stop)
             return True
         rows = stop - start
@@ -142,12 +109,18 @@ class Outbox:
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
-        if self.held_bytes + self._builder.nbytes > HELD_BYTES_MAX and origin is not None:
-            self._pause(origin)
+        if core.overfull and origin is not None:
+            self._perform(core.pause(origin))
         return True
 
+    def deliver(
+        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> bool:
+        return self.deliver_run(sub, PubRun.of([(subject, reply, headers, payload)]), 0, 1, None)
+
     def _refuse(self, run: PubRun, start: int, stop: int) -> None:
-        """Not even numbered: what is refused here was never proposed and cannot be stored later."""
+        """Answer with an error. The error is definite: the publishes get no batch number, so they
+        are never proposed and cannot be stored later."""
         if self.silent:
             return
         refused = JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
@@ -175,14 +148,14 @@ class Outbox:
     def _append_sliced(
         self, run: PubRun, start: int, stop: int, origin: PublishingConnection | None
     ) -> None:
-        """As many rows as fit, then the next batch: no batch outgrows its bounds."""
+        """Append as many rows as fit, seal, and go on: no batch exceeds its bounds."""
         longest = max(len(subject) for subject, _, _ in run.segments(start, stop))
         per_row = ROW_BYTES + longest
         while start < stop:
             room = BATCH_BYTES_MAX - self._builder.nbytes - PADDING_BYTES
             end = min(stop, start + BATCH_ROWS_MAX - self._builder.rows)
             fits = start
-            while fits < end:  # the last row that fits, by halving
+            while fits < end:  # bisect for the last row that fits
                 middle = (fits + end + 1) // 2
                 if run.size(start, middle) + per_row * (middle - start) <= room:
                     fits = middle
@@ -195,210 +168,118 @@ class Outbox:
             self._append(run, start, fits, origin)
             start = fits
 
-    def deliver(
-        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
-    ) -> bool:
-        return self.deliver_run(sub, PubRun.of([(subject, reply, headers, payload)]), 0, 1, None)
-
-    def _turn(self) -> None:
-        self._scheduled = False
-        if not self.closed:
-            self._send_waiting()
-
-    def _send_waiting(self) -> None:
-        while True:
-            upcoming = self._waiting[0].number if self._waiting else self._next_number
-            if self.in_flight and upcoming >= self.in_flight[0].number + IN_FLIGHT_MAX:
-                break
-            if not self._waiting:
-                if not self._builder.rows:
-                    break
-                self._seal()
-            batch = self._waiting.popleft()
-            self.in_flight.append(batch)
-            self._send(batch)
-        if self._resend_timer is None:
-            self._arm()
-
     def _seal(self) -> None:
         replies = self._replies
         marked = replies.ending(FAST_SUFFIX)
         batch = PublishBatch(
-            number=self._next_number,
             block=self._builder.build(seal=False),
             replies=replies,
             spans=self._spans,
             rows=self._builder.rows,
             fast=fast_spans((row, replies.get(row)) for row in marked) if marked else [],
         )
-        self._next_number += 1
+        self._start_block()
+        self.core.enqueue(batch)
+
+    def _start_block(self) -> None:
         self._builder = BlockBuilder()
         self._replies = ReplyColumn()
         self._spans = []
         self._last_origin = None
-        self.held_bytes += len(batch.block)
-        self._waiting.append(batch)
 
-    # -- answers --------------------------------------------------------------------------------
+    # -- inputs of the core ---------------------------------------------------------------------
 
-    def answered(self, answer: Published) -> None:
-        """The leader's answer; answers of an earlier leader may come late or twice."""
-        if answer.session != self.session:
+    def _turn(self) -> None:
+        """Send what was collected in this turn of the loop."""
+        self._scheduled = False
+        core = self.core
+        if core.closed:
             return
-        if answer.expected:
-            self._out_of_order(answer)
-            return
-        batch = next((b for b in self.in_flight if b.number == answer.number), None)
-        if batch is None:
-            return
-        if not answer.first_seq and len(answer.exceptions) < batch.rows:
-            return  # names no sequence: nothing was stored, so nothing may be acked
-        self._known = True
-        overtaken = batch is not self.in_flight[0]
-        self._let_go(batch)
-        if self._resend_after_s > RESEND_AFTER_S:  # the timer was set when nobody answered
-            self._resend_after_s = RESEND_AFTER_S
+        if self._builder.rows and core.window_open:
+            self._seal()
+        self._perform(core.send(asyncio.get_running_loop().time()))
+
+    def answered(self, answer: BatchAnswer) -> None:
+        """The leader's answer to a batch."""
+        core = self.core
+        now_s = asyncio.get_running_loop().time()
+        effects = core.answered(answer, now_s)
+        if self._builder.rows and core.window_open and not core.closed:
+            self._seal()
+            effects += core.send(now_s)
+        self._perform(effects)
+
+    def resend(self) -> None:
+        """The leader changed, or the link to it was restored."""
+        self._perform(self.core.resend(asyncio.get_running_loop().time()))
+
+    def removed(self) -> None:
+        """The stream was deleted."""
+        if self._builder.rows:
+            self._seal()
+        self._perform(self.core.removed())
+
+    def close(self) -> None:
+        self._start_block()
+        self._perform(self.core.close())
+
+    def _due(self) -> None:
+        deadline_s = self._timer_at_s
+        assert deadline_s is not None
+        self._timer = self._timer_at_s = None
+        # A loop may call a timer up to one clock tick early; for the core the deadline has passed.
+        self._perform(self.core.tick(max(deadline_s, asyncio.get_running_loop().time())))
+
+    # -- effects of the core --------------------------------------------------------------------
+
+    def _perform(self, effects: Iterable[OutboxEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case TransmitBatch():
+                    self.transmit(self.group, effect.session, effect.number, effect.batch)
+                case AcknowledgeBatch():
+                    if not self.silent:
+                        self._acks.acknowledge(effect.batch, effect.answer)
+                case _:
+                    self._perform_rare(effect)
+        if self.core.deadline_s != self._timer_at_s:
             self._arm()
-        if not self.silent:
-            self._acks.acknowledge(batch, answer)
-        if overtaken:
-            # A leader answers in order. What comes before was dropped by a replica that did not
-            # lead yet, or its answer was lost with a leader that did no more.
-            for earlier in [b for b in self.in_flight if b.number < answer.number]:
-                self._send(earlier)
-        self._send_waiting()
-        self._resume()
 
-    def _let_go(self, batch: PublishBatch) -> None:
-        self.in_flight.remove(batch)
-        self.held_bytes -= len(batch.block)
+    def _perform_rare(self, effect: OutboxEffect) -> None:
+        match effect:
+            case AnswerNoResponders():
+                if not self.silent:
+                    self._acks.no_responders(effect.batch)
+            case PausePublisher():
+                effect.publisher.pause_reading()
+            case ResumePublisher():
+                effect.publisher.resume_reading()
+            case ResultLost():
+                self._log_result_lost(effect)
+            case SessionRefused():
+                self._start_block()
+                self._log_session_refused(effect)
 
-    def _out_of_order(self, answer: Published) -> None:
-        """The leader expects another batch first: send everything again, in order.
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline_s = self._timer_at_s = self.core.deadline_s
+        if deadline_s is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline_s, self._due)
 
-        Every batch behind a lost one is answered so. The last of these answers shows that the
-        leader has seen them all; sending again for each would send all of them many times."""
-        if answer.expected == STALE_SESSION:
-            self._give_up()
-            return
-        if answer.expected > answer.number:
-            self._forgotten(answer.number)
-            return
-        if not self.in_flight or self.in_flight[0].number > answer.expected:
-            self._asked_again(answer)
-            return
-        if answer.number == self.in_flight[-1].number:
-            self.resend()
-
-    def _asked_again(self, answer: Published) -> None:
-        """It asks for what is answered already: the refusal is late, or the stream was kept in
-        memory only and has forgotten us. It is late only if it refuses a sending from before we
-        were known; each sending is refused once at most."""
-        batch = next((b for b in self.in_flight if b.number == answer.number), None)
-        if batch is None or answer.expected != 1:
-            return
-        if batch.doubts:
-            batch.doubts -= 1
-            return
-        self.session += 1  # answers to the numbers of before mean nothing any more
-        self._known = False
-        self._next_number = 1
-        for unanswered in (*self.in_flight, *self._waiting):
-            unanswered.number, unanswered.doubts = self._next_number, 0
-            self._next_number += 1
-        self.resend()
-
-    def _forgotten(self, number: int) -> None:
-        """It was applied, and what became of it is known to nobody: asking again is no use."""
-        batch = next((b for b in self.in_flight if b.number == number), None)
-        if batch is None:
-            return  # a repeat of one that is answered
+    def _log_result_lost(self, fact: ResultLost) -> None:
         logger.error(
             "stream %s: the result of batch %d is no longer known, %d publishes stay unanswered",
             self.stream.decode(errors="replace"),
-            number,
-            batch.rows,
+            fact.number,
+            fact.rows,
         )
-        self._let_go(batch)
-        self._send_waiting()
-        self._resume()
 
-    def _give_up(self) -> None:
-        """Another process runs under this node's name, and it is the later one."""
+    def _log_session_refused(self, fact: SessionRefused) -> None:
         logger.error(
             "stream %s: publishes of this server are refused, a later run of the same server "
             "name has published; %d batches are dropped unanswered",
             self.stream.decode(errors="replace"),
-            len(self.in_flight) + len(self._waiting),
+            fact.batches,
         )
-        self.close()
-
-    # -- leaders come and go --------------------------------------------------------------------
-
-    def resend(self) -> None:
-        """Send every unanswered batch again, in order: the leader changed or a link broke."""
-        self._resend_after_s = RESEND_AFTER_S
-        self._send_again()
-
-    def _send_again(self) -> None:
-        for batch in list(self.in_flight):
-            self._send(batch)
-        self._arm()
-
-    def _send(self, batch: PublishBatch) -> None:
-        batch.doubts += not self._known
-        self.transmit(self, batch)
-
-    def _arm(self) -> None:
-        if self._resend_timer is not None:
-            self._resend_timer.cancel()
-            self._resend_timer = None
-        if self.in_flight and not self.closed:
-            oldest = self.in_flight[0].number
-            loop = asyncio.get_running_loop()
-            self._resend_timer = loop.call_later(self._resend_after_s, self._overdue, oldest)
-
-    def _overdue(self, oldest: int) -> None:
-        self._resend_timer = None
-        if self.in_flight and self.in_flight[0].number == oldest:
-            self._resend_after_s = min(self._resend_after_s * 2, RESEND_AFTER_MAX_S)
-            self._send_again()
-        else:
-            self._arm()
-
-    # -- back-pressure --------------------------------------------------------------------------
-
-    def _pause(self, origin: PublishingConnection) -> None:
-        if origin not in self._paused:
-            origin.pause_reading()
-            self._paused[origin] = None
-
-    def _resume(self) -> None:
-        if self._paused and self.held_bytes + self._builder.nbytes <= HELD_BYTES_MAX // 2:
-            paused, self._paused = self._paused, {}
-            for connection in paused:
-                connection.resume_reading()
-
-    def removed(self) -> None:
-        """The stream is gone, and with it whatever of this it had stored."""
-        if self._builder.rows:
-            self._seal()
-        unanswered = [*self.in_flight, *self._waiting]
-        self.close()
-        if not self.silent:
-            for batch in unanswered:
-                self._acks.no_responders(batch)
-
-    def close(self) -> None:
-        """No more is sent; publishers that wait learn by their own timeouts."""
-        self.closed = True
-        if self._resend_timer is not None:
-            self._resend_timer.cancel()
-            self._resend_timer = None
-        self.in_flight.clear()
-        self._waiting.clear()
-        self.held_bytes = 0
-        self._builder = BlockBuilder()
-        self._replies = ReplyColumn()
-        self._spans = []
-        self._resume()

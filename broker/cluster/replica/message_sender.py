@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, cast
 
-from broker.cluster.peers.interest import CHANNEL_DELIVER, DeliverFrame, PeerSink, encode_frame
+from broker.cluster.peers.channels import CHANNEL_DELIVER
+from broker.cluster.peers.interest import DeliverFrame
+from broker.cluster.peers.peer_sink import PeerSink, encode_frame
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.effects import Deliver
 from broker.store.block.block import encode_deliveries

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.proposals import Proposals
-from broker.cluster.publish.outbox import STALE_SESSION, Published
+from broker.cluster.publish.publish_batch import STALE_SESSION, BatchAnswer
 from broker.cluster.replica.leadership import Leadership
 from broker.jetstream.api.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.commands import stream_commands as commands
@@ -386,7 +386,7 @@ class Replica:
         if self.leading is None and self._won is None:
             return
         if isinstance(result, OutOfOrder):
-            answer = Published(
+            answer = BatchAnswer(
                 self.group,
                 result.session,
                 result.batch_no,
@@ -394,14 +394,14 @@ class Replica:
                 [],
                 expected=result.expected or STALE_SESSION,
             )
-            self.node.publishing.answer(NodeId(result.origin), answer)
+            self.node.answers.send(NodeId(result.origin), answer)
             return
         assert isinstance(result, PublishResult)
         exceptions = [(row, self._reply(what)) for row, what in result.exceptions]
-        answer = Published(
+        answer = BatchAnswer(
             self.group, result.session, result.batch_no, result.first_seq, exceptions
         )
-        self.node.publishing.answer(NodeId(result.origin), answer)
+        self.node.answers.send(NodeId(result.origin), answer)
 
     def _reply(self, what: RowAnswer) -> bytes:
         if isinstance(what, Staged):

@@ -1,4 +1,4 @@
-"""The answers of a leader on their way to the publishers."""
+"""Acks: in bulk where one inbox gets them all, one by one otherwise."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_segments_of_one_connection_are_acked_together() -> None:
 
 
 @pytest.mark.parametrize("reason", ["watchful", "limited", "queue", "two", "literal"])
-def test_anything_else_than_one_plain_inbox_is_acked_one_by_one(reason: str) -> None:
+def test_without_exactly_one_plain_inbox_rows_are_acked_one_by_one(reason: str) -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client(b"_INBOX.c.*", b"5")
@@ -150,7 +150,7 @@ def test_a_batch_of_refused_rows_only_is_answered() -> None:
         await turns()
         bench.answer(1, 0, [(0, b'{"a":1}'), (1, b'{"b":2}')])
         assert [body for _, body in bodies(client)] == [{"a": 1}, {"b": 2}]
-        assert not bench.outbox.in_flight
+        assert not bench.core.in_flight
 
     run(test())
 
@@ -166,7 +166,7 @@ def test_an_answer_without_a_sequence_acks_nothing() -> None:
         bench.answer(1, 0)
         bench.answer(1, 0, [(0, b"{}")])
         assert (client.got, client.encoded) == ([], [])
-        assert [batch.number for batch in bench.outbox.in_flight] == [1]
+        assert [batch.number for batch in bench.core.in_flight] == [1]
 
     run(test())
 
@@ -182,12 +182,12 @@ def test_a_stream_without_acks_stays_silent() -> None:
         await turns()
         bench.answer(2, 3)
         assert (client.got, client.encoded) == ([], [])
-        assert bench.outbox.held_bytes == 0
+        assert bench.core.held_bytes == 0
 
     run(test())
 
 
-def test_a_client_that_left_is_missed_by_nobody() -> None:
+def test_acks_to_a_disconnected_client_are_dropped() -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()
@@ -201,6 +201,6 @@ def test_a_client_that_left_is_missed_by_nobody() -> None:
         bench.publish(client, 1)
         await turns()
         bench.answer(2, 2)
-        assert not bench.outbox.in_flight
+        assert not bench.core.in_flight
 
     run(test())

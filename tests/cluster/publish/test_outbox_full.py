@@ -1,4 +1,4 @@
-"""Publishes that would meet a full disk: refused before they are numbered."""
+"""Publishes to a full disk are refused before they get a batch number."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tests.support.outbox_rig import Bench, bodies
 REFUSED = {"code": 503, "err_code": 10023, "description": "insufficient resources"}
 
 
-def test_a_full_disk_refuses_at_once_and_what_came_before_stays_in_flight() -> None:
+def test_a_full_disk_refuses_at_once_and_earlier_batches_stay_in_flight() -> None:
     async def work() -> None:
         bench = Bench()
         client = bench.client()
         bench.publish(client, 1)
         await asyncio.sleep(0)
-        bench.outbox.no_room = lambda _group: True
+        bench.outbox.disk_refuses = lambda _group: True
         bench.publish(client, 2)
         bench.publish(client, 1, reply=b"")
         await asyncio.sleep(0)
         body = {"error": REFUSED, "stream": "ORDERS", "seq": 0}
         assert bodies(client) == [(b"_INBOX.c.0", body), (b"_INBOX.c.1", body)]
         assert bench.numbers == [1]
-        bench.outbox.no_room = lambda _group: False
+        bench.outbox.disk_refuses = lambda _group: False
         bench.publish(client, 1)
         await asyncio.sleep(0)
         assert bench.numbers == [1, 2]
@@ -30,11 +30,11 @@ def test_a_full_disk_refuses_at_once_and_what_came_before_stays_in_flight() -> N
     asyncio.run(work())
 
 
-def test_a_stream_that_never_answers_does_not_answer_then() -> None:
+def test_a_stream_without_acks_sends_no_error_either() -> None:
     async def work() -> None:
         bench = Bench(silent=True)
         client = bench.client()
-        bench.outbox.no_room = lambda _group: True
+        bench.outbox.disk_refuses = lambda _group: True
         bench.publish(client, 2)
         await asyncio.sleep(0)
         assert bodies(client) == []
