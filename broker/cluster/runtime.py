@@ -104,10 +104,10 @@ class Runtime:
 
     async def hand_over(self) -> None:
         if self.jetstream is not None:
-            await self.jetstream.node.leave()
+            await self.jetstream.hand_over()
 
     def all_answered(self) -> bool:
-        return self.jetstream is None or self.jetstream.node.outboxes.all_answered()
+        return self.jetstream is None or self.jetstream.all_answered()
 
     def serve_elsewhere(self) -> bool:
         return self.mesh is not None and any(peer.connected for peer in self.mesh.peers())
@@ -122,7 +122,7 @@ class Runtime:
         if self.mesh is not None:
             self.mesh.tell(urls=[], ws_urls=[])
         if self.jetstream is not None:
-            self.jetstream.node.hand_over()
+            self.jetstream.lame_duck()
 
     # -- what the server and its monitor ask ----------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""Reading single messages: MSG.GET and the forms of DIRECT.GET.
+"""Finding the messages of MSG.GET and DIRECT.GET requests, and encoding direct answers.
 
-Owns: how a selector finds its message, and the headers a direct answer carries.
+Owns: how a request selects its messages, and the headers of a direct answer.
 May not touch: anything but a store; these are pure functions.
-Spec: JetStream sheet 1.5, 1.6."""
+Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from broker.wire import headers as wire_headers
 
 Answer = tuple[bytes, bytes]  # headers, payload
 MULTI_LAST_MAX = 1024
-# One answer is made in one turn of the loop: a longer batch ends early, and its end says how much
-# is left, so a client that wants more asks again.
+# An answer is built in one turn of the loop: a longer batch ends early. Its last message says how
+# many messages are left, so a client that wants more asks again.
 BATCH_ROWS_MAX = 2048
 BATCH_BYTES_MAX = 8 << 20
 _LINES = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n"
@@ -67,8 +67,8 @@ def shown(message: StoredMessage, *, no_hdr: bool) -> StoredMessageInfo:
 
 
 def last_of_subject(stream: Stream, subject: bytes) -> Answer:
-    """What a request for the last message of one subject, and nothing else, gets: most gets of
-    a key-value bucket. The subject has no wildcard."""
+    """The answer to a request for the last message of one subject, without other conditions: most
+    gets of a key-value bucket. The subject has no wildcard."""
     found = stream.store.last_row(subject)
     if found is None:
         return MESSAGE_NOT_FOUND.header, b""

@@ -1,12 +1,11 @@
-"""The meta group on this node: its Raft state machine and the requests it takes as leader.
+"""The meta group on this node: the Raft state machine around the table of assignments.
 
-Owns: the replicated Meta, its record on disk, and who waits for a change of it.
-May not touch: streams; it reports assignments that came, changed or went.
-Spec: DESIGN section 6."""
+Owns: changes of the assignment table, its record on disk, and the callers that wait for a change.
+May not touch: streams; it reports assignments that were added, changed or removed.
+Spec: docs/ARCHITECTURE.md, "What is on disk"."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,14 +39,14 @@ NOTHING = Index(0)
 class MetaGroup:
     """Implements raft.StateMachine."""
 
+    meta: AssignmentTable
     state_db: StateDb
     host: Host
     on_assigned: Callable[[Assignment], None]
     on_reconfigured: Callable[[Assignment], None]
     on_removed: Callable[[Assignment], None]
     on_leader: Callable[[NodeId | None], None]
-    on_written: Callable[[], None]  # changes are rare, and a restart needs them at once
-    meta: AssignmentTable = field(default_factory=AssignmentTable)
+    on_written: Callable[[], None]  # changes are rare, and a restart needs them: flush soon
     leader: NodeId | None = None
     leader_since_ns: int = 0
     is_leader: bool = False
@@ -55,12 +54,15 @@ class MetaGroup:
     _flushed: Index = NOTHING
 
     def load(self) -> None:
-        """Take up the record of an earlier run; what is newer comes back from the log."""
+        """Load the record of an earlier run; the log replays what is newer."""
         record = self.state_db.files(META_GROUP).get(RECORD, 0)
-        self.meta = AssignmentTable()
-        if record is not None:
-            self.meta.load_dump(record)
+        self.meta.load_dump(record)
         self._flushed = self.meta.applied
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether everything applied is on this node's disk and would survive a restart."""
+        return self._flushed >= self.meta.applied
 
     async def propose(self, command: MetaCommand) -> MetaResult:
         """The result of the applied command. Raises NotLeader or LostLeadership."""
@@ -80,10 +82,13 @@ class MetaGroup:
             self._report(entry.index, command, result)
             self._waiting.applied(entry.term, entry.index, result)
         self._waiting.passed(entries[-1].index)
+        self._write_record()
+        self.on_written()
+
+    def _write_record(self) -> None:
         batch = self.state_db.begin()
         batch.put(key(META_GROUP, RECORD, 0), self.meta.dump())
         self.state_db.write(batch)
-        self.on_written()
 
     def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None:
         self.leader, self.is_leader = leader, ours
@@ -94,7 +99,7 @@ class MetaGroup:
 
     def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
         before = {(a.account, a.name): a for a in self.meta}
-        self._waiting.cancel()  # the snapshot may hold what they wait for, or not
+        self._waiting.cancel()  # whether the snapshot includes their entries is unknown
         self.meta.load_dump(b"".join(chunks))
         after = {(a.account, a.name): a for a in self.meta}
         for place, old in before.items():
@@ -107,9 +112,7 @@ class MetaGroup:
                 self.on_assigned(new)
             elif known != new:
                 self.on_reconfigured(new)
-        batch = self.state_db.begin()
-        batch.put(key(META_GROUP, RECORD, 0), self.meta.dump())
-        self.state_db.write(batch)
+        self._write_record()
 
     def durable_index(self) -> Index:
         return self._flushed
@@ -131,7 +134,7 @@ class MetaGroup:
             return
         match command:
             case AssignStream():
-                if result.group == FIRST_STREAM_GROUP + index:  # else it existed already
+                if result.group == FIRST_STREAM_GROUP + index:  # otherwise it existed already
                     self.on_assigned(result)
             case ReconfigureStream() | RecordMembers():
                 self.on_reconfigured(result)
@@ -141,14 +144,3 @@ class MetaGroup:
                     self.on_assigned(result)
             case RemoveStream():
                 self.on_removed(result)
-
-
-async def eventually(check: Callable[[], bool], *, timeout_s: float, every_s: float = 0.02) -> bool:
-    """Wait for a condition that no event announces. False when it did not come in time."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while not check():
-        if loop.time() > deadline:
-            return False
-        await asyncio.sleep(every_s)
-    return True

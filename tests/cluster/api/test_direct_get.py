@@ -9,14 +9,15 @@ from typing import Any, cast
 import pytest
 
 from broker.accounts import Account
-from broker.cluster.api.bulk_get import answer_gets
 from broker.cluster.api.direct_get import direct_get, last_of_subject
+from broker.cluster.api.message_gets import MessageGets
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.stream.stream import Stream
 from broker.server.routing.router import Router
 from broker.store.messages import MessageStore
 from broker.subjects import SinkKind, Subscription
 from broker.wire import PubRun
+from raft import NodeId
 
 HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"
 
@@ -87,10 +88,15 @@ def asked(
     sink = cast(Any, who)
     account.subs.insert(Subscription(sink=sink, account=account, subject=subscribed, sid=b"7"))
     group = SimpleNamespace(group=1, config=SimpleNamespace(allow_direct=True))
-    node = SimpleNamespace(
-        meta=SimpleNamespace(get=lambda account, name: group if name == "S" else None),
-        replicas={1: SimpleNamespace(stream=stream, leading=object(), reads_are_current=current)},
-        server=SimpleNamespace(router=Router()),
+    replica = SimpleNamespace(stream=stream, reads_are_current=current)
+    service = MessageGets(
+        node=NodeId(1),
+        router=Router(),
+        assignments=cast(Any, SimpleNamespace(get=lambda _, name: group if name == "S" else None)),
+        replicas=cast(Any, SimpleNamespace(led={1: replica}.get)),
+        leader_api=cast(Any, None),
+        calls=cast(Any, None),
+        disk_failed=lambda: False,
     )
     run = PubRun.of([(b"$JS.API.DIRECT.GET." + s, reply, b"", body) for s, reply, body in gets])
     passed: list[int] = []
@@ -100,8 +106,8 @@ def asked(
         who.log.append(("passed on", row))
         return run.message(row)[0].startswith(b"$JS.API.DIRECT.GET.S")
 
-    reached, missing = answer_gets(
-        cast(Any, node), account, run, 0, len(run), deadline=math.inf, otherwise=otherwise
+    reached, missing = service.answer_run(
+        account, run, 0, len(run), deadline=math.inf, otherwise=otherwise
     )
     assert reached == len(run)
     return who, passed, missing

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.cluster.api import bulk_get as gets
+from broker.cluster.api import message_gets as gets
 from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.replica import leadership as leading
 from broker.cluster.runtime import Runtime

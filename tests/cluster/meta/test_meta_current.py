@@ -9,14 +9,15 @@ from typing import cast
 import pytest
 
 from broker.accounts import Account
-from broker.cluster.api.jetstream_api import ApiCall, ApiService
+from broker.cluster.api.jetstream_api import ApiService
+from broker.cluster.api.leader_calls import ApiCall
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
-from broker.cluster.node import JetStreamNode
-from broker.cluster.observe.asset_info import cluster_info
+from broker.cluster.observe.asset_info import AssetInfo
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import Rpc
 from broker.cluster.replica.replica import Replica
+from broker.jetstream.api.info import ApiStats
 from broker.jetstream.api.subjects import parse_api_subject
 from raft import NodeId
 from tests.support.cluster_fakes import run, turns
@@ -86,14 +87,18 @@ def test_creates_and_restores_are_decided_by_a_table_that_is_current(
         async def current() -> None:
             order.append("current")
 
-        async def here(_call: ApiCall) -> bytes:
+        async def answer(_call: ApiCall, _stats: ApiStats) -> bytes:
             order.append("decided")
             return b"{}"
 
         request = parse_api_subject(subject, domain=b"")
         assert request is not None
-        node = SimpleNamespace(meta_calls=SimpleNamespace(current=current))
-        service = SimpleNamespace(node=node, _here=here, _tell=lambda *_, **__: None)
+        service = SimpleNamespace(
+            meta_requests=SimpleNamespace(current=current),
+            streams=SimpleNamespace(answer=answer),
+            statistics=ApiStats,
+            _reply=lambda *_, **__: None,
+        )
         call = ApiCall(Account("$G"), request, subject, b"reply", b"", b"{}")
         await ApiService._answer(cast(ApiService, service), call)
         assert order == (["current", "decided"] if waits else ["decided"])
@@ -105,12 +110,12 @@ def test_creates_and_restores_are_decided_by_a_table_that_is_current(
 def test_a_follower_names_the_leader_it_knows_and_not_itself(
     leader: NodeId | None, named: str
 ) -> None:
-    node = SimpleNamespace(
-        members=[US, LEADER, OTHER],
+    names = {US: "one", LEADER: "two", OTHER: "three"}
+    there = SimpleNamespace(
+        members=SimpleNamespace(clustered=True, name=names.get),
         leader=lambda _group: leader,
-        member_name={US: "one", LEADER: "two", OTHER: "three"}.get,
-        mesh=SimpleNamespace(cluster="C", name="one"),
+        links=SimpleNamespace(cluster="C", name="one"),
     )
     replica = SimpleNamespace(leading=None, group=7)
-    info = cluster_info(cast(JetStreamNode, node), cast(Replica, replica))
+    info = AssetInfo.cluster(cast(AssetInfo, there), cast(Replica, replica))
     assert (info.name, info.leader, info.replicas) == ("C", named, ())

@@ -10,9 +10,9 @@ import pytest
 
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.replica.reconfiguration import (
-    LEVEL_WITHIN,
+    CAUGHT_UP_WITHIN,
     Change,
-    HandOver,
+    HandOverTo,
     Record,
     Wait,
     next_step,
@@ -62,8 +62,8 @@ def test_nothing_to_do() -> None:
 def test_new_members_learn_before_anything_is_recorded() -> None:
     target = assigned(A, B, C, members=(A,))
     assert step(seen(A), target) == Change((A,), (B, C))
-    assert isinstance(step(seen(A, learners=(B, C), lag=LEVEL_WITHIN + 1), target), Wait)
-    assert step(seen(A, learners=(B, C), lag=LEVEL_WITHIN), target) == Record((A, B, C))
+    assert isinstance(step(seen(A, learners=(B, C), lag=CAUGHT_UP_WITHIN + 1), target), Wait)
+    assert step(seen(A, learners=(B, C), lag=CAUGHT_UP_WITHIN), target) == Record((A, B, C))
 
 
 def test_new_members_vote_when_it_is_recorded_that_they_do() -> None:
@@ -107,8 +107,8 @@ def test_one_thing_at_a_time(status: CoreStatus) -> None:
 
 def test_a_leader_that_shall_leave_hands_over_first() -> None:
     target = assigned(B, C, members=(A, B, C))
-    assert step(seen(A, B, C), target) == HandOver(B)
-    assert step(seen(A, B, C), target, away=B) == HandOver(C)
+    assert step(seen(A, B, C), target) == HandOverTo(B)
+    assert step(seen(A, B, C), target, away=B) == HandOverTo(C)
     assert step(seen(B, A, C, leader=B), target) == Change((B, C))
 
 
@@ -147,7 +147,7 @@ def test_from_wherever_it_is_the_group_gets_there(seed: int) -> None:
             case Record(members=members):
                 recorded = [int(member) for member in members]
                 assignment = msgspec.structs.replace(assignment, members=recorded)
-            case HandOver(to=heir):
+            case HandOverTo(to=heir):
                 leader = heir
             case None if turn >= 100:
                 break
