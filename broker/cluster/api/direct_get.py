@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import islice
+from typing import Protocol
 
 from broker.jetstream.api.info import StoredMessageInfo
 from broker.jetstream.api.requests import (
@@ -18,8 +19,8 @@ from broker.jetstream.api.requests import (
     StatusAnswer,
     parse_direct_get,
 )
+from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.times import rfc3339
 from broker.store.messages import MessageStore, StoredMessage
 from broker.subjects import has_wildcard
@@ -32,6 +33,13 @@ MULTI_LAST_MAX = 1024
 BATCH_ROWS_MAX = 2048
 BATCH_BYTES_MAX = 8 << 20
 _LINES = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n"
+
+
+class ReadableStream(Protocol):
+    @property
+    def config(self) -> StreamConfig: ...
+    @property
+    def store(self) -> MessageStore: ...
 
 
 @lru_cache(maxsize=4096)  # messages stored together share their time
@@ -66,7 +74,7 @@ def shown(message: StoredMessage, *, no_hdr: bool) -> StoredMessageInfo:
     )
 
 
-def last_of_subject(stream: Stream, subject: bytes) -> Answer:
+def last_of_subject(stream: ReadableStream, subject: bytes) -> Answer:
     """The answer to a request for the last message of one subject, without other conditions: most
     gets of a key-value bucket. The subject has no wildcard."""
     found = stream.store.last_row(subject)
@@ -77,7 +85,9 @@ def last_of_subject(stream: Stream, subject: bytes) -> Answer:
     return wire_headers.add_lines(rows.headers(i), lines), rows.data(i)
 
 
-def direct_get(stream: Stream, subject: str, headers: bytes, payload: bytes) -> list[Answer]:
+def direct_get(
+    stream: ReadableStream, subject: str, headers: bytes, payload: bytes
+) -> list[Answer]:
     """Everything to send to the requester, in order."""
     if subject and not headers and not payload and not has_wildcard(subject.encode()):
         return [last_of_subject(stream, subject.encode())]

@@ -23,6 +23,7 @@ from broker.cluster.meta.assignments import AssignmentTable
 from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.observe.advisories import Advisories
 from broker.cluster.peers.rpc import CallFailed
+from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.info import ApiStats
 from broker.jetstream.api.requests import decode_request
@@ -43,7 +44,6 @@ from broker.wire import headers as wire_headers
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.server.routing.router import Router
 
 API_SUBJECTS = b"$JS.API.>"
 ACK_SUBJECTS = b"$JS.ACK.>"
@@ -84,7 +84,7 @@ class ApiService:
 
     domain: bytes
     strict: bool
-    router: Router
+    router: ReplyRouter
     account: Callable[[str], Account]
     assignments: AssignmentTable
     replicas: ReplicaTable

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -337,9 +336,8 @@ class LeaderApi:
             check_consumer_update(known.config, config, is_bound=bound)
 
     def _consumers(self, replica: Replica, kind: ApiKind, offset: int) -> bytes:
-        found: Mapping[str, object] = replica.stream.consumers
         visible = sorted(
-            (c for c in found.values() if isinstance(c, Consumer) and not is_internal(c.config)),
+            (c for c in replica.consumers() if not is_internal(c.config)),
             key=lambda consumer: consumer.name,
         )
         if kind is ApiKind.CONSUMER_NAMES:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from broker.cluster.api.direct_get import direct_get, last_of_subject
+from broker.cluster.api.direct_get import ReadableStream, direct_get, last_of_subject
 from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.api.leader_calls import ApiCall, LeaderCalls, decode_api_call
 from broker.cluster.meta.assignments import Assignment, AssignmentTable
@@ -29,7 +29,6 @@ from raft import NodeId
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.jetstream.stream.stream import Stream
     from broker.server.client.client_sink import ClientSink
     from broker.server.routing.router import Router
 
@@ -110,7 +109,7 @@ class MessageGets:
         answers = _Answers(self.router, account)
         missing: list[int] = []
         current: bytes | None = None
-        stream: Stream | None = None
+        stream: ReadableStream | None = None
         unseen = 0  # bytes answered since the last look at the clock
         for row in range(start, stop):
             if unseen > LOOK_BYTES:
@@ -136,7 +135,7 @@ class MessageGets:
         answers.send()
         return stop, missing
 
-    def _led_here(self, account: str, name: bytes) -> Stream | None:
+    def _led_here(self, account: str, name: bytes) -> ReadableStream | None:
         """The stream, if it allows direct gets and this node can answer for it."""
         assignment = self.assignments.get(account, name.decode(errors="replace"))
         if assignment is None or not assignment.config.allow_direct:

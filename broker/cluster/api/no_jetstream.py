@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.jetstream.api.responses import encode_error
 from broker.jetstream.api.subjects import ApiKind, parse_api_subject
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -16,7 +17,6 @@ from broker.subjects import PublishingConnection, SinkKind, Subscription, collid
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.server.routing.router import Router
     from broker.wire import PubRun
 
 SUBJECTS = b"$JS.API.>"
@@ -27,7 +27,7 @@ _UNSERVED = (ApiKind.CONSUMER_MSG_NEXT, ApiKind.DIRECT_GET)  # these report no r
 class NoJetStream:
     """A SERVICE sink in an account."""
 
-    router: Router
+    router: ReplyRouter
     account: Account
     domain: bytes
     kind: SinkKind = SinkKind.SERVICE

@@ -17,6 +17,7 @@ from broker.cluster.api.leader_calls import LeaderCalls
 from broker.cluster.meta.assignments import AssignmentTable
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.rpc import CallFailed, CallRefused
+from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.strict_json import to_wire
@@ -28,7 +29,6 @@ from raft.host.group import GroupStatus
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.server.routing.router import Router
 
 _encode = msgspec.json.encode
 _asked = msgspec.msgpack.Decoder(tuple[str, str])
@@ -37,7 +37,7 @@ _asked = msgspec.msgpack.Decoder(tuple[str, str])
 @dataclass(slots=True)
 class PlanService:
     mesh: Mesh
-    router: Router
+    router: ReplyRouter
     account: Callable[[str], Account]
     assignments: AssignmentTable
     replicas: ReplicaTable

@@ -18,7 +18,6 @@ from broker.config.options import JetStreamOptions
 from broker.jetstream.api.info import ApiStats
 from broker.jetstream.config.api_levels import API_LEVEL
 from broker.jetstream.config.names import get_hash
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.strict_json import to_wire
 from broker.jetstream.times import rfc3339
 from broker.server.services import Document, Query
@@ -137,8 +136,7 @@ class JetStreamMonitor:
         if _asked(query, "consumers"):
             detail["consumer_detail"] = [
                 to_wire(self.info.consumer(replica, consumer, shown=False))
-                for consumer in replica.stream.consumers.values()
-                if isinstance(consumer, Consumer)
+                for consumer in replica.consumers()
             ]
         return detail
 

@@ -30,7 +30,7 @@ from broker.cluster.origins.origin_connection import (
 from broker.cluster.proposals import LostLeadership
 from broker.config.options import Remote
 from broker.jetstream.api.info import SourceInfo
-from broker.jetstream.config.stream_config import StreamSource
+from broker.jetstream.config.stream_config import StreamConfig, StreamSource
 from broker.jetstream.errors import ErrCode, ErrorBody, JetStreamError
 from broker.jetstream.stream.sourcing import SourceMapping
 from broker.store.block.block import BlockBuilder
@@ -39,7 +39,7 @@ from raft import GroupId, NotLeader, RaftError
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.jetstream.stream.stream import Stream
+    from broker.store.messages import MessageStore
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -59,6 +59,17 @@ class NotTaken(Exception):
     """The stream refused messages of its origin, for example because it is full."""
 
 
+class FilledState(Protocol):
+    """The applied state of the stream that is filled."""
+
+    @property
+    def config(self) -> StreamConfig: ...
+    @property
+    def store(self) -> MessageStore: ...
+    @property
+    def sources(self) -> Mapping[str, int]: ...
+
+
 class FilledStream(Protocol):
     """The replica of the stream that is filled, while this node leads it."""
 
@@ -69,7 +80,7 @@ class FilledStream(Protocol):
     @property
     def account(self) -> Account: ...
     @property
-    def stream(self) -> Stream: ...
+    def stream(self) -> FilledState: ...
     def stamp(self) -> int: ...
     def propose_raw(self, data: bytes) -> asyncio.Future[object]: ...
 

@@ -11,12 +11,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from struct import Struct as Packing
+from typing import Protocol
 
-from broker.jetstream.stream.stream import Stream
 from broker.store.files import POSITION, StateBatch, StateKeeper, key, wipe
 from raft import GroupId, Index, SnapshotMeta, Term
 
 _POSITION = Packing("<QQ")  # index, term
+
+
+class CheckpointedStream(Protocol):
+    @property
+    def applied(self) -> int: ...
+    def needs_checkpoint(self) -> bool: ...
+    def overdue(self) -> bool:
+        """A checkpoint has to be written now, prepared or not."""
+
+    def work_ahead(self) -> bool:
+        """Prepare a part of the next checkpoint. False when nothing is left to prepare."""
+
+    def checkpoint(self, batch: StateBatch) -> int:
+        """The bytes written."""
 
 
 class Checkpoints:
@@ -25,7 +39,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: CheckpointedStream,
         state: StateKeeper,
         group: GroupId,
         *,

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from broker.cluster.consumer_requests.forwarding import ForwardedAcks, ForwardedRequest
+from broker.cluster.replica.delivery_deadlines import DeliveryDeadlines
 from broker.cluster.replica.message_sender import MessageSender, SendFrame
 from broker.cluster.replica.push_interest import PushInterest
 from broker.jetstream.api.subjects import parse_api_subject
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 ACK_PREFIX = b"$JS.ACK."
 FLOW_PREFIX = b"$JS.FC."
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: %s\r\n\r\n"
-NEVER = 1 << 63
 EXPIRY_CHECK_MIN_NS = 250_000_000  # the age timer runs at most this often
 
 
@@ -97,12 +96,12 @@ class Leadership:
         self._account = replica.account
         self._services = services
         self._now_ns = services.now_ns
-        self._sender = MessageSender(services.router, services.send_frame, replica.account)
+        self._sender = MessageSender(
+            services.router, services.send_frame, replica.account, replica.name
+        )
         self._listening: dict[Delivery, None] = {}  # engines with clients that wait for messages
         self._dirty: dict[Delivery, None] = {}
-        self._timers: list[tuple[int, int, Delivery]] = []
-        self._armed: dict[Delivery, int] = {}  # the earliest entry of each engine in _timers
-        self._serial = count()
+        self._deadlines: DeliveryDeadlines[Delivery] = DeliveryDeadlines()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -180,7 +179,7 @@ class Leadership:
         del self.engines[name]
         self._listening.pop(engine, None)
         self._dirty.pop(engine, None)
-        self._armed.pop(engine, None)
+        self._deadlines.forget(engine)
         for subject, owner in list(self._watched.items()):
             if owner == name:
                 del self._watched[subject]
@@ -329,10 +328,7 @@ class Leadership:
         if proposal is not None:
             self._replica.propose_all(proposal.commands, proposal.confirms)
         for engine in pumped:
-            at = engine.next_deadline()
-            if at is not None and at < self._armed.get(engine, NEVER):
-                self._armed[engine] = at
-                heappush(self._timers, (at, next(self._serial), engine))
+            self._deadlines.update(engine)
         self._arm()
 
     def _pump(self, now: int) -> list[Delivery]:
@@ -356,7 +352,7 @@ class Leadership:
         for effect in effects:
             match effect:
                 case Deliver():
-                    self._sender.deliver(effect, engine.consumer)
+                    self._sender.deliver(effect, engine.consumer.name)
                 case StatusMessage():
                     self._sender.status(effect.to, effect.reply, effect.header)
                 case Confirm():
@@ -378,23 +374,18 @@ class Leadership:
     # -- timers ---------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        while self._timers and self._timers[0][2].consumer.name not in self.engines:
-            heappop(self._timers)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._timers:
-            delay = max(self._timers[0][0] - self._now_ns(), 0) / 1e9
+        at = self._deadlines.earliest()
+        if at is not None:
+            delay = max(at - self._now_ns(), 0) / 1e9
             self._timer = asyncio.get_running_loop().call_later(delay, self._due)
 
     def _due(self) -> None:
         self._timer = None
-        now = self._now_ns()
-        while self._timers and self._timers[0][0] <= now:
-            engine = heappop(self._timers)[2]
-            self._armed.pop(engine, None)
-            if self.engines.get(engine.consumer.name) is engine:
-                self._wake(engine)
+        for engine in self._deadlines.due(self._now_ns()):
+            self._wake(engine)
         if not self._scheduled:
             self._arm()
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 
 from broker.cluster.peers.channels import CHANNEL_DELIVER
 from broker.cluster.peers.interest import DeliverFrame, PeerSink, encode_frame
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.effects import Deliver
 from broker.store.block.block import encode_deliveries
 from broker.subjects import SinkKind, Subscription
@@ -32,16 +31,16 @@ Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
 class MessageSender:
     """Of one led stream."""
 
-    def __init__(self, router: Router, send_frame: SendFrame, account: Account) -> None:
+    def __init__(
+        self, router: Router, send_frame: SendFrame, account: Account, stream: str
+    ) -> None:
         self._router = router
         self._send_frame = send_frame
         self._account = account
+        self._ack_prefix = b"$JS.ACK.%b." % stream.encode()
 
-    def deliver(self, effect: Deliver, consumer: Consumer) -> None:
-        prefix = b"$JS.ACK.%b.%b" % (
-            consumer.stream.config.name.encode(),
-            consumer.name.encode(),
-        )
+    def deliver(self, effect: Deliver, consumer: str) -> None:
+        prefix = self._ack_prefix + consumer.encode()
         target = self._router.bulk(self._account, effect.to)
         if target is not None and not effect.headers_only and not effect.pin_id:
             sink = cast("ClientSink", target.sink)

@@ -15,16 +15,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from broker.accounts import Account
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.proposals import Proposals
-from broker.cluster.publish.publish_batch import STALE_SESSION, BatchAnswer
+from broker.cluster.publish.publish_answers import publish_answer
+from broker.cluster.publish.publish_batch import BatchAnswer
 from broker.cluster.replica.checkpoints import Checkpoints
 from broker.cluster.replica.leadership import DeliveryServices, Leadership
-from broker.jetstream.api.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.commands import stream_commands as commands
 from broker.jetstream.commands.publish_notes import NO_MARKS
 from broker.jetstream.commands.stream_commands import (
@@ -37,15 +35,6 @@ from broker.jetstream.config import Storage
 from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED
-from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import (
-    Duplicate,
-    OutOfOrder,
-    PublishResult,
-    Said,
-    Staged,
-)
-from broker.jetstream.publish.sessions import RowAnswer
 from broker.jetstream.stream.stream import Stream
 from broker.store.files import MemoryDb, StateKeeper
 from broker.store.segments import BlockCache
@@ -202,6 +191,9 @@ class Replica:
         """Without those that mirrors and sources create."""
         return sum(not is_internal(c.config) for c in self.stream.consumers.values())
 
+    def consumers(self) -> list[Consumer]:
+        return [c for c in self.stream.consumers.values() if isinstance(c, Consumer)]
+
     def could_serve(self, consumer: str) -> bool:
         """False only when this node leads and knows that there is no such consumer."""
         return self.leading is None or consumer in self.stream.consumers
@@ -283,7 +275,11 @@ class Replica:
             kind = entry.data[0]
             if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
                 stored = True
-                self._answer_publish(result)
+                if self.leading is not None or self._won is not None:
+                    origin, answer = publish_answer(
+                        result, group=self.group, stream=self.name, domain=self._services.domain
+                    )
+                    self._services.answer(origin, answer)
                 continue
             stored = stored or kind in _STORING_KINDS
             if kind in _CONSUMER_KINDS:
@@ -390,42 +386,6 @@ class Replica:
         status = self._host.status(self.group).core
         stale = self._in_memory and self._voters_at_open != assignment.members
         return stale and status.recovering and not status.last_index
-
-    # -- answers to publishes -------------------------------------------------------------------
-
-    def _answer_publish(self, result: object) -> None:
-        if self.leading is None and self._won is None:
-            return
-        if isinstance(result, OutOfOrder):
-            answer = BatchAnswer(
-                self.group,
-                result.session,
-                result.batch_no,
-                0,
-                [],
-                expected=result.expected or STALE_SESSION,
-            )
-            self._services.answer(NodeId(result.origin), answer)
-            return
-        assert isinstance(result, PublishResult)
-        exceptions = [(row, self._reply(what)) for row, what in result.exceptions]
-        answer = BatchAnswer(
-            self.group, result.session, result.batch_no, result.first_seq, exceptions
-        )
-        self._services.answer(NodeId(result.origin), answer)
-
-    def _reply(self, what: RowAnswer) -> bytes:
-        if isinstance(what, Staged):
-            return b""
-        if isinstance(what, Said):
-            return what.text.encode()
-        if isinstance(what, JetStreamError):
-            return encode_pub_error(self.name, what)
-        ack = PubAck(stream=self.name, seq=what.seq, domain=self._services.domain)
-        if isinstance(what, Duplicate):
-            count = 1 if what.batch else 0
-            return encode_pub_ack(replace(ack, duplicate=True, batch=what.batch, count=count))
-        return encode_pub_ack(replace(ack, val=what.val, batch=what.batch, count=what.count))
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.cluster.consumer_requests.forwarding import ForwardedAcks, ForwardedRequest
+from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE, status
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.server.routing.router import Router
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class RequestReceiver:
     """While a leader is elected but does not serve yet, `hold` and `hold_acks` keep requests."""
 
     replicas: ReplicaTable
-    router: Router
+    router: ReplyRouter
     account_of: Callable[[int], Account | None]  # by group
     hold: Callable[[ForwardedRequest], object]
     hold_acks: Callable[[ForwardedAcks], object]
