@@ -375,7 +375,7 @@ class StreamNode:
         if connected:
             self.outboxes.link_restored(lambda group: self.leaders.leader(group) == peer.node)
         else:
-            self.receiver.pulls_lost(self.requests.pulls.lost(peer.node))
+            self.receiver.pulls_lost(self.requests.lost_pulls(peer.node))
 
     def clustered(self) -> bool:
         return self.members.clustered

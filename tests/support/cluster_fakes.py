@@ -1,4 +1,4 @@
-"""What the cluster's parts are surrounded by, as small as it can be: clients, links, time."""
+"""Small fakes for tests of the cluster: clients, links between nodes, a clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
 
 
 def run(test: Coroutine[Any, Any, None], *, seconds: float = 20.0) -> None:
-    """The test on a loop of its own, with an end to its patience."""
+    """Run the test on a loop of its own, with a timeout."""
 
     async def bounded() -> None:
         async with asyncio.timeout(seconds):
@@ -32,13 +32,13 @@ def run(test: Coroutine[Any, Any, None], *, seconds: float = 20.0) -> None:
 
 
 async def turns(count: int = 3) -> None:
-    """Let what was scheduled for the next loop turns happen. No time passes."""
+    """Run the next turns of the loop. No time passes."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 class ClockedLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock the test moves: `advance` runs the timers that are then due."""
+    """A loop whose clock the test advances; timers that are due then run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def run_clocked(test: Callable[[ClockedLoop], Coroutine[Any, Any, None]]) -> Non
 
 
 class Client:
-    """A connection as the router, the sinks and the outbox see it. Remembers what it was given."""
+    """A connection, as the router, the sinks and the outbox see it. Records its deliveries."""
 
     kind = SinkKind.CLIENT
     watchful = False
@@ -125,7 +125,7 @@ def pub_run(subject: bytes, *payloads: bytes, reply: bytes = b"") -> PubRun:
 
 @dataclass(slots=True)
 class MeshNode:
-    """One node: its accounts, router and interest, and links the test makes and breaks."""
+    """One node: its accounts, router and interest. The test makes and breaks its links."""
 
     id: NodeId
     net: Net
@@ -163,11 +163,11 @@ class MeshNode:
 
 
 class Net:
-    """Ordered links between nodes. Each direction stands or is broken by itself."""
+    """Ordered links between nodes. Each direction may break alone."""
 
     def __init__(self, count: int) -> None:
         self.log: list[tuple[NodeId, NodeId, int]] = []
-        self.full: set[tuple[NodeId, NodeId]] = set()  # links whose queue takes nothing
+        self.full: set[tuple[NodeId, NodeId]] = set()  # links with a full queue
         self._links: dict[tuple[NodeId, NodeId], deque[tuple[int, bytes]]] = {}
         self.nodes = [MeshNode(NodeId(i + 1), self) for i in range(count)]
 
@@ -194,31 +194,31 @@ class Net:
         return True
 
     async def settle(self) -> None:
-        """Until nothing is scheduled and nothing is under way."""
+        """Run until nothing is scheduled and no frame is on a link."""
         while True:
             await turns()
-            waiting = [(ends, link) for ends, link in self._links.items() if link]
-            if not waiting:
+            busy = [(ends, link) for ends, link in self._links.items() if link]
+            if not busy:
                 return
-            for (source, to), link in waiting:
+            for (source, to), link in busy:
                 node = next(n for n in self.nodes if n.id == to)
                 while link:
                     self._arrive(node, source, *link.popleft())
 
     def _arrive(self, node: MeshNode, source: NodeId, channel: int, frame: bytes) -> None:
-        take = {
+        receive = {
             CHANNEL_INTEREST: node.interest.received_interest,
             CHANNEL_ROUTED: node.interest.received_routed,
             CHANNEL_DELIVER: node.interest.received_deliver,
         }[channel]
-        take(source, frame)
+        receive(source, frame)
 
     def crossed(self, channel: int = CHANNEL_ROUTED) -> int:
         return sum(1 for _, _, on in self.log if on == channel)
 
 
 async def two() -> tuple[Net, MeshNode, MeshNode]:
-    """Two nodes that know of each other; nothing has crossed yet."""
+    """Two connected nodes; the log of their links is empty."""
     net = Net(2)
     net.connect()
     await net.settle()

@@ -1,4 +1,4 @@
-"""An outbox on a bench: what it transmits and what its clients are sent."""
+"""An outbox under test: records what it transmits and what its clients receive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUP, SESSION = 7, 99
 
 
 class Bench:
-    """An outbox, its account, and everything that was transmitted."""
+    """An outbox, its account, and every batch that was transmitted."""
 
     def __init__(
         self, *, silent: bool = False, extra: bytes = b"", held_bytes_max: int = HELD_BYTES_MAX
@@ -50,7 +50,7 @@ class Bench:
         return client
 
     async def publish_apart(self, client: Client, batches: int) -> None:
-        """One message in each of so many turns: as many batches."""
+        """One message per turn of the loop, so that each makes a batch."""
         for _ in range(batches):
             self.publish(client, 1)
             await turns()
@@ -82,7 +82,7 @@ class Bench:
 
 
 def acks(data: bytes) -> Iterator[tuple[bytes, bytes, dict[str, object]]]:
-    """reply, sid, body of the MSG lines a client was sent in bulk."""
+    """Reply, sid and body of each MSG in the bytes of a bulk delivery."""
     while data:
         line, _, rest = data.partition(b"\r\n")
         word, reply, sid, size = line.split(b" ")
@@ -97,5 +97,5 @@ def bulk_seqs(client: Client) -> list[object]:
 
 
 def bodies(client: Client) -> list[tuple[bytes, dict[str, object]]]:
-    """Acks that came one by one."""
+    """Acks that were delivered one by one: reply subject and body."""
     return [(message[0], json.loads(message[3])) for _, message in client.got]

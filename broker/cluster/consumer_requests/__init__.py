@@ -1,1 +1,1 @@
-"""Pull requests and acks on their way to the stream's leader."""
+"""Pull requests, acks and flow control replies: forwarded to the stream's leader."""

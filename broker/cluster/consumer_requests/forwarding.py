@@ -1,29 +1,30 @@
-"""Pull requests, acks and flow control answers on their way to a stream's leader.
+"""Forwards pull requests, acks and flow control replies to the leader of their stream.
 
-Owns: what one loop turn has collected for each leader.
-May not touch: their meaning; the leader reads subjects and payloads itself.
-They need no answer of their own: a lost ack leads to a redelivery, a lost pull request to the
-client's own expiry. So they are sent once, to the leader known at that moment, or held for a while
-until there is one.
-Spec: JetStream sheet 5.8, 5.9; DESIGN section 7."""
+Owns: what one loop turn has collected for each leader, and what waits for a leader.
+May not touch: the meaning of a request; the leader reads subjects and payloads.
+Requests are not retried: a lost ack leads to a redelivery, a lost pull request ends with its own
+expiry. They are sent once, to the leader known at that moment, or held for a while until there is
+one.
+Spec: NATS JetStream, consumers: acknowledgements and pull requests."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from broker.cluster.consumer_requests.waiting_for_leader import WaitingForLeader
-from broker.cluster.consumer_requests.waiting_pulls import Pulls
+from broker.cluster.consumer_requests.waiting_pulls import WaitingPulls
 from broker.cluster.peers.channels import CHANNEL_ACKS, CHANNEL_CONSUMER_REQUESTS
 from raft import NodeId
 
-TURN_MAX = 4096  # errands for one leader before a frame is sent in the middle of a turn
-TURN_BYTES_MAX = 1 << 20  # and bytes for all leaders: an ack's payload may be as large as any
+TURN_MAX = 4096  # requests for one leader; then a frame is sent before the turn ends
+TURN_BYTES_MAX = 1 << 20  # the same for the bytes of all leaders: an ack may carry any payload
 
-HELD_OVERHEAD_BYTES = 300  # of what waits for a leader, beside its own bytes
+HELD_OVERHEAD_BYTES = 300  # estimate of what a held request takes besides its own bytes
 HELD_ACK_BYTES = 100
 
 ForwardedAcks = tuple[int, bytes, list[int], list[int]]  # group, consumer, stream and consumer seqs
@@ -36,6 +37,9 @@ _decode_acks = msgspec.msgpack.Decoder(list[ForwardedAcks]).decode
 
 @dataclass(slots=True)
 class RequestForwarder:
+    """`take` and `take_acks` serve a request on this node; `before_send` is called before pull
+    requests leave."""
+
     node: NodeId
     leader: Callable[[int], NodeId | None]
     send: Callable[[NodeId, int, bytes], bool]
@@ -43,7 +47,7 @@ class RequestForwarder:
     take_acks: Callable[[ForwardedAcks], None]
     before_send: Callable[[], None]
     dropped: int = 0
-    pulls: Pulls = field(default_factory=Pulls)
+    _pulls: WaitingPulls = field(default_factory=WaitingPulls)
     _held: WaitingForLeader[ForwardedRequest] = field(default_factory=WaitingForLeader)
     _held_acks: WaitingForLeader[ForwardedAcks] = field(default_factory=WaitingForLeader)
     _collected: dict[NodeId, list[ForwardedRequest]] = field(default_factory=dict)
@@ -51,20 +55,20 @@ class RequestForwarder:
     _collected_bytes: int = 0
     _scheduled: bool = False
 
-    def add(self, errand: ForwardedRequest) -> bool:
-        """False when no leader is known and there is no room to hold it: it is dropped."""
-        leader = self.leader(errand[0])
+    def add(self, request: ForwardedRequest) -> bool:
+        """False if it is dropped: no leader is known and there is no room to hold it."""
+        leader = self.leader(request[0])
         if leader is None:
-            return self.hold(errand)
+            return self.hold(request)
         if leader == self.node:
-            self.take(errand)
+            self.take(request)
             return True
         collected = self._collected.setdefault(leader, [])
-        collected.append(errand)
-        group, _, reply, _, payload = errand
-        if reply and payload.startswith(b"{"):  # no ack's payload does
-            self.pulls.sent(leader, group, reply, payload)
-        self._collected_bytes += _size(errand)
+        collected.append(request)
+        group, _, reply, _, payload = request
+        if reply and payload.startswith(b"{"):  # a pull request; no ack starts like this
+            self._pulls.sent(leader, group, reply, payload, now_s=time.monotonic())
+        self._collected_bytes += _size(request)
         if len(collected) >= TURN_MAX or self._collected_bytes >= TURN_BYTES_MAX:
             self.flush()
         elif not self._scheduled:
@@ -73,7 +77,7 @@ class RequestForwarder:
         return True
 
     def add_acks(self, acks: ForwardedAcks) -> None:
-        """Plain acks of one consumer; what has to be dropped is delivered again."""
+        """Plain acks of one consumer. Messages whose acks are dropped are redelivered."""
         leader = self.leader(acks[0])
         if leader is None:
             self.hold_acks(acks)
@@ -85,32 +89,39 @@ class RequestForwarder:
                 self._scheduled = True
                 asyncio.get_running_loop().call_soon(self._turn)
 
-    # -- while nobody serves the group ----------------------------------------------------------
+    # -- without a leader -----------------------------------------------------------------------
 
-    def hold(self, errand: ForwardedRequest) -> bool:
-        """Until `release`. False when there is no room."""
-        held = self._held.keep(errand[0], errand, HELD_OVERHEAD_BYTES + _size(errand))
+    def hold(self, request: ForwardedRequest) -> bool:
+        """Queue it until `release`. False if there is no room."""
+        size = HELD_OVERHEAD_BYTES + _size(request)
+        held = self._held.keep(request[0], request, size, now_s=time.monotonic())
         self.dropped += not held
         return held
 
     def hold_acks(self, acks: ForwardedAcks) -> None:
         size = HELD_OVERHEAD_BYTES + HELD_ACK_BYTES * len(acks[2])
-        if not self._held_acks.keep(acks[0], acks, size):
+        if not self._held_acks.keep(acks[0], acks, size, now_s=time.monotonic()):
             self.dropped += len(acks[2])
 
     def release(self, group: int) -> None:
         """The group has a leader now."""
-        for acks in self._held_acks.take(group):
+        now_s = time.monotonic()
+        for acks in self._held_acks.take(group, now_s=now_s):
             self.add_acks(acks)
-        for errand in self._held.take(group):
-            self.add(errand)
+        for request in self._held.take(group, now_s=now_s):
+            self.add(request)
 
     def forget(self, group: int) -> None:
-        """The stream is gone."""
-        self._held_acks.take(group)
-        self._held.take(group)
+        """The stream was deleted."""
+        now_s = time.monotonic()
+        self._held_acks.take(group, now_s=now_s)
+        self._held.take(group, now_s=now_s)
 
-    # -- sending --------------------------------------------------------------------------------
+    def lost_pulls(self, node: NodeId) -> list[tuple[int, bytes]]:
+        """The node is gone: group and reply subject of each pull request that waited there."""
+        return self._pulls.lost(node, now_s=time.monotonic())
+
+    # -- frames ---------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         self._scheduled = False
@@ -120,25 +131,25 @@ class RequestForwarder:
         collected, self._collected = self._collected, {}
         self._collected_bytes = 0
         if collected:
-            self.before_send()  # the leader must know the inbox a pull names before the pull
-        for leader, errands in collected.items():
-            if not self.send(leader, CHANNEL_CONSUMER_REQUESTS, _encode(errands)):
-                self.dropped += len(errands)
+            self.before_send()  # the leader must know the inbox that a pull request names
+        for leader, requests in collected.items():
+            if not self.send(leader, CHANNEL_CONSUMER_REQUESTS, _encode(requests)):
+                self.dropped += len(requests)
 
         gathered, self._acks = self._acks, {}
         for leader, acks in gathered.items():
             if not self.send(leader, CHANNEL_ACKS, _encode(acks)):
                 self.dropped += sum(len(ack[2]) for ack in acks)
 
+    def received(self, _peer: NodeId, frame: bytes) -> None:
+        for request in _decode(frame):
+            self.take(request)
+
     def received_acks(self, _peer: NodeId, frame: bytes) -> None:
         for acks in _decode_acks(frame):
             self.take_acks(acks)
 
-    def received(self, _peer: NodeId, frame: bytes) -> None:
-        for errand in _decode(frame):
-            self.take(errand)
 
-
-def _size(errand: ForwardedRequest) -> int:
-    _, subject, reply, headers, payload = errand
+def _size(request: ForwardedRequest) -> int:
+    _, subject, reply, headers, payload = request
     return len(subject) + len(reply) + len(headers) + len(payload)

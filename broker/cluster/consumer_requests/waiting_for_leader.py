@@ -1,52 +1,50 @@
-"""What waits for a group to have a leader that serves it.
+"""A queue of requests for groups that have no leader at the moment.
 
-Owns: a bounded number of things per node, for a bounded time.
-May not touch: what they are.
-Spec: DESIGN section 7: acks and pull requests may be lost, but need not be by an election."""
+Owns: the queued requests; their bytes and their age are bounded.
+May not touch: what a request is, clocks (`now_s` is an argument).
+Acks and pull requests may be lost, but an election should not lose them."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-HELD_S = 5.0  # as long as a request to a stream without a leader waits
-HELD_BYTES_MAX = 4 << 20  # of all groups; beyond it the newest is refused
+HELD_S = 5.0  # as long as an API request waits for a leader
+HELD_BYTES_MAX = 4 << 20  # of all groups; beyond it new requests are refused
 
 
 @dataclass(slots=True)
 class WaitingForLeader(Generic[T]):
-    """By group, in the order they came."""
+    """By group, in order of arrival."""
 
-    _by_group: dict[int, list[tuple[float, int, T]]] = field(default_factory=dict)
+    _by_group: dict[int, list[tuple[float, int, T]]] = field(default_factory=dict)  # expiry, size
     _bytes: int = 0
 
-    def keep(self, group: int, item: T, size: int) -> bool:
-        """False when there is no room."""
-        now = time.monotonic()
+    def keep(self, group: int, item: T, size: int, *, now_s: float) -> bool:
+        """False if there is no room."""
         if self._bytes + size > HELD_BYTES_MAX:
             for other in list(self._by_group):
-                self._drop_old(other, now)
+                self._drop_expired(other, now_s)
             if self._bytes + size > HELD_BYTES_MAX:
                 return False
-        self._by_group.setdefault(group, []).append((now, size, item))
+        self._by_group.setdefault(group, []).append((now_s + HELD_S, size, item))
         self._bytes += size
         return True
 
-    def take(self, group: int) -> list[T]:
-        """Those that are not too old; none is held any more."""
-        self._drop_old(group, time.monotonic())
+    def take(self, group: int, *, now_s: float) -> list[T]:
+        """Remove the group's requests; return those that have not expired."""
+        self._drop_expired(group, now_s)
         held = self._by_group.pop(group, [])
         self._bytes -= sum(size for _, size, _ in held)
         return [item for _, _, item in held]
 
-    def _drop_old(self, group: int, now: float) -> None:
+    def _drop_expired(self, group: int, now_s: float) -> None:
         held = self._by_group.get(group, [])
-        young = [entry for entry in held if entry[0] + HELD_S > now]
-        self._bytes -= sum(size for _, size, _ in held) - sum(size for _, size, _ in young)
-        if young:
-            self._by_group[group] = young
+        alive = [entry for entry in held if entry[0] > now_s]
+        self._bytes -= sum(size for _, size, _ in held) - sum(size for _, size, _ in alive)
+        if alive:
+            self._by_group[group] = alive
         else:
             self._by_group.pop(group, None)

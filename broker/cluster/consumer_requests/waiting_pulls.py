@@ -1,58 +1,64 @@
 """Pull requests of this node's clients that wait at a leader on another node.
 
-Owns: whose requests would be lost with which node.
-May not touch: the requests themselves; the leader reads and serves them.
-A leader that steps down tells those who wait; one that dies cannot. Then the node they are
-connected to says the same, so that they ask again at once and not when their time is over.
-Spec: JetStream sheet 5.8 (409 Leadership Change)."""
+Owns: which requests would be lost together with which node.
+May not touch: the requests, which the leader reads and serves; clocks (`now_s` is an argument).
+A leader that steps down answers the pull requests that wait there; one that dies cannot. Then the
+node of the client answers in its place, so that the client asks again at once and not only after
+its request has expired.
+Spec: NATS JetStream, pull consumers: status 409 "Leadership Change"."""
 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 
 import msgspec
 
 from raft import NodeId
 
-WAITING_MAX = 8192  # per peer; who asks beyond it learns by its own expiry
+WAITING_MAX = 8192  # per peer; requests beyond it are not tracked and end with their own expiry
 
 
-class _Body(msgspec.Struct):
+class _PullBody(msgspec.Struct):
     expires: int = 0
     no_wait: bool = False
 
 
-_decode = msgspec.json.Decoder(_Body).decode
+_decode = msgspec.json.Decoder(_PullBody).decode
+
+
+def pull_expiry_s(payload: bytes, *, now_s: float) -> float | None:
+    """When a pull request ends by itself; None if it does not wait at all."""
+    try:
+        body = _decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None  # the leader answers it with an error
+    if body.expires:
+        return now_s + body.expires / 1e9
+    return None if body.no_wait else math.inf
 
 
 @dataclass(slots=True)
-class Pulls:
-    # By node and reply subject: the group that was asked, and when the request ends by itself.
+class WaitingPulls:
+    # By node and reply subject: the group that was asked, and when the request expires.
     _waiting: dict[NodeId, dict[bytes, tuple[int, float]]] = field(default_factory=dict)
 
-    def sent(self, to: NodeId, group: int, reply: bytes, payload: bytes) -> None:
-        """Some may be served meanwhile: being told once too often makes a client ask again."""
-        try:
-            body = _decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return  # the leader will say what is wrong with it
-        now = time.monotonic()
-        until = now + body.expires / 1e9 if body.expires else math.inf
-        if body.no_wait and not body.expires:
+    def sent(self, to: NodeId, group: int, reply: bytes, payload: bytes, *, now_s: float) -> None:
+        """Remember a request. That it was served is not tracked: a needless 409 only makes the
+        client ask again."""
+        expiry_s = pull_expiry_s(payload, now_s=now_s)
+        if expiry_s is None:
             return
         waiting = self._waiting.setdefault(to, {})
         if len(waiting) >= WAITING_MAX:
-            over = [reply for reply, (_, end) in waiting.items() if end <= now]
-            for ended in over:
+            expired = [reply for reply, (_, end) in waiting.items() if end <= now_s]
+            for ended in expired:
                 del waiting[ended]
-            if not over:
+            if not expired:
                 return
-        waiting[reply] = (group, until)
+        waiting[reply] = (group, expiry_s)
 
-    def lost(self, node: NodeId) -> list[tuple[int, bytes]]:
+    def lost(self, node: NodeId, *, now_s: float) -> list[tuple[int, bytes]]:
         """The node is gone: group and reply subject of each request that still waited there."""
-        now = time.monotonic()
         waiting = self._waiting.pop(node, {})
-        return [(group, reply) for reply, (group, until) in waiting.items() if until > now]
+        return [(group, reply) for reply, (group, expiry) in waiting.items() if expiry > now_s]

@@ -1,1 +1,1 @@
-"""The other nodes: links, calls, interest, who leads what."""
+"""The other nodes of the cluster: links, calls, interest, and which node leads which group."""

@@ -1,58 +1,52 @@
-"""Who wants which subjects on other nodes, and the messages that follow from it.
+"""Interest between nodes: tells peers what our clients subscribe to, and keeps what peers tell us.
 
-Owns: the interest this node has told its peers, the route subscriptions that stand for theirs,
-and the frames that carry routed messages. One message crosses to a peer once, however many of
-its subscriptions match.
-May not touch: Raft, streams. A stream captures a message at the node its publisher is connected
-to, so routed messages reach client subscriptions only.
-Each node dials its own links, so either direction may break alone. Interest of a peer counts
-while we have links to it, and whoever gets links asks for all of it.
-Spec: core contract 8.1 (interest per account, subject, queue; one hop; order per link)."""
+Owns: the interest that this node has announced, and the route subscriptions that stand for that of
+its peers.
+May not touch: Raft, streams. A stream captures a message on the node of its publisher, so a routed
+message is delivered to client subscriptions only.
+Each node dials its own links, so either direction may break alone. The interest of a peer is valid
+while we have links to it; when links come up, both sides send everything.
+Spec: NATS clustering: interest by account, subject and queue group; messages travel one hop, in
+order per link."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.cluster.peers.channels import CHANNEL_INTEREST, CHANNEL_ROUTED
+from broker.cluster.peers.channels import CHANNEL_INTEREST
+from broker.cluster.peers.peer_sink import (
+    PeerSink,
+    RoutedFrame,
+    Send,
+    SubscriptionKey,
+    encode_frame,
+)
 from broker.server.tracing import tracing
-from broker.subjects import PublishingConnection, SinkKind, Subscription
-from broker.wire import ClientParser, Op, PubRun, encode_pub
+from broker.subjects import SinkKind, Subscription
+from broker.wire import ClientParser, Op, PubRun
+from raft import NodeId
 
 if TYPE_CHECKING:
     from broker.accounts import Account
     from broker.server.routing.router import Router
     from broker.server.tracing.tracing import Tracing
-from raft import NodeId
 
-ROUTED_BYTES_MAX = 1 << 20  # a routed frame is sent once it holds this much
-RETELL_AFTER_S = 0.05  # a peer whose queue was full hears what it missed
-
-Key = tuple[str, bytes, bytes]  # account, subject, queue
-
-_pack = encode_frame = msgspec.msgpack.Encoder().encode
+ANNOUNCE_RETRY_S = 0.05  # until interest that found a full queue is announced again
 
 
 class InterestFrame(msgspec.Struct, array_like=True):
-    """Changes since the last frame. `reset`: this is everything, what it does not list is gone.
-    `ask`: tell me everything of yours."""
+    """Changes since the previous frame. `reset`: the list is complete, everything else is gone.
+    `ask`: send me your complete interest."""
 
     reset: bool
     changes: list[tuple[str, bytes, bytes, int]]  # account, subject, queue, members (0 = gone)
     ask: bool = False
-
-
-class RoutedFrame(msgspec.Struct, array_like=True):
-    account: str
-    plain: bool
-    queues: list[bytes]
-    protocol: bytes  # PUB and HPUB lines, as a client would have sent them
 
 
 class DeliverFrame(msgspec.Struct, array_like=True):
@@ -69,274 +63,145 @@ _interest = msgspec.msgpack.Decoder(InterestFrame)
 _routed = msgspec.msgpack.Decoder(RoutedFrame)
 _deliver = msgspec.msgpack.Decoder(DeliverFrame)
 
-Send = Callable[[NodeId, int, bytes], bool]
-
 
 @dataclass(slots=True)
-class _Queued:
-    """Rows of a run on their way to a peer, with everybody there who should get them."""
-
-    account: str
-    run: PubRun
-    start: int
-    stop: int
-    targets: list[bytes]  # queue groups; b"" stands for the plain subscriptions
-
-
-class PeerSink:
-    """The stand-in for all subscriptions of one peer. Collects a turn's messages per link."""
-
-    kind = SinkKind.ROUTE
-
-    def __init__(self, peer: NodeId, send: Send, before_send: Callable[[], None]) -> None:
-        self.peer = peer
-        self.subscriptions: dict[Key, Subscription] = {}
-        self._send = send
-        self._before_send = before_send
-        self._queued: list[_Queued] = []
-        self._single: tuple[object, ...] | None = None  # what deliver() queued last
-        self.messages_in = 0
-        self.bytes_in = 0
-        self.messages_out = 0
-        self.bytes_out = 0
-
-    def deliver(
-        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
-    ) -> bool:
-        # One publish reaches several subscriptions as the same objects: they share a run, so
-        # that it crosses once. Equal publishes that come to share one lose nothing by it.
-        single = (sub.account, subject, reply, headers, payload)
-        known = self._single
-        if known is not None and all(a is b for a, b in zip(known, single, strict=True)):
-            run = self._queued[-1].run
-        else:
-            run = PubRun.of([(subject, reply, headers, payload)])
-        self.deliver_run(sub, run, 0, 1, None)
-        self._single = single
-        return True
-
-    def deliver_run(
-        self,
-        sub: Subscription,
-        run: PubRun,
-        start: int,
-        stop: int,
-        origin: PublishingConnection | None,
-    ) -> bool:
-        self._single = None
-        last = self._queued[-1] if self._queued else None
-        if last is None:
-            asyncio.get_running_loop().call_soon(self.flush)
-        elif (
-            last.run is run
-            and last.start == start
-            and last.stop == stop
-            and sub.queue not in last.targets
-        ):
-            last.targets.append(sub.queue)
-            return True
-        self._queued.append(_Queued(sub.account.name, run, start, stop, [sub.queue]))
-        return True
-
-    def flush(self) -> None:
-        if not self._queued:
-            return
-        queued, self._queued = self._queued, []
-        self._single = None
-        self._before_send()
-        parts: list[bytes] = []
-        size = 0
-        first: _Queued | None = None
-        for piece in _pieces(queued):
-            if first is not None and (size >= ROUTED_BYTES_MAX or not _same_target(piece, first)):
-                self._send_frame(first, parts)
-                first, parts, size = None, [], 0
-            first = first or piece
-            part = encode_pub(piece.run, piece.start, piece.stop)
-            parts.append(part)
-            size += len(part)
-            self.messages_out += piece.stop - piece.start
-            self.bytes_out += piece.run.size(piece.start, piece.stop)
-        if first is not None:
-            self._send_frame(first, parts)
-
-    def _send_frame(self, first: _Queued, parts: list[bytes]) -> None:
-        """What finds no room in the link is dropped: at most once is what was promised."""
-        queues = [queue for queue in first.targets if queue]
-        frame = RoutedFrame(first.account, b"" in first.targets, queues, b"".join(parts))
-        self._send(self.peer, CHANNEL_ROUTED, _pack(frame))
-
-
-def _pieces(queued: list[_Queued]) -> Iterator[_Queued]:
-    """The same rows for the same takers, every row of a run in one piece only."""
-    at = 0
-    while at < len(queued):
-        end = at + 1
-        while end < len(queued) and queued[end].run is queued[at].run:
-            end += 1
-        yield from queued[at:end] if end == at + 1 else _cut(queued[at:end])
-        at = end
-
-
-def _cut(queued: list[_Queued]) -> Iterator[_Queued]:
-    """A queue group takes slices of what the plain subscriptions take whole: cut at every edge,
-    so that a row shared by several takers crosses with all of them named."""
-    account, run = queued[0].account, queued[0].run
-    edges = sorted({edge for item in queued for edge in (item.start, item.stop)})
-    begins: dict[int, list[_Queued]] = {}
-    for item in queued:
-        begins.setdefault(item.start, []).append(item)
-    active: list[_Queued] = []
-    for start, stop in pairwise(edges):
-        active = [item for item in active if item.stop > start] + begins.get(start, [])
-        targets = [queue for item in active for queue in item.targets]
-        # A group named twice for a row means the row was published to it twice.
-        while targets:
-            once = list(dict.fromkeys(targets))
-            yield _Queued(account, run, start, stop, once)
-            for queue in once:
-                targets.remove(queue)
-
-
-def _same_target(one: _Queued, other: _Queued) -> bool:
-    return one.account == other.account and one.targets == other.targets
-
-
-@dataclass(slots=True)
-class _Behind:
-    """What a peer has not heard because its queue was full."""
+class _Missed:
+    """What a peer was not told because the queue of its link was full."""
 
     everything: bool
-    keys: dict[Key, None]
+    keys: dict[SubscriptionKey, None]
 
 
 @dataclass(slots=True)
 class Interest:
-    """Both sides of interest: what we told, what we were told."""
+    """Both directions of interest."""
 
     router: Router
     send: Send
     account: Callable[[str], Account]
     tracing: Tracing
     on_change: list[Callable[[str, bytes], None]] = field(default_factory=list)
-    sinks: dict[NodeId, PeerSink] = field(default_factory=dict)  # of the peers we have links to
-    _members: dict[Key, int] = field(default_factory=dict)
-    _changed: dict[Key, None] = field(default_factory=dict)  # and not told; empty without peers
-    _behind: dict[NodeId, _Behind] = field(default_factory=dict)
-    _retell_timer: asyncio.TimerHandle | None = None
+    sinks: dict[NodeId, PeerSink] = field(default_factory=dict)  # of peers with links
+    _members: dict[SubscriptionKey, int] = field(default_factory=dict)
+    # Changed and not announced yet. Invariant: empty while there are no peers.
+    _changed: dict[SubscriptionKey, None] = field(default_factory=dict)
+    _missed: dict[NodeId, _Missed] = field(default_factory=dict)
+    _retry_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self.router.on_interest(self._local_change)
 
-    # -- ours, told to peers --------------------------------------------------------------------
+    # -- our interest ---------------------------------------------------------------------------
 
     def _local_change(self, account: Account, sub: Subscription, added: bool) -> None:  # noqa: FBT001
-        self._changed_here(account.name, sub.subject)
+        self._notify(account.name, sub.subject)
         key = (account.name, sub.subject, sub.queue)
         members = self._members.get(key, 0) + (1 if added else -1)
         if members > 0:
             self._members[key] = members
         else:
             self._members.pop(key, None)
-        # Peers count the members of a queue group; of plain subscriptions they know whether.
+        # Peers need the member count of a queue group; of plain subscriptions only if there is one.
         if self.sinks and (sub.queue or members == (1 if added else 0)):
             if not self._changed:
                 asyncio.get_running_loop().call_soon(self.flush)
             self._changed[key] = None
 
     def flush(self) -> None:
-        """Tell peers what changed. Runs before anything that depends on it leaves."""
+        """Announce changes. Called before anything that depends on them is sent."""
         if self._changed:
             changed, self._changed = self._changed, {}
             frame = self._frame(changed)
             for peer in self.sinks:
-                behind = self._behind.get(peer)
-                if behind is not None:
-                    behind.keys.update(changed)
+                missed = self._missed.get(peer)
+                if missed is not None:
+                    missed.keys.update(changed)
                 elif not self.send(peer, CHANNEL_INTEREST, frame):
-                    self._behind[peer] = _Behind(everything=False, keys=dict(changed))
-        if self._behind:
-            self._retell()
+                    self._missed[peer] = _Missed(everything=False, keys=dict(changed))
+        if self._missed:
+            self._announce_missed()
 
     def peer_joined(self, peer: NodeId) -> None:
-        """We have links to the peer: it hears everything, and is asked for everything."""
+        """Links to the peer are up: exchange complete interest."""
         if peer not in self.sinks:
             self.sinks[peer] = PeerSink(peer, self.send, self.flush)
-        self._tell_everything(peer, ask=True)
+        self._announce_all(peer, ask=True)
 
     def peer_left(self, peer: NodeId) -> None:
-        self._behind.pop(peer, None)
+        self._missed.pop(peer, None)
         sink = self.sinks.pop(peer, None)
         if sink is not None:
             for key in list(sink.subscriptions):
                 self._withdraw(sink, key)
         if not self.sinks:
             self._changed.clear()
-        if not self._behind and self._retell_timer is not None:
-            self._retell_timer.cancel()
-            self._retell_timer = None
+        if not self._missed and self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
 
-    def _frame(self, keys: Iterable[Key], *, reset: bool = False, ask: bool = False) -> bytes:
+    def _frame(
+        self, keys: Iterable[SubscriptionKey], *, reset: bool = False, ask: bool = False
+    ) -> bytes:
         changes = [(*key, self._members.get(key, 0)) for key in keys]
-        return _pack(InterestFrame(reset=reset, changes=changes, ask=ask))
+        return encode_frame(InterestFrame(reset=reset, changes=changes, ask=ask))
 
-    def _tell_everything(self, peer: NodeId, *, ask: bool) -> None:
+    def _announce_all(self, peer: NodeId, *, ask: bool) -> None:
         frame = self._frame(self._members, reset=True, ask=ask)
         if self.send(peer, CHANNEL_INTEREST, frame):
-            self._behind.pop(peer, None)
+            self._missed.pop(peer, None)
         else:
-            self._behind[peer] = _Behind(everything=True, keys={})
-            self._retell_later()
+            self._missed[peer] = _Missed(everything=True, keys={})
+            self._retry_later()
 
-    def _retell(self) -> None:
-        """Without this a peer that was slow once would miss our subscriptions for good."""
-        for peer, behind in list(self._behind.items()):
-            if behind.everything:
+    def _announce_missed(self) -> None:
+        """Retry for peers whose queue was full; they would miss these subscriptions for good."""
+        for peer, missed in list(self._missed.items()):
+            if missed.everything:
                 frame = self._frame(self._members, reset=True, ask=True)
             else:
-                frame = self._frame(behind.keys)
+                frame = self._frame(missed.keys)
             if self.send(peer, CHANNEL_INTEREST, frame):
-                del self._behind[peer]
-        if self._behind:
-            self._retell_later()
+                del self._missed[peer]
+        if self._missed:
+            self._retry_later()
 
-    def _retell_later(self) -> None:
-        if self._retell_timer is None:
+    def _retry_later(self) -> None:
+        if self._retry_timer is None:
             loop = asyncio.get_running_loop()
-            self._retell_timer = loop.call_later(RETELL_AFTER_S, self._retell_due)
+            self._retry_timer = loop.call_later(ANNOUNCE_RETRY_S, self._retry_due)
 
-    def _retell_due(self) -> None:
-        self._retell_timer = None
+    def _retry_due(self) -> None:
+        self._retry_timer = None
         self.flush()
 
     def exact_here(self, account: Account, subject: bytes) -> bool:
-        """Whether a client of this node subscribes to just this subject, not to a pattern."""
+        """Whether a client of this node subscribes to this very subject, not only to a pattern."""
         return any(sub.subject == subject for sub in account.subs.match(subject).plain)
 
     def exact_at_peer(self, account: Account, subject: bytes, *, queue: bytes = b"") -> bool:
-        """The same for the clients of other nodes. A match shows one subscription per peer, and
-        that may be the pattern."""
+        """The same for clients of other nodes. A match in the tree does not tell: it has one
+        subscription per peer, which may be a pattern."""
         key = (account.name, subject, queue)
         return any(key in sink.subscriptions for sink in self.sinks.values())
 
-    # -- theirs ---------------------------------------------------------------------------------
+    # -- peers ----------------------------------------------------------------------------------
 
     def received_interest(self, peer: NodeId, frame: bytes) -> None:
         message = _interest.decode(frame)
         sink = self.sinks.get(peer)
         if sink is None:
-            return  # no links to it: we could send it nothing, and ask again once we have
+            return  # nothing could be sent there; its interest is asked for when links come up
         if message.reset:
-            # Only what is gone is withdrawn: what stays must not seem to have been away.
+            # Withdraw only what is gone: what stays must not look interrupted to watchers.
             listed = {(account, subject, queue) for account, subject, queue, _ in message.changes}
             for key in [key for key in sink.subscriptions if key not in listed]:
                 self._withdraw(sink, key)
         for account_name, subject, queue, members in message.changes:
-            self._take(sink, (account_name, subject, queue), members)
+            self._set_members(sink, (account_name, subject, queue), members)
         if message.ask:
-            self._tell_everything(peer, ask=False)
+            self._announce_all(peer, ask=False)
 
-    def _take(self, sink: PeerSink, key: Key, members: int) -> None:
+    def _set_members(self, sink: PeerSink, key: SubscriptionKey, members: int) -> None:
         account_name, subject, queue = key
         known = sink.subscriptions.get(key)
         if not members:
@@ -346,16 +211,16 @@ class Interest:
             sub = Subscription(sink, account, subject, queue, weight=members)
             sink.subscriptions[key] = sub
             account.subs.insert(sub)
-            self._changed_here(account_name, subject)
+            self._notify(account_name, subject)
         elif known.weight != members:
             known.weight = members
             self.account(account_name).subs.changed(known)
 
-    def _withdraw(self, sink: PeerSink, key: Key) -> None:
+    def _withdraw(self, sink: PeerSink, key: SubscriptionKey) -> None:
         sub = sink.subscriptions.pop(key, None)
         if sub is not None:
             self.account(key[0]).subs.remove(sub)
-            self._changed_here(key[0], key[1])
+            self._notify(key[0], key[1])
 
     def received_routed(self, peer: NodeId, frame: bytes) -> None:
         message = _routed.decode(frame)
@@ -364,7 +229,7 @@ class Interest:
         parser = ClientParser(max_control_line=1 << 20, max_payload=1 << 30)
         for event in parser.receive(message.protocol):
             if event[0] != Op.PUB:
-                raise ValueError("routed frame holds something else than publishes")
+                raise ValueError("routed frame holds an operation that is not a publish")
             if sink is not None:
                 sink.messages_in += len(event[1])
                 sink.bytes_in += event[1].total_bytes
@@ -394,6 +259,6 @@ class Interest:
             for subject, reply, headers, payload in message.messages:
                 sub.sink.deliver(sub, subject, reply, headers, payload)
 
-    def _changed_here(self, account_name: str, subject: bytes) -> None:
+    def _notify(self, account_name: str, subject: bytes) -> None:
         for callback in self.on_change:
             callback(account_name, subject)

@@ -1,9 +1,8 @@
-"""Who leads which group, as the leaders themselves have told.
+"""The leader of every Raft group in the cluster, as far as this node knows.
 
-Owns: the newest leader known of every group of the cluster, and those who wait for one.
-May not touch: Raft; a follower hears it from its group, everybody else from the leader's node.
-A later term wins. A leader that is not connected counts as none.
-Spec: DESIGN section 4, step 3: publishes go to the leader, here or over the link."""
+Owns: the newest known leader of each group, and the callers that wait for one.
+May not touch: Raft. A member learns the leader from its group, other nodes from the leader itself.
+A later term wins. A leader without a link to this node counts as none."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ NO_LEADER_WITHIN_S = 5.0
 @dataclass(slots=True)
 class LeaderTable:
     connected: Callable[[NodeId], bool]
-    on_change: Callable[[int], None]  # a group has another leader, or it serves from now on
+    on_change: Callable[[int], None]  # new leader, or it serves from now on
     _known: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)
     _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
 
@@ -41,15 +40,15 @@ class LeaderTable:
         return leader
 
     def note(self, group: int, term: Term, leader: NodeId, *, serving: bool = False) -> None:
-        """`serving`: it says so itself. It may have been known as elected before, but what it was
-        sent until now it may have dropped."""
+        """`serving`: the leader has announced itself. It may have been known as elected before, but
+        then it may have dropped what it was sent until now: `on_change` is called again."""
         known = self._known.get(group)
         if known is not None and known[0] > term:
             return
         self._known[group] = (term, leader)
         event = self._waiting.pop(group, None)
         if event is not None:
-            event.set()  # also when only the link to it is new
+            event.set()  # also if only the link to the leader is new
         if serving or known != (term, leader):
             self.on_change(group)
 

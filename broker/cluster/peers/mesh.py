@@ -1,19 +1,19 @@
 """The links between the nodes of one cluster, as the broker uses them.
 
-Owns: which frames go on which channel, who is connected, the client URLs peers have told.
-May not touch: Raft groups and streams; they register their own channels here.
-Everything the broker sends to a peer takes the one bulk link in order: interest first, then the
-messages and calls that depend on it.
-Spec: core contract 8.1, 8.2; DESIGN section 8."""
+Owns: the transport, the set of connected peers, the hello that peers get, interest and calls.
+May not touch: Raft groups and streams; these register their own channels (channels.py).
+All frames of the broker to a peer take one link, in order: interest first, then the messages and
+calls that depend on it.
+Spec: NATS clustering: INFO `connect_urls` lists the client URLs of all nodes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.cluster.peers.channels import (
     CHANNEL_DELIVER,
@@ -27,16 +27,29 @@ from broker.config.values import BadValue, route_address, split_address
 from broker.server.client.listener import has_port, join_host_port
 from broker.server.client.tls import route_contexts
 from broker.server.services import StartFailed
-
-if TYPE_CHECKING:
-    from broker.config.options import ClusterOptions
-    from broker.server.server import Server
 from raft import NodeId
 from raft.transport.transport import Peer, Transport
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+    from broker.config.options import ClusterOptions
+    from broker.server.routing.router import Router
+    from broker.server.tracing.tracing import Tracing
 
 logger = logging.getLogger("jetraft.cluster")
 
 PeerCallback = Callable[[Peer, bool], None]
+
+
+class ClusteredServer(Protocol):
+    """The server, as far as the mesh needs it."""
+
+    router: Router
+    tracing: Tracing
+
+    def account(self, name: str) -> Account: ...
+
+    def set_cluster_urls(self, urls: list[str], ws_urls: Sequence[str] = ()) -> None: ...
 
 
 @dataclass(slots=True)
@@ -46,7 +59,7 @@ class Mesh:
     node: NodeId
     name: str
     cluster: str
-    server: Server
+    server: ClusteredServer
     options: ClusterOptions | None
     spawn: Callable[[Awaitable[None], str], object]
     hello: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +67,7 @@ class Mesh:
     interest: Interest = field(init=False)
     rpc: Rpc = field(init=False)
     _on_peer: list[PeerCallback] = field(default_factory=list)
-    _up: dict[NodeId, float] = field(default_factory=dict)  # since when, in wall time
+    _up: dict[NodeId, float] = field(default_factory=dict)  # wall time of the connect
 
     def __post_init__(self) -> None:
         server = self.server
@@ -109,11 +122,11 @@ class Mesh:
         return node == self.node or node in self._up
 
     def connected_since(self, node: NodeId) -> float:
-        """Wall time; 0 while there are no links to it."""
+        """Wall time; 0 while it is not connected."""
         return self._up.get(node, 0.0)
 
     def silent_ns(self, node: NodeId) -> int:
-        """For how long nothing was heard of the node; 0 when it never was."""
+        """How long ago the last frame of the node arrived; 0 if none ever did."""
         heard = self.transport.heard_at(node) if self.transport is not None else 0.0
         return int((time.monotonic() - heard) * 1e9) if heard else 0
 
@@ -127,7 +140,7 @@ class Mesh:
         return known.name if known is not None else ""
 
     def tell(self, **facts: Any) -> None:
-        """Change what we say of ourselves, to present and future peers."""
+        """Change the hello, for present and future peers."""
         self.hello.update(facts)
         if self.transport is not None:
             self.transport.update_hello()
@@ -162,19 +175,20 @@ class Mesh:
         asyncio.get_running_loop().call_soon(self.server.set_cluster_urls, urls, ws_urls)
 
 
-def _texts(told: object) -> list[str]:
-    """What a peer says is checked: a list of strings, or nothing."""
-    return [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
+def _texts(value: object) -> list[str]:
+    """A peer's hello is not trusted: only the strings of a list are taken."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def _advertised(options: ClusterOptions) -> tuple[str, int] | None:
-    """The address that peers should dial, where it is not the one we listen on.
+    """The address that peers should dial, if it differs from the one we listen on.
 
     Raises StartFailed."""
-    told = options.advertise
-    if not told:
+    address = options.advertise
+    if not address:
         return None
     try:
-        return split_address(told if has_port(told) else join_host_port(told, options.port))
+        full = address if has_port(address) else join_host_port(address, options.port)
+        return split_address(full)
     except BadValue as error:
         raise StartFailed(f"cluster advertise: {error}") from error

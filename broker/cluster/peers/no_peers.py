@@ -1,8 +1,8 @@
-"""The links of a server that is no cluster's member.
+"""The transport of a server without a cluster.
 
-Owns: nothing.
-May not touch: anything; it stands where raft.transport.Transport does and knows nobody.
-Spec: DESIGN section 8."""
+Owns: nothing. It takes the place of raft.transport.transport.Transport, so that the Raft host needs
+no special case for a single server.
+May not touch: anything."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from raft.transport.transport import Peer
 
 
 class NoPeers:
-    """The transport of a server without a cluster: there is nobody to talk to."""
+    """A transport without peers."""
 
     def register(
         self, channel: int, on_frame: Callable[[NodeId, bytes], None], *, borrowed: bool = False
     ) -> None:
-        """No frame will ever come."""
+        """No frame ever arrives."""
 
     def send(self, to: NodeId, channel: int, payload: bytes, *, control: bool = False) -> bool:
         return False

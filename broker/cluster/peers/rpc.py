@@ -1,8 +1,8 @@
-"""Questions between nodes: a call, its answer, and what happens when none comes.
+"""Calls between nodes: request, answer, timeout.
 
-Owns: the ids of outstanding calls and the frames they travel in.
-May not touch: what the calls mean; methods are registered by name.
-Spec: DESIGN section 8 (one link per pair of nodes carries API calls too)."""
+Owns: the ids of outstanding calls, and their frames.
+May not touch: the meaning of calls; methods are registered by name.
+A failure is definite (CallRefused: nothing was done) or indefinite (CallFailed)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from raft import NodeId
 logger = logging.getLogger("jetraft.cluster")
 
 _CALL, _ANSWER, _FAILURE, _REFUSAL = _KINDS = (0, 1, 2, 3)
-_HEAD = struct.Struct("<BQB")  # what it is, call id, length of the method name
-CALLS_MAX = 10_000  # outstanding per node; beyond it a call fails at once
-SERVED_MAX = 10_000  # being answered here; beyond it callers are told to come back
+_HEAD = struct.Struct("<BQB")  # kind, call id, length of the method name
+CALLS_MAX = 10_000  # outstanding; further calls are refused at once
+SERVED_MAX = 10_000  # being served here; further calls are refused
 
 Method = Callable[[NodeId, bytes], Awaitable[bytes]]
 Send = Callable[[NodeId, bytes], bool]
 
 
 class CallFailed(Exception):
-    """Indefinite: the other node may or may not have done it."""
+    """Indefinite: the other node may or may not have performed the call."""
 
 
 class CallRefused(CallFailed):
-    """Definite: the other node did nothing; it is not the one to ask, or not now."""
+    """Definite: the other node did nothing. It is the wrong one to ask, or busy."""
 
 
 @dataclass(slots=True)
 class Rpc:
-    """Calls to other nodes over one ordered link per peer, and calls to ourselves."""
+    """Calls to other nodes over one ordered link per peer, and to this node."""
 
     node: NodeId
     send: Send
@@ -49,9 +49,9 @@ class Rpc:
         self._methods[name] = method
 
     async def call(self, to: NodeId, name: str, body: bytes, *, timeout_s: float = 5.0) -> bytes:
-        """The other node's answer. Raises CallFailed when it cannot be had in time.
+        """The other node's answer. Raises CallFailed if there is none in time.
 
-        A call to ourselves passes on whatever else the method raises."""
+        A call to this node also raises whatever the method raises."""
         if to == self.node:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -76,23 +76,23 @@ class Rpc:
             self._calls.pop(call_id, None)
 
     def received(self, peer: NodeId, frame: bytes) -> None:
-        """A frame of ours from a peer. Raises ValueError when it is not one."""
+        """A frame from a peer. Raises ValueError if it is malformed."""
         if len(frame) < _HEAD.size:
             raise ValueError("short rpc frame")
-        what, call_id, name_len = _HEAD.unpack_from(frame)
-        if what not in _KINDS or len(frame) < _HEAD.size + name_len:
+        kind, call_id, name_len = _HEAD.unpack_from(frame)
+        if kind not in _KINDS or len(frame) < _HEAD.size + name_len:
             raise ValueError("not an rpc frame")
         body = frame[_HEAD.size + name_len :]
-        if what == _CALL:
+        if kind == _CALL:
             name = frame[_HEAD.size : _HEAD.size + name_len].decode(errors="replace")
             self._serve(peer, call_id, name, body)
             return
         peer_and_future = self._calls.get(call_id)
         if peer_and_future is None or peer_and_future[0] != peer or peer_and_future[1].done():
-            return  # answered too late, or not a question of ours
-        if what == _ANSWER:
+            return  # too late, or not one of our calls
+        if kind == _ANSWER:
             peer_and_future[1].set_result(body)
-        elif what == _REFUSAL:
+        elif kind == _REFUSAL:
             peer_and_future[1].set_exception(CallRefused(body.decode(errors="replace")))
         else:
             peer_and_future[1].set_exception(CallFailed(body.decode(errors="replace")))
@@ -121,7 +121,8 @@ class Rpc:
         except CallFailed as error:
             answer = _HEAD.pack(_FAILURE, call_id, 0) + str(error).encode()
         except Exception:
-            # The edge between nodes: the caller gets an indefinite failure, the log the reason.
+            # Nothing may raise out of here: the caller gets an indefinite failure, the log the
+            # reason.
             logger.exception("call %s from node %s failed", name, peer)
             answer = _HEAD.pack(_FAILURE, call_id, 0) + b"internal error"
         finally:

@@ -1,1 +1,1 @@
-"""A publish on its way to the stream's leader, and its ack on the way back."""
+"""Publishes: collected per stream, forwarded to the stream's leader, acknowledged."""

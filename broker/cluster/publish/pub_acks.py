@@ -1,8 +1,8 @@
-"""The answers to publishes on their way to the clients that wait for them.
+"""Answers to publishes: encodes PubAcks and delivers them to the clients that wait for them.
 
-Owns: the text of a PubAck, and encoding in bulk for the common case (one inbox subscription).
-May not touch: which batch is answered, and when; the outbox knows.
-Spec: JetStream sheet 3.1 (PubAck); core contract 1.10 (no responders)."""
+Owns: the text of a PubAck, and its encoding in bulk for the common case of one inbox subscription.
+May not touch: which batch is answered, and when (outbox_core.py).
+Spec: NATS JetStream, publish acknowledgement; NATS client protocol, 503 "no responders"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReplyRouter(Protocol):
 
 
 class PubAcks:
-    """Of one stream. `extra` follows the sequence inside of every ack."""
+    """The answers of one stream. `extra` is put behind the sequence of every ack."""
 
     def __init__(
         self, stream: bytes, account: Account, router: ReplyRouter, *, extra: bytes
@@ -39,7 +39,7 @@ class PubAcks:
 
     def acknowledge(self, batch: PublishBatch, answer: BatchAnswer) -> None:
         if answer.exceptions or batch.fast:
-            self._each(batch, answer)
+            self._acknowledge_each(batch, answer)
             return
         for start, stop, has_replies in batch.spans:
             if not has_replies:
@@ -64,7 +64,7 @@ class PubAcks:
             )
 
     def no_responders(self, batch: PublishBatch) -> None:
-        """The stream is gone: each publisher learns what it would learn if it asked now."""
+        """The stream was deleted: answer as the server would answer a publish now."""
         block = Block(batch.block, verify=False)
         for start, stop, has_replies in batch.spans:
             for row in range(start, stop) if has_replies else ():
@@ -73,16 +73,16 @@ class PubAcks:
                     status = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % block.subject(row)
                     self._publish(reply, status, b"")
 
-    def _each(self, batch: PublishBatch, answer: BatchAnswer) -> None:
-        """What the leader said of single rows. The others are acked by their sequences, but for
-        those of fast batches, which hear nothing more."""
-        said: dict[int, list[bytes]] = {}
+    def _acknowledge_each(self, batch: PublishBatch, answer: BatchAnswer) -> None:
+        """Publish the leader's replies to single rows. The other rows are acked with consecutive
+        sequences; rows of fast batches get no more than the leader's replies."""
+        replied: dict[int, list[bytes]] = {}
         for row, body in answer.exceptions:
-            said.setdefault(row, []).append(body)
+            replied.setdefault(row, []).append(body)
         fast = {row for span in batch.fast for row in range(span.row, span.row + span.count)}
         seq = answer.first_seq
-        for row in said if len(fast) == batch.rows else range(batch.rows):
-            bodies = said.get(row)
+        for row in replied if len(fast) == batch.rows else range(batch.rows):
+            bodies = replied.get(row)
             if bodies is None:
                 if row in fast:
                     continue
@@ -94,7 +94,7 @@ class PubAcks:
                     self._publish(reply, b"", body)
 
     def _bulk_target(self, replies: ReplyColumn, start: int, stop: int) -> Subscription | None:
-        """The one local subscription that all these replies reach, if there is just one."""
+        """The local subscription that gets all these replies, if there is exactly one."""
         prefix = replies.prefix(start, stop)
         match = self._account.subs.match_prefix(prefix) if prefix else None
         if match is None or match.queues or len(match.plain) != 1:
@@ -102,11 +102,11 @@ class PubAcks:
         target = match.plain[0]
         if target.max_msgs or target.sink.kind is not SinkKind.CLIENT:
             return None
-        # A watchful client has each message inspected: no way around deliver() for it.
+        # A watchful client inspects each message (permissions, tracing): it needs deliver().
         return None if cast("ClientSink", target.sink).watchful else target
 
     def _ack_bytes(self, first_seq: int, count: int) -> int:
-        """Payload bytes of `count` acks from first_seq on."""
+        """Payload bytes of `count` acks, starting with `first_seq`."""
         fixed = len(self._ack(0)) - 1
         digits = 0
         seq, left = first_seq, count

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from broker.cluster.peers.channels import CHANNEL_DELIVER
-from broker.cluster.peers.interest import DeliverFrame, PeerSink, encode_frame
+from broker.cluster.peers.interest import DeliverFrame
+from broker.cluster.peers.peer_sink import PeerSink, encode_frame
 from broker.jetstream.delivery.effects import Deliver
 from broker.store.block.block import encode_deliveries
 from broker.subjects import SinkKind, Subscription

@@ -1,12 +1,11 @@
-"""Acks and pull requests on their way to leaders: once, in order, in few frames."""
+"""Acks and pull requests are forwarded to leaders once, in order, in few frames."""
 
 from __future__ import annotations
 
 import pytest
 
 from broker.cluster.consumer_requests import forwarding as module
-from broker.cluster.consumer_requests import waiting_for_leader as holding
-from broker.cluster.consumer_requests import waiting_pulls as pulls
+from broker.cluster.consumer_requests import waiting_for_leader, waiting_pulls
 from broker.cluster.consumer_requests.forwarding import (
     ForwardedAcks,
     ForwardedRequest,
@@ -22,12 +21,12 @@ US, ONE, TWO = NodeId(1), NodeId(2), NodeId(3)
 class Bench:
     def __init__(self) -> None:
         self.leaders: dict[int, NodeId | None] = {10: US, 20: ONE, 21: ONE, 30: TWO, 40: None}
-        self.log: list[tuple[NodeId, bytes] | str] = []  # "interest", or what was sent
+        self.log: list[tuple[NodeId, bytes] | str] = []  # "interest", or a frame that was sent
         self.taken: list[ForwardedRequest] = []
         self.taken_acks: list[ForwardedAcks] = []
         self.ack_frames: list[tuple[NodeId, bytes]] = []
         self.full = False
-        self.errands = RequestForwarder(
+        self.forwarder = RequestForwarder(
             node=US,
             leader=self.leaders.get,
             send=self._send,
@@ -45,178 +44,178 @@ class Bench:
         return not self.full
 
     def frames(self) -> list[tuple[NodeId, list[ForwardedRequest]]]:
-        """What crossed, as the other side reads it."""
+        """The frames that were sent, as the receiver decodes them."""
         found = []
         for entry in self.log:
             if not isinstance(entry, str):
                 to, frame = entry
                 there = Bench()
-                there.errands.received(US, frame)
+                there.forwarder.received(US, frame)
                 found.append((to, there.taken))
         return found
 
 
-def errand(group: int, number: int, payload: bytes = b"") -> ForwardedRequest:
+def request(group: int, number: int, payload: bytes = b"") -> ForwardedRequest:
     return group, b"$JS.ACK.S.C.1.%d.1.1.0" % number, b"_INBOX.%d" % number, b"", payload
 
 
-def test_our_own_streams_are_served_at_once() -> None:
+def test_streams_led_here_are_served_at_once() -> None:
     async def test() -> None:
         bench = Bench()
-        assert bench.errands.add(errand(10, 1))
-        assert bench.taken == [errand(10, 1)]
+        assert bench.forwarder.add(request(10, 1))
+        assert bench.taken == [request(10, 1)]
         await turns()
         assert bench.log == []
 
     run(test())
 
 
-def test_one_frame_per_leader_and_turn_behind_the_interest() -> None:
+def test_one_frame_per_leader_and_turn_follows_the_interest() -> None:
     async def test() -> None:
         bench = Bench()
         for number in range(3):
             for group in (20, 30, 21):
-                assert bench.errands.add(errand(group, number))
+                assert bench.forwarder.add(request(group, number))
         assert bench.log == []
         await turns()
-        # The inbox a pull request names must be known there before the request.
+        # The leader must know the inbox that a pull request names.
         assert bench.log[0] == "interest"
         assert bench.log.count("interest") == 1
         assert bench.frames() == [
-            (ONE, [errand(group, number) for number in range(3) for group in (20, 21)]),
-            (TWO, [errand(30, number) for number in range(3)]),
+            (ONE, [request(group, number) for number in range(3) for group in (20, 21)]),
+            (TWO, [request(30, number) for number in range(3)]),
         ]
         bench.log.clear()
         await turns()
         assert bench.log == []
-        bench.errands.add(errand(20, 9, b"+ACK"))
+        bench.forwarder.add(request(20, 9, b"+ACK"))
         await turns()
-        assert bench.frames() == [(ONE, [errand(20, 9, b"+ACK")])]
+        assert bench.frames() == [(ONE, [request(20, 9, b"+ACK")])]
 
     run(test())
 
 
-def test_without_a_link_they_are_dropped_and_counted() -> None:
+def test_requests_without_a_link_are_dropped_and_counted() -> None:
     async def test() -> None:
         bench = Bench()
         bench.full = True
         for number in range(3):
-            bench.errands.add(errand(20, number))
+            bench.forwarder.add(request(20, number))
         await turns()
-        assert bench.errands.dropped == 3
+        assert bench.forwarder.dropped == 3
         assert bench.frames() == []
 
     run(test())
 
 
-def test_without_a_leader_they_are_held_until_there_is_one() -> None:
+def test_requests_without_a_leader_are_held_until_there_is_one() -> None:
     async def test() -> None:
         bench = Bench()
         acks: ForwardedAcks = (40, b"c", [1, 2], [1, 2])
-        assert bench.errands.add(errand(40, 1))
-        bench.errands.add_acks(acks)
-        assert bench.errands.add(errand(40, 2))
-        assert bench.errands.add(errand(41, 3))
+        assert bench.forwarder.add(request(40, 1))
+        bench.forwarder.add_acks(acks)
+        assert bench.forwarder.add(request(40, 2))
+        assert bench.forwarder.add(request(41, 3))
         await turns()
         assert (bench.log, bench.ack_frames) == ([], [])
         bench.leaders[40] = ONE
-        bench.errands.release(40)
-        bench.errands.release(40)  # once is enough
+        bench.forwarder.release(40)
+        bench.forwarder.release(40)  # nothing is left to release
         await turns()
-        assert bench.frames() == [(ONE, [errand(40, 1), errand(40, 2)])]
+        assert bench.frames() == [(ONE, [request(40, 1), request(40, 2)])]
         other = Bench()
-        other.errands.received_acks(US, bench.ack_frames[0][1])
+        other.forwarder.received_acks(US, bench.ack_frames[0][1])
         assert other.taken_acks == [acks]
         bench.leaders[41] = US
-        bench.errands.forget(41)  # the stream was deleted
-        bench.errands.release(41)
+        bench.forwarder.forget(41)  # the stream was deleted
+        bench.forwarder.release(41)
         assert bench.taken == []
-        assert bench.errands.dropped == 0
+        assert bench.forwarder.dropped == 0
 
     run(test())
 
 
-def test_what_is_held_too_long_or_too_much_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_beyond_the_age_or_size_bound_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(holding.time, "monotonic", lambda: now)
-    monkeypatch.setattr(holding, "HELD_BYTES_MAX", 1300)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(waiting_for_leader, "HELD_BYTES_MAX", 1300)
     bench = Bench()
-    assert bench.errands.add(errand(40, 1, b"p" * 500))
-    assert not bench.errands.add(errand(41, 2, b"p" * 500))
-    bench.errands.add_acks((40, b"c", list(range(20)), list(range(20))))
-    assert bench.errands.dropped == 1 + 20
-    now += holding.HELD_S - 1
-    assert bench.errands.add(errand(41, 3))
+    assert bench.forwarder.add(request(40, 1, b"p" * 500))
+    assert not bench.forwarder.add(request(41, 2, b"p" * 500))
+    bench.forwarder.add_acks((40, b"c", list(range(20)), list(range(20))))
+    assert bench.forwarder.dropped == 1 + 20
+    now += waiting_for_leader.HELD_S - 1
+    assert bench.forwarder.add(request(41, 3))
     now += 1
-    assert bench.errands.add(errand(41, 4, b"p" * 300))  # in place of what is too old
+    assert bench.forwarder.add(request(41, 4, b"p" * 300))  # takes the room of expired ones
     bench.leaders[40] = bench.leaders[41] = US
-    bench.errands.release(40)
-    bench.errands.release(41)
-    assert bench.taken == [errand(41, 3), errand(41, 4, b"p" * 300)]
-    assert bench.errands.dropped == 21
+    bench.forwarder.release(40)
+    bench.forwarder.release(41)
+    assert bench.taken == [request(41, 3), request(41, 4, b"p" * 300)]
+    assert bench.forwarder.dropped == 21
 
 
-def test_waiting_pull_requests_of_a_lost_node_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_requests_that_waited_at_a_lost_node_are_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 100.0
-    monkeypatch.setattr(pulls.time, "monotonic", lambda: now)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
 
     async def test() -> None:
         nonlocal now
         bench = Bench()
 
         def pull(group: int, reply: bytes, body: bytes) -> None:
-            bench.errands.add((group, b"$JS.API.CONSUMER.MSG.NEXT.S.C", reply, b"", body))
+            bench.forwarder.add((group, b"$JS.API.CONSUMER.MSG.NEXT.S.C", reply, b"", body))
 
         pull(20, b"waits", b'{"batch":5,"expires":10000000000}')
-        pull(20, b"over", b'{"batch":5,"expires":1000000000}')
+        pull(20, b"expired", b'{"batch":5,"expires":1000000000}')
         pull(20, b"asks again", b'{"expires":1000000000}')
-        pull(21, b"no end", b'{"batch":5}')
-        pull(20, b"in no time", b'{"batch":5,"no_wait":true}')
-        pull(20, b"odd", b'{"batch":')
-        pull(20, b"at most one", b"1")
+        pull(21, b"no expiry", b'{"batch":5}')
+        pull(20, b"no wait", b'{"batch":5,"no_wait":true}')
+        pull(20, b"malformed", b'{"batch":')
+        pull(20, b"batch only", b"1")
         pull(30, b"elsewhere", b'{"expires":10000000000}')
-        pull(10, b"here", b'{"expires":10000000000}')  # we would be lost with it
-        bench.errands.add(errand(20, 1, b"+ACK"))
+        pull(10, b"here", b'{"expires":10000000000}')  # it does not wait at another node
+        bench.forwarder.add(request(20, 1, b"+ACK"))
         now += 2
         pull(20, b"asks again", b'{"expires":1000000000}')
-        lost = bench.errands.pulls.lost(ONE)
-        assert lost == [(20, b"waits"), (20, b"asks again"), (21, b"no end")]
-        assert bench.errands.pulls.lost(ONE) == []
-        assert bench.errands.pulls.lost(TWO) == [(30, b"elsewhere")]
+        lost = bench.forwarder.lost_pulls(ONE)
+        assert lost == [(20, b"waits"), (20, b"asks again"), (21, b"no expiry")]
+        assert bench.forwarder.lost_pulls(ONE) == []
+        assert bench.forwarder.lost_pulls(TWO) == [(30, b"elsewhere")]
 
     run(test())
 
 
-def test_only_so_many_waiting_pull_requests_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(pulls.time, "monotonic", lambda: now)
-    monkeypatch.setattr(pulls, "WAITING_MAX", 2)
-    waiting = pulls.Pulls()
+def test_the_number_of_tracked_pull_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_pulls, "WAITING_MAX", 2)
+    pulls = waiting_pulls.WaitingPulls()
+    one_second = b'{"expires":1000000000}'
     for reply in (b"1", b"2", b"3"):
-        waiting.sent(ONE, 20, reply, b'{"expires":1000000000}')
-    now += 2
-    waiting.sent(ONE, 20, b"4", b'{"expires":1000000000}')  # in place of those that are over
-    assert waiting.lost(ONE) == [(20, b"4")]
+        pulls.sent(ONE, 20, reply, one_second, now_s=100.0)
+    pulls.sent(ONE, 20, b"4", one_second, now_s=102.0)  # takes the room of expired ones
+    assert pulls.lost(ONE, now_s=102.0) == [(20, b"4")]
 
 
-def test_a_long_turn_sends_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_turn_sends_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TURN_MAX", 4)
 
     async def test() -> None:
         bench = Bench()
         for number in range(10):
-            bench.errands.add(errand(20, number))
-        assert [len(errands) for _, errands in bench.frames()] == [4, 4]
+            bench.forwarder.add(request(20, number))
+        assert [len(requests) for _, requests in bench.frames()] == [4, 4]
         await turns()
-        assert [len(errands) for _, errands in bench.frames()] == [4, 4, 2]
-        assert [e for _, errands in bench.frames() for e in errands] == [
-            errand(20, number) for number in range(10)
+        assert [len(requests) for _, requests in bench.frames()] == [4, 4, 2]
+        assert [e for _, requests in bench.frames() for e in requests] == [
+            request(20, number) for number in range(10)
         ]
 
     run(test())
 
 
-def test_large_payloads_do_not_gather_into_a_frame_without_bound(
+def test_the_bytes_of_a_frame_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "TURN_BYTES_MAX", 1000)
@@ -224,43 +223,43 @@ def test_large_payloads_do_not_gather_into_a_frame_without_bound(
     async def test() -> None:
         bench = Bench()
         for number in range(6):
-            bench.errands.add(errand(20 if number % 2 else 30, number, b"p" * 400))
+            bench.forwarder.add(request(20 if number % 2 else 30, number, b"p" * 400))
         await turns()
-        assert sum(len(errands) for _, errands in bench.frames()) == 6
+        assert sum(len(requests) for _, requests in bench.frames()) == 6
         sizes = [len(entry[1]) for entry in bench.log if not isinstance(entry, str)]
         assert max(sizes) < 1500
         bench.log.clear()
         for number in range(3):
-            bench.errands.add(errand(20, number))
-        assert bench.log == []  # the next turn gathers again
+            bench.forwarder.add(request(20, number))
+        assert bench.log == []  # the next turn collects again
 
     run(test())
 
 
-def test_a_frame_from_a_peer_is_taken_in_order_and_damage_is_refused() -> None:
+def test_a_damaged_frame_is_refused() -> None:
     bench = Bench()
     for damaged in (b"", b"\xc1", b"\x91\x91\x01"):
-        with pytest.raises(ValueError):  # noqa: PT011 - the transport ends the link on any
-            bench.errands.received(ONE, damaged)
+        with pytest.raises(ValueError):  # noqa: PT011 - the transport closes the link on any ValueError
+            bench.forwarder.received(ONE, damaged)
     assert bench.taken == []
 
 
-def test_plain_acks_of_a_turn_cross_in_one_frame_per_leader() -> None:
+def test_plain_acks_of_a_turn_are_one_frame_per_leader() -> None:
     async def test() -> None:
         bench = Bench()
         here: ForwardedAcks = (10, b"c", [1, 2], [1, 2])
         there: list[ForwardedAcks] = [(20, b"c", [5], [1]), (21, b"d", [7, 9], [3, 4])]
         for acks in (here, *there):
-            bench.errands.add_acks(acks)
+            bench.forwarder.add_acks(acks)
         assert bench.taken_acks == [here]
         await turns()
         assert [to for to, _ in bench.ack_frames] == [ONE]
         other = Bench()
-        other.errands.received_acks(US, bench.ack_frames[0][1])
+        other.forwarder.received_acks(US, bench.ack_frames[0][1])
         assert other.taken_acks == there
         bench.full = True
-        bench.errands.add_acks(there[0])
+        bench.forwarder.add_acks(there[0])
         await turns()
-        assert bench.errands.dropped == 1
+        assert bench.forwarder.dropped == 1
 
     run(test())

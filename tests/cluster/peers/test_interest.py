@@ -1,4 +1,4 @@
-"""Interest and routed messages between nodes that exist in this process only."""
+"""Interest and routed messages between simulated nodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
-from broker.cluster.peers import interest as module
+from broker.cluster.peers import peer_sink
 from broker.cluster.peers.channels import CHANNEL_DELIVER, CHANNEL_INTEREST, CHANNEL_ROUTED
-from broker.cluster.peers.interest import DeliverFrame, RoutedFrame, encode_frame
+from broker.cluster.peers.interest import DeliverFrame
+from broker.cluster.peers.peer_sink import RoutedFrame, encode_frame
 from broker.wire import ProtocolViolation, PubRun
 from raft import NodeId
 from tests.support.cluster_fakes import Client, Net, pub_run, run, two
@@ -19,17 +20,17 @@ def rows(count: int) -> list[bytes]:
     return [b"%d" % i for i in range(count)]
 
 
-def test_a_subscription_is_told_and_its_messages_cross() -> None:
+def test_a_subscription_is_announced_and_gets_messages() -> None:
     async def test() -> None:
         net, here, there = await two()
-        taker = there.client()
-        there.subscribe(taker, b"a.*", b"7")
+        subscriber = there.client()
+        there.subscribe(subscriber, b"a.*", b"7")
         await net.settle()
         here.router.publish_run(
             here.client(), PubRun.of([(b"a.b", b"r", b"NATS/1.0\r\n\r\n", b"x")])
         )
         await net.settle()
-        assert taker.got == [(b"7", (b"a.b", b"r", b"NATS/1.0\r\n\r\n", b"x"))]
+        assert subscriber.got == [(b"7", (b"a.b", b"r", b"NATS/1.0\r\n\r\n", b"x"))]
 
     run(test())
 
@@ -39,7 +40,7 @@ def test_interest_ends_with_the_last_subscription() -> None:
         net, here, there = await two()
         subs = [there.subscribe(there.client(), b"a") for _ in range(3)]
         await net.settle()
-        assert net.crossed(CHANNEL_INTEREST) == 1  # a second and third taker is no news
+        assert net.crossed(CHANNEL_INTEREST) == 1  # further plain subscribers are not announced
         for sub in subs[:2]:
             there.unsubscribe(sub)
         await net.settle()
@@ -55,7 +56,7 @@ def test_interest_ends_with_the_last_subscription() -> None:
     run(test())
 
 
-def test_accounts_do_not_meet() -> None:
+def test_accounts_are_isolated() -> None:
     async def test() -> None:
         net, here, there = await two()
         ours, others = there.client("A"), there.client("B")
@@ -72,40 +73,40 @@ def test_accounts_do_not_meet() -> None:
 def test_a_message_crosses_once_however_many_patterns_match() -> None:
     async def test() -> None:
         net, here, there = await two()
-        taker = there.client()
+        subscriber = there.client()
         for number, pattern in enumerate((b"a.b", b"a.*", b"a.>", b">")):
-            there.subscribe(taker, pattern, b"%d" % number)
+            there.subscribe(subscriber, pattern, b"%d" % number)
         for queue in (b"q1", b"q2"):
-            there.subscribe(taker, b"a.b", queue, queue=queue)
+            there.subscribe(subscriber, b"a.b", queue, queue=queue)
         await net.settle()
         here.router.publish_run(here.client(), pub_run(b"a.b", *rows(20)))
         await net.settle()
         assert net.crossed() == 1
         for sid in (b"0", b"1", b"2", b"3", b"q1", b"q2"):
-            assert taker.payloads(sid) == rows(20)
+            assert subscriber.payloads(sid) == rows(20)
 
     run(test())
 
 
-def test_one_message_of_our_own_crosses_once_too() -> None:
+def test_a_message_published_by_the_server_crosses_once_too() -> None:
     async def test() -> None:
         net, here, there = await two()
-        taker = there.client()
-        there.subscribe(taker, b"a", b"plain")
-        there.subscribe(taker, b"a", b"q", queue=b"q")
+        subscriber = there.client()
+        there.subscribe(subscriber, b"a", b"plain")
+        there.subscribe(subscriber, b"a", b"q", queue=b"q")
         await net.settle()
-        # The same objects again: another message, though nothing distinguishes it.
+        # The same objects again are another message.
         for _ in range(2):
             here.router.publish(here.account(), b"a", b"", b"", b"x")
         await net.settle()
-        assert taker.payloads(b"plain") == taker.payloads(b"q") == [b"x", b"x"]
+        assert subscriber.payloads(b"plain") == subscriber.payloads(b"q") == [b"x", b"x"]
         assert here.interest.sinks[there.id].messages_out == 2
         assert here.interest.sinks[there.id].bytes_out == 2
 
     run(test())
 
 
-def test_equal_messages_of_two_accounts_stay_apart() -> None:
+def test_equal_messages_of_two_accounts_are_not_merged() -> None:
     async def test() -> None:
         net, here, there = await two()
         first, second = there.client("A"), there.client("B")
@@ -121,8 +122,8 @@ def test_equal_messages_of_two_accounts_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_dealt_to_queue_groups_cross_with_the_plain_ones(seed: int) -> None:
-    """Groups with members on both sides take slices; no row crosses twice for that."""
+def test_rows_for_queue_groups_and_plain_subscriptions_cross_once(seed: int) -> None:
+    """Groups with members on both nodes get slices of the run."""
 
     async def test() -> None:
         random.seed(seed)
@@ -145,7 +146,7 @@ def test_rows_dealt_to_queue_groups_cross_with_the_plain_ones(seed: int) -> None
     run(test())
 
 
-def test_queue_members_are_weighed_across_nodes() -> None:
+def test_queue_groups_are_balanced_by_members_across_nodes() -> None:
     async def test() -> None:
         random.seed(11)
         net, here, there = await two()
@@ -175,14 +176,14 @@ def test_routed_messages_go_one_hop_and_to_clients_only() -> None:
     async def test() -> None:
         net = Net(3)
         net.connect()
-        takers = [node.client() for node in net.nodes]
-        for node, taker in zip(net.nodes, takers, strict=True):
-            node.subscribe(taker, b"a")
+        subscribers = [node.client() for node in net.nodes]
+        for node, subscriber in zip(net.nodes, subscribers, strict=True):
+            node.subscribe(subscriber, b"a")
         await net.settle()
         net.log.clear()
         net.nodes[0].router.publish_run(net.nodes[0].client(), pub_run(b"a", b"x"))
         await net.settle()
-        assert [taker.payloads() for taker in takers] == [[b"x"]] * 3
+        assert [subscriber.payloads() for subscriber in subscribers] == [[b"x"]] * 3
         assert {(source, to) for source, to, _ in net.log} == {(1, 2), (1, 3)}
 
     run(test())
@@ -191,8 +192,8 @@ def test_routed_messages_go_one_hop_and_to_clients_only() -> None:
 def test_order_is_kept_over_subjects_and_turns() -> None:
     async def test() -> None:
         net, here, there = await two()
-        taker = there.client()
-        there.subscribe(taker, b">")
+        subscriber = there.client()
+        there.subscribe(subscriber, b">")
         await net.settle()
         sent: list[bytes] = []
         for turn in range(5):
@@ -200,24 +201,24 @@ def test_order_is_kept_over_subjects_and_turns() -> None:
                 sent.append(b"%d-%b-%d" % (turn, subject, len(sent)))
                 here.router.publish_run(here.client(), pub_run(subject, sent[-1]))
             await net.settle()
-        assert taker.payloads() == sent
-        assert net.crossed() == 5  # what one turn collected goes in one frame
+        assert subscriber.payloads() == sent
+        assert net.crossed() == 5  # one frame per turn
 
     run(test())
 
 
 def test_a_routed_frame_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROUTED_BYTES_MAX", 1000)
+    monkeypatch.setattr(peer_sink, "ROUTED_BYTES_MAX", 1000)
 
     async def test() -> None:
         net, here, there = await two()
-        taker = there.client()
-        there.subscribe(taker, b"a")
+        subscriber = there.client()
+        there.subscribe(subscriber, b"a")
         await net.settle()
         for i in range(10):
             here.router.publish_run(here.client(), pub_run(b"a", b"%d" % i * 400))
         await net.settle()
-        assert len(taker.got) == 10
+        assert len(subscriber.got) == 10
         assert net.crossed() == 4  # three at a time
 
     run(test())
@@ -226,8 +227,8 @@ def test_a_routed_frame_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- order between interest and what depends on it -------------------------------------------------
 
 
-def test_a_request_and_its_inbox_arrive_in_the_order_that_works() -> None:
-    """The subscription of the inbox is told before the request that names it, in one turn."""
+def test_the_interest_in_an_inbox_arrives_before_the_request_that_names_it() -> None:
+    """Even if both happen in one turn and the request comes first."""
 
     async def test() -> None:
         net, here, there = await two()
@@ -252,7 +253,7 @@ def test_a_request_and_its_inbox_arrive_in_the_order_that_works() -> None:
     run(test())
 
 
-def test_changes_of_one_turn_go_in_one_frame() -> None:
+def test_changes_of_one_turn_are_one_frame() -> None:
     async def test() -> None:
         net, here, there = await two()
         for i in range(50):
@@ -306,7 +307,7 @@ def test_messages_delivered_under_another_subject() -> None:
 )
 def test_a_damaged_interest_frame_is_refused(frame: bytes) -> None:
     net = Net(1)
-    with pytest.raises(ValueError):  # noqa: PT011 - the transport ends the link on any
+    with pytest.raises(ValueError):  # noqa: PT011 - the transport closes the link on any ValueError
         net.nodes[0].interest.received_interest(NodeId(9), frame)
 
 
@@ -314,11 +315,11 @@ def test_a_damaged_interest_frame_is_refused(frame: bytes) -> None:
 def test_a_routed_frame_holds_publishes_only(protocol: bytes) -> None:
     net = Net(1)
     frame = encode_frame(RoutedFrame("$G", True, [], protocol))
-    with pytest.raises(ValueError, match="something else"):
+    with pytest.raises(ValueError, match="not a publish"):
         net.nodes[0].interest.received_routed(NodeId(9), frame)
 
 
-def test_a_routed_frame_that_is_no_protocol_is_refused() -> None:
+def test_a_routed_frame_with_a_protocol_error_is_refused() -> None:
     net = Net(1)
     frame = encode_frame(RoutedFrame("$G", True, [], b"NONSENSE\r\n"))
     with pytest.raises(ProtocolViolation):

@@ -1,4 +1,4 @@
-"""Who subscribes to exactly a subject, seen from another node."""
+"""Whether clients of another node subscribe to a very subject, not only to a pattern."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.support.cluster_fakes import Net, run
 
 
 def test_an_exact_subscription_at_a_peer_is_seen_beside_its_patterns() -> None:
-    """A push consumer is bound by it; a pattern that covers its deliver subject binds nothing."""
+    """Only an exact subscription to its deliver subject makes a push consumer bound."""
 
     async def test() -> None:
         net = Net(3)
@@ -31,7 +31,9 @@ def test_an_exact_subscription_at_a_peer_is_seen_beside_its_patterns() -> None:
         assert not exact(b"deliver.group", b"other")
         assert not exact(b"deliver.one", b"q")
         assert not here.interest.exact_at_peer(here.account("other"), b"deliver.one")
-        assert not here.interest.exact_here(account, b"deliver.one"), "it is not ours"
+        assert not here.interest.exact_here(account, b"deliver.one"), (
+            "the client is on the other node"
+        )
         assert there.interest.exact_here(there.account(), b"deliver.one")
         assert not there.interest.exact_here(there.account(), b"deliver.two")
         there.unsubscribe(one)

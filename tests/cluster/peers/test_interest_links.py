@@ -1,14 +1,15 @@
-"""Interest over links that come, go and fill up."""
+"""Interest while links go up and down and their queues are full."""
 
 from __future__ import annotations
 
 import pytest
 
-from broker.cluster.peers.interest import RETELL_AFTER_S, InterestFrame, encode_frame
+from broker.cluster.peers.interest import ANNOUNCE_RETRY_S, InterestFrame
+from broker.cluster.peers.peer_sink import encode_frame
 from tests.support.cluster_fakes import ClockedLoop, Net, pub_run, run, run_clocked, two
 
 
-def test_subscriptions_made_before_and_after_the_first_peer_are_both_told() -> None:
+def test_subscriptions_from_before_and_after_the_first_peer_are_announced() -> None:
     async def test() -> None:
         net = Net(2)
         here, there = net.nodes
@@ -27,7 +28,7 @@ def test_subscriptions_made_before_and_after_the_first_peer_are_both_told() -> N
     run(test())
 
 
-def test_a_node_without_peers_remembers_no_changes() -> None:
+def test_a_node_without_peers_collects_no_changes() -> None:
     async def test() -> None:
         net = Net(1)
         node = net.nodes[0]
@@ -40,7 +41,7 @@ def test_a_node_without_peers_remembers_no_changes() -> None:
     run(test())
 
 
-def test_a_reconnected_peer_forgets_what_has_gone_meanwhile() -> None:
+def test_a_reconnect_withdraws_only_what_is_gone() -> None:
     async def test() -> None:
         net, here, there = await two()
         gone = there.subscribe(there.client(), b"gone")
@@ -58,13 +59,13 @@ def test_a_reconnected_peer_forgets_what_has_gone_meanwhile() -> None:
             s for s in (b"gone", b"stays", b"new") if here.router.has_interest(here.account(), s)
         }
         assert found == {b"stays", b"new"}
-        # What stayed must not seem to have been away: push consumers follow these changes.
+        # No change for what stayed: push consumers would be interrupted.
         assert here.changes == [("$G", b"gone"), ("$G", b"new")]
 
     run(test())
 
 
-def test_a_peer_that_is_gone_takes_nothing() -> None:
+def test_the_interest_of_a_lost_peer_is_withdrawn() -> None:
     async def test() -> None:
         net, here, there = await two()
         there.subscribe(there.client(), b"a")
@@ -75,7 +76,7 @@ def test_a_peer_that_is_gone_takes_nothing() -> None:
         assert not here.router.has_interest(here.account(), b"a")
         assert not here.router.has_interest(here.account(), b"b", queue=b"q")
         assert here.changes == [("$G", b"a"), ("$G", b"b")]
-        # A frame that was still under way revives nobody.
+        # A frame that arrives late has no effect.
         late = InterestFrame(reset=False, changes=[("$G", b"late", b"", 1)])
         here.interest.received_interest(there.id, encode_frame(late))
         assert not here.router.has_interest(here.account(), b"late")
@@ -84,7 +85,7 @@ def test_a_peer_that_is_gone_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_interest_comes_back_when_one_direction_alone_was_broken(broken: int) -> None:
+def test_interest_is_restored_after_one_direction_was_broken(broken: int) -> None:
     async def test() -> None:
         net, here, there = await two()
         here.subscribe(here.client(), b"ours")
@@ -118,7 +119,7 @@ def test_links_may_come_up_in_any_order() -> None:
     run(test())
 
 
-def test_a_full_queue_delays_interest_and_loses_none() -> None:
+def test_a_full_queue_delays_interest_but_loses_none() -> None:
     async def test(loop: ClockedLoop) -> None:
         net = Net(2)
         net.connect()
@@ -132,11 +133,11 @@ def test_a_full_queue_delays_interest_and_loses_none() -> None:
         there.subscribe(there.client(), b"new")
         await net.settle()
         there.subscribe(there.client(), b"newer")
-        await loop.advance(RETELL_AFTER_S * 2)
+        await loop.advance(ANNOUNCE_RETRY_S * 2)
         await net.settle()
         assert not here.router.has_interest(here.account(), b"new")
         net.full.clear()
-        await loop.advance(RETELL_AFTER_S * 2)
+        await loop.advance(ANNOUNCE_RETRY_S * 2)
         await net.settle()
         found = {
             s
@@ -145,7 +146,7 @@ def test_a_full_queue_delays_interest_and_loses_none() -> None:
         }
         assert found == {b"kept", b"new", b"newer"}
         assert kept.weight == 1
-        assert there.interest._retell_timer is None
+        assert there.interest._retry_timer is None
 
     run_clocked(test)
 
@@ -159,7 +160,7 @@ def test_a_full_queue_at_the_start_delays_everything() -> None:
         net.connect()
         await net.settle()
         net.full.clear()
-        await loop.advance(RETELL_AFTER_S * 2)
+        await loop.advance(ANNOUNCE_RETRY_S * 2)
         await net.settle()
         assert here.router.has_interest(here.account(), b"a")
 

@@ -1,4 +1,4 @@
-"""Who leads: later terms win, and a leader that says it serves is worth a second sending."""
+"""The leader table: later terms win, and a leader that starts to serve is a change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Known:
         self.leaders.note(GROUP, Term(term), leader, serving=serving)
 
 
-def test_a_change_is_told_once_and_earlier_terms_are_ignored() -> None:
+def test_a_change_is_reported_once_and_earlier_terms_are_ignored() -> None:
     known = Known()
     known.note(2, ONE)
     known.note(2, ONE)
@@ -36,17 +36,17 @@ def test_a_change_is_told_once_and_earlier_terms_are_ignored() -> None:
     assert known.changes == [GROUP] * 2
 
 
-def test_a_leader_that_was_elected_before_it_served_is_told_twice() -> None:
-    """What was sent to it in between it has dropped."""
+def test_an_elected_leader_is_reported_again_when_it_serves() -> None:
+    """It has dropped what was sent to it in between."""
     known = Known()
     known.note(2, ONE)
     known.note(2, ONE, serving=True)
     assert known.changes == [GROUP] * 2
-    known.note(1, TWO, serving=True)  # of an earlier term: it serves no more
+    known.note(1, TWO, serving=True)  # of an earlier term
     assert known.changes == [GROUP] * 2
 
 
-def test_a_leader_out_of_reach_counts_as_none() -> None:
+def test_a_leader_without_a_link_counts_as_none() -> None:
     async def test() -> None:
         known = Known()
         known.note(2, ONE)
@@ -59,7 +59,7 @@ def test_a_leader_out_of_reach_counts_as_none() -> None:
     run(test())
 
 
-def test_who_waits_is_woken_by_the_next_leader() -> None:
+def test_a_waiting_caller_is_woken_by_the_next_leader() -> None:
     async def test() -> None:
         known = Known()
         waiting = asyncio.create_task(known.leaders.wait(GROUP, timeout_s=10))

@@ -1,4 +1,4 @@
-"""Calls between nodes: answers, failures, and everything that may come instead."""
+"""Calls between nodes: answers, refusals, timeouts, lost links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B = NodeId(1), NodeId(2)
 
 
 class Pair:
-    """Two nodes. Frames wait until the test lets them through."""
+    """Two nodes. Frames wait until the test passes them on."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.tasks = tasks
@@ -66,7 +66,7 @@ def test_a_call_is_answered() -> None:
     run(test())
 
 
-def test_answers_find_their_question_in_any_order() -> None:
+def test_answers_may_arrive_in_any_order() -> None:
     async def test() -> None:
         async with asyncio.TaskGroup() as tasks:
             pair = Pair(tasks)
@@ -90,7 +90,7 @@ def test_answers_find_their_question_in_any_order() -> None:
     run(test())
 
 
-def test_a_call_to_ourselves_needs_no_link() -> None:
+def test_a_call_to_the_own_node_needs_no_link() -> None:
     async def test() -> None:
         async with asyncio.TaskGroup() as tasks:
             pair = Pair(tasks)
@@ -119,7 +119,7 @@ def test_no_answer_in_time_is_indefinite(to: NodeId) -> None:
             failure = await asked
             assert type(failure) is CallFailed
             assert "wait" in str(failure)
-            never.set()  # the late answer is nobody's
+            never.set()  # the late answer is ignored
             await pair.settle()
             assert not pair.a._calls
 
@@ -144,7 +144,7 @@ async def _reason(call: Awaitable[bytes]) -> CallFailed:
 def test_what_a_method_raises_reaches_the_caller(
     raised: Exception, kind: type, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Refused means nothing was done; whatever else happened there, it may have been."""
+    """CallRefused means that nothing was done; any other error is indefinite."""
 
     async def test() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -198,7 +198,7 @@ def test_a_lost_link_fails_the_calls_over_it_alone() -> None:
             await turns()
             pair.a.peer_lost(B)
             failure = await asked
-            assert type(failure) is CallFailed  # it may have been done before the link broke
+            assert type(failure) is CallFailed  # it may have been performed before the link broke
             assert not other.done()
             pair.a.peer_lost(NodeId(3))
             await other
@@ -220,7 +220,7 @@ def test_only_the_node_that_was_asked_may_answer() -> None:
             pair.a.received(NodeId(7), answer)
             await turns()
             assert not asked.done()
-            for _ in range(2):  # and twice is once
+            for _ in range(2):  # a repeated answer is ignored
                 pair.a.received(B, answer)
             await turns()
             assert asked.result() == b"1 said x"
@@ -229,7 +229,7 @@ def test_only_the_node_that_was_asked_may_answer() -> None:
     run(test())
 
 
-def test_both_sides_bound_what_is_outstanding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_bound_the_outstanding_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SERVED_MAX", 2)
     monkeypatch.setattr(module, "CALLS_MAX", 3)
 
@@ -259,7 +259,7 @@ def test_both_sides_bound_what_is_outstanding(monkeypatch: pytest.MonkeyPatch) -
     run(test())
 
 
-def test_a_caller_that_gives_up_leaves_nothing_behind() -> None:
+def test_a_cancelled_call_leaves_nothing_behind() -> None:
     async def test() -> None:
         async with asyncio.TaskGroup() as tasks:
             pair = Pair(tasks)

@@ -1,4 +1,4 @@
-"""Publishes on their way to a leader: batches, their bounds, back-pressure, the end."""
+"""The outbox collects publishes into batches, pauses publishers, and ends with its stream."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_publishes_of_one_turn_make_one_batch() -> None:
         assert [block.subject(i) for i in range(6)] == [
             *(b"orders.a", b"orders.a", b"orders.b", b"orders.b", b"orders.a", b"orders.a")
         ]
-        assert block.first_seq == 0  # nobody but apply gives out sequences
+        assert block.first_seq == 0  # sequences are assigned at apply only
 
     run(test())
 
 
-def test_at_most_four_batches_are_under_way() -> None:
+def test_at_most_four_batches_are_in_flight() -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()
@@ -44,7 +44,7 @@ def test_at_most_four_batches_are_under_way() -> None:
             await turns()
         assert bench.numbers == [1, 2, 3, 4]
         bench.answer(1, 1)
-        # What waited meanwhile goes together: a long wait makes larger batches, not more.
+        # What was collected meanwhile is one batch: a long wait makes larger batches, not more.
         assert bench.numbers == [1, 2, 3, 4, 5]
         assert bench.sent[-1].rows == 3
 
@@ -52,7 +52,7 @@ def test_at_most_four_batches_are_under_way() -> None:
 
 
 @pytest.mark.parametrize("payload", [0, 10, 1000, 200_000])
-def test_no_batch_outgrows_its_bounds(payload: int) -> None:
+def test_no_batch_exceeds_its_bounds(payload: int) -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()
@@ -68,7 +68,7 @@ def test_no_batch_outgrows_its_bounds(payload: int) -> None:
         assert sum(block.rows for block in blocks) == 2 * count
         assert max(len(batch.block) for batch in bench.sent) <= BATCH_BYTES_MAX
         assert max(block.rows for block in blocks) <= BATCH_ROWS_MAX
-        # ... and they are filled: all but the last leave no room for one more row.
+        # All but the last one are full: one more row would not fit.
         row = payload + len(b"orders.new") + 20
         for batch in bench.sent[:-1]:
             full = len(batch.block) + row + 64 > BATCH_BYTES_MAX or batch.rows == BATCH_ROWS_MAX
@@ -78,7 +78,7 @@ def test_no_batch_outgrows_its_bounds(payload: int) -> None:
     run(test())
 
 
-def test_long_subjects_count_too() -> None:
+def test_long_subjects_count_towards_the_bound() -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()
@@ -90,7 +90,7 @@ def test_long_subjects_count_too() -> None:
     run(test())
 
 
-def test_a_message_larger_than_a_batch_goes_alone() -> None:
+def test_a_message_larger_than_a_batch_is_a_batch_of_its_own() -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()
@@ -103,10 +103,10 @@ def test_a_message_larger_than_a_batch_goes_alone() -> None:
     run(test())
 
 
-# -- back-pressure and the end --------------------------------------------------------------------
+# -- backpressure and the end ---------------------------------------------------------------------
 
 
-def test_too_much_held_pauses_publishers_and_half_of_it_resumes_them() -> None:
+def test_publishers_are_paused_above_the_bound_and_resumed_at_half_of_it() -> None:
     async def test() -> None:
         bench = Bench(held_bytes_max=10_000)
         greedy, other, idle = (bench.client(b"_INBOX.%b.*" % name) for name in (b"c", b"o", b"i"))
@@ -118,7 +118,7 @@ def test_too_much_held_pauses_publishers_and_half_of_it_resumes_them() -> None:
             bench.publish(greedy, 1, payload=b"p" * 3000)
             await turns()
         bench.publish(other, 1)
-        assert (greedy.pauses, other.pauses, idle.pauses) == (1, 1, 0)  # once each
+        assert (greedy.pauses, other.pauses, idle.pauses) == (1, 1, 0)  # each one once
         await turns()
         number = 0
         while bench.core.in_flight:
@@ -132,7 +132,7 @@ def test_too_much_held_pauses_publishers_and_half_of_it_resumes_them() -> None:
     run(test())
 
 
-def test_a_closed_outbox_takes_nothing_and_lets_everybody_go() -> None:
+def test_a_closed_outbox_accepts_nothing_and_resumes_publishers() -> None:
     async def test(loop: ClockedLoop) -> None:
         bench = Bench(held_bytes_max=1000)
         client = bench.client()
@@ -156,7 +156,7 @@ def test_a_closed_outbox_takes_nothing_and_lets_everybody_go() -> None:
     run_clocked(test)
 
 
-def test_a_leader_in_this_process_may_answer_while_it_is_handed_the_batch() -> None:
+def test_a_local_leader_may_answer_while_the_batch_is_transmitted() -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()
@@ -177,21 +177,21 @@ def test_a_leader_in_this_process_may_answer_while_it_is_handed_the_batch() -> N
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_publishers_of_a_stream_that_is_removed_are_told_that_nobody_is_there(
+def test_publishers_of_a_removed_stream_get_no_responders(
     silent: bool,
 ) -> None:
     async def test(loop: ClockedLoop) -> None:
         bench = Bench(silent=silent)
         client = bench.client()
-        for i in range(IN_FLIGHT_MAX + 1):  # sent, sealed and waiting
+        for i in range(IN_FLIGHT_MAX + 1):  # in flight and waiting
             bench.publish(client, 1, reply=b"_INBOX.c.%d" % i, subject=b"orders.%d" % i)
             await turns()
-        bench.publish(client, 1, reply=b"", subject=b"orders.unheard")
-        bench.publish(client, 1, reply=b"_INBOX.c.last", subject=b"orders.last")  # still collected
+        bench.publish(client, 1, reply=b"", subject=b"orders.no_reply")
+        bench.publish(client, 1, reply=b"_INBOX.c.last", subject=b"orders.last")  # not sealed yet
         bench.outbox.removed()
-        told = [(message[0], message[2], message[3]) for _, message in client.got]
+        answers = [(message[0], message[2], message[3]) for _, message in client.got]
         names = [*(b"%d" % i for i in range(IN_FLIGHT_MAX + 1)), b"last"]
-        assert told == (
+        assert answers == (
             []
             if silent
             else [
@@ -204,7 +204,7 @@ def test_publishers_of_a_stream_that_is_removed_are_told_that_nobody_is_there(
             ]
         )
         assert bench.core.held_bytes == 0
-        bench.answer(1, 1)  # of a leader that had not heard
+        bench.answer(1, 1)  # from a leader that did not know yet
         sent = len(bench.sent)
         await loop.advance(RESEND_AFTER_S * 3)
         assert len(bench.sent) == sent

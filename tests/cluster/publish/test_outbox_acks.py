@@ -1,4 +1,4 @@
-"""The answers of a leader on their way to the publishers."""
+"""Acks: in bulk where one inbox gets them all, one by one otherwise."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_segments_of_one_connection_are_acked_together() -> None:
 
 
 @pytest.mark.parametrize("reason", ["watchful", "limited", "queue", "two", "literal"])
-def test_anything_else_than_one_plain_inbox_is_acked_one_by_one(reason: str) -> None:
+def test_without_exactly_one_plain_inbox_rows_are_acked_one_by_one(reason: str) -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client(b"_INBOX.c.*", b"5")
@@ -187,7 +187,7 @@ def test_a_stream_without_acks_stays_silent() -> None:
     run(test())
 
 
-def test_a_client_that_left_is_missed_by_nobody() -> None:
+def test_acks_to_a_disconnected_client_are_dropped() -> None:
     async def test() -> None:
         bench = Bench()
         client = bench.client()

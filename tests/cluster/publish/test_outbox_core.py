@@ -157,6 +157,19 @@ SCRIPTS = {
         answer 3 -> ack 3
         refuse 3 1 ->
     """,
+    "a new session starts without answered batches": """
+        publish -> send 1
+        answer 1 -> ack 1
+        publish -> send 2
+        answer 2 -> ack 2
+        publish -> send 3
+        refuse 3 1 -> probe 2
+        probed 2 1 -> send 1 in session +1
+        publish -> send 2 in session +1
+        answer 1 -> ack 1
+        refuse 2 1 -> probe 1 in session +1
+        probed 1 2 ->
+    """,
     "a stream that forgets twice gets two new sessions": """
         publish -> send 1
         answer 1 -> ack 1

@@ -1,4 +1,4 @@
-"""Rows of fast batches on their way: marked for the leader, answered only with what it says."""
+"""Rows of fast batches are marked for the leader, and answered with its replies only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.outbox_rig import Bench, bodies
 START, APPEND = b"_INBOX.c.f.9.ok.1.0.$FI", b"_INBOX.c.f.9.ok.2.1.$FI"
 
 
-def test_marked_rows_hear_what_the_leader_says_and_nothing_else() -> None:
+def test_marked_rows_get_the_leaders_replies_and_no_ack() -> None:
     async def work() -> None:
         bench = Bench()
         client = bench.client(b"_INBOX.c.>")
@@ -30,7 +30,7 @@ def test_marked_rows_hear_what_the_leader_says_and_nothing_else() -> None:
     asyncio.run(work())
 
 
-def test_a_batch_of_marked_rows_only_may_hear_nothing() -> None:
+def test_a_batch_of_marked_rows_may_get_no_reply_at_all() -> None:
     async def work() -> None:
         bench = Bench()
         client = bench.client(b"_INBOX.c.>")

@@ -1,4 +1,4 @@
-"""Publishes that would meet a full disk: refused before they are numbered."""
+"""Publishes to a full disk are refused before they get a batch number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.outbox_rig import Bench, bodies
 REFUSED = {"code": 503, "err_code": 10023, "description": "insufficient resources"}
 
 
-def test_a_full_disk_refuses_at_once_and_what_came_before_stays_in_flight() -> None:
+def test_a_full_disk_refuses_at_once_and_earlier_batches_stay_in_flight() -> None:
     async def work() -> None:
         bench = Bench()
         client = bench.client()
@@ -30,7 +30,7 @@ def test_a_full_disk_refuses_at_once_and_what_came_before_stays_in_flight() -> N
     asyncio.run(work())
 
 
-def test_a_stream_that_never_answers_does_not_answer_then() -> None:
+def test_a_stream_without_acks_sends_no_error_either() -> None:
     async def work() -> None:
         bench = Bench(silent=True)
         client = bench.client()
