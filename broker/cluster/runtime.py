@@ -1,8 +1,8 @@
-"""Everything behind the core server: the cluster and JetStream, built from the options.
+"""The runtime behind the core server: the mesh of the cluster and JetStream, built from options.
 
-Owns: start and stop order, and what monitoring is told.
+Owns: their start and stop order, and what monitoring reads of them.
 May not touch: how any of it works; this is wiring.
-Spec: the server's runtime seam (broker/server/runtime.py); core contract 7 for the documents."""
+Spec: broker/server/services.py (JetStreamRuntime); nats-server monitoring for the documents."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build(options: Options) -> Runtime:
 
 
 class Runtime:
-    """Implements broker.server.runtime.JetStreamRuntime."""
+    """Implements broker.server.services.JetStreamRuntime."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -53,7 +53,7 @@ class Runtime:
         def spawn(work: Awaitable[None], task_name: str) -> None:
             server.spawn(_coroutine(work), name=task_name)
 
-        # A server without a cluster may change its name: its data is not anybody else's.
+        # Without a cluster the server may change its name: the data stays its own.
         name = STANDALONE if cluster is None else self.options.server_name or server.name
         self.mesh = Mesh(
             node=node_id(name),
@@ -97,7 +97,7 @@ class Runtime:
             logger.info("Listening for route connections on %s", shown)
 
     def _expected_nodes(self) -> int:
-        """How many nodes found the cluster: ours and every configured route that is not us."""
+        """How many nodes found the cluster: this one and every route that is not itself."""
         if self.mesh is None or self.mesh.transport is None:
             return 1
         return 1 + self.mesh.transport.foreign_seeds()
@@ -124,7 +124,7 @@ class Runtime:
         if self.jetstream is not None:
             self.jetstream.lame_duck()
 
-    # -- what the server and its monitor ask ----------------------------------------------------
+    # -- what the server and its monitor read ---------------------------------------------------
 
     def on_connect_info(self) -> Document:
         info: Document = {}
@@ -182,7 +182,7 @@ class Runtime:
 
 
 def _route(mesh: Mesh, peer: Peer, position: int) -> Document:
-    """All links to a peer are shown as one."""
+    """All links to a peer are shown as one route."""
     now, since = time.time(), mesh.connected_since(peer.node)
     silent_s = mesh.silent_ns(peer.node) / 1e9
     document: Document = {
@@ -215,7 +215,7 @@ async def _coroutine(work: Awaitable[None]) -> None:
 
 
 def client_address(server: Server) -> str:
-    """Where scans reach this node: an advertised address, or the bound one."""
+    """Where scans reach this node: the advertised address, or the bound one."""
     urls = server.client_urls()
     if urls:
         return urls[0]

@@ -1,4 +1,4 @@
-"""Reads of stored messages end their turn by the clock: nobody waits for all that others read."""
+"""Reads of stored messages are cut into time slices, so that other clients are not delayed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def asker(directory: Path) -> AsyncIterator[RawClient]:
 
 
 async def asked(client: RawClient, requests: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """All at once; what is answered until each has its answer."""
+    """Send all requests at once; the lines received until each has its answer."""
     for i, (subject, body) in enumerate(requests):
         client.send(b"PUB %b in.%d %d\r\n%b\r\n" % (subject, i, len(body), body))
     lines: list[bytes] = []
@@ -100,23 +100,23 @@ def test_one_read_per_round_when_each_takes_a_turn(
                 seen = watched(monkeypatch, rounds)
                 got = await asked(client, REQUESTS[form])
             assert got == expected
-            assert len(set(seen)) >= COUNT - 1  # what was read and the turn after it may be one
+            assert len(set(seen)) >= COUNT - 1  # the first answer may share a round with the second
 
     run(test())
 
 
-def test_a_damaged_message_ends_no_connection(
+def test_a_damaged_message_does_not_close_the_connection(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def damaged(*_: object) -> bytes:
-        raise BlockDamaged("as if the disk had")
+        raise BlockDamaged("simulated damage")
 
     async def test() -> None:
         async with asker(tmp_path) as client:
             monkeypatch.setattr(LeaderApi, "_get_message", damaged)
             client.send(b'PUB $JS.API.STREAM.MSG.GET.S in.0 9\r\n{"seq":1}\r\n')
             assert await client.flush() == b""
-            await until(lambda: "as if the disk had" in caplog.text)
+            await until(lambda: "simulated damage" in caplog.text)
             assert await client.flush() == b""
 
     run(test())

@@ -57,7 +57,7 @@ def refusal(there: AccountQuotas, account: str, config: StreamConfig) -> int:
     return int(refused.value.err_code)
 
 
-def test_an_account_that_is_not_named_has_no_limits_of_its_own() -> None:
+def test_an_account_without_configured_limits_is_unlimited() -> None:
     there = quotas()
     assert there.limits("other").max_streams == -1
     assert there.view("other").server.max_ack_pending == 9
@@ -74,7 +74,7 @@ def test_streams_and_bytes_of_an_account_are_bounded() -> None:
     check_account_limits(stream("B", max_bytes=5), full.view("small"))
 
 
-def test_one_server_does_not_promise_the_same_room_to_two_accounts() -> None:
+def test_one_server_does_not_reserve_the_same_bytes_twice() -> None:
     there = quotas(("other", stream("A", max_bytes=2500)))
     assert refusal(there, "small", stream("B", max_bytes=501)) == 10047
     check_account_limits(stream("B", max_bytes=500), there.view("small"))
@@ -82,7 +82,7 @@ def test_one_server_does_not_promise_the_same_room_to_two_accounts() -> None:
     check_account_limits(stream("B", max_bytes=501), clustered.view("small"))
 
 
-def test_info_tells_limits_and_what_is_set_aside() -> None:
+def test_info_shows_limits_and_reservations() -> None:
     memory = stream("M", max_bytes=60, storage=Storage.MEMORY)
     there = quotas(("small", stream("A", max_bytes=900)), ("small", memory))
     info = asyncio.run(there.info("small", ApiStats(total=3)))

@@ -73,7 +73,7 @@ def test_an_account_bounds_a_stream_by_what_its_other_streams_store() -> None:
     assert there.usage.bounds(second) == Bounds(account=1000)
 
 
-def test_every_replica_counts() -> None:
+def test_every_replica_counts_for_the_account() -> None:
     there = Streams()
     there.replica(1, 100, replicas=3)
     assert there.usage.bounds(there.replica(2, 0)) == Bounds(account=700)

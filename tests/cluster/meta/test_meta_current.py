@@ -1,4 +1,4 @@
-"""What a node must know before it answers: deletes elsewhere, and who leads."""
+"""What a node must have applied before it answers: deletes on other nodes, and the leader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ US, LEADER, OTHER = NodeId(1), NodeId(2), NodeId(3)
 
 
 class Meta:
-    """The table as the node sees it, and how often it looked."""
+    """The table on this node, and how often it was read."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -62,7 +62,7 @@ def test_a_node_waits_until_it_has_applied_what_the_meta_leader_had() -> None:
         meta.index = 6
         looked = meta.looked
         while meta.looked < looked + 3:
-            assert not waiting.done(), "an entry is missing: it may be the delete"
+            assert not waiting.done(), "an entry is missing, which may be the delete"
             await asyncio.sleep(0)
         meta.index = 7
         await waiting
@@ -78,9 +78,7 @@ def test_a_node_waits_until_it_has_applied_what_the_meta_leader_had() -> None:
         (b"$JS.API.STREAM.NAMES", False),
     ],
 )
-def test_creates_and_restores_are_decided_by_a_table_that_is_current(
-    subject: bytes, waits: bool
-) -> None:
+def test_creates_and_restores_wait_for_a_current_table(subject: bytes, waits: bool) -> None:
     async def test() -> None:
         order: list[str] = []
 
@@ -107,9 +105,7 @@ def test_creates_and_restores_are_decided_by_a_table_that_is_current(
 
 
 @pytest.mark.parametrize(("leader", "named"), [(LEADER, "two"), (US, "one"), (None, "")])
-def test_a_follower_names_the_leader_it_knows_and_not_itself(
-    leader: NodeId | None, named: str
-) -> None:
+def test_a_follower_reports_the_leader_it_knows(leader: NodeId | None, named: str) -> None:
     names = {US: "one", LEADER: "two", OTHER: "three"}
     there = SimpleNamespace(
         members=SimpleNamespace(clustered=True, name=names.get),

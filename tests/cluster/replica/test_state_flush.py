@@ -1,4 +1,4 @@
-"""Erased messages leave the disk: in which order, and what a mark of an earlier run leads to."""
+"""Secure erase: the order of its steps, and finishing what an earlier run left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Log:
 
 @dataclass
 class Held:
-    """A group whose log is cut as soon as that is asked for, unless a follower needs it."""
+    """A group whose log is cut at once when asked, unless a follower needs it."""
 
     log: Log = field(default_factory=Log)
     needed: bool = False
@@ -153,7 +153,7 @@ def test_the_state_is_durable_before_the_log_is_cut_and_the_files_rewritten(
     run(work())
 
 
-def test_what_an_earlier_run_did_not_finish_is_done_at_start(tmp_path: Path) -> None:
+def test_an_unfinished_erasure_is_finished_after_a_restart(tmp_path: Path) -> None:
     async def work() -> None:
         (tmp_path / "erasing").touch()
         node = Node(tmp_path)
