@@ -1,7 +1,7 @@
 """The streams of this node, assembled: storage, Raft groups, replicas, publishing.
 
-Owns: building and wiring these parts, which of them hears of what, and the order in which they
-start and stop.
+Owns: building and wiring these parts, which of them is notified of what, and the order in which
+they start and stop.
 May not touch: how any of them works. The API and monitoring are built on top, in assembly.py."""
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class StreamNode:
     def _build_meta(self, expected_nodes: Callable[[], int]) -> None:
         mesh, storage = self.mesh, self.storage
         self.meta_group = MetaGroup(
-            meta=self.assignments,
+            assignments=self.assignments,
             state_db=storage.state_db,
             host=self.host,
             on_assigned=self._assigned,
@@ -284,7 +284,7 @@ class StreamNode:
         await self.host.stop()
         self.storage.store.close()
 
-    # -- which part hears of what ---------------------------------------------------------------
+    # -- which part is notified of what ---------------------------------------------------------
 
     def _founded(self, founding: Founding) -> None:
         self.members.set(list(founding.members))

@@ -251,9 +251,9 @@ class LeaderApi:
                 raise JetStreamError.of(
                     ErrCode.CLUSTER_NO_PEERS, err=f'preferred server "{preferred}" {problem}'
                 )
-        living = [peer for peer in others if self.info.links.connected(peer)]
-        if living:
-            replica.transfer(living[0])
+        connected = [peer for peer in others if self.info.links.connected(peer)]
+        if connected:
+            replica.transfer(connected[0])
         return encode_response(kind, Success(success=True))
 
     async def _serve_reconfigured(self, _peer: NodeId, body: bytes) -> bytes:

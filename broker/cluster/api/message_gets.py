@@ -105,7 +105,7 @@ class MessageGets:
     ) -> tuple[int, list[int]]:
         """Answer the rows that ask for the last message of one subject of a stream led here, and
         pass the others to `otherwise`. Returns the row reached when the clock showed `deadline`,
-        and the rows that nobody serves."""
+        and the rows that have no responder."""
         answers = _Answers(self.router, account)
         missing: list[int] = []
         current: bytes | None = None

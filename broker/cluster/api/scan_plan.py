@@ -121,7 +121,7 @@ class PlanService:
         return encode_plan(plan)
 
     def _client_address(self, node: NodeId) -> str:
-        """host:port where clients reach the node, as it told its peers; "" when unknown."""
+        """host:port where clients reach the node, as it tells its peers; "" when unknown."""
         if node == self.mesh.node:
             return str(self.mesh.hello.get("client", ""))
         for peer in self.mesh.peers():

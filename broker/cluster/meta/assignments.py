@@ -48,7 +48,7 @@ class Assignment(msgspec.Struct, frozen=True):
         return self.config.name
 
     @property
-    def begun_as(self) -> StreamConfig:
+    def initial_config(self) -> StreamConfig:
         """The configuration an empty replica starts with: the log replays every later change."""
         return self.first_config or self.config
 
@@ -111,7 +111,7 @@ def encode_command(command: MetaCommand) -> bytes:
 
 
 class AssignmentTable:
-    """The replicated table of assignments. `apply` is the only thing that changes it."""
+    """The replicated table of assignments. Only `apply` and `load_dump` change it."""
 
     def __init__(self) -> None:
         self.applied = Index(0)
@@ -204,7 +204,7 @@ class AssignmentTable:
         if self.overlap(command.account, command.config) is not None:
             return JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
         updated = msgspec.structs.replace(
-            existing, config=command.config, first_config=existing.begun_as
+            existing, config=command.config, first_config=existing.initial_config
         )
         if command.peers and set(command.peers) != set(existing.peers):
             updated = msgspec.structs.replace(

@@ -79,7 +79,9 @@ class MetaRequests:
         answer = await self.rpc.call(leader, "meta index", b"", timeout_s=KNOWN_HERE_WITHIN_S)
         index = int.from_bytes(answer, "little")
         await eventually(
-            lambda: self.group.meta.applied >= index, timeout_s=KNOWN_HERE_WITHIN_S, every_s=0.005
+            lambda: self.group.assignments.applied >= index,
+            timeout_s=KNOWN_HERE_WITHIN_S,
+            every_s=0.005,
         )
 
     async def barrier(self) -> None:
@@ -90,7 +92,7 @@ class MetaRequests:
         answer = await self.rpc.call(leader, "meta barrier", b"", timeout_s=BARRIER_WITHIN_S)
         index = int.from_bytes(answer, "little")
         if not await eventually(
-            lambda: self.group.meta.applied >= index, timeout_s=BARRIER_WITHIN_S
+            lambda: self.group.assignments.applied >= index, timeout_s=BARRIER_WITHIN_S
         ):
             raise TimeoutError
 
@@ -99,7 +101,7 @@ class MetaRequests:
         answer here sees it here."""
 
         def here() -> bool:
-            known = self.group.meta.get(result.account, result.name)
+            known = self.group.assignments.get(result.account, result.name)
             if isinstance(command, RemoveStream):
                 return known is None or known.group != result.group
             return known is not None and known.config == result.config
@@ -119,7 +121,7 @@ class MetaRequests:
         return _encode(result)
 
     async def _serve_index(self, _peer: NodeId, _body: bytes) -> bytes:
-        return self.group.meta.applied.to_bytes(8, "little")
+        return self.group.assignments.applied.to_bytes(8, "little")
 
     async def _serve_barrier(self, _peer: NodeId, _body: bytes) -> bytes:
         try:

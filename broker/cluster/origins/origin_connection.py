@@ -212,8 +212,8 @@ class OriginConnection:
             "verbose": False, "pedantic": False, "headers": True, "no_responders": True,
             "protocol": 0, "lang": "jetraft", "version": "0.1", "name": "mirror",
         }  # fmt: skip
-        told = msgspec.json.encode(options | credentials)
-        self.writer.write(b"CONNECT " + told + b"\r\nPING\r\n")
+        connect = msgspec.json.encode(options | credentials)
+        self.writer.write(b"CONNECT " + connect + b"\r\nPING\r\n")
         while (line := await self._line()) != b"PONG":
             self._other(line)
 
@@ -288,8 +288,8 @@ class OriginConnection:
         except ValueError as error:
             raise OriginLost(f"the origin answered {data[:100]!r}") from error
         if answer.error is not None:
-            told = answer.error
-            raise OriginRefused(told.description, code=told.code, err_code=told.err_code)
+            refusal = answer.error
+            raise OriginRefused(refusal.description, code=refusal.code, err_code=refusal.err_code)
         return answer.config
 
     async def next(self) -> OriginMessage:
@@ -348,8 +348,10 @@ class OriginConnection:
         await self._settle()
         names = (b"Nats-Last-Consumer", b"Nats-Last-Stream")
         reached = (b"%d" % (self._expected - 1), b"%d" % self._last_seq)
-        told = wire_headers.build(b"", list(zip(names, reached, strict=True)))
-        self.writer.write(b"HPUB %b %d %d\r\n%b\r\n" % (reply, len(told), len(told), told))
+        position = wire_headers.build(b"", list(zip(names, reached, strict=True)))
+        self.writer.write(
+            b"HPUB %b %d %d\r\n%b\r\n" % (reply, len(position), len(position), position)
+        )
 
     async def _message(self) -> _Message:
         """The next MSG or HMSG."""

@@ -28,9 +28,9 @@ class HandOver:
     def begin(self) -> None:
         """Transfer every leadership to a connected peer."""
         for replica in self.replicas:
-            heirs = replica.heirs() if replica.leading is not None else []
-            if heirs:
-                replica.transfer(heirs[0])
+            successors = replica.successors() if replica.leading is not None else []
+            if successors:
+                replica.transfer(successors[0])
         others = self._connected_members()
         if self.meta_group.is_leader and others:
             self.meta_group.host.transfer(META_GROUP, others[0])
@@ -44,7 +44,7 @@ class HandOver:
         """Whether every group with other connected members has another leader."""
         if not self._connected_members():
             return True
-        shared = any(r.leading is not None and r.heirs() for r in self.replicas)
+        shared = any(r.leading is not None and r.successors() for r in self.replicas)
         return not (shared or self.meta_group.is_leader)
 
     def _connected_members(self) -> list[NodeId]:

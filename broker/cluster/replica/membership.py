@@ -53,7 +53,7 @@ class Membership:
         dropped once that is certain (sweep)."""
         replica = self.replicas.get(assignment.group)
         if self.node in assignment.holders:
-            if replica is not None and replica.waits_in_vain(assignment):
+            if replica is not None and replica.is_stranded(assignment):
                 self.replicas.leave(replica)
                 replica = None
             if replica is None and self.storage.lost_log(assignment):
@@ -70,7 +70,7 @@ class Membership:
 
     def drop_unassigned(self) -> None:
         """At start, and after the disk has failed."""
-        if any(self.node not in assignment.holders for assignment in self.meta_group.meta):
+        if any(self.node not in assignment.holders for assignment in self.meta_group.assignments):
             self.sweep()
 
     def removed(self, group: GroupId) -> None:
@@ -91,7 +91,7 @@ class Membership:
             while True:
                 try:
                     await self.meta_requests.barrier()
-                    now = self.meta_group.meta.get(asked.account, asked.name)
+                    now = self.meta_group.assignments.get(asked.account, asked.name)
                     if now is None or now.group != asked.group or now.group in self.replicas:
                         return
                     if self.node not in now.holders:
@@ -148,7 +148,7 @@ class Membership:
                     await asyncio.sleep(RETRY_EVERY_S)
                     continue  # after a restart this node must know that it left
                 self._sweep_again = False
-                for assignment in self.meta_group.meta:
+                for assignment in self.meta_group.assignments:
                     if self.node in assignment.holders:
                         continue
                     if self._installing(GroupId(assignment.group)):

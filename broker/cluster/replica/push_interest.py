@@ -1,7 +1,7 @@
 """Interest in the deliver subjects of push consumers.
 
-Owns: which leaderships on this node want to hear when subscriptions to a deliver subject come and
-go, and the rule which subscriptions count.
+Owns: which leaderships on this node are notified when subscriptions to a deliver subject change,
+and the rule which subscriptions count.
 May not touch: subscriptions (broker.subjects), interest of other nodes (peers/interest.py).
 Spec: NATS JetStream consumers, deliver_subject and deliver_group (push_bound)."""
 

@@ -71,9 +71,9 @@ def next_step(
     if set(status.voters) == set(target) and not status.learners:
         return Record(target) if members != set(target) else None
     caught_up = _caught_up(status, connected)
-    heirs = [node for node in target if node in status.voters and node in caught_up]
-    if status.node not in target and heirs:
-        return HandOverTo(heirs[0])
+    successors = [node for node in target if node in status.voters and node in caught_up]
+    if status.node not in target and successors:
+        return HandOverTo(successors[0])
     new = tuple(node for node in target if node not in status.voters)
     if not recorded:
         return Wait("waiting for the assignment to be on disk", "meta")

@@ -132,7 +132,7 @@ class Replica:
         in_memory = assignment.config.storage is Storage.MEMORY
         state: StateKeeper = MemoryDb() if in_memory else services.state_db
         stream = Stream.open(
-            assignment.begun_as,
+            assignment.initial_config,
             created_ns=assignment.created_ns,
             files=state.files(assignment.group),
             consumers=Consumer,
@@ -237,7 +237,7 @@ class Replica:
         return self._proposals.add(term, index)
 
     def propose_all(self, proposed: Sequence[AnyCommand], confirms: Sequence[bytes]) -> None:
-        """Commands whose results nobody awaits. The double acks in `confirms` are answered when
+        """Commands whose results are not awaited. The double acks in `confirms` are answered when
         the last command is applied."""
         try:
             for command in proposed:
@@ -368,7 +368,7 @@ class Replica:
         voters = self._host.status(self.group).core.voters
         return [voter for voter in voters if voter != self._services.node]
 
-    def heirs(self) -> list[NodeId]:
+    def successors(self) -> list[NodeId]:
         """The other voters that are connected."""
         return [voter for voter in self.other_voters() if self._services.connected(voter)]
 
@@ -380,7 +380,7 @@ class Replica:
         """Wait until this node has applied all that was committed before. Raises RaftError."""
         await self._host.read_barrier(self.group)
 
-    def waits_in_vain(self, assignment: Assignment) -> bool:
+    def is_stranded(self, assignment: Assignment) -> bool:
         """Whether a stream in memory was reopened empty with outdated members: the nodes it would
         fetch its data from may have left the group."""
         status = self._host.status(self.group).core

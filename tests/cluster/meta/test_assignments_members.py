@@ -83,13 +83,13 @@ def test_an_update_that_names_the_same_peers_moves_nothing() -> None:
 def test_the_first_configuration_is_remembered() -> None:
     """A replica that joins late replays the log from its beginning."""
     log = Log([1])
-    assert log.stream.begun_as == CONFIG
+    assert log.stream.initial_config == CONFIG
     for limit in (10, 20):
         later = msgspec.structs.replace(CONFIG, max_msgs=limit)
         log.do(ReconfigureStream("$G", later))
-        assert (log.stream.config, log.stream.begun_as) == (later, CONFIG)
+        assert (log.stream.config, log.stream.initial_config) == (later, CONFIG)
     log.do(RenewStream("$G", "S", log.stream.group, [1]))
-    assert log.stream.begun_as == log.stream.config
+    assert log.stream.initial_config == log.stream.config
 
 
 def test_renewing_a_stream_twice_creates_one_new_group() -> None:

@@ -54,7 +54,7 @@ def test_a_node_waits_until_it_has_applied_what_the_meta_leader_had() -> None:
             node=US,
             rpc=cast(Rpc, SimpleNamespace(call=call)),
             leaders=cast(LeaderTable, SimpleNamespace(wait=wait_leader)),
-            group=cast(MetaGroup, SimpleNamespace(meta=meta)),
+            group=cast(MetaGroup, SimpleNamespace(assignments=meta)),
         )
         waiting = asyncio.create_task(calls.current())
         await turns(5)
