@@ -26,11 +26,10 @@ from broker.cluster.origins.mirroring import Followers
 from broker.cluster.peers.mesh import Mesh
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
-from broker.server.services import Document, Query, StartFailed
+from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft.store.log_store import StoreError
 
 if TYPE_CHECKING:
-    from broker.server.client.connection import Connection
     from broker.server.server import Server
 
 logger = logging.getLogger("jetraft.cluster")
@@ -66,7 +65,7 @@ class JetStream:
         document = self.jsz({})
         return {"config": document["config"], "stats": {k: document[k] for k in _STATS}}
 
-    async def scan(self, connection: Connection, request_json: bytes) -> None:
+    async def scan(self, connection: BulkReader, request_json: bytes) -> None:
         def find(stream: str) -> ScanSource | None:
             assignment = self.node.meta.get(connection.account.name, stream)
             replica = self.node.replicas.get(assignment.group) if assignment is not None else None

@@ -143,7 +143,7 @@ class Advisories:
             "name": found.connect.name,
             "lang": found.connect.lang,
             "ver": found.connect.version,
-            "rtt": int(found.live.rtt_s * 1e9),
+            "rtt": int(found.rtt_s * 1e9),
             "server": self.server.name,
             "cluster": self.node.mesh.cluster if len(self.node.members) > 1 else "",
             "kind": "Client",

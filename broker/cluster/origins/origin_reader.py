@@ -30,7 +30,7 @@ from broker.jetstream.api.info import SourceInfo
 from broker.jetstream.config.stream_config import StreamSource
 from broker.jetstream.errors import ErrCode, ErrorBody, JetStreamError
 from broker.jetstream.stream.sourcing import SourceMapping
-from broker.server.client import internal_client as inside
+from broker.server.listeners import internal_client as inside
 from broker.store.block.block import BlockBuilder
 from broker.wire import headers as wire_headers
 from raft import NotLeader, RaftError
