@@ -48,11 +48,15 @@ from raft import NodeId
 
 API_SUBJECTS = b"$JS.API.>"
 ACK_SUBJECTS = b"$JS.ACK.>"
+DIRECT_GETS = b"$JS.API.DIRECT.GET."
+READS = (DIRECT_GETS, b"$JS.API.STREAM.MSG.GET.")  # one may take milliseconds
 NEXT_SUBJECTS = b".API.CONSUMER.MSG.NEXT."
 FLOW_SUBJECTS = b"$JS.FC.>"
 REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as the reference server does
 DIRECT_WITHIN_S = 2.0
 ANSWER_WITHIN_S = 10.0
+
+AckGroup = tuple[bytes, bytes, list[int], list[int]]  # stream, consumer, their sequences
 
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
@@ -100,8 +104,16 @@ class ApiService:
     errors: int = 0
     _running: int = 0
     _subscriptions: list[Subscription] = field(default_factory=list)
+    # What the router hands over in whole runs (broker/server/routing/bulk_service.py).
+    timed_prefixes: tuple[bytes, ...] = READS
+    family_prefix: bytes = DIRECT_GETS
+    compact_prefix: bytes = ACK_SUBJECTS[:-1]
 
     def start(self) -> None:
+        self.node.server.router.serve_in_bulk(self)
+        self.node.server.tracing.show_as_system(
+            API_SUBJECTS[:-1], without=(DIRECT_GETS, b"$JS.API.CONSUMER.MSG.NEXT.")
+        )
         rpc = self.node.mesh.rpc
         rpc.register("api", self._serve_leader)
         rpc.register("direct", self._serve_direct)
@@ -132,7 +144,7 @@ class ApiService:
             taken = self._take(sub, *run.message(row), origin=origin) or taken
         return taken
 
-    def deliver_gets(
+    def deliver_timed(
         self,
         sub: Subscription,
         run: PubRun,
@@ -151,10 +163,11 @@ class ApiService:
             self.node, account, run, start, stop, deadline=deadline, otherwise=otherwise
         )
 
-    def deliver_acks(
-        self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]
-    ) -> None:
-        for stream, consumer, stream_seqs, consumer_seqs in acks:
+    def compact_spans(self, run: PubRun) -> list[tuple[int, int, list[AckGroup]]]:
+        return run.ack_spans()
+
+    def deliver_compact(self, sub: Subscription, compact: list[AckGroup]) -> None:
+        for stream, consumer, stream_seqs, consumer_seqs in compact:
             name = stream.decode(errors="replace")
             assignment = self.node.meta.get(sub.account.name, name)
             if assignment is not None:

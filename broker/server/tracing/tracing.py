@@ -27,9 +27,6 @@ from broker.server.tracing.storage_trace import PublishOne, Storing, StreamSink
 from broker.subjects import SinkKind, Subscription, has_wildcard, valid_subject
 from broker.wire import PubRun
 
-# Shown to clients as imports from the system account. Pulls and direct gets are not.
-_SYSTEM_SERVICES = (b"$JS.API.", b"$SYS.REQ.")
-_NOT_IMPORTED = (b"$JS.API.CONSUMER.MSG.NEXT.", b"$JS.API.DIRECT.GET.")
 _GZIP = (b"Content-Encoding", b"gzip")
 
 
@@ -101,6 +98,13 @@ class Tracing:
         self._sent = 0
         self._storing = Storing(account, router.publish)
         self.peer_name: Callable[[int], str] = lambda _peer: ""  # replaced by the cluster
+        self._system_services: tuple[bytes, ...] = (b"$SYS.REQ.",)
+        self._own_services: tuple[bytes, ...] = ()
+
+    def show_as_system(self, prefix: bytes, *, without: tuple[bytes, ...] = ()) -> None:
+        """Services under `prefix` appear as imports from the system account, except `without`."""
+        self._system_services += (prefix,)
+        self._own_services += without
 
     # -- the start of a trace -----------------------------------------------------------------
 
@@ -220,7 +224,7 @@ class Tracing:
     ) -> bool:
         """To a service of this server. A trace does not extend into the system account."""
         subject = run.message(0)[0]
-        if subject.startswith(_SYSTEM_SERVICES) and not subject.startswith(_NOT_IMPORTED):
+        if subject.startswith(self._system_services) and not subject.startswith(self._own_services):
             shown = events.text(subject)
             trace.add("si", acc=self._system_account, **{"from": shown, "to": shown})
             if trace.only:
