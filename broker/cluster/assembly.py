@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from broker.accounts import GLOBAL_ACCOUNT
 from broker.cluster.api.backup import Snapshots
-from broker.cluster.api.jetstream_api import ApiService
+from broker.cluster.api.jetstream_api import API_SUBJECTS, ApiService
 from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.api.leader_calls import LeaderCalls
-from broker.cluster.api.message_gets import MessageGets
+from broker.cluster.api.message_gets import DIRECT_GET, MessageGets
 from broker.cluster.api.no_jetstream import NoJetStream
 from broker.cluster.api.restore import Restores
 from broker.cluster.api.scan_plan import PlanService
@@ -29,11 +29,10 @@ from broker.cluster.peers.mesh import Mesh
 from broker.cluster.stream_node import Spawn, StreamNode
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
-from broker.server.services import Document, Query, StartFailed
+from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft.store.log_store import StoreError
 
 if TYPE_CHECKING:
-    from broker.server.client.connection import Connection
     from broker.server.server import Server
 
 logger = logging.getLogger("jetraft.cluster")
@@ -123,6 +122,10 @@ class JetStream:
     def serve_accounts(self) -> None:
         """Subscribe the API in every account, before the mesh starts."""
         server, options = self._node.server, self._node.options
+        server.router.serve_in_bulk(self._api)
+        server.tracing.show_as_system(
+            API_SUBJECTS[:-1], without=(DIRECT_GET, b"$JS.API.CONSUMER.MSG.NEXT.")
+        )
         with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
         for name in [GLOBAL_ACCOUNT, server.options.system_account,
                      *(one.name for one in server.options.accounts)]:  # fmt: skip
@@ -171,7 +174,7 @@ class JetStream:
         document = self.jsz({})
         return {"config": document["config"], "stats": {k: document[k] for k in _STATS}}
 
-    async def scan(self, connection: Connection, request_json: bytes) -> None:
+    async def scan(self, connection: BulkReader, request_json: bytes) -> None:
         def find(stream: str) -> ScanSource | None:
             replica = self._node.replicas.of_stream(connection.account.name, stream)
             if replica is None:

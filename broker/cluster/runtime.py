@@ -2,7 +2,7 @@
 
 Owns: their start and stop order, and what monitoring reads of them.
 May not touch: how any of it works; this is wiring.
-Spec: broker/server/services.py (JetStreamRuntime); nats-server monitoring for the documents."""
+Spec: broker/main.py (Runtime); nats-server monitoring for the documents."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from broker.cluster.peers.mesh import Mesh
 from broker.config.options import Options
 from broker.server.process.times import span, timestamp
-from broker.server.services import Document, Query, StartFailed
+from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft.types import node_id
 
 if TYPE_CHECKING:
     from broker.cluster.assembly import JetStream
-    from broker.server.client.connection import Connection
     from broker.server.server import Server
     from raft.transport.transport import Peer
 
 logger = logging.getLogger("jetraft.cluster")
 
 STANDALONE = "standalone"
+SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # planning and reading need the same permission
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
 
@@ -40,7 +40,9 @@ def build(options: Options) -> Runtime:
 
 
 class Runtime:
-    """Implements broker.server.services.JetStreamRuntime."""
+    """Implements broker.main.Runtime."""
+
+    scan_subject = SCAN_SUBJECT
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -174,7 +176,7 @@ class Runtime:
             return {}
         return {"cluster": self.mesh.transport.port}
 
-    async def scan(self, connection: Connection, request_json: bytes) -> None:
+    async def scan(self, connection: BulkReader, request_json: bytes) -> None:
         if self.jetstream is not None:
             await self.jetstream.scan(connection, request_json)
         else:

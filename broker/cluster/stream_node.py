@@ -47,7 +47,7 @@ from broker.cluster.replica.replica_table import ReplicaTable
 from broker.cluster.replica.request_receiver import RequestReceiver
 from broker.cluster.replica.state_flush import StateFlush
 from broker.config.options import JetStreamOptions
-from broker.server.client import internal_client
+from broker.server.listeners import internal_client
 from raft import GroupId, NodeId, Term
 from raft.host.host import Host
 from raft.transport.transport import Peer, Transport

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from broker.cluster.api.leader_api import REFUSED
 from broker.cluster.api.leader_calls import ApiCall, LeaderCalls
-from broker.cluster.api.message_gets import MessageGets
+from broker.cluster.api.message_gets import DIRECT_GET, MessageGets
 from broker.cluster.api.stream_api import StreamApi
 from broker.cluster.consumer_requests.forwarding import RequestForwarder
 from broker.cluster.meta.assignments import AssignmentTable
@@ -47,11 +47,15 @@ if TYPE_CHECKING:
 
 API_SUBJECTS = b"$JS.API.>"
 ACK_SUBJECTS = b"$JS.ACK.>"
+
+READS = (DIRECT_GET, b"$JS.API.STREAM.MSG.GET.")  # one may take milliseconds
 NEXT_SUBJECTS = b".API.CONSUMER.MSG.NEXT."
 FLOW_SUBJECTS = b"$JS.FC.>"
 REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as nats-server does
 ANSWER_WITHIN_S = 10.0
 LEADER_WITHIN_S = 5.0
+
+AckGroup = tuple[bytes, bytes, list[int], list[int]]  # stream, consumer, their sequences
 
 _STEPDOWNS = (ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.CONSUMER_LEADER_STEPDOWN)
 # Requests that belong to one stream and are answered by its leader.
@@ -99,6 +103,10 @@ class ApiService:
     kind: SinkKind = SinkKind.SERVICE
     total: int = 0
     errors: int = 0
+    # What the router hands over in whole runs (broker/server/routing/bulk_service.py).
+    timed_prefixes: tuple[bytes, ...] = READS
+    family_prefix: bytes = DIRECT_GET
+    compact_prefix: bytes = ACK_SUBJECTS[:-1]
     _running: int = 0
     _subscriptions: list[Subscription] = field(default_factory=list)
 
@@ -129,7 +137,7 @@ class ApiService:
             taken = self._take(sub, *run.message(row), origin=origin) or taken
         return taken
 
-    def deliver_gets(
+    def deliver_timed(
         self,
         sub: Subscription,
         run: PubRun,
@@ -148,10 +156,11 @@ class ApiService:
             account, run, start, stop, deadline=deadline, otherwise=otherwise
         )
 
-    def deliver_acks(
-        self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]
-    ) -> None:
-        for stream, consumer, stream_seqs, consumer_seqs in acks:
+    def compact_spans(self, run: PubRun) -> list[tuple[int, int, list[AckGroup]]]:
+        return run.ack_spans()
+
+    def deliver_compact(self, sub: Subscription, compact: list[AckGroup]) -> None:
+        for stream, consumer, stream_seqs, consumer_seqs in compact:
             name = stream.decode(errors="replace")
             assignment = self.assignments.get(sub.account.name, name)
             if assignment is not None:

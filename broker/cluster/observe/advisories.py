@@ -45,11 +45,6 @@ class _Library(Protocol):
     def version(self) -> str: ...
 
 
-class _RoundTrip(Protocol):
-    @property
-    def rtt_s(self) -> float: ...
-
-
 class AdvisedConnection(Protocol):
     """A client connection, as far as events describe it."""
 
@@ -64,7 +59,7 @@ class AdvisedConnection(Protocol):
     @property
     def connect(self) -> _Library: ...
     @property
-    def live(self) -> _RoundTrip: ...
+    def rtt_s(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -177,7 +172,7 @@ class Advisories:
             "name": found.connect.name,
             "lang": found.connect.lang,
             "ver": found.connect.version,
-            "rtt": int(found.live.rtt_s * 1e9),
+            "rtt": int(found.rtt_s * 1e9),
             "server": self.info.server_name,
             "cluster": self.info.links.cluster if self.info.members.clustered else "",
             "kind": "Client",

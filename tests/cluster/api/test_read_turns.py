@@ -13,16 +13,14 @@ import pytest
 from broker.cluster.api import message_gets as gets
 from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.replica import leadership as leading
-from broker.cluster.runtime import Runtime
-from broker.config.options import JetStreamOptions, Options
-from broker.server.client import connection
+from broker.config.options import JetStreamOptions
+from broker.server.client import operations
 from broker.server.client.client_sink import ClientSink
 from broker.server.routing import fair_queue as turns
 from broker.server.routing import router
-from broker.server.server import Server
 from broker.store.block.block import BlockDamaged
 from tests.server.routing.test_fair_queue import Rounds
-from tests.support.server import RawClient, run, until
+from tests.support.server import RawClient, run, running, until
 
 COUNT = 20
 ANSWERS = (b"MSG in.", b"HMSG in.", b"MSG k.")
@@ -32,20 +30,17 @@ ANSWERS = (b"MSG in.", b"HMSG in.", b"MSG k.")
 async def asker(directory: Path) -> AsyncIterator[RawClient]:
     """A client of a server with one stream, S, of messages on k.0, k.1 and so on."""
     store = JetStreamOptions(store_dir=str(directory))
-    options = Options(host="127.0.0.1", port=-1, jetstream=store)
-    server = Server(options, Runtime(options))
-    await server.start()
-    client = await RawClient.open(server)
-    try:
+    async with running(jetstream=store) as server:
+        client = await RawClient.open(server)
         client.send(b"SUB in.* 1\r\n")
         config = b'{"name":"S","subjects":["k.*"],"allow_direct":true}'
         while b'"error"' in await asked(client, [(b"$JS.API.STREAM.CREATE.S", config)]):
             await asyncio.sleep(0.01)  # the cluster of one is not formed yet
         await asked(client, [(b"k.%d" % i, b"data") for i in range(COUNT)])
-        yield client
-    finally:
-        client.close()
-        await server.stop()
+        try:
+            yield client
+        finally:
+            client.close()
 
 
 async def asked(client: RawClient, requests: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -59,7 +54,7 @@ async def asked(client: RawClient, requests: Sequence[tuple[bytes, bytes]]) -> b
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (router, connection, turns, leading):
+    for module in (router, operations, turns, leading):
         monkeypatch.setattr(module, "TURN_S", -1.0)
     monkeypatch.setattr(gets, "LOOK_BYTES", 0)
 
