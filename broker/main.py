@@ -1,8 +1,9 @@
-"""The process: words in, a running server, signals, an exit code out.
+"""The process: from the command line to a running node, and its exit code.
 
-Owns: start-up order, signals, commands that only print, and the runtime's construction.
+Owns: the wiring (server, cluster runtime, monitor), the order of start and stop, the root task
+group, signals, reload, and the commands that only print.
 May not touch: connections or streams.
-Spec: core contract 6."""
+Spec: nats-server, command line, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -12,19 +13,24 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from broker.config.draft import BadOptions
 from broker.config.flags import USAGE
 from broker.config.load import BadSettings, CommandLine, Loaded, UsageError, load, parse_flags
-from broker.config.options import VERSION, Options
+from broker.config.options import JETRAFT_VERSION, VERSION, Options
+from broker.monitor.monitor import Monitor
+from broker.monitor.observed import ObservedRuntime
+from broker.server.process import pid_files
 from broker.server.process.log import FATAL, NonBlockingHandler, install, logger
 from broker.server.process.reload import NotReloadable, merge
+from broker.server.process.tasks import Tasks
 from broker.server.server import Server
-from broker.server.services import JetStreamRuntime, StartFailed
+from broker.server.services import BulkReads, Document, StartFailed
 
 PROGRAM = "nats-server"  # tools look for this name, whatever we are called
 RUNTIME_MODULE = "broker.cluster.runtime"
@@ -37,6 +43,36 @@ SIGNALS = {
     "ldm": signal.SIGUSR2,
 }
 GC_THRESHOLD = 50_000  # the data plane makes few cycles; the default interrupts it constantly
+PEER_WAIT_SECONDS = 0.5  # the ports file waits this long for a first peer, if there are routes
+IDLE_WITHIN_S = 0.25  # shutdown waits this long for a moment without unanswered publishes
+ANSWERED_WITHIN_S = 2.0  # and this long for their answers once nothing more is read
+
+
+class Runtime(ObservedRuntime, BulkReads, Protocol):
+    """The cluster and JetStream (broker/cluster/runtime.py)."""
+
+    async def start(self, server: Server) -> None:
+        """Before the client port opens. Raises StartFailed."""
+
+    async def stop(self) -> None: ...
+
+    async def hand_over(self) -> None:
+        """Transfer leaderships to other nodes; takes a bounded time."""
+
+    def all_answered(self) -> bool:
+        """Whether every publish of a client of this node has its answer."""
+
+    def serve_elsewhere(self) -> bool:
+        """Whether a client that leaves finds another node."""
+
+    def lame_duck(self) -> None:
+        """Begin to transfer leaderships; clients leave soon."""
+
+    def on_connect_info(self) -> Document:
+        """Fields for the INFO of every client: jetstream, domain, api_lvl, cluster."""
+
+    def ports(self) -> dict[str, int]:
+        """Listeners of the runtime for the ports file: {"cluster": port}."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(line: CommandLine, loaded: Loaded) -> int:
-    """Serve until the end, and end the process there; returns only when it cannot begin."""
+    """Serve, then end the process; returns only when serving cannot begin."""
     try:
         handler = install(loaded.options.logging)
     except OSError as error:
@@ -80,21 +116,156 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
 
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     code = runner.run(_Process(line, loaded.options, handler).run())
-    # All that had to be flushed is: the services have stopped. Taking the interpreter apart would
-    # last longer than clients need to find us gone, and a supervisor waits for the process.
+    # Everything is flushed: the runtime has stopped. A regular exit of the interpreter would take
+    # longer than clients need to notice, and a supervisor waits for the process.
     sys.stdout.flush()
     os._exit(code)
 
 
-def build_runtime(options: Options) -> JetStreamRuntime | None:
-    """Imported only when asked for; a missing runtime is said, not papered over."""
+def build_runtime(options: Options) -> Runtime | None:
+    """Imported only when the options ask for it. Raises StartFailed when the import fails."""
     if options.jetstream is None and options.cluster is None:
         return None
     try:
         module = importlib.import_module(RUNTIME_MODULE)
     except ImportError as error:
         raise StartFailed(f"Can't start JetStream: {error}") from error
-    return cast(JetStreamRuntime, module.build(options))
+    return cast(Runtime, module.build(options))
+
+
+def nothing_to_reload() -> None:
+    raise ValueError("can only reload config when a file is provided using -c or --config")
+
+
+class Broker:
+    """One node: server, cluster runtime and monitor, started and stopped in this order."""
+
+    def __init__(
+        self, options: Options, tasks: Tasks, reload: Callable[[], None] = nothing_to_reload
+    ) -> None:
+        """Raises StartFailed. `reload` raises ValueError with the reason."""
+        self.server = Server(options, tasks.spawn)
+        self.runtime = build_runtime(options)
+        self.monitor = Monitor(self.server, self.runtime, reload)
+        if self.runtime is not None:
+            self.server.info.extend = self.runtime.on_connect_info
+            self.server.clients.bulk_reads = self.runtime
+        self._stopping = False
+        self._ports_file = ""
+        self.finished = asyncio.Event()
+
+    async def start(self) -> None:
+        """Returns when clients can connect. Raises StartFailed."""
+        server, options = self.server, self.server.options
+        self._log_banner()
+        server.bind()
+        if self.runtime is not None:
+            await self.runtime.start(server)
+            server.info.refresh()
+        self.monitor.start()  # peers are now told about subscriptions of this node
+        await server.listen()
+        self.monitor.open_http()
+        server.announce()
+        if options.pid_file:
+            pid_files.write_pid(options.pid_file)
+        logger.info("Server is ready")
+        self.monitor.serve_http()
+        if options.ports_file_dir:
+            await self._write_ports()
+
+    def _log_banner(self) -> None:
+        options = self.server.options
+        logger.info("Starting JetRaft")
+        logger.info("  Version:  %s", JETRAFT_VERSION)
+        logger.info("  Protocol: nats-server %s", VERSION)
+        if options.cluster is not None and options.cluster.name:
+            logger.info("  Cluster:  %s", options.cluster.name)
+        logger.info("  Name:     %s", self.server.name)
+        logger.info("  ID:       %s", self.server.id)
+        if options.config_file:
+            shown = (options.config_file, options.config_digest)
+            logger.info("Using configuration file: %s (%s)", *shown)
+
+    async def _write_ports(self) -> None:
+        server, options = self.server, self.server.options
+        cluster, http = options.cluster, options.http
+        if cluster is not None and cluster.routes and not cluster.no_advertise:
+            try:
+                async with asyncio.timeout(PEER_WAIT_SECONDS):
+                    await server.urls.peers_known.wait()
+            except TimeoutError:
+                logger.debug("No route yet; writing the ports file without waiting longer")
+        scheme = "tls" if options.tls is not None else "nats"
+        found = {"nats": pid_files.urls(scheme, options.host, server.port)}
+        websocket = server.websocket
+        if websocket is not None:
+            host = websocket.options.host
+            found["websocket"] = pid_files.urls(websocket.scheme, host, websocket.port)
+        if http is not None and self.monitor.http is not None:
+            scheme = "https" if http.tls else "http"
+            found["monitoring"] = pid_files.urls(scheme, http.host, self.monitor.http.port)
+        if self.runtime is not None and cluster is not None:
+            for name, port in self.runtime.ports().items():
+                found[name] = pid_files.urls("nats", cluster.host, port)
+        try:
+            self._ports_file = pid_files.write_ports(options.ports_file_dir, found)
+        except OSError as error:
+            logger.error("Error writing ports file: %s", error)
+
+    async def stop(self) -> None:
+        """Close everything; a second call does nothing. `finished` is set at the end."""
+        if self._stopping:
+            return
+        self._stopping = True
+        logger.info("Initiating Shutdown...")
+        self.monitor.events.shutdown()
+        self.server.stop_accepting()
+        if self.runtime is not None:
+            await self._answer_publishes(self.runtime)
+            if self.runtime.serve_elsewhere():
+                self.server.close_clients()  # they reconnect to a peer without waiting for us
+            await self.runtime.stop()
+        await self.monitor.stop_http()
+        # Last: the clients of a single server take a closed connection for its end.
+        self.server.close_clients()
+        self.monitor.stop()
+        self.server.stop()
+        for path in (self._ports_file, self.server.options.pid_file):
+            if path:
+                pid_files.remove(path)
+        logger.info("Server Exiting..")
+        self.finished.set()
+
+    async def _answer_publishes(self, runtime: Runtime) -> None:
+        """Answer what was published here before its client is closed. Best is a moment in which
+        nothing is unanswered; if there is none, stop reading and wait for the answers."""
+        await runtime.hand_over()
+        if await _in_time(runtime.all_answered, IDLE_WITHIN_S):
+            return
+        self.server.pause_reading()
+        await _in_time(runtime.all_answered, ANSWERED_WITHIN_S)
+
+    async def enter_lame_duck(self) -> None:
+        """No new clients; the present ones are told, then closed one by one, then stop."""
+        if self.server.lame_duck:
+            return
+        logger.info("Entering lame duck mode, stop accepting new clients")
+        self.monitor.events.lame_duck()
+        self.server.withdraw()
+        if self.runtime is not None:
+            self.runtime.lame_duck()
+        await self.server.close_gradually()
+        await self.stop()
+
+
+async def _in_time(check: Callable[[], bool], seconds: float) -> bool:
+    """Checks once per turn of the loop: the moment may be short."""
+    deadline = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0)
+    return True
 
 
 class _Process:
@@ -104,56 +275,53 @@ class _Process:
         self._line = line
         self._options = options
         self._handler = handler
-        self._server: Server | None = None
+        self._broker: Broker | None = None
+        self._tasks = Tasks()
 
     async def run(self) -> int:
-        try:
-            server = self._server = Server(self._options, build_runtime(self._options))
-            server.reload = self.reload
-            self._trap_signals()
-            await server.start()
-        except StartFailed as error:
-            logger.log(FATAL, "%s", error)
-            return 1
-        gc.collect()
-        gc.freeze()
-        await server.finished.wait()
+        async with self._tasks:
+            try:
+                self._broker = Broker(self._options, self._tasks, self.reload)
+                self._trap_signals()
+                await self._broker.start()
+            except StartFailed as error:
+                logger.log(FATAL, "%s", error)
+                return 1
+            gc.collect()
+            gc.freeze()
+            await self._broker.finished.wait()
         return 0
 
     def _trap_signals(self) -> None:
         loop = asyncio.get_running_loop()
         actions = {
-            signal.SIGTERM: self._terminate,
-            signal.SIGINT: self._interrupt,
-            signal.SIGHUP: self._reload,
-            signal.SIGUSR1: self._reopen_log,
-            signal.SIGUSR2: self._lame_duck,
+            signal.SIGTERM: ("terminated", self._terminate),
+            signal.SIGINT: ("interrupt", self._interrupt),
+            signal.SIGHUP: ("hangup", self._reload),
+            signal.SIGUSR1: ("user defined signal 1", self._reopen_log),
+            signal.SIGUSR2: ("user defined signal 2", self._lame_duck),
         }
-        for number, action in actions.items():
-            loop.add_signal_handler(number, self._trapped, number, action)
+        for number, (name, action) in actions.items():
+            loop.add_signal_handler(number, self._trapped, name, action)
 
-    def _trapped(self, number: signal.Signals, action: object) -> None:
-        names = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupt"}
-        names |= {signal.SIGHUP: "hangup"}
-        names |= {signal.SIGUSR1: "user defined signal 1", signal.SIGUSR2: "user defined signal 2"}
-        logger.debug('Trapped "%s" signal', names[number])
-        assert callable(action)
+    def _trapped(self, name: str, action: Callable[[], None]) -> None:
+        logger.debug('Trapped "%s" signal', name)
         action()
 
     @property
-    def server(self) -> Server:
-        assert self._server is not None
-        return self._server
+    def broker(self) -> Broker:
+        assert self._broker is not None
+        return self._broker
 
     def _terminate(self) -> None:
-        if not self.server.lame_duck:  # it is leaving already, at its own pace
+        if not self.broker.server.lame_duck:  # otherwise it is already shutting down gradually
             self._interrupt()
 
     def _interrupt(self) -> None:
-        self.server.spawn(self.server.stop(), name="stop")
+        self._tasks.spawn(self.broker.stop(), name="stop")
 
     def _lame_duck(self) -> None:
-        self.server.spawn(self.server.enter_lame_duck(), name="lame duck")
+        self._tasks.spawn(self.broker.enter_lame_duck(), name="lame duck")
 
     def _reopen_log(self) -> None:
         try:
@@ -163,22 +331,23 @@ class _Process:
         logger.info("File log re-opened")
 
     def _reload(self) -> None:
-        """What a signal does; a failure is in the log."""
+        """On a signal; a failure is in the log."""
         with suppress(ValueError):
             self.reload()
 
     def reload(self) -> None:
         """Raises ValueError with the reason."""
+        server = self.broker.server
         try:
             if not self._line.config_file:
                 raise NotReloadable(
                     "can only reload config when a file is provided using -c or --config"
                 )
             loaded = load(self._line)
-            options = merge(self.server.options, loaded.options)
-            if options.logging != self.server.options.logging:
+            options = merge(server.options, loaded.options)
+            if options.logging != server.options.logging:
                 self._handler = install(options.logging)
-            self.server.reconfigure(options)
+            server.reconfigure(options)
         except (BadSettings, NotReloadable, StartFailed, OSError) as error:
             logger.error("Failed to reload server configuration: %s", error)
             raise ValueError(str(error)) from error

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     },
     "broker.server": {
         "broker.server", "broker.accounts", "broker.config", "broker.subjects", "broker.wire",
-        "broker.monitor", "broker.credentials",
+        "broker.credentials",
     },
     "broker.monitor": {
         "broker.monitor", "broker.server", "broker.accounts", "broker.config", "broker.subjects",

@@ -1,4 +1,6 @@
 """Where Raft, JetStream and the server meet.
 
-Begin with `runtime.py` (what is built), `node.py` (what a node has) and `replica/replica.py` (one
-stream's Raft group on this node)."""
+Begin with `runtime.py` (what the server starts), then `stream_node.py` and `assembly.py` (which
+parts a node has and how they are wired), then `replica/replica.py` (one stream's Raft group on
+this node). Imports point from the first to the last of these rooms: runtime, assembly,
+stream_node, api, origins, observe, replica, limits, consumer_requests, publish, meta, peers."""

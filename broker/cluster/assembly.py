@@ -1,80 +1,212 @@
-"""JetStream on one node, assembled: store, groups, API, plans, mirrors, bulk reads.
+"""JetStream on one node, assembled: the API, monitoring and bulk reads on top of its streams.
 
-Owns: which parts there are and in which order they start.
-May not touch: how any of them works; this is wiring. Imported only where JetStream is switched on,
-so that a plain cluster node starts without it."""
+Owns: building and wiring these parts; stream_node.py does the same for the parts below them.
+Nothing else constructs a part or hands one to another.
+May not touch: how any of them works. Imported only where JetStream is enabled, so that a plain
+cluster node starts without it."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.accounts import GLOBAL_ACCOUNT
-from broker.cluster.api.jetstream_api import ApiService
+from broker.cluster.api.backup import Snapshots
+from broker.cluster.api.jetstream_api import API_SUBJECTS, ApiService
 from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.api.leader_calls import LeaderCalls
+from broker.cluster.api.message_gets import DIRECT_GET, MessageGets
 from broker.cluster.api.no_jetstream import NoJetStream
+from broker.cluster.api.restore import Restores
 from broker.cluster.api.scan_plan import PlanService
 from broker.cluster.api.stream_api import StreamApi
-from broker.cluster.node import JetStreamNode, Spawn
-from broker.cluster.observe import jsz as monitoring
-from broker.cluster.observe.raftz import raftz
-from broker.cluster.origins.mirroring import Followers
+from broker.cluster.observe.jsz import JetStreamMonitor
+from broker.cluster.observe.raftz import RaftGroups
 from broker.cluster.peers.mesh import Mesh
+from broker.cluster.stream_node import Spawn, StreamNode
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
-from broker.server.services import Document, Query, StartFailed
+from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft.store.log_store import StoreError
 
 if TYPE_CHECKING:
-    from broker.server.client.connection import Connection
     from broker.server.server import Server
 
 logger = logging.getLogger("jetraft.cluster")
 
 
-@dataclass(slots=True)
 class JetStream:
-    """Built by `open_jetstream`; started once the mesh is up."""
+    """Built by `open_jetstream`; started once the mesh is up. Only the runtime knows it."""
 
-    node: JetStreamNode
-    api: ApiService
-    scans: Scans = field(default_factory=Scans)
+    def __init__(self, node: StreamNode) -> None:
+        server, mesh, options = node.server, node.mesh, node.options
+        self._node = node
+        self._scans = Scans()
+        calls = LeaderCalls(node.leaders, mesh.rpc)
+        self._leader_api = LeaderApi(
+            node=mesh.node,
+            domain=options.domain.encode(),
+            strict=options.strict,
+            replicas=node.replicas,
+            rpc=mesh.rpc,
+            info=node.info,
+            quotas=node.quotas,
+            advisories=node.advisories,
+            snapshots=Snapshots(server.router, mesh.interest, node.advisories, node.spawn),
+        )
+        self._gets = MessageGets(
+            node=mesh.node,
+            router=server.router,
+            assignments=node.assignments,
+            replicas=node.replicas,
+            leader_api=self._leader_api,
+            calls=calls,
+            disk_failed=lambda: node.host.trouble() is not None,
+        )
+        self._api = ApiService(
+            domain=options.domain.encode(),
+            strict=options.strict,
+            router=server.router,
+            account=server.account,
+            assignments=node.assignments,
+            replicas=node.replicas,
+            clustered=node.clustered,
+            requests=node.requests,
+            meta_requests=node.meta_requests,
+            calls=calls,
+            advisories=node.advisories,
+            streams=_stream_api(node, calls),
+            gets=self._gets,
+            spawn=node.spawn,
+        )
+        self._plans = PlanService(
+            mesh=mesh,
+            router=server.router,
+            account=server.account,
+            assignments=node.assignments,
+            replicas=node.replicas,
+            calls=calls,
+            status=node.host.status,
+            member_name=node.members.name,
+            spawn=node.spawn,
+        )
+        self._build_monitor()
+
+    def _build_monitor(self) -> None:
+        node, server = self._node, self._node.server
+        self._monitor = JetStreamMonitor(
+            server_id=server.id,
+            options=node.options,
+            replicas=node.replicas,
+            assignments=node.assignments,
+            info=node.info,
+            api=self._api.statistics,
+            trouble=node.host.trouble,
+            statistics=node.host.statistics,
+            requests_dropped=lambda: node.requests.dropped,
+            lame_duck=lambda: server.lame_duck,
+        )
+        self._raft_groups = RaftGroups(
+            server.options.system_account,
+            node.members,
+            node.replicas,
+            node.host.status,
+            node.mesh.silent_ns,
+        )
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def serve_accounts(self) -> None:
+        """Subscribe the API in every account, before the mesh starts."""
+        server, options = self._node.server, self._node.options
+        server.router.serve_in_bulk(self._api)
+        server.tracing.show_as_system(
+            API_SUBJECTS[:-1], without=(DIRECT_GET, b"$JS.API.CONSUMER.MSG.NEXT.")
+        )
+        with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
+        for name in [GLOBAL_ACCOUNT, server.options.system_account,
+                     *(one.name for one in server.options.accounts)]:  # fmt: skip
+            account = server.account(name)
+            if name in with_jetstream:
+                self._api.serve(account)
+                self._plans.serve(account)
+            else:
+                NoJetStream(server.router, account, options.domain.encode()).start()
 
     def start(self) -> None:
-        self.node.start()
+        for part in (self._leader_api, self._gets, self._plans):
+            part.start()
+        self._node.start()
+
+    async def hand_over(self) -> None:
+        """Wait until other nodes lead what they can lead, for a bounded time."""
+        await self._node.hand_over.finish()
+
+    def lame_duck(self) -> None:
+        self._node.hand_over.begin()
+
+    def all_answered(self) -> bool:
+        """Whether every publish of a client of this node has its answer."""
+        return self._node.outboxes.all_answered()
 
     async def stop(self) -> None:
-        await self.node.stop()
+        """After `hand_over`."""
+        await self._node.stop()
+
+    # -- what the runtime asks ------------------------------------------------------------------
 
     def jsz(self, query: Query) -> Document:
-        return monitoring.jsz(self.node, self.api, query)
+        return self._monitor.jsz(query)
 
     def raftz(self, query: Query) -> Document:
-        return raftz(self.node, query)
+        return self._raft_groups.document(query)
 
     def healthz(self, query: Query) -> tuple[int, Document]:
-        return monitoring.healthz(self.node, query)
+        return self._monitor.healthz(query)
 
-    def metrics(self) -> list[monitoring.Gauge]:
-        return monitoring.metrics(self.node)
+    def metrics(self) -> list[tuple[str, str, dict[str, str], float]]:
+        return self._monitor.metrics()
 
     def varz(self) -> Document:
         document = self.jsz({})
         return {"config": document["config"], "stats": {k: document[k] for k in _STATS}}
 
-    async def scan(self, connection: Connection, request_json: bytes) -> None:
+    async def scan(self, connection: BulkReader, request_json: bytes) -> None:
         def find(stream: str) -> ScanSource | None:
-            assignment = self.node.meta.get(connection.account.name, stream)
-            replica = self.node.replicas.get(assignment.group) if assignment is not None else None
+            replica = self._node.replicas.of_stream(connection.account.name, stream)
             if replica is None:
                 return None
             return ScanSource(replica.stream.store, str(replica.group))
 
-        await self.scans.serve(connection.queue, connection.drained, request_json, find)
+        await self._scans.serve(connection.queue, connection.drained, request_json, find)
+
+
+_STATS = ("memory", "storage", "accounts", "ha_assets", "api")
+
+
+def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:
+    return StreamApi(
+        strict=node.options.strict,
+        assignments=node.assignments,
+        members=node.members,
+        meta_requests=node.meta_requests,
+        calls=calls,
+        quotas=node.quotas,
+        advisories=node.advisories,
+        restores=Restores(
+            directory=node.directory,
+            router=node.server.router,
+            assignments=node.assignments,
+            meta_requests=node.meta_requests,
+            calls=calls,
+            advisories=node.advisories,
+            spawn=node.spawn,
+        ),
+        connected=node.mesh.connected,
+    )
 
 
 def open_jetstream(
@@ -85,41 +217,30 @@ def open_jetstream(
     expected_nodes: Callable[[], int],
     spawn: Spawn,
 ) -> JetStream:
-    """Raises StartFailed when the store cannot be had."""
+    """Raises StartFailed when the store cannot be opened."""
     directory = store_directory(options.store_dir)
-    node = JetStreamNode(
-        server=server, mesh=mesh, options=options, expected_nodes=expected_nodes, spawn=spawn
-    )
     try:
-        node.open(directory)
+        node = StreamNode(
+            server,
+            mesh,
+            options,
+            directory=directory,
+            expected_nodes=expected_nodes,
+            spawn=spawn,
+        )
     except StoreError as error:
         raise StartFailed(f"Can't start JetStream: {error}") from error
-    api = ApiService(node, LeaderApi(node), StreamApi(node))
-    api.start()
-    plans = PlanService(node)
-    plans.start()
-    with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
-    for name in [GLOBAL_ACCOUNT, server.options.system_account,
-                 *(one.name for one in server.options.accounts)]:  # fmt: skip
-        account = server.account(name)
-        if name in with_jetstream:
-            api.serve(account)
-            plans.serve(account)
-        else:
-            NoJetStream(server.router, account, options.domain.encode()).start()
-    Followers(node).start()
+    jetstream = JetStream(node)
+    jetstream.serve_accounts()
     logger.info("Starting JetStream")
     logger.info('  Store Directory: "%s"', directory)
     log = logger.info if options.flush_interval_s is None else logger.warning
     log("  %s", options.sync_sentence)
-    return JetStream(node, api)
-
-
-_STATS = ("memory", "storage", "accounts", "ha_assets", "api")
+    return jetstream
 
 
 def store_directory(configured: str) -> Path:
-    """The directory of the data, made if it is not there. Raises StartFailed."""
+    """The directory of the data, created if it does not exist. Raises StartFailed."""
     if not configured:
         configured = str(Path(tempfile.gettempdir()) / "nats")
         logger.warning("Temporary storage directory used, data could be lost on system reboot")

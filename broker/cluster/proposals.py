@@ -1,11 +1,11 @@
-"""Proposals and those who wait for them to be applied.
+"""Proposals of this node that wait to be applied.
 
 Owns: the futures of entries this node has proposed, by log index.
-May not touch: what the entries mean, how many there are: the host bounds what is proposed and
-not applied.
+May not touch: what the entries mean, or how many there are: the host bounds how much is proposed
+and not applied.
 A proposal is answered when the entry at its index is applied: with its result if it is the same
-entry (same term), with LostLeadership if another leader's entry stands there. Until then it is
-indefinite, and nobody is told otherwise."""
+entry (same term), with LostLeadership if another leader's entry took the index. Until then its
+outcome is unknown, and no answer is given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raft import Index, Term
 
 
 class LostLeadership(Exception):
-    """Definite: another leader's entry took the place of this one; it will not be applied."""
+    """Definite: another leader's entry took the index of this one; it will not be applied."""
 
 
 @dataclass(slots=True)
@@ -41,10 +41,11 @@ class Proposals:
             waiting[1].set_exception(LostLeadership())
 
     def passed(self, index: Index) -> None:
-        """Everything up to `index` is applied and was reported, if it was ours. Where another
-        leader's first entry or a publish took our place, nothing else would tell."""
-        for overtaken in [i for i in self._futures if i <= index]:
-            _, future = self._futures.pop(overtaken)
+        """Everything up to `index` is applied, and our entries among it were reported. Fail the
+        others: another leader's first entry or a publish took their index, and those are not
+        reported here."""
+        for lost in [i for i in self._futures if i <= index]:
+            _, future = self._futures.pop(lost)
             if not future.done():
                 future.set_exception(LostLeadership())
 
@@ -52,7 +53,7 @@ class Proposals:
         return len(self._futures)
 
     def cancel(self) -> None:
-        """The group goes away: whoever still waits is cancelled with it."""
+        """The group is closed: cancel everything that still waits."""
         for _, future in self._futures.values():
             future.cancel()
         self._futures.clear()

@@ -1,8 +1,8 @@
-"""Everything behind the core server: the cluster and JetStream, built from the options.
+"""The runtime behind the core server: the mesh of the cluster and JetStream, built from options.
 
-Owns: start and stop order, and what monitoring is told.
+Owns: their start and stop order, and what monitoring reads of them.
 May not touch: how any of it works; this is wiring.
-Spec: the server's runtime seam (broker/server/runtime.py); core contract 7 for the documents."""
+Spec: broker/main.py (Runtime); nats-server monitoring for the documents."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from broker.cluster.peers.mesh import Mesh
 from broker.config.options import Options
 from broker.server.process.times import span, timestamp
-from broker.server.services import Document, Query, StartFailed
+from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft.types import node_id
 
 if TYPE_CHECKING:
     from broker.cluster.assembly import JetStream
-    from broker.server.client.connection import Connection
     from broker.server.server import Server
     from raft.transport.transport import Peer
 
 logger = logging.getLogger("jetraft.cluster")
 
 STANDALONE = "standalone"
+SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # planning and reading need the same permission
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
 
@@ -40,7 +40,9 @@ def build(options: Options) -> Runtime:
 
 
 class Runtime:
-    """Implements broker.server.runtime.JetStreamRuntime."""
+    """Implements broker.main.Runtime."""
+
+    scan_subject = SCAN_SUBJECT
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -53,7 +55,7 @@ class Runtime:
         def spawn(work: Awaitable[None], task_name: str) -> None:
             server.spawn(_coroutine(work), name=task_name)
 
-        # A server without a cluster may change its name: its data is not anybody else's.
+        # Without a cluster the server may change its name: the data stays its own.
         name = STANDALONE if cluster is None else self.options.server_name or server.name
         self.mesh = Mesh(
             node=node_id(name),
@@ -97,17 +99,17 @@ class Runtime:
             logger.info("Listening for route connections on %s", shown)
 
     def _expected_nodes(self) -> int:
-        """How many nodes found the cluster: ours and every configured route that is not us."""
+        """How many nodes found the cluster: this one and every route that is not itself."""
         if self.mesh is None or self.mesh.transport is None:
             return 1
         return 1 + self.mesh.transport.foreign_seeds()
 
     async def hand_over(self) -> None:
         if self.jetstream is not None:
-            await self.jetstream.node.leave()
+            await self.jetstream.hand_over()
 
     def all_answered(self) -> bool:
-        return self.jetstream is None or self.jetstream.node.outboxes.all_answered()
+        return self.jetstream is None or self.jetstream.all_answered()
 
     def serve_elsewhere(self) -> bool:
         return self.mesh is not None and any(peer.connected for peer in self.mesh.peers())
@@ -122,9 +124,9 @@ class Runtime:
         if self.mesh is not None:
             self.mesh.tell(urls=[], ws_urls=[])
         if self.jetstream is not None:
-            self.jetstream.node.hand_over()
+            self.jetstream.lame_duck()
 
-    # -- what the server and its monitor ask ----------------------------------------------------
+    # -- what the server and its monitor read ---------------------------------------------------
 
     def on_connect_info(self) -> Document:
         info: Document = {}
@@ -174,7 +176,7 @@ class Runtime:
             return {}
         return {"cluster": self.mesh.transport.port}
 
-    async def scan(self, connection: Connection, request_json: bytes) -> None:
+    async def scan(self, connection: BulkReader, request_json: bytes) -> None:
         if self.jetstream is not None:
             await self.jetstream.scan(connection, request_json)
         else:
@@ -182,7 +184,7 @@ class Runtime:
 
 
 def _route(mesh: Mesh, peer: Peer, position: int) -> Document:
-    """All links to a peer are shown as one."""
+    """All links to a peer are shown as one route."""
     now, since = time.time(), mesh.connected_since(peer.node)
     silent_s = mesh.silent_ns(peer.node) / 1e9
     document: Document = {
@@ -215,7 +217,7 @@ async def _coroutine(work: Awaitable[None]) -> None:
 
 
 def client_address(server: Server) -> str:
-    """Where scans reach this node: an advertised address, or the bound one."""
+    """Where scans reach this node: the advertised address, or the bound one."""
     urls = server.client_urls()
     if urls:
         return urls[0]

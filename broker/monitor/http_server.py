@@ -1,10 +1,10 @@
-"""The HTTP monitor: documents about the running server.
+"""The HTTP monitor: the documents about the running server, and /metrics.
 
-Owns: the listener, the paths and their error answers.
-May not touch: the server's state; it asks and prints.
-Spec: core contract 7. Opened after the client port, so that a 200 means clients may come.
-aiohttp takes longer to import than the whole server to start: the socket listens at once, the
-import runs beside the loop, and a request that comes earlier waits in the socket."""
+Owns: the HTTP listener, the paths and their error answers.
+May not touch: the server's state; the documents read it.
+Spec: NATS monitoring endpoints. Opened after the client port, so that a 200 means that clients can
+connect. aiohttp takes longer to import than the whole server to start: the socket listens at once,
+the import runs in a thread, and an earlier request waits in the backlog of the socket."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from broker.config.options import Http
+from broker.monitor.documents.documents import Documents
 from broker.monitor.documents.query import BadQuery
-from broker.server.client.listener import BACKLOG, bind, join_host_port
+from broker.monitor.observed import Observed
+from broker.server.process.listening import BACKLOG, bind, join_host_port
 from broker.server.process.log import logger
 from broker.server.services import Document, Query
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from broker.server.server import Server
-
 Answer: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
 HEADERS = {"Access-Control-Allow-Origin": "*"}
 SHUTDOWN_SECONDS = 0.5
-IDLE_SECONDS = 15.0  # for a request to come whole, or the next one: a descriptor is not for ever
+IDLE_SECONDS = 15.0  # for a whole request, or the next one; then the socket is closed
 
 
-class Monitor:
+class HttpMonitor:
     """One HTTP listener. `port` is the bound one."""
 
-    def __init__(self, server: Server, options: Http) -> None:
-        self._server = server
+    def __init__(self, observed: Observed, documents: Documents, options: Http) -> None:
+        self._observed = observed
         self._options = options
         self._runner: web.AppRunner | None = None
         self._socket: socket.socket | None = None
-        self._documents = server.documents
+        self._documents = documents
         self.port = 0
 
     def open(self) -> None:
@@ -50,18 +50,18 @@ class Monitor:
         options = self._options
         self._socket = bind(options.host, options.port, what="monitoring port")
         self._socket.listen(BACKLOG)
-        self.port = self._socket.getsockname()[1]
+        self.port = self._documents.http_port = self._socket.getsockname()[1]
         scheme = "https" if options.tls else "http"
         logger.info("Starting %s monitor on %s", scheme, join_host_port(options.host, self.port))
 
     async def serve(self) -> None:
-        """Answer what has come and will come; returns when it does."""
+        """Import aiohttp and accept requests; returns when they are being served."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, import_module, "aiohttp.web")
         from aiohttp import web
 
         if self._socket is None:
-            return  # closed meanwhile
+            return  # stopped during the import
         app = web.Application()
         for path, answer in self._answers().items():
             app.router.add_get(self._options.base_path.rstrip("/") + path, answer)
@@ -73,7 +73,7 @@ class Monitor:
             keepalive_timeout=IDLE_SECONDS,
         )
         await self._runner.setup()
-        context = self._server.tls_context if self._options.tls else None
+        context = self._observed.server.settings.tls_context if self._options.tls else None
         site = web.SockSite(self._runner, self._socket, ssl_context=context, backlog=BACKLOG)
         await site.start()
 
@@ -123,7 +123,7 @@ class Monitor:
 
         from broker.monitor.documents.metrics import CONTENT_TYPE, Metrics
 
-        body = Metrics(self._server).text()
+        body = Metrics(self._observed).text()
         return web.Response(body=body, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
 
     async def _index(self, _: web.Request) -> web.Response:
@@ -132,5 +132,5 @@ class Monitor:
         base = self._options.base_path.rstrip("/")
         names = [*self._documents.by_name, "healthz", "metrics"]
         links = "".join(f'<li><a href="{base}/{name}">{name}</a></li>' for name in names)
-        page = f"<!doctype html><title>{self._server.name}</title><ul>{links}</ul>"
+        page = f"<!doctype html><title>{self._observed.name}</title><ul>{links}</ul>"
         return web.Response(text=page, content_type="text/html", headers=HEADERS)

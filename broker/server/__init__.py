@@ -1,4 +1,5 @@
-"""The core server: NATS without JetStream, which comes in through `services.py`.
+"""The core server: plain NATS. It knows nothing of JetStream, the cluster or the monitor.
 
-Begin with `server.py`, `client/connection.py` (one client) and `routing/router.py` (from a publish
-to its subscribers)."""
+Rooms, each importing only those before it: process, routing, tracing, client, listeners. Begin
+with `server.py`, `client/connection.py` (one client) and `routing/router.py` (from a publish to its
+subscribers)."""

@@ -1,66 +1,43 @@
-"""The seam between the core server and what lives behind it: JetStream and the cluster.
+"""The seams of the core server: what is built on it uses these, and the server calls these.
 
-Owns: the Protocol a runtime fulfils, and its answers when there is none.
-May not touch: sockets, Raft, streams.
-Spec: core contract 7 for the documents."""
+Owns: the JSON vocabulary, StartFailed, and the Protocol of a bulk read.
+May not touch: sockets, Raft, streams. Nothing in broker.server imports what implements a seam.
+Spec: NATS monitoring endpoints, for the documents."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from broker.server.client.connection import Connection
-    from broker.server.server import Server
+from broker.accounts import Account
 
 Query = Mapping[str, str]
-Document = dict[str, Any]  # JSON that leaves through HTTP
+Document = dict[str, Any]  # a JSON object that leaves through HTTP, INFO or the system account
 
 
 class StartFailed(Exception):
     """The server cannot start; str() is the sentence for the operator (a [FTL] line)."""
 
 
-class JetStreamRuntime(Protocol):
-    """What the server calls. start() runs before the client port opens; it may raise StartFailed
-    and may subscribe sinks through server.router."""
+class BulkReader(Protocol):
+    """The connection that asked for a bulk read."""
 
-    async def start(self, server: Server) -> None: ...
+    @property
+    def account(self) -> Account: ...
 
-    async def stop(self) -> None: ...
+    def queue(self, data: bytes) -> None:
+        """Append to the outbound buffer."""
 
-    async def hand_over(self) -> None:
-        """Until others lead what they can lead, for a bounded time."""
+    async def drained(self) -> None:
+        """Wait until the socket takes more. Raises ConnectionResetError when it never will."""
 
-    def all_answered(self) -> bool:
-        """Whether every publish that came from a client here has its answer."""
 
-    def serve_elsewhere(self) -> bool:
-        """Whether a client that leaves finds another node."""
+class BulkReads(Protocol):
+    """Serves the SCAN operation. While one runs, its bytes own the outbound side."""
 
-    def lame_duck(self) -> None:
-        """Hand leaderships over; clients leave soon."""
+    @property
+    def scan_subject(self) -> bytes:
+        """A client needs permission to publish here to read in bulk."""
 
-    def on_connect_info(self) -> Document:
-        """Fields for the INFO of every client: jetstream, domain, api_lvl, cluster."""
-
-    def jsz(self, query: Query) -> Document: ...
-
-    def healthz(self, query: Query) -> tuple[int, Document]: ...
-
-    def raftz(self, query: Query) -> Document:
-        """{account: {group: {...}}}."""
-
-    def varz_jetstream(self) -> Document: ...
-
-    def routez(self) -> Document:
-        """{"num_routes": n, "routes": [...]}."""
-
-    def metrics(self) -> list[tuple[str, str, dict[str, str], float]]:
-        """(name, help, labels, value) of gauges for /metrics; called per scrape."""
-
-    def ports(self) -> dict[str, int]:
-        """Listeners of the runtime that belong into the ports file: {"cluster": port}."""
-
-    async def scan(self, connection: Connection, request_json: bytes) -> None:
+    async def scan(self, connection: BulkReader, request_json: bytes) -> None:
         """Serve one bulk read on this connection; errors are answered, not raised."""

@@ -11,7 +11,6 @@ from broker.subjects.grammar import (
 )
 from broker.subjects.patterns import Patterns
 from broker.subjects.subscription import (
-    BulkService,
     PublishingConnection,
     Sink,
     SinkKind,
@@ -22,7 +21,6 @@ from broker.subjects.tree import NO_MATCH, Match, SubjectTree, TreeStatistics
 
 __all__ = [
     "NO_MATCH",
-    "BulkService",
     "Match",
     "Patterns",
     "PublishingConnection",

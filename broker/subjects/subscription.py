@@ -63,28 +63,6 @@ class Sink(Protocol):
         return value must hold for all of the messages."""
 
 
-class BulkService(Sink, Protocol):
-    """A service that takes in bulk what clients send most."""
-
-    def deliver_gets(
-        self,
-        sub: Subscription,
-        run: PubRun,
-        start: int,
-        stop: int,
-        origin: PublishingConnection | None,
-        *,
-        deadline: float,
-    ) -> tuple[int, list[int]]:
-        """Requests for stored messages, of any subjects, until the clock shows `deadline`, but
-        one at least. Returns the row it came to, and the rows before it that nobody serves."""
-
-    def deliver_acks(
-        self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]
-    ) -> None:
-        """Groups of stream, consumer, stream sequences and consumer sequences."""
-
-
 @dataclass(slots=True, eq=False)
 class Subscription:
     """One SUB, one peer's interest, one stream subject or one service subject."""

@@ -189,8 +189,8 @@ def test_an_expired_jwt_closes_the_connection(tmp_path: Path, whose: str) -> Non
             client = await admitted(server, user(exp=soon if whose == "User" else soon + 60))
             assert f"-ERR '{whose} Authentication Expired'\r\n".encode() in await client.end()
             assert soon <= time.time() < soon + PATIENCE
-            await until(lambda: server.history)
-            assert server.history[0].reason == "Authentication Expired"
+            await until(lambda: server.connections.history)
+            assert server.connections.history[0].reason == "Authentication Expired"
             await refused(server, user(exp=soon))
 
     run(test())

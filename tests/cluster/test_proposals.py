@@ -1,4 +1,4 @@
-"""Who waits for an entry hears of it, or hears that another one took its place."""
+"""A proposal is answered when its entry is applied or another entry took its index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raft import Index, Term
 from tests.support.cluster_fakes import run
 
 
-def test_the_same_entry_brings_its_result() -> None:
+def test_an_applied_entry_sets_its_result() -> None:
     async def test() -> None:
         waiting = Proposals()
         futures = [waiting.add(Term(2), Index(i)) for i in (5, 6)]
@@ -25,7 +25,7 @@ def test_the_same_entry_brings_its_result() -> None:
 
 
 @pytest.mark.parametrize("term", [1, 3])
-def test_another_leaders_entry_in_its_place_is_definite(term: int) -> None:
+def test_an_entry_of_another_leader_fails_the_proposal(term: int) -> None:
     async def test() -> None:
         waiting = Proposals()
         future = waiting.add(Term(2), Index(5))
@@ -37,8 +37,8 @@ def test_another_leaders_entry_in_its_place_is_definite(term: int) -> None:
     run(test())
 
 
-def test_proposing_at_an_index_again_ends_the_former_wait() -> None:
-    """This node led, lost, leads again: what it had at the index is no longer in its log."""
+def test_proposing_at_an_index_again_fails_the_former_proposal() -> None:
+    """This node led, lost leadership and leads again: its old entry is gone from the log."""
 
     async def test() -> None:
         waiting = Proposals()
@@ -51,8 +51,8 @@ def test_proposing_at_an_index_again_ends_the_former_wait() -> None:
     run(test())
 
 
-def test_nobody_waits_for_what_has_been_passed() -> None:
-    """A leader's first entry, or a batch of publishes, is applied without a word to us."""
+def test_proposals_below_the_applied_index_fail() -> None:
+    """A leader's first entry, or a batch of publishes, is applied without being reported."""
 
     async def test() -> None:
         waiting = Proposals()
@@ -73,7 +73,7 @@ def test_nobody_waits_for_what_has_been_passed() -> None:
     run(test())
 
 
-def test_those_who_gave_up_are_not_told() -> None:
+def test_cancelled_proposals_are_skipped() -> None:
     async def test() -> None:
         waiting = Proposals()
         for how in ("applied", "passed", "again"):
@@ -91,7 +91,7 @@ def test_those_who_gave_up_are_not_told() -> None:
     run(test())
 
 
-def test_a_group_that_goes_away_cancels_its_waits() -> None:
+def test_closing_a_group_cancels_its_proposals() -> None:
     async def test() -> None:
         waiting = Proposals()
         future = waiting.add(Term(2), Index(5))

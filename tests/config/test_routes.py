@@ -9,23 +9,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker.cluster.runtime import Runtime
-from broker.config.options import ClusterOptions, Options, TlsOptions
-from broker.server.server import Server
+from broker.config.options import ClusterOptions, TlsOptions
+from broker.main import Runtime
 from broker.server.services import StartFailed
-from tests.support.server import run, until
+from tests.support.server import local, run, running_broker, until
 
 
 @asynccontextmanager
 async def node(name: str, cluster: ClusterOptions) -> AsyncIterator[Runtime]:
-    options = Options(host="127.0.0.1", port=-1, server_name=name, cluster=cluster)
-    runtime = Runtime(options)
-    server = Server(options, runtime)
-    try:
-        await server.start()
-        yield runtime
-    finally:
-        await server.stop()
+    async with running_broker(local(server_name=name, cluster=cluster)) as broker:
+        assert broker.runtime is not None
+        yield broker.runtime
 
 
 def free_port() -> int:

@@ -9,12 +9,11 @@ from typing import Any
 
 import nats
 
-from broker.config.options import AccountStore, JetStreamOptions, Options
+from broker.config.options import AccountStore, JetStreamOptions
 from broker.local import LocalCluster
-from broker.main import build_runtime
-from broker.server.server import Server
 from tests.support.clusters import connect, eventually, leader_of, nats_server, run
 from tests.support.interop import api
+from tests.support.server import running
 
 NUMBERS = ("memory", "storage", "reserved_memory", "reserved_storage", "streams", "limits")
 ACCOUNTS = """
@@ -112,15 +111,10 @@ async def real(place: Path, script: Script, *, more: str, jetstream: str = "") -
 
 
 async def ours(place: Path, script: Script, jetstream: JetStreamOptions) -> list[Any]:
-    options = Options(host="127.0.0.1", port=-1, jetstream=jetstream)
-    server = Server(options, build_runtime(options))
-    await server.start()
-    try:
+    async with running(jetstream=jetstream) as server:
         client = await nats.connect(f"nats://127.0.0.1:{server.port}")
         answers = await script(client)
         await client.close()
-    finally:
-        await server.stop()
     return answers
 
 

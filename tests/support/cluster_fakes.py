@@ -6,13 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from broker.accounts import Account
 from broker.cluster.peers.channels import CHANNEL_DELIVER, CHANNEL_INTEREST, CHANNEL_ROUTED
 from broker.cluster.peers.interest import Interest
 from broker.server.routing.router import Router
-from broker.server.server import Server
 from broker.server.tracing.tracing import Tracing
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
@@ -135,7 +134,9 @@ class MeshNode:
     interest: Interest = field(init=False)
 
     def __post_init__(self) -> None:
-        tracing = Tracing(cast(Server, self))
+        tracing = Tracing(
+            self.router, self.account, system_account="$SYS", server=lambda seq: {"seq": seq}
+        )
         self.interest = Interest(self.router, self._send, self.account, tracing)
         self.interest.on_change.append(
             lambda account, subject: self.changes.append((account, subject))

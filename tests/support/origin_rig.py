@@ -1,4 +1,4 @@
-"""A server that plays a script to whoever reads from it, and clients that do."""
+"""A scripted server, and client connections that read from it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ Script = Callable[[Peer], Awaitable[None]]
 
 @asynccontextmanager
 async def scripted(script: Script) -> AsyncIterator[OriginAddress]:
-    """A server that plays the script to each connection; what it raises fails the test."""
+    """A server that plays the script on each connection; an exception in it fails the test."""
     async with asyncio.TaskGroup() as tasks:
 
         async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,7 +112,7 @@ async def connected(address: OriginAddress) -> AsyncIterator[OriginConnection]:
 
 @asynccontextmanager
 async def consuming(script: Script, **wanted: Any) -> AsyncIterator[OriginConnection]:
-    """A client that has its consumer, on a server that goes on with the script."""
+    """A client with its consumer, on a server that continues with the script."""
 
     async def whole(peer: Peer) -> None:
         await peer.serve()

@@ -18,6 +18,8 @@ import uvloop
 from msgspec.structs import replace
 
 from broker.config.options import Options
+from broker.main import Broker
+from broker.server.process.tasks import Tasks
 from broker.server.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,13 +39,38 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
+async def running_broker(options: Options) -> AsyncIterator[Broker]:
+    """A whole node, as main.py wires it, on the loop of the test."""
+    async with Tasks() as tasks:
+        broker = Broker(options, tasks)
+        try:
+            await broker.start()
+            yield broker
+        finally:
+            await broker.stop()
+
+
+@asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[Server]:
-    server = Server(replace(Options(host="127.0.0.1", port=-1), **settings))
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
+    """The server of such a node, on any free port."""
+    async with running_broker(local(**settings)) as broker:
+        _brokers[broker.server] = broker
+        try:
+            yield broker.server
+        finally:
+            del _brokers[broker.server]
+
+
+_brokers: dict[Server, Broker] = {}
+
+
+def broker_of(server: Server) -> Broker:
+    """The node around a server that `running` gave."""
+    return _brokers[server]
+
+
+def local(**settings: Any) -> Options:
+    return replace(Options(host="127.0.0.1", port=-1), **settings)
 
 
 async def until(condition: Any) -> None:

@@ -22,13 +22,13 @@ BINARY, CLOSE, PING, PONG = 0x82, 0x88, 0x89, 0x8A
 
 
 def port(server: Server) -> int:
-    assert server.door is not None
-    return server.door.port
+    assert server.websocket is not None
+    return server.websocket.port
 
 
 def url(server: Server) -> str:
-    assert server.door is not None
-    return f"{server.door.scheme}://localhost:{port(server)}"
+    assert server.websocket is not None
+    return f"{server.websocket.scheme}://localhost:{port(server)}"
 
 
 def masked(payload: bytes, first: int = BINARY) -> bytes:

@@ -1,20 +1,22 @@
-"""Snapshots of streams, sent to a client chunk by chunk.
+"""Backup: snapshots of streams, sent to a client chunk by chunk.
 
-Owns: the conversation with one client per snapshot: its window, its timeouts, its end.
-May not touch: the layout of the archive (jetstream/archive.py), the stream's state.
-The leader sends. Blocks are read one at a time while the client takes them, so what is removed
-meanwhile may or may not be in it; what is published meanwhile is not.
-Spec: JetStream sheet 1.7."""
+Owns: the exchange with one client per snapshot: its window, its timeouts, its end.
+May not touch: the layout of the archive (broker/jetstream/stream/archive.py), the stream's state.
+The leader sends. Blocks are read one at a time while the client takes them, so a message removed
+meanwhile may or may not be in it; one published meanwhile is not.
+Spec: NATS JetStream API, STREAM.SNAPSHOT."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from broker.cluster.observe.advisories import Advisories
 from broker.cluster.observe.asset_info import stream_state
+from broker.cluster.replica.replica import Replica
 from broker.jetstream.api import advisories
 from broker.jetstream.api.requests import SnapshotRequest
 from broker.jetstream.api.responses import SnapshotStarted, encode_response
@@ -28,14 +30,14 @@ from broker.server.routing.internal_subscription import InternalSubscription
 from broker.store.block.block import Block, BlockDamaged
 
 if TYPE_CHECKING:
-    from broker.cluster.node import JetStreamNode
-    from broker.cluster.replica.replica import Replica
+    from broker.accounts import Account
+    from broker.server.routing.router import Router
 
 CHUNK_DEFAULT, CHUNK_MIN, CHUNK_MAX = 128 << 10, 1 << 10, 1 << 20
 WINDOW_DEFAULT, WINDOW_MIN, WINDOW_MAX = 8 << 20, 1 << 10, 32 << 20
 INTEREST_WITHIN_S = 2.0
 PROGRESS_WITHIN_S = 5.0
-SNAPSHOTS_MAX = 16  # at once, per node; another one is refused until one has ended
+SNAPSHOTS_MAX = 16  # at once, per node; more are refused
 
 DONE = b"NATS/1.0 204\r\n\r\n"
 NO_INTEREST = b"NATS/1.0 408 No Interest\r\n\r\n"
@@ -43,39 +45,49 @@ GONE = b"NATS/1.0 500 the stream is gone, or its leader is another\r\n\r\n"
 NO_FLOW = b"NATS/1.0 408 No Flow Response\r\n\r\n"
 
 
-class NobodyTakesIt(Exception):
-    """The client is gone or does not answer; `status` is what it would be told."""
+class ClientGone(Exception):
+    """The client is gone or does not answer; `status` is sent to it nevertheless."""
 
     def __init__(self, status: bytes) -> None:
         super().__init__(status.decode().splitlines()[0])
         self.status = status
 
 
+class ExactInterest(Protocol):
+    """Subscriptions to exactly this subject, not to a pattern, here or on other nodes."""
+
+    def exact_here(self, account: Account, subject: bytes) -> bool: ...
+    def exact_at_peer(self, account: Account, subject: bytes) -> bool: ...
+
+
 @dataclass(slots=True)
 class Snapshots:
-    """Those this node sends."""
+    """The snapshots this node sends."""
 
-    node: JetStreamNode
+    router: Router
+    interest: ExactInterest
+    advisories: Advisories
+    spawn: Callable[[Awaitable[None], str], object]
     running: int = 0
 
     def begin(self, replica: Replica, request: SnapshotRequest) -> bytes:
-        """The answer to the request; the chunks follow by themselves."""
+        """The answer to the request; a task sends the chunks."""
         if self.running >= SNAPSHOTS_MAX:
             raise JetStreamError.of(ErrCode.STREAM_SNAPSHOT, err="too many snapshots in progress")
         state = stream_state(replica, deleted_details=False, subjects={})
         client = {"acc": replica.account.name}
-        self.node.advising.send(
+        self.advisories.send(
             replica.account, advisories.snapshot_create(replica.name, state, client)
         )
-        sending = Sending(self.node, replica, request)
+        sending = SnapshotTransfer(self.router, self.interest, replica, request)
         self.running += 1
-        self.node.spawn(self._owned(sending), f"snapshot {replica.name}")
+        self.spawn(self._owned(sending), f"snapshot {replica.name}")
         return encode_response(
             ApiKind.STREAM_SNAPSHOT, SnapshotStarted(stored_stream(replica.stream.config), state)
         )
 
-    async def _owned(self, sending: Sending) -> None:
-        started, error = self.node.now_ns(), ""
+    async def _owned(self, sending: SnapshotTransfer) -> None:
+        started, error = self.advisories.now_ns(), ""
         try:
             error = await sending.run()
         finally:
@@ -85,17 +97,18 @@ class Snapshots:
             replica.name,
             {"acc": replica.account.name},
             start_ns=started,
-            end_ns=self.node.now_ns(),
+            end_ns=self.advisories.now_ns(),
             error=error,
         )
-        self.node.advising.send(replica.account, event)
+        self.advisories.send(replica.account, event)
 
 
 @dataclass(slots=True)
-class Sending:
-    """One snapshot on its way."""
+class SnapshotTransfer:
+    """One snapshot being sent."""
 
-    node: JetStreamNode
+    router: Router
+    interest: ExactInterest
     replica: Replica
     request: SnapshotRequest
     _unacked: int = 0
@@ -103,19 +116,18 @@ class Sending:
     _acked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> str:
-        """Until the client has all of it, or was told why not: then the reason."""
+        """Send all of it, or tell the client why not. Returns the reason, "" when complete."""
         token = nuid(secrets.token_bytes(NUID_RANDOM_BYTES))
         prefix = f"$JS.SNAPSHOT.ACK.{self.replica.name}.{token}"
-        router = self.node.server.router
         inbox = InternalSubscription(
-            router, self.replica.account, f"{prefix}.*.*".encode(), self._taken
+            self.router, self.replica.account, f"{prefix}.*.*".encode(), self._chunk_acked
         )
         reason = ""
         try:
-            await self._interest()
+            await self._wait_interest()
             await self._send_all(prefix)
             end = DONE if self._index else b""
-        except NobodyTakesIt as gone:
+        except ClientGone as gone:
             end, reason = gone.status, str(gone)
         except BlockDamaged as damaged:
             reason = f"snapshot failed: {damaged}"
@@ -125,18 +137,18 @@ class Sending:
         self._publish(b"", end, b"")
         return reason
 
-    async def _interest(self) -> None:
-        """A client may subscribe a moment after it was answered. A wildcard for answers in
-        general, which it may have had before, takes no snapshot."""
+    async def _wait_interest(self) -> None:
+        """A client may subscribe a moment after it got the answer. A wildcard subscription for
+        replies in general, which it may have had before, does not count."""
         deadline = asyncio.get_running_loop().time() + INTEREST_WITHIN_S
         deliver_to = self.request.deliver_subject.encode()
         account = self.replica.account
-        interest = self.node.mesh.interest
+        interest = self.interest
         while not interest.exact_here(account, deliver_to) and not interest.exact_at_peer(
             account, deliver_to
         ):
             if asyncio.get_running_loop().time() > deadline:
-                raise NobodyTakesIt(NO_INTEREST)
+                raise ClientGone(NO_INTEREST)
             await asyncio.sleep(0.05)
 
     async def _send_all(self, prefix: str) -> None:
@@ -149,7 +161,7 @@ class Sending:
             while len(held) >= size:
                 chunk = bytes(held[:size])
                 del held[:size]
-                await self._room(in_flight_max)
+                await self._wait_window(in_flight_max)
                 self._index += 1
                 self._unacked += 1
                 reply = f"{prefix}.{size}.{self._index}".encode()
@@ -158,7 +170,7 @@ class Sending:
             self._publish(b"", b"", bytes(held))
 
     async def _parts(self) -> AsyncIterator[bytes]:
-        """The archive, a part at a time; compression happens beside the loop."""
+        """The archive, a part at a time; compression runs in a thread."""
         stream, writer = self.replica.stream, ArchiveWriter()
         head = Head(
             format=FORMAT,
@@ -178,29 +190,31 @@ class Sending:
         yield await asyncio.to_thread(writer.begin, head)
         for raw in stream.store.blocks(head.first_seq, head.last_seq):
             if self.replica.leading is None:
-                raise NobodyTakesIt(GONE)
+                raise ClientGone(GONE)
             if self.request.jsck:
-                await asyncio.to_thread(Block, raw)  # raises when it is damaged
+                await asyncio.to_thread(Block, raw)  # raises BlockDamaged
             yield await asyncio.to_thread(writer.part, Part.BLOCK, raw)
         for image in images:
             yield await asyncio.to_thread(writer.part, Part.CONSUMER, image)
         yield writer.end()
 
-    async def _room(self, in_flight_max: int) -> None:
+    async def _wait_window(self, in_flight_max: int) -> None:
         while self._unacked >= in_flight_max:
             self._acked.clear()
             try:
                 async with asyncio.timeout(PROGRESS_WITHIN_S):
                     await self._acked.wait()
             except TimeoutError as error:
-                raise NobodyTakesIt(NO_FLOW) from error
+                raise ClientGone(NO_FLOW) from error
 
-    def _taken(self, _subject: bytes, _reply: bytes, _headers: bytes, _payload: bytes) -> None:
+    def _chunk_acked(
+        self, _subject: bytes, _reply: bytes, _headers: bytes, _payload: bytes
+    ) -> None:
         self._unacked = max(self._unacked - 1, 0)
         self._acked.set()
 
     def _publish(self, reply: bytes, headers: bytes, payload: bytes) -> None:
-        self.node.server.router.publish(
+        self.router.publish(
             self.replica.account, self.request.deliver_subject.encode(), reply, headers, payload
         )
 

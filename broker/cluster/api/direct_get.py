@@ -1,13 +1,14 @@
-"""Reading single messages: MSG.GET and the forms of DIRECT.GET.
+"""Finding the messages of MSG.GET and DIRECT.GET requests, and encoding direct answers.
 
-Owns: how a selector finds its message, and the headers a direct answer carries.
+Owns: how a request selects its messages, and the headers of a direct answer.
 May not touch: anything but a store; these are pure functions.
-Spec: JetStream sheet 1.5, 1.6."""
+Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from itertools import islice
+from typing import Protocol
 
 from broker.jetstream.api.info import StoredMessageInfo
 from broker.jetstream.api.requests import (
@@ -18,8 +19,8 @@ from broker.jetstream.api.requests import (
     StatusAnswer,
     parse_direct_get,
 )
+from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.times import rfc3339
 from broker.store.messages import MessageStore, StoredMessage
 from broker.subjects import has_wildcard
@@ -27,11 +28,18 @@ from broker.wire import headers as wire_headers
 
 Answer = tuple[bytes, bytes]  # headers, payload
 MULTI_LAST_MAX = 1024
-# One answer is made in one turn of the loop: a longer batch ends early, and its end says how much
-# is left, so a client that wants more asks again.
+# An answer is built in one turn of the loop: a longer batch ends early. Its last message says how
+# many messages are left, so a client that wants more asks again.
 BATCH_ROWS_MAX = 2048
 BATCH_BYTES_MAX = 8 << 20
 _LINES = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n"
+
+
+class ReadableStream(Protocol):
+    @property
+    def config(self) -> StreamConfig: ...
+    @property
+    def store(self) -> MessageStore: ...
 
 
 @lru_cache(maxsize=4096)  # messages stored together share their time
@@ -66,9 +74,9 @@ def shown(message: StoredMessage, *, no_hdr: bool) -> StoredMessageInfo:
     )
 
 
-def last_of_subject(stream: Stream, subject: bytes) -> Answer:
-    """What a request for the last message of one subject, and nothing else, gets: most gets of
-    a key-value bucket. The subject has no wildcard."""
+def last_of_subject(stream: ReadableStream, subject: bytes) -> Answer:
+    """The answer to a request for the last message of one subject, without other conditions: most
+    gets of a key-value bucket. The subject has no wildcard."""
     found = stream.store.last_row(subject)
     if found is None:
         return MESSAGE_NOT_FOUND.header, b""
@@ -77,7 +85,9 @@ def last_of_subject(stream: Stream, subject: bytes) -> Answer:
     return wire_headers.add_lines(rows.headers(i), lines), rows.data(i)
 
 
-def direct_get(stream: Stream, subject: str, headers: bytes, payload: bytes) -> list[Answer]:
+def direct_get(
+    stream: ReadableStream, subject: str, headers: bytes, payload: bytes
+) -> list[Answer]:
     """Everything to send to the requester, in order."""
     if subject and not headers and not payload and not has_wildcard(subject.encode()):
         return [last_of_subject(stream, subject.encode())]

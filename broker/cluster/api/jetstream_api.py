@@ -1,38 +1,40 @@
-"""The JetStream API as any node answers it.
+"""The JetStream API at the node a client is connected to.
 
-Owns: the service on `$JS.API.>` of every account: which node does what is asked, and the answer's
-way back to the client.
-May not touch: stream state; what belongs to a stream is asked of its leader (leader_api.py).
+Owns: the service on `$JS.API.>`, `$JS.ACK.>` and `$JS.FC.>` of every account: which node answers
+a request, and sending the answer to the client.
+May not touch: stream state; the leader of a stream answers for it (leader_api.py).
 A request is handled at the node its client is connected to and never travels as a message, so
 every call works on every node.
-Spec: JetStream sheet 1.1-1.6, 2.2."""
+Spec: NATS JetStream API."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from broker.cluster.api.bulk_get import answer_gets
-from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.api.leader_api import REFUSED
+from broker.cluster.api.leader_calls import ApiCall, LeaderCalls
+from broker.cluster.api.message_gets import DIRECT_GET, MessageGets
 from broker.cluster.api.stream_api import StreamApi
-from broker.cluster.peers.rpc import CallFailed, CallRefused
+from broker.cluster.consumer_requests.forwarding import RequestForwarder
+from broker.cluster.meta.assignments import AssignmentTable
+from broker.cluster.meta.meta_requests import MetaRequests
+from broker.cluster.observe.advisories import Advisories
+from broker.cluster.peers.rpc import CallFailed
+from broker.cluster.publish.pub_acks import ReplyRouter
+from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.info import ApiStats
-from broker.jetstream.api.requests import RestoreRequest, StreamsRequest, decode_request
-from broker.jetstream.api.responses import encode_error, encode_response
+from broker.jetstream.api.requests import decode_request
+from broker.jetstream.api.responses import encode_error
 from broker.jetstream.api.subjects import (
     SYSTEM_KINDS,
     ApiKind,
-    ApiRequest,
     bucket_subject,
     parse_api_subject,
 )
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, check_required_level
-from broker.jetstream.config.stream_config import StreamConfigRequest
 from broker.jetstream.consumer.ack_subjects import has_ack_form
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.block.block import BlockDamaged
@@ -42,20 +44,18 @@ from broker.wire import headers as wire_headers
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.cluster.meta.assignments import Assignment
-from broker.cluster.node import JetStreamNode
-from raft import NodeId
 
 API_SUBJECTS = b"$JS.API.>"
 ACK_SUBJECTS = b"$JS.ACK.>"
+
+READS = (DIRECT_GET, b"$JS.API.STREAM.MSG.GET.")  # one may take milliseconds
 NEXT_SUBJECTS = b".API.CONSUMER.MSG.NEXT."
 FLOW_SUBJECTS = b"$JS.FC.>"
-REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as the reference server does
-DIRECT_WITHIN_S = 2.0
+REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as nats-server does
 ANSWER_WITHIN_S = 10.0
+LEADER_WITHIN_S = 5.0
 
-_encode = msgspec.msgpack.Encoder().encode
-_answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
+AckGroup = tuple[bytes, bytes, list[int], list[int]]  # stream, consumer, their sequences
 
 _STEPDOWNS = (ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.CONSUMER_LEADER_STEPDOWN)
 # Requests that belong to one stream and are answered by its leader.
@@ -69,53 +69,58 @@ LEADER_KINDS = frozenset(
         ApiKind.CONSUMER_LEADER_STEPDOWN, ApiKind.CONSUMER_UNPIN,
     }
 )  # fmt: skip
-
-
-@dataclass(slots=True)
-class ApiCall:
-    """One request as it came from a client of this node."""
-
-    account: Account
-    request: ApiRequest
-    subject: bytes
-    reply: bytes
-    headers: bytes
-    payload: bytes
-    origin: PublishingConnection | None = None
-
-    def encoded(self) -> bytes:
-        """For another node: it reads the subject itself."""
-        return _encode((self.account.name, self.subject, self.headers, self.payload))
+# Asking twice does no harm: reads, and changes that name their outcome.
+_REPEATABLE = frozenset(
+    LEADER_KINDS
+    - {
+        ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.CONSUMER_LEADER_STEPDOWN,
+        ApiKind.CONSUMER_CREATE, ApiKind.STREAM_MSG_DELETE, ApiKind.STREAM_SNAPSHOT,
+    }
+)  # fmt: skip
+# Their answer depends on which streams exist: a delete that another node has answered must be
+# applied here first.
+_NEEDS_CURRENT_TABLE = frozenset({ApiKind.STREAM_CREATE, ApiKind.STREAM_RESTORE})
 
 
 @dataclass(slots=True)
 class ApiService:
     """One per node. A SERVICE sink in every account that has JetStream."""
 
-    node: JetStreamNode
-    leader_api: LeaderApi
+    domain: bytes
+    strict: bool
+    router: ReplyRouter
+    account: Callable[[str], Account]
+    assignments: AssignmentTable
+    replicas: ReplicaTable
+    clustered: Callable[[], bool]
+    requests: RequestForwarder
+    meta_requests: MetaRequests
+    calls: LeaderCalls
+    advisories: Advisories
     streams: StreamApi
+    gets: MessageGets
+    spawn: Callable[[Awaitable[None], str], object]
     kind: SinkKind = SinkKind.SERVICE
     total: int = 0
     errors: int = 0
+    # What the router hands over in whole runs (broker/server/routing/bulk_service.py).
+    timed_prefixes: tuple[bytes, ...] = READS
+    family_prefix: bytes = DIRECT_GET
+    compact_prefix: bytes = ACK_SUBJECTS[:-1]
     _running: int = 0
     _subscriptions: list[Subscription] = field(default_factory=list)
 
-    def start(self) -> None:
-        rpc = self.node.mesh.rpc
-        rpc.register("api", self._serve_leader)
-        rpc.register("direct", self._serve_direct)
-        rpc.register("infos", self.leader_api.serve_infos)
-
     def serve(self, account: Account) -> None:
         subjects = [API_SUBJECTS, ACK_SUBJECTS, FLOW_SUBJECTS]
-        domain = self.node.options.domain.encode()
-        if domain:
-            subjects.append(b"$JS." + domain + b".API.>")
+        if self.domain:
+            subjects.append(b"$JS." + self.domain + b".API.>")
         for subject in subjects:
             sub = Subscription(sink=self, account=account, subject=subject)
             account.subs.insert(sub)
             self._subscriptions.append(sub)
+
+    def statistics(self) -> ApiStats:
+        return ApiStats(total=self.total, errors=self.errors)
 
     # -- the sink -------------------------------------------------------------------------------
 
@@ -132,7 +137,7 @@ class ApiService:
             taken = self._take(sub, *run.message(row), origin=origin) or taken
         return taken
 
-    def deliver_gets(
+    def deliver_timed(
         self,
         sub: Subscription,
         run: PubRun,
@@ -142,24 +147,25 @@ class ApiService:
         *,
         deadline: float,
     ) -> tuple[int, list[int]]:
-        account = self.node.server.account(sub.account.name)
+        account = self.account(sub.account.name)
 
         def otherwise(row: int) -> bool:
             return self._take(sub, *run.message(row), origin=origin)
 
-        return answer_gets(
-            self.node, account, run, start, stop, deadline=deadline, otherwise=otherwise
+        return self.gets.answer_run(
+            account, run, start, stop, deadline=deadline, otherwise=otherwise
         )
 
-    def deliver_acks(
-        self, sub: Subscription, acks: list[tuple[bytes, bytes, list[int], list[int]]]
-    ) -> None:
-        for stream, consumer, stream_seqs, consumer_seqs in acks:
+    def compact_spans(self, run: PubRun) -> list[tuple[int, int, list[AckGroup]]]:
+        return run.ack_spans()
+
+    def deliver_compact(self, sub: Subscription, compact: list[AckGroup]) -> None:
+        for stream, consumer, stream_seqs, consumer_seqs in compact:
             name = stream.decode(errors="replace")
-            assignment = self.node.meta.get(sub.account.name, name)
+            assignment = self.assignments.get(sub.account.name, name)
             if assignment is not None:
                 group = assignment.group
-                self.node.errands.add_acks((group, consumer, stream_seqs, consumer_seqs))
+                self.requests.add_acks((group, consumer, stream_seqs, consumer_seqs))
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
@@ -176,23 +182,22 @@ class ApiService:
         *,
         origin: PublishingConnection | None,
     ) -> bool:
-        account = self.node.server.account(sub.account.name)
+        account = self.account(sub.account.name)
         if sub.subject is ACK_SUBJECTS or sub.subject is FLOW_SUBJECTS:
-            return self._errand(account, subject, reply, headers, payload)
-        domain = self.node.options.domain.encode()
-        bucket = bucket_subject(subject, domain=domain)
+            return self._forward(account, subject, reply, headers, payload)
+        bucket = bucket_subject(subject, domain=self.domain)
         if bucket is not None:
-            return self.node.server.router.publish(account, bucket, reply, headers, payload) > 0
-        request = parse_api_subject(subject, domain=domain)
+            return self.router.publish(account, bucket, reply, headers, payload) > 0
+        request = parse_api_subject(subject, domain=self.domain)
         if request is None and NEXT_SUBJECTS in subject:
-            return False  # nobody listens to pulls that name no consumer
+            return False  # a pull that names no consumer has no responders
         if request is None or request.kind in SYSTEM_KINDS:
-            return True  # swallowed: the client times out, as with the reference server
+            return True  # not answered: the client times out, as with nats-server
         call = ApiCall(account, request, subject, reply, headers, payload, origin)
         if request.kind is ApiKind.CONSUMER_MSG_NEXT:
             return self._pull(call)
         if request.kind is ApiKind.DIRECT_GET:
-            return self._direct(call)
+            return self.gets.direct(call, self._spawn)
         if request.kind is ApiKind.STREAM_MSG_GET and self._get_here(call):
             return True
         self._spawn(self._answer(call))
@@ -203,7 +208,7 @@ class ApiService:
             asyncio.ensure_future(work).cancel()
             return
         self._running += 1
-        self.node.spawn(self._counted(work), "api request")
+        self.spawn(self._counted(work), "api request")
 
     async def _counted(self, work: Awaitable[None]) -> None:
         try:
@@ -211,9 +216,9 @@ class ApiService:
         finally:
             self._running -= 1
 
-    # -- errands for a leader -------------------------------------------------------------------
+    # -- pulls, acks and flow control, forwarded to the leader ----------------------------------
 
-    def _errand(
+    def _forward(
         self, account: Account, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
         if subject.startswith(ACK_SUBJECTS[:-1]) and not has_ack_form(subject):
@@ -221,70 +226,23 @@ class ApiService:
         tokens = subject.split(b".", 5)
         at = 2 if len(tokens) < 6 or subject.count(b".") < 10 else 4
         name = tokens[at] if len(tokens) > at else b""
-        assignment = self.node.meta.get(account.name, name.decode(errors="replace"))
+        assignment = self.assignments.get(account.name, name.decode(errors="replace"))
         if assignment is None:
             return False
-        self.node.errands.add((assignment.group, subject, reply, headers, payload))
+        self.requests.add((assignment.group, subject, reply, headers, payload))
         return True
 
     def _pull(self, call: ApiCall) -> bool:
-        assignment = self.node.meta.get(call.account.name, call.request.stream)
+        assignment = self.assignments.get(call.account.name, call.request.stream)
         if assignment is None:
             return False
-        replica = self.node.replicas.get(assignment.group)
+        group = assignment.group
+        replica = self.replicas.get(group)
         if replica is not None and not replica.could_serve(call.request.consumer):
             return False
         if call.reply:
-            errand = (assignment.group, call.subject, call.reply, call.headers, call.payload)
-            self.node.errands.add(errand)
+            self.requests.add((group, call.subject, call.reply, call.headers, call.payload))
         return True
-
-    # -- direct gets ----------------------------------------------------------------------------
-
-    def _direct(self, call: ApiCall) -> bool:
-        assignment = self.node.meta.get(call.account.name, call.request.stream)
-        if assignment is None or not assignment.config.allow_direct:
-            return False
-        if not call.reply:
-            return True
-        replica = self.node.replicas.get(assignment.group)
-        ours = replica is not None and replica.leading is not None and replica.reads_are_current
-        if replica is not None and (ours or self._silent_alone(assignment)):
-            found = self.leader_api.direct_get(replica, call.request, call.headers, call.payload)
-            self._send(call, found)
-        else:
-            self._spawn(self._direct_by_leader(call, assignment.group))
-        return True
-
-    def _silent_alone(self, assignment: Assignment) -> bool:
-        """Our disk takes no writes, so nobody leads the stream, but all that was ever
-        acknowledged is here and nowhere else."""
-        return assignment.holders == {self.node.node} and self.node.host.trouble() is not None
-
-    async def _direct_by_leader(self, call: ApiCall, group: int) -> None:
-        """Perhaps we are it, and have to make sure first."""
-        deadline = time.monotonic() + DIRECT_WITHIN_S
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                leader = await self.node.wait_leader(group, timeout_s=left)
-                answer = await self.node.mesh.rpc.call(leader, "direct", call.encoded())
-            except CallFailed:
-                await asyncio.sleep(0.02)  # it leads no more: ask the next one
-            except (JetStreamError, TimeoutError):
-                return  # no answer is an honest answer: the client asks again
-            else:
-                self._send(call, _answers.decode(answer))
-                return
-
-    async def _serve_direct(self, _peer: NodeId, body: bytes) -> bytes:
-        account, subject, headers, payload = _request.decode(body)
-        request, replica = self.leader_api.find(account, subject)
-        await self.leader_api.current(replica)
-        return _encode(self.leader_api.direct_get(replica, request, headers, payload))
-
-    def _send(self, call: ApiCall, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        for headers, payload in messages:
-            self.node.server.router.publish(call.account, call.reply, b"", headers, payload)
 
     # -- requests with one JSON answer ----------------------------------------------------------
 
@@ -294,135 +252,61 @@ class ApiService:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 check_required_level(_required_level(call.headers))
-                if kind in _DECIDED_BY_META:
-                    await self.node.meta_calls.current()
+                if kind in _NEEDS_CURRENT_TABLE:
+                    await self.meta_requests.current()
                 if kind in LEADER_KINDS:
                     failed, body = await self._ask_leader(call)
                 else:
-                    body = await self._here(call)
+                    body = await self.streams.answer(call, self.statistics())
         except JetStreamError as refused:
             failed, body = True, encode_error(kind, refused)
         except (TimeoutError, CallFailed):
-            nobody = JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False)
-            failed, body = True, encode_error(kind, nobody)
-        self._tell(call, body, failed=failed)
+            unavailable = JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False)
+            failed, body = True, encode_error(kind, unavailable)
+        self._reply(call, body, failed=failed)
 
     def _get_here(self, call: ApiCall) -> bool:
-        """A get that the leader of the stream can answer at once, which is here. Its client waits
-        for its turn with many of them; tasks would all be done in one round of the loop."""
-        assignment = self.node.meta.get(call.account.name, call.request.stream)
-        replica = self.node.replicas.get(assignment.group) if assignment is not None else None
-        if replica is None or replica.leading is None or not replica.reads_are_current:
-            return False
-        kind = call.request.kind
+        """Whether this MSG.GET could be answered at once."""
         try:
             check_required_level(_required_level(call.headers))
-            body = self.leader_api.get_message(replica, call.payload)
+            body = self.gets.get_message(call)
         except JetStreamError as refused:
-            self._tell(call, encode_error(kind, refused), failed=True)
+            self._reply(call, encode_error(call.request.kind, refused), failed=True)
+            return True
         except BlockDamaged:
-            return False  # a task meets it again and is logged; this connection stays
-        else:
-            self._tell(call, body, failed=False)
-        return True
+            return False  # a task hits it again and is logged; this connection survives
+        if body is not None:
+            self._reply(call, body, failed=False)
+        return body is not None
 
-    def _tell(self, call: ApiCall, body: bytes, *, failed: bool) -> None:
-        kind = call.request.kind
+    def _reply(self, call: ApiCall, body: bytes, *, failed: bool) -> None:
         if call.reply:
-            self.node.server.router.publish(call.account, call.reply, b"", b"", body)
-        if kind is not ApiKind.STREAM_MSG_GET or failed:  # a read that succeeds is no API use
+            self.router.publish(call.account, call.reply, b"", b"", body)
+        # A read that succeeds does not count as a use of the API.
+        if call.request.kind is not ApiKind.STREAM_MSG_GET or failed:
             self.total += 1
             self.errors += failed
-            self.node.advising.audit(call.account, call.origin, call.subject, call.payload, body)
-
-    async def _here(self, call: ApiCall) -> bytes:
-        account, request = call.account, call.request
-        kind = request.kind
-        body = decode_request(kind, call.payload, strict=self.node.options.strict)
-        if kind in _NOT_YET:
-            raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
-        if not self.node.formed.is_set():
-            raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
-        match kind:
-            case ApiKind.INFO:
-                api = ApiStats(total=self.total, errors=self.errors)
-                return encode_response(kind, await self.node.tenancy.info(account.name, api))
-            case ApiKind.STREAM_CREATE:
-                assert isinstance(body, StreamConfigRequest)
-                return await self.streams.create(account, request, body)
-            case ApiKind.STREAM_UPDATE:
-                assert isinstance(body, StreamConfigRequest)
-                return await self.streams.update(account, request, body)
-            case ApiKind.STREAM_RESTORE:
-                assert isinstance(body, RestoreRequest)
-                client = self.node.advising.client(call.origin, account)
-                return self.streams.restore(account, request, body, client)
-            case ApiKind.STREAM_DELETE:
-                return await self.streams.delete(account, request)
-            case ApiKind.STREAM_NAMES:
-                assert isinstance(body, StreamsRequest)
-                return self.streams.names(account, body)
-            case ApiKind.STREAM_LIST:
-                assert isinstance(body, StreamsRequest)
-                return await self.streams.list(account, body)
-        raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
+            self.advisories.audit(call.account, call.origin, call.subject, call.payload, body)
 
     async def _ask_leader(self, call: ApiCall) -> tuple[bool, bytes]:
-        """The answer of the stream's leader, and whether it is a refusal. It is asked again when
-        leadership moves meanwhile."""
+        """The answer of the stream's leader, and whether it is a refusal."""
         kind = call.request.kind
-        assignment = self.node.meta.get(call.account.name, call.request.stream)
+        assignment = self.assignments.get(call.account.name, call.request.stream)
         if assignment is None:
-            if kind in _STEPDOWNS and len(self.node.members) < 2:
+            if kind in _STEPDOWNS and not self.clustered():
                 raise JetStreamError(ErrCode.CLUSTER_REQUIRED)
-            # Bodies that cannot be read are told before a missing stream.
-            decode_request(kind, call.payload, strict=self.node.options.strict)
+            # A body that cannot be decoded is reported before a missing stream.
+            decode_request(kind, call.payload, strict=self.strict)
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
-        body = call.encoded()
-        deadline = time.monotonic() + 5.0
-        while True:
-            leader = await self.node.wait_leader(
-                assignment.group, timeout_s=max(deadline - time.monotonic(), 0.0)
-            )
-            try:
-                answer = await self.node.mesh.rpc.call(leader, "api", body)
-                return answer[:1] == _REFUSED, answer[1:]
-            except CallFailed as failed:
-                again = isinstance(failed, CallRefused) or kind in _REPEATABLE
-                if not again or time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.02)
-
-    async def _serve_leader(self, _peer: NodeId, body: bytes) -> bytes:
-        account, subject, headers, payload = _request.decode(body)
-        request, replica = self.leader_api.find(account, subject)
-        try:
-            return _DONE + await self.leader_api.answer(replica, request, headers, payload)
-        except JetStreamError as refused:
-            return _REFUSED + encode_error(request.kind, refused)
-
-
-# What exists decides their answer: a delete that another node has answered must be known here.
-_DECIDED_BY_META = frozenset({ApiKind.STREAM_CREATE, ApiKind.STREAM_RESTORE})
+        answer = await self.calls.call(
+            assignment.group,
+            "api",
+            call.encoded(),
+            within_s=LEADER_WITHIN_S,
+            repeatable=kind in _REPEATABLE,
+        )
+        return answer[:1] == REFUSED, answer[1:]
 
 
 def _required_level(headers: bytes) -> bytes | None:
     return wire_headers.get(headers, REQUIRED_LEVEL_HEADER) if headers else None
-
-
-_DONE, _REFUSED = b"\0", b"\1"  # before a leader's answer
-_request = msgspec.msgpack.Decoder(tuple[str, bytes, bytes, bytes])
-_NOT_YET = frozenset(
-    {
-        ApiKind.STREAM_PEER_REMOVE,
-        ApiKind.STREAM_PEER_EVACUATE, ApiKind.STREAM_CANCEL_MOVE,
-    }
-)  # fmt: skip
-# Asking twice does no harm: reads, and changes that name their outcome.
-_REPEATABLE = frozenset(
-    LEADER_KINDS
-    - {
-        ApiKind.STREAM_LEADER_STEPDOWN, ApiKind.CONSUMER_LEADER_STEPDOWN,
-        ApiKind.CONSUMER_CREATE, ApiKind.STREAM_MSG_DELETE, ApiKind.STREAM_SNAPSHOT,
-    }
-)  # fmt: skip

@@ -1,25 +1,28 @@
-"""API requests as the leader of their stream answers them.
+"""API requests that the leader of a stream answers.
 
 Owns: what each request does to, or reads from, one stream.
-May not touch: routing of requests and answers (api.py).
+May not touch: routing of requests and answers (jetstream_api.py).
 Changes are proposed and answered when applied; reads are served from the leader's applied state.
-Spec: JetStream sheet 1.1, 1.5, 1.6, 2.3, 4.4-4.6, 5.2, 5.3, 5.12."""
+Spec: NATS JetStream API, the requests that name a stream or a consumer."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import msgspec
 
 from broker.cluster.api import direct_get as direct
 from broker.cluster.api.backup import Snapshots
-from broker.cluster.observe.asset_info import consumer_info, stream_info, subject_counts
-from broker.cluster.peers.rpc import CallRefused
+from broker.cluster.api.leader_calls import decode_api_call
+from broker.cluster.limits.account_limits import AccountQuotas
+from broker.cluster.observe.advisories import Advisories
+from broker.cluster.observe.asset_info import AssetInfo, subject_counts
+from broker.cluster.peers.rpc import CallRefused, Rpc
 from broker.cluster.proposals import LostLeadership
 from broker.cluster.replica.replica import Replica
+from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.requests import (
     MsgDeleteRequest,
     MsgGetRequest,
@@ -45,6 +48,7 @@ from broker.jetstream.api.responses import (
     Reset,
     Success,
     encode_consumer_names,
+    encode_error,
     encode_response,
     page,
 )
@@ -75,48 +79,63 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.messages import PurgePart
 from raft import NodeId, RaftError, node_id
 
-if TYPE_CHECKING:
-    from broker.cluster.node import JetStreamNode
-
 _encode = msgspec.msgpack.Encoder().encode
 _groups = msgspec.msgpack.Decoder(tuple[list[int], bool])
 _load = msgspec.msgpack.Decoder(tuple[int, bytes, bytes])
 _state = msgspec.msgpack.Decoder(LoadState)
 _reconfigured = msgspec.msgpack.Decoder(tuple[int, StreamConfig])
 
-
 CURRENT_WITHIN_S = 2.0
+DONE, REFUSED = b"\0", b"\1"  # the first byte of a leader's answer
 
 
+@dataclass(slots=True)
 class LeaderApi:
-    def __init__(self, node: JetStreamNode) -> None:
-        self.node = node
-        self.snapshots = Snapshots(node)
-        node.mesh.rpc.register("reconfigured", self._serve_reconfigured)
-        node.mesh.rpc.register("load", self._serve_load)
+    """One per node."""
+
+    node: NodeId
+    domain: bytes
+    strict: bool
+    replicas: ReplicaTable
+    rpc: Rpc
+    info: AssetInfo
+    quotas: AccountQuotas
+    advisories: Advisories
+    snapshots: Snapshots
+
+    def start(self) -> None:
+        self.rpc.register("api", self._serve_request)
+        self.rpc.register("infos", self._serve_infos)
+        self.rpc.register("reconfigured", self._serve_reconfigured)
+        self.rpc.register("load", self._serve_load)
 
     def find(self, account: str, subject: bytes) -> tuple[ApiRequest, Replica]:
         """The request and the led stream it is for. CallRefused: the caller should ask again."""
-        request = parse_api_subject(subject, domain=self.node.options.domain.encode())
+        request = parse_api_subject(subject, domain=self.domain)
         assert request is not None, "only understood requests are forwarded"
-        assignment = self.node.meta.get(account, request.stream)
-        replica = self.node.replicas.get(assignment.group) if assignment is not None else None
+        replica = self.replicas.of_stream(account, request.stream)
         if replica is None or replica.leading is None:
             raise CallRefused(f"not the leader of {request.stream}")
         return request, replica
 
-    async def answer(
-        self, replica: Replica, request: ApiRequest, _headers: bytes, payload: bytes
-    ) -> bytes:
+    async def _serve_request(self, _peer: NodeId, body: bytes) -> bytes:
+        account, subject, _headers, payload = decode_api_call(body)
+        request, replica = self.find(account, subject)
+        try:
+            return DONE + await self._answer(replica, request, payload)
+        except JetStreamError as refused:
+            return REFUSED + encode_error(request.kind, refused)
+
+    async def _answer(self, replica: Replica, request: ApiRequest, payload: bytes) -> bytes:
         """Raises the JetStreamError to answer with, or CallRefused when leadership was lost."""
-        body = decode_request(request.kind, payload, strict=self.node.options.strict)
+        body = decode_request(request.kind, payload, strict=self.strict)
         match body:
             case StreamInfoRequest():
                 return await self._stream_info(replica, body)
             case PurgeRequest():
                 return await self._purge(replica, body)
             case MsgGetRequest():
-                await self.current(replica)
+                await self.wait_current(replica)
                 return self._get_message(replica, body)
             case MsgDeleteRequest():
                 return await self._delete_message(replica, body)
@@ -148,27 +167,22 @@ class LeaderApi:
             replica.leading.unpin(consumer.name)
             return encode_response(kind)
         if kind is ApiKind.CONSUMER_INFO:
-            return encode_response(kind, consumer_info(self.node, replica, consumer, shown=True))
+            return encode_response(kind, self.info.consumer(replica, consumer, shown=True))
         assert kind is ApiKind.CONSUMER_DELETE, f"{kind} has no handler"
         await self._propose(replica, DeleteConsumer(replica.stamp(), request.consumer))
         return encode_response(kind, Success(success=True))
 
-    async def current(self, replica: Replica) -> None:
-        """Until the stream here shows everything that was committed before. At once, unless this
-        process was stopped or lost its peers for a moment, and others may lead meanwhile. Raises
-        CallRefused when they do."""
+    async def wait_current(self, replica: Replica) -> None:
+        """Wait until the stream here shows everything that was committed before. Usually at once;
+        not after this process was stopped or lost its peers for a moment, when another node may
+        lead. Raises CallRefused when it does."""
         if replica.reads_are_current:
             return
         try:
             async with asyncio.timeout(CURRENT_WITHIN_S):
-                await self.node.host.read_barrier(replica.group)
+                await replica.read_barrier()
         except (RaftError, TimeoutError) as error:
             raise CallRefused(f"cannot tell whether {replica.name} is led here") from error
-
-    def direct_get(
-        self, replica: Replica, request: ApiRequest, headers: bytes, payload: bytes
-    ) -> list[tuple[bytes, bytes]]:
-        return direct.direct_get(replica.stream, request.rest, headers, payload)
 
     # -- streams --------------------------------------------------------------------------------
 
@@ -178,14 +192,14 @@ class LeaderApi:
             pattern = body.subjects_filter.encode()
             counts, found = await subject_counts(replica, pattern, offset=body.offset)
             paged = found if found.total else paged
-        info = stream_info(
-            self.node, replica, shown=True, deleted_details=body.deleted_details, subjects=counts
+        info = self.info.stream(
+            replica, shown=True, deleted_details=body.deleted_details, subjects=counts
         )
         return encode_response(ApiKind.STREAM_INFO, paged, info)
 
     def get_message(self, replica: Replica, payload: bytes) -> bytes:
         """MSG.GET of a stream whose reads are current. Raises the JetStreamError to answer."""
-        strict = self.node.options.strict
+        strict = self.strict
         body = decode_request(ApiKind.STREAM_MSG_GET, payload, strict=strict)
         assert isinstance(body, MsgGetRequest)
         return self._get_message(replica, body)
@@ -225,39 +239,38 @@ class LeaderApi:
         return encode_response(ApiKind.STREAM_MSG_DELETE, Success(success=True))
 
     def _stepdown(self, replica: Replica, kind: ApiKind, body: StepdownRequest) -> bytes:
-        if len(self.node.members) < 2:
+        if not self.info.members.clustered:
             raise JetStreamError(ErrCode.CLUSTER_REQUIRED)
-        voters = self.node.host.status(replica.group).core.voters
-        others = [voter for voter in voters if voter != self.node.node]
+        others = replica.other_voters()
         preferred = body.placement.preferred if body.placement is not None else ""
         if preferred:
-            leads = node_id(preferred) == self.node.node
+            leads = node_id(preferred) == self.node
             others = [peer for peer in others if peer == node_id(preferred)]
             if not others:
                 problem = "is already leader" if leads else "not known"
                 raise JetStreamError.of(
                     ErrCode.CLUSTER_NO_PEERS, err=f'preferred server "{preferred}" {problem}'
                 )
-        living = [peer for peer in others if self.node.mesh.connected(peer)]
-        if living:
-            self.node.host.transfer(replica.group, living[0])
+        connected = [peer for peer in others if self.info.links.connected(peer)]
+        if connected:
+            replica.transfer(connected[0])
         return encode_response(kind, Success(success=True))
 
     async def _serve_reconfigured(self, _peer: NodeId, body: bytes) -> bytes:
-        """The meta group has a new configuration: bring it into the stream's own log."""
+        """The meta group has a new configuration: propose it to the stream's own log."""
         group, config = _reconfigured.decode(body)
-        replica = self.node.replicas.get(group)
-        if replica is None or replica.leading is None:
+        replica = self.replicas.led(group)
+        if replica is None:
             raise CallRefused("not the leader")
         if replica.stream.config != config:
             await self._propose(replica, UpdateConfig(replica.stamp(), config))
         return b""
 
     async def _serve_load(self, _peer: NodeId, body: bytes) -> bytes:
-        """Part of a restore: messages with their old sequences, or state (restoring.py)."""
+        """Part of a restore: messages with their old sequences, or state (restore.py)."""
         group, block, state = _load.decode(body)
-        replica = self.node.replicas.get(group)
-        if replica is None or replica.leading is None:
+        replica = self.replicas.led(group)
+        if replica is None:
             raise CallRefused("not the leader")
         if state:
             command = _state.decode(state)
@@ -275,7 +288,6 @@ class LeaderApi:
         consumer = replica.stream.consumers.get(request.consumer)
         if consumer is None:
             raise JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-        assert isinstance(consumer, Consumer)
         return consumer
 
     async def _create_consumer(
@@ -285,13 +297,13 @@ class LeaderApi:
         config = named_consumer(body, request)
         suffix = consumer_name(secrets.token_bytes(NUID_RANDOM_BYTES))
         config = sourcing_consumer(config, stream=stream.config, suffix=suffix)
-        view = self.node.tenancy.view(replica.account.name)
+        view = self.quotas.view(replica.account.name)
         config = check_consumer_config(
             config, stream=stream.config, view=view, pedantic=body.pedantic
         )
         name = config.name or config.durable_name or suffix
         others = {known: consumer.config for known, consumer in stream.consumers.items()}
-        decide_create(  # again when applied, but there the account's limit is not known
+        decide_create(  # checked again at apply, where the account's limit is not known
             name,
             config,
             body.action,
@@ -305,39 +317,39 @@ class LeaderApi:
             replica, CreateConsumer(replica.stamp(), name, config, str(body.action))
         )
         consumer = stream.consumers.get(name)
-        if not isinstance(consumer, Consumer):
+        if consumer is None:
             raise JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-        shown = consumer_info(self.node, replica, consumer, shown=True, fresh=not existed)
+        shown = self.info.consumer(replica, consumer, shown=True, fresh=not existed)
         return encode_response(ApiKind.CONSUMER_CREATE, shown)
 
     def _check_bound_change(self, replica: Replica, name: str, config: ConsumerConfig) -> None:
-        """Whether somebody listens is known to the leader alone, so it is asked before."""
+        """Only the leader knows whether a subscriber is bound, so this is checked before it is
+        proposed."""
         known = replica.stream.consumers.get(name)
         if known is None or known.config.deliver_subject == config.deliver_subject:
             return
         assert replica.leading is not None
         engine = replica.leading.engines.get(name)
-        bound = engine is not None and engine.numbers(self.node.now_ns()).push_bound
+        bound = engine is not None and engine.numbers(self.info.now_ns()).push_bound
         if known.config.is_push and config.is_push:
             check_consumer_update(known.config, config, is_bound=bound)
 
     def _consumers(self, replica: Replica, kind: ApiKind, offset: int) -> bytes:
-        found: Mapping[str, object] = replica.stream.consumers
         visible = sorted(
-            (c for c in found.values() if isinstance(c, Consumer) and not is_internal(c.config)),
+            (c for c in replica.consumers() if not is_internal(c.config)),
             key=lambda consumer: consumer.name,
         )
         if kind is ApiKind.CONSUMER_NAMES:
             return encode_consumer_names([c.name for c in visible], offset)
         part, paged = page(visible, offset, limit=LIST_LIMIT)
-        infos = tuple(consumer_info(self.node, replica, c, shown=False) for c in part)
+        infos = tuple(self.info.consumer(replica, c, shown=False) for c in part)
         return encode_response(kind, paged, ConsumerList(infos))
 
     async def _pause(self, replica: Replica, request: ApiRequest, body: PauseRequest) -> bytes:
         consumer = self._consumer(replica, request)
         now = replica.stamp()
         await self._propose(replica, PauseConsumer(now, request.consumer, body.pause_until))
-        self.node.advising.of_pause(replica, consumer)
+        self.advisories.of_pause(replica.account, replica.name, consumer)
         paused = body.pause_until > now
         return encode_response(
             ApiKind.CONSUMER_PAUSE,
@@ -353,17 +365,17 @@ class LeaderApi:
         result = await self._propose(
             replica, ResetConsumer(replica.stamp(), request.consumer, body.seq)
         )
-        info = consumer_info(self.node, replica, consumer, shown=True)
+        info = self.info.consumer(replica, consumer, shown=True)
         reset_seq = result if isinstance(result, int) else 0
         return encode_response(ApiKind.CONSUMER_RESET, info, Reset(reset_seq))
 
     # -- for lists and account info, asked by other nodes ---------------------------------------
 
-    async def serve_infos(self, _peer: NodeId, body: bytes) -> bytes:
+    async def _serve_infos(self, _peer: NodeId, body: bytes) -> bytes:
         groups, shown = _groups.decode(body)
-        led = (self.node.replicas.get(group) for group in groups)
-        infos = [stream_info(self.node, r, shown=shown) for r in led if r is not None and r.leading]
-        if len(self.node.members) < 2:  # alone, only STREAM.INFO shows a cluster
+        led = (self.replicas.led(group) for group in groups)
+        infos = [self.info.stream(r, shown=shown) for r in led if r is not None]
+        if not self.info.members.clustered:  # without a cluster only STREAM.INFO shows this field
             infos = [msgspec.structs.replace(info, cluster=None) for info in infos]
         return _encode(infos)
 

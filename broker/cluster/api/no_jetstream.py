@@ -1,14 +1,15 @@
-"""The answer to API requests of accounts that have no JetStream.
+"""The answer to API requests of accounts without JetStream.
 
 Owns: that one error.
 May not touch: streams.
-Spec: core contract 3.4; errors.json 10039."""
+Spec: NATS JetStream API, error 10039 (JetStream not enabled for account)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.jetstream.api.responses import encode_error
 from broker.jetstream.api.subjects import ApiKind, parse_api_subject
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -16,24 +17,23 @@ from broker.subjects import PublishingConnection, SinkKind, Subscription, collid
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.server.routing.router import Router
     from broker.wire import PubRun
 
 SUBJECTS = b"$JS.API.>"
-_UNSERVED = (ApiKind.CONSUMER_MSG_NEXT, ApiKind.DIRECT_GET)  # no such stream, so no responder
+_UNSERVED = (ApiKind.CONSUMER_MSG_NEXT, ApiKind.DIRECT_GET)  # these report no responders
 
 
 @dataclass(slots=True)
 class NoJetStream:
     """A SERVICE sink in an account."""
 
-    router: Router
+    router: ReplyRouter
     account: Account
     domain: bytes
     kind: SinkKind = SinkKind.SERVICE
 
     def start(self) -> None:
-        """Unless the account imports the API of another one: then that one answers."""
+        """Subscribe, unless the account imports the API of another account, which answers then."""
         imported = (rule.local for rule in self.account.options.imports if rule.service)
         if not any(collides(local, SUBJECTS) for local in imported):
             self.account.subs.insert(Subscription(self, self.account, SUBJECTS))

@@ -1,11 +1,11 @@
-"""Streams restored from an archive that a client sends.
+"""Restore: streams created from an archive that a client sends.
 
-Owns: the conversation with one client per restore, the spooled bytes, and the stream until it is
-whole: it captures no subject before, and is removed again when the restore fails.
-May not touch: the layout of the archive (jetstream/archive.py).
+Owns: the exchange with one client per restore, the spooled bytes, and the stream until it is
+complete: it captures no subject before that, and is removed again when the restore fails.
+May not touch: the layout of the archive (broker/jetstream/stream/archive.py).
 The messages go through the stream's own log, with their old sequences and times, so that every
 replica has them and a crash in the middle costs nothing but the restore.
-Spec: JetStream sheet 1.8."""
+Spec: NATS JetStream API, STREAM.RESTORE."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from broker.cluster.api.leader_calls import LeaderCalls
 from broker.cluster.meta.assignments import (
     Assignment,
+    AssignmentTable,
     AssignStream,
     ReconfigureStream,
     RemoveStream,
 )
-from broker.cluster.observe.advisories import Client
+from broker.cluster.meta.meta_requests import MetaRequests
+from broker.cluster.observe.advisories import Advisories, Client
 from broker.cluster.peers.rpc import CallFailed
 from broker.jetstream.api import advisories
 from broker.jetstream.api.info import StreamInfo
@@ -43,46 +47,57 @@ from broker.store.block.block import Block, BlockDamaged
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.cluster.node import JetStreamNode
+    from broker.server.routing.router import Router
 
 RESTORES_MAX = 16  # at once, per node
 STALLED_AFTER_S = 5.0
 READ_BYTES = 1 << 20
-LOAD_WITHIN_S = 30.0  # for one block, over changes of leadership
+LOAD_WITHIN_S = 30.0  # for one block, over leader changes
 STATE_ITEMS_MAX = 10_000  # message ids per command
 
 _encode = msgspec.msgpack.Encoder().encode
 
-Info = Callable[["Account", Assignment], Awaitable[StreamInfo]]
-Update = Callable[[Assignment], Awaitable[None]]
+StreamInfoOf = Callable[["Account", Assignment], Awaitable[StreamInfo]]
+Reconfigure = Callable[[Assignment], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Restores:
-    """Those clients send to this node."""
+    """The restores clients send to this node."""
 
-    node: JetStreamNode
-    info: Info
-    tell_leader: Update
+    directory: Path  # for the spooled bytes
+    router: Router
+    assignments: AssignmentTable
+    meta_requests: MetaRequests
+    calls: LeaderCalls
+    advisories: Advisories
+    spawn: Callable[[Awaitable[None], str], object]
     running: int = 0
 
     def begin(
-        self, account: Account, client: Client, config: StreamConfig, peers: list[int]
+        self,
+        account: Account,
+        client: Client,
+        config: StreamConfig,
+        peers: list[int],
+        *,
+        info: StreamInfoOf,
+        reconfigure: Reconfigure,
     ) -> bytes:
         """`config` has been checked. The answer names the subject to send the archive to."""
-        if self.node.meta.get(account.name, config.name) is not None:
+        if self.assignments.get(account.name, config.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
         if self.running >= RESTORES_MAX:
             raise JetStreamError.of(ErrCode.STREAM_RESTORE, err="too many restores in progress")
-        restore = Restore(self, account, client, config, peers)
+        restore = Restore(self, account, client, config, peers, info, reconfigure)
         self.running += 1
-        self.node.advising.send(account, advisories.restore_create(config.name, client))
-        self.node.spawn(self._owned(restore), f"restore {config.name}")
+        self.advisories.send(account, advisories.restore_create(config.name, client))
+        self.spawn(self._owned(restore), f"restore {config.name}")
         answer = RestoreReady(deliver_subject=restore.subject)
         return encode_response(ApiKind.STREAM_RESTORE, answer)
 
     async def _owned(self, restore: Restore) -> None:
-        started = self.node.now_ns()
+        started = self.advisories.now_ns()
         try:
             await restore.run()
         finally:
@@ -91,10 +106,10 @@ class Restores:
             restore.config.name,
             restore.client,
             start_ns=started,
-            end_ns=self.node.now_ns(),
+            end_ns=self.advisories.now_ns(),
             size=restore.received_bytes,
         )
-        self.node.advising.send(restore.account, event)
+        self.advisories.send(restore.account, event)
 
 
 @dataclass(slots=True)
@@ -106,6 +121,8 @@ class Restore:
     client: Client
     config: StreamConfig
     peers: list[int]
+    info: StreamInfoOf
+    reconfigure: Reconfigure
     received_bytes: int = 0
     subject: str = field(init=False)
     _inbox: InternalSubscription = field(init=False)
@@ -115,23 +132,24 @@ class Restore:
     def __post_init__(self) -> None:
         token = nuid(secrets.token_bytes(NUID_RANDOM_BYTES))
         self.subject = f"$JS.SNAPSHOT.RESTORE.{self.config.name}.{token}"
-        router = self.owner.node.server.router
-        self._inbox = InternalSubscription(router, self.account, self.subject.encode(), self._taken)
+        self._inbox = InternalSubscription(
+            self.owner.router, self.account, self.subject.encode(), self._received
+        )
 
-    def _taken(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
+    def _received(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
         self._chunks.put_nowait((reply, payload))
 
     async def run(self) -> None:
-        with tempfile.TemporaryFile(dir=self.owner.node.directory) as spool:
+        with tempfile.TemporaryFile(dir=self.owner.directory) as spool:
             try:
-                reply = await self._spooled(spool)
+                reply = await self._spool(spool)
             finally:
                 self._inbox.close()
             if reply is None:
-                return  # the client is gone: nobody to answer, nothing was made
+                return  # the client is gone, and nothing was created
             try:
                 assignment = await self._load(spool)
-                info = await self.owner.info(self.account, assignment)
+                info = await self.info(self.account, assignment)
                 body = encode_response(ApiKind.STREAM_CREATE, info, DidCreate(did_create=True))
             except JetStreamError as refused:
                 body = encode_error(ApiKind.STREAM_CREATE, refused)
@@ -141,8 +159,8 @@ class Restore:
                 body = encode_error(ApiKind.STREAM_CREATE, failure)
         self._answer(reply, body)
 
-    async def _spooled(self, spool: IO[bytes]) -> bytes | None:
-        """Take chunks until the empty one; the subject to answer it on. None: it stalled."""
+    async def _spool(self, spool: IO[bytes]) -> bytes | None:
+        """Take chunks until the empty one; the subject to answer that on. None: it stalled."""
         while True:
             try:
                 async with asyncio.timeout(STALLED_AFTER_S):
@@ -162,29 +180,29 @@ class Restore:
 
     def _answer(self, reply: bytes, body: bytes) -> None:
         if reply:
-            self.owner.node.server.router.publish(self.account, reply, b"", b"", body)
+            self.owner.router.publish(self.account, reply, b"", b"", body)
 
     # -- the stream -----------------------------------------------------------------------------
 
     async def _load(self, spool: IO[bytes]) -> Assignment:
-        """Make the stream, fill it, open it. Whatever goes wrong, it is not left half full."""
-        node = self.owner.node
+        """Create the stream, fill it, open it. On any failure it is removed again."""
+        owner = self.owner
         head = await asyncio.to_thread(_checked_head, spool, self.config.name)
         quiet = replace(self.config, subjects=(), mirror=None, sources=(), first_seq=0)
-        if node.meta.get(self.account.name, quiet.name) is not None:
+        if owner.assignments.get(self.account.name, quiet.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
-        made = await node.meta_calls.change(
+        made = await owner.meta_requests.change(
             AssignStream(self.account.name, quiet, time.time_ns(), self.peers)
         )
         try:
             await self._fill(made.group, head, spool)
             command = ReconfigureStream(self.account.name, self.config)
-            assignment = await node.meta_calls.change(command)
-            await self.owner.tell_leader(assignment)
+            assignment = await owner.meta_requests.change(command)
+            await self.reconfigure(assignment)
         except BaseException:
-            # Also when cancelled: what remains of it would look like the stream it is not.
+            # Also when cancelled: an incomplete stream must not pass for the restored one.
             with contextlib.suppress(JetStreamError):
-                await node.meta_calls.change(RemoveStream(self.account.name, quiet.name))
+                await owner.meta_requests.change(RemoveStream(self.account.name, quiet.name))
             raise
         return assignment
 
@@ -195,30 +213,26 @@ class Restore:
         while data := await asyncio.to_thread(spool.read, READ_BYTES):
             for kind, payload in reader.feed(data):
                 if kind is Part.BLOCK:
-                    await self._tell(group, _encode((group, payload, b"")))
+                    await self._load_part(group, _encode((group, payload, b"")))
                 elif kind is Part.CONSUMER:
                     images.append(payload)
         for state in _states(head, images):
-            await self._tell(group, _encode((group, b"", _encode(state))))
+            await self._load_part(group, _encode((group, b"", _encode(state))))
 
-    async def _tell(self, group: int, body: bytes) -> None:
+    async def _load_part(self, group: int, body: bytes) -> None:
         """Have the stream's leader log it; repeating does no harm."""
-        node = self.owner.node
-        deadline = time.monotonic() + LOAD_WITHIN_S
-        while True:
-            try:
-                leader = await node.wait_leader(group, timeout_s=deadline - time.monotonic())
-                await node.mesh.rpc.call(leader, "load", body, timeout_s=LOAD_WITHIN_S)
-            except CallFailed:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.05)
-            else:
-                return
+        await self.owner.calls.call(
+            group,
+            "load",
+            body,
+            within_s=LOAD_WITHIN_S,
+            timeout_s=LOAD_WITHIN_S,
+            retry_every_s=0.05,
+        )
 
 
 def _checked_head(spool: IO[bytes], name: str) -> Head:
-    """Read everything once before anything is made of it. Raises BadArchive or BlockDamaged."""
+    """Read everything once before the stream is created. Raises BadArchive or BlockDamaged."""
     spool.seek(0)
     reader, head = ArchiveReader(), None
     while data := spool.read(READ_BYTES):
@@ -235,7 +249,7 @@ def _checked_head(spool: IO[bytes], name: str) -> Head:
 
 
 def _states(head: Head, images: list[bytes]) -> Iterator[LoadState]:
-    """What is not a message. The leader stamps the time."""
+    """The state besides messages. The leader stamps the time."""
     for at in range(0, len(head.message_ids), STATE_ITEMS_MAX):
         ids = head.message_ids[at : at + STATE_ITEMS_MAX]
         yield LoadState(0, head.last_seq, message_ids=ids)

@@ -1,28 +1,34 @@
-"""Plans of bulk reads: which replicas hold a stream, up to which committed sequence.
+"""Plans of bulk reads (scans): which replicas hold a stream, up to which committed sequence.
 
 Owns: the service on `$JS.API.STREAM.SCAN.PLAN.<stream>`.
 May not touch: the blocks; any replica serves those itself (broker/scan).
 The leader answers, so `last_seq` is committed and a plan can be repeated.
-Spec: DESIGN section 9; broker/scan/protocol.py."""
+Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.cluster.api.leader_calls import LeaderCalls
+from broker.cluster.meta.assignments import AssignmentTable
+from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.rpc import CallFailed, CallRefused
+from broker.cluster.publish.pub_acks import ReplyRouter
+from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.strict_json import to_wire
 from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
+from raft import GroupId, NodeId
+from raft.host.group import GroupStatus
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.cluster.node import JetStreamNode
-from raft import NodeId
 
 _encode = msgspec.json.encode
 _asked = msgspec.msgpack.Decoder(tuple[str, str])
@@ -30,11 +36,19 @@ _asked = msgspec.msgpack.Decoder(tuple[str, str])
 
 @dataclass(slots=True)
 class PlanService:
-    node: JetStreamNode
+    mesh: Mesh
+    router: ReplyRouter
+    account: Callable[[str], Account]
+    assignments: AssignmentTable
+    replicas: ReplicaTable
+    calls: LeaderCalls
+    status: Callable[[GroupId], GroupStatus]
+    member_name: Callable[[NodeId], str]
+    spawn: Callable[[Awaitable[None], str], object]
     kind: SinkKind = SinkKind.SERVICE
 
     def start(self) -> None:
-        self.node.mesh.rpc.register("plan", self._serve_plan)
+        self.calls.rpc.register("plan", self._serve_plan)
 
     def serve(self, account: Account) -> None:
         subject = PLAN_SUBJECT.encode() + b"*"
@@ -57,47 +71,43 @@ class PlanService:
     ) -> bool:
         if reply:
             stream = subject.rsplit(b".", 1)[1].decode(errors="replace")
-            self.node.spawn(self._answer(sub.account.name, stream, reply), "scan plan")
+            self.spawn(self._answer(sub.account.name, stream, reply), "scan plan")
         return True
 
     async def _answer(self, account: str, stream: str, reply: bytes) -> None:
         try:
-            assignment = self.node.meta.get(account, stream)
+            assignment = self.assignments.get(account, stream)
             if assignment is None:
                 raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
-            leader = await self.node.wait_leader(assignment.group)
+            leader = await self.calls.wait_leader(assignment.group)
             question = msgspec.msgpack.encode((account, stream))
-            body = await self.node.mesh.rpc.call(leader, "plan", question)
+            body = await self.calls.rpc.call(leader, "plan", question)
         except JetStreamError as refused:
             body = _encode({"error": to_wire(refused.body())})
         except (CallFailed, TimeoutError):
             body = _encode({"error": to_wire(JetStreamError(ErrCode.CLUSTER_NOT_AVAIL).body())})
-        router = self.node.server.router
-        router.publish(self.node.server.account(account), reply, b"", b"", body)
+        self.router.publish(self.account(account), reply, b"", b"", body)
 
     async def _serve_plan(self, _peer: NodeId, body: bytes) -> bytes:
         account, stream = _asked.decode(body)
-        assignment = self.node.meta.get(account, stream)
-        replica = self.node.replicas.get(assignment.group) if assignment is not None else None
-        if assignment is None or replica is None or replica.leading is None:
+        replica = self.replicas.of_stream(account, stream)
+        if replica is None or replica.leading is None:
             raise CallRefused(f"not the leader of {stream}")
         store = replica.stream.store
-        matches = {
-            peer.node: peer.match for peer in self.node.host.status(replica.group).core.peers
-        }
+        matches = {peer.node: peer.match for peer in self.status(replica.group).core.peers}
         applied = replica.stream.applied
         replicas = [
             PlanReplica(
-                name=self.node.member_name(NodeId(peer)),
-                address=self.node.client_address(NodeId(peer)),
-                leader=peer == self.node.node,
+                name=self.member_name(NodeId(peer)),
+                address=self._client_address(NodeId(peer)),
+                leader=peer == self.mesh.node,
                 # A follower that has the leader's whole log has, or soon will have, applied it.
                 applied_seq=store.last_seq
-                if peer == self.node.node or matches.get(NodeId(peer), 0) >= applied
+                if peer == self.mesh.node or matches.get(NodeId(peer), 0) >= applied
                 else 0,
             )
-            for peer in assignment.peers
-            if self.node.mesh.connected(NodeId(peer))
+            for peer in replica.assignment.peers
+            if self.mesh.connected(NodeId(peer))
         ]
         plan = ScanPlan(
             stream=stream,
@@ -109,3 +119,12 @@ class PlanService:
             replicas=tuple(replicas),
         )
         return encode_plan(plan)
+
+    def _client_address(self, node: NodeId) -> str:
+        """host:port where clients reach the node, as it tells its peers; "" when unknown."""
+        if node == self.mesh.node:
+            return str(self.mesh.hello.get("client", ""))
+        for peer in self.mesh.peers():
+            if peer.node == node:
+                return str(peer.hello.get("client", ""))
+        return ""

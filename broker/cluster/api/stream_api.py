@@ -1,31 +1,36 @@
-"""API requests about streams as such: which there are, and the changes the meta group decides.
+"""API requests that any node answers: account info, and the table of streams.
 
-Owns: create, update, delete, names, list; the checks before a change is proposed.
-May not touch: the content of streams (leader_api.py), the way of requests and answers (api.py).
-Spec: JetStream sheet 1.1, 1.2, 2.2."""
+Owns: create, update, delete, restore, names, list; the checks before a change is proposed.
+May not touch: the content of streams (leader_api.py), routing of requests (jetstream_api.py).
+Spec: NATS JetStream API, INFO and STREAM.CREATE, UPDATE, DELETE, RESTORE, NAMES, LIST."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.cluster.api.leader_calls import ApiCall, LeaderCalls
 from broker.cluster.api.restore import Restores
+from broker.cluster.limits.account_limits import AccountQuotas
 from broker.cluster.meta.assignments import (
     Assignment,
+    AssignmentTable,
     AssignStream,
     ReconfigureStream,
     RemoveStream,
 )
+from broker.cluster.meta.members import ClusterMembers
+from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.meta.placement import choose_peers
-from broker.cluster.observe.advisories import Client
+from broker.cluster.observe.advisories import Advisories, Client
 from broker.cluster.peers.rpc import CallFailed
-from broker.jetstream.api.info import StreamInfo
-from broker.jetstream.api.requests import RestoreRequest, StreamsRequest
+from broker.jetstream.api.info import ApiStats, StreamInfo
+from broker.jetstream.api.requests import RestoreRequest, StreamsRequest, decode_request
 from broker.jetstream.api.responses import (
     LIST_LIMIT,
     DidCreate,
@@ -47,38 +52,76 @@ from raft import NodeId
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.cluster.node import JetStreamNode
 
 _encode = msgspec.msgpack.Encoder().encode
 _infos = msgspec.msgpack.Decoder(list[StreamInfo])
+
+LEADER_WITHIN_S = 5.0
+
+_UNSUPPORTED = frozenset(
+    {
+        ApiKind.STREAM_PEER_REMOVE,
+        ApiKind.STREAM_PEER_EVACUATE, ApiKind.STREAM_CANCEL_MOVE,
+    }
+)  # fmt: skip
 
 
 @dataclass(slots=True)
 class StreamApi:
     """One per node; answers at the node that was asked."""
 
-    node: JetStreamNode
-    restores: Restores = field(init=False)
+    strict: bool
+    assignments: AssignmentTable
+    members: ClusterMembers
+    meta_requests: MetaRequests
+    calls: LeaderCalls
+    quotas: AccountQuotas
+    advisories: Advisories
+    restores: Restores
+    connected: Callable[[NodeId], bool]
 
-    def __post_init__(self) -> None:
-        self.restores = Restores(self.node, self.info, self.tell_leader)
+    async def answer(self, call: ApiCall, stats: ApiStats) -> bytes:
+        """Raises the JetStreamError to answer with."""
+        account, request, kind = call.account, call.request, call.request.kind
+        body = decode_request(kind, call.payload, strict=self.strict)
+        if kind in _UNSUPPORTED:
+            raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
+        if not self.members.founded.is_set():
+            raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
+        match kind, body:
+            case ApiKind.INFO, _:
+                return encode_response(kind, await self.quotas.info(account.name, stats))
+            case ApiKind.STREAM_CREATE, StreamConfigRequest():
+                return await self.create(account, request, body)
+            case ApiKind.STREAM_UPDATE, StreamConfigRequest():
+                return await self.update(account, request, body)
+            case ApiKind.STREAM_RESTORE, RestoreRequest():
+                client = self.advisories.client(call.origin, account)
+                return self.restore(account, request, body, client)
+            case ApiKind.STREAM_DELETE, _:
+                return await self.delete(account, request)
+            case ApiKind.STREAM_NAMES, StreamsRequest():
+                return self.names(account, body)
+            case ApiKind.STREAM_LIST, StreamsRequest():
+                return await self.list(account, body)
+        raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
 
     async def create(
         self, account: Account, request: ApiRequest, body: StreamConfigRequest
     ) -> bytes:
-        view = self.node.tenancy.view(account.name)
+        view = self.quotas.view(account.name)
         config = check_stream_create(body, named=request.stream, view=view)
-        known = self.node.meta.get(account.name, config.name)
+        known = self.assignments.get(account.name, config.name)
         if known is not None and not same_stream(known.config, config):
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST)
         check_account_limits(config, view)
         check_no_overlap(config, view.streams.values())
-        assignment = await self.node.meta_calls.change(
+        assignment = await self.meta_requests.change(
             AssignStream(account.name, config, time.time_ns(), self._peers(config))
         )
         info = await self.info(account, assignment)
         if known is None:
-            self.node.advising.of_stream(account, config.name, "create")
+            self.advisories.of_stream(account, config.name, "create")
         return encode_response(request.kind, info, DidCreate(did_create=True))
 
     def _peers(self, config: StreamConfig) -> list[int]:
@@ -90,10 +133,10 @@ class StreamApi:
         return peers
 
     def _peers_after(self, known: Assignment, config: StreamConfig) -> list[int]:
-        """The present ones go before others, and the leader before them."""
+        """Present peers are preferred to others, and the leader to them."""
         if config.num_replicas == len(known.peers):
             return known.peers
-        leader = self.node.leader(known.group)
+        leader = self.calls.leader(known.group)
         present = sorted(known.peers, key=lambda peer: peer != leader)
         peers = self._choose(config, keep=[NodeId(peer) for peer in present])
         if peers is None:
@@ -104,9 +147,9 @@ class StreamApi:
         peers = choose_peers(
             name=config.name,
             replicas=config.num_replicas,
-            members=self.node.members,
-            alive=self.node.mesh.connected,
-            load=self.node.meta.load,
+            members=self.members.nodes,
+            alive=self.connected,
+            load=self.assignments.load,
             keep=keep,
         )
         return None if peers is None else [int(peer) for peer in peers]
@@ -114,70 +157,67 @@ class StreamApi:
     def restore(
         self, account: Account, request: ApiRequest, body: RestoreRequest, client: Client
     ) -> bytes:
-        """The stream comes with its archive; here only what can be known before is checked."""
+        """The stream comes with its archive; check what can be known before it arrives."""
         asked = body.config
         fields = {name: getattr(asked, name) for name in StreamConfig.__struct_fields__}
         fields |= {"name": asked.name or request.stream, "sealed": False}
-        view = self.node.tenancy.view(account.name)
+        view = self.quotas.view(account.name)
         config = check_stream_create(StreamConfigRequest(**fields), named=request.stream, view=view)
         if config.name in view.streams:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
         check_account_limits(config, view)
         check_no_overlap(config, view.streams.values())
         config = msgspec.structs.replace(config, sealed=asked.sealed)
-        return self.restores.begin(account, client, config, self._peers(config))
+        return self.restores.begin(
+            account,
+            client,
+            config,
+            self._peers(config),
+            info=self.info,
+            reconfigure=self.reconfigure,
+        )
 
     async def update(
         self, account: Account, request: ApiRequest, body: StreamConfigRequest
     ) -> bytes:
-        known = self.node.meta.get(account.name, request.stream)
+        known = self.assignments.get(account.name, request.stream)
         config = check_stream_update(
             body,
             named=request.stream,
             old=known.config if known is not None else None,
             consumers={},
-            view=self.node.tenancy.view(account.name),
+            view=self.quotas.view(account.name),
         )
-        assert known is not None, "the check above wants it"
+        assert known is not None, "check_stream_update refuses a stream that does not exist"
         peers = self._peers_after(known, config)
-        assignment = await self.node.meta_calls.change(
+        assignment = await self.meta_requests.change(
             ReconfigureStream(account.name, config, peers, time.time_ns())
         )
-        await self.tell_leader(assignment)
-        self.node.advising.of_stream(account, config.name, "modify")
+        await self.reconfigure(assignment)
+        self.advisories.of_stream(account, config.name, "modify")
         return encode_response(request.kind, await self.info(account, assignment))
 
-    async def tell_leader(self, assignment: Assignment) -> None:
-        """Have the stream's own log take over its new configuration. If this fails, the next
-        leader of the stream does it."""
+    async def reconfigure(self, assignment: Assignment) -> None:
+        """Have the stream's leader propose the new configuration to the stream's own log. If this
+        fails, the next leader of the stream does it."""
         body = _encode((assignment.group, assignment.config))
-        deadline = time.monotonic() + 5.0
-        while True:
-            leader = await self.node.wait_leader(assignment.group)
-            try:
-                await self.node.mesh.rpc.call(leader, "reconfigured", body)
-            except CallFailed:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.02)
-            else:
-                return
+        await self.calls.call(assignment.group, "reconfigured", body, within_s=LEADER_WITHIN_S)
 
     async def delete(self, account: Account, request: ApiRequest) -> bytes:
-        if self.node.meta.get(account.name, request.stream) is None:
+        if self.assignments.get(account.name, request.stream) is None:
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
-        await self.node.meta_calls.change(RemoveStream(account.name, request.stream))
-        self.node.advising.of_stream(account, request.stream, "delete")
+        await self.meta_requests.change(RemoveStream(account.name, request.stream))
+        self.advisories.of_stream(account, request.stream, "delete")
         return encode_response(request.kind, Success(success=True))
 
-    # -- which there are, and how they are ------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------
 
     def names(self, account: Account, body: StreamsRequest) -> bytes:
         names = [a.name for a in self._matching(account, body.subject)]
         return encode_stream_names(names, body.offset)
 
     def _matching(self, account: Account, subject: str) -> list[Assignment]:
-        found = self.node.meta.of_account(account.name)
+        found = self.assignments.of_account(account.name)
         if not subject:
             return found
         wanted = subject.encode()
@@ -191,13 +231,13 @@ class StreamApi:
         return encode_response(ApiKind.STREAM_LIST, paged, found)
 
     async def info(self, account: Account, assignment: Assignment) -> StreamInfo:
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + LEADER_WITHIN_S
         while time.monotonic() < deadline:
-            await self.node.wait_leader(assignment.group)
+            await self.calls.wait_leader(assignment.group)
             infos = await self._infos(account, [assignment], shown=True)
             if assignment.name in infos:
                 return infos[assignment.name]
-            await asyncio.sleep(0.02)  # elected, but not yet through with earlier terms
+            await asyncio.sleep(0.02)  # elected, but entries of earlier terms are not applied yet
         raise JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False)
 
     async def _infos(
@@ -206,14 +246,14 @@ class StreamApi:
         """Infos by name, gathered from the leaders, one call per leading node."""
         by_leader: dict[NodeId, list[int]] = {}
         for assignment in wanted:
-            leader = self.node.leader(assignment.group)
+            leader = self.calls.leader(assignment.group)
             if leader is not None:
                 by_leader.setdefault(leader, []).append(assignment.group)
         found: dict[str, StreamInfo] = {}
 
         async def ask(leader: NodeId, groups: list[int]) -> None:
             try:
-                answer = await self.node.mesh.rpc.call(
+                answer = await self.calls.rpc.call(
                     leader, "infos", _encode((groups, shown)), timeout_s=4.0
                 )
             except (CallFailed, TimeoutError):

@@ -1,1 +1,1 @@
-"""What accounts and this server may store, and what they do store."""
+"""Account quotas and server limits, and the bytes that count against them."""

@@ -1,34 +1,55 @@
-"""What accounts and this server hold in bytes, and how much more one stream may take.
+"""Bytes that accounts and this server store, and how much more one stream may store.
 
-Owns: the running totals of this node's replicas, and what leaders elsewhere have told of theirs.
+Owns: the running totals of this node's replicas, and the sizes that leaders on other nodes report.
 May not touch: the decision: the bounds of a batch go into its entry, and apply judges by them.
 A stream's own bytes are exact at apply. Those of other streams are as its leader knows them when
-it proposes: those it has a replica of at once, the others TELL_EVERY_S later at most.
-Spec: JetStream sheet 3.3 (15, 17)."""
+it proposes: current for those it holds a replica of, up to REPORT_EVERY_S old for the others.
+Spec: nats-server `jetstream` limits of an account (max_mem, max_file) and of the server."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
+from broker.cluster.meta.assignments import Assignment
 from broker.cluster.peers.channels import CHANNEL_USAGE
+from broker.config.options import JetStreamOptions
 from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
 from broker.jetstream.config.stream_config import Storage
-from raft import NodeId
+from raft import GroupId, NodeId
+from raft.transport.transport import Peer
 
-if TYPE_CHECKING:
-    from broker.cluster.node import JetStreamNode
-    from broker.cluster.replica.replica import Replica
-    from raft.transport.transport import Peer
-
-TELL_EVERY_S = 0.2
+REPORT_EVERY_S = 0.2
 
 _encode = msgspec.msgpack.Encoder().encode
-_told = msgspec.msgpack.Decoder(list[tuple[int, int]])
+_sizes = msgspec.msgpack.Decoder(list[tuple[int, int]])
 _Key = tuple[str, Storage]
+
+
+class SizedReplica(Protocol):
+    """A replica as far as its size is counted."""
+
+    @property
+    def group(self) -> GroupId: ...
+    @property
+    def assignment(self) -> Assignment: ...
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def stored_bytes(self) -> int: ...
+    @property
+    def is_leading(self) -> bool: ...
+
+
+class UsageLinks(Protocol):
+    """Frames to the other nodes."""
+
+    def send(self, to: NodeId, channel: int, frame: bytes) -> bool: ...
+    def broadcast(self, channel: int, frame: bytes) -> None: ...
 
 
 @dataclass(slots=True)
@@ -40,34 +61,34 @@ class _Counted:
 
 @dataclass(slots=True)
 class Usage:
-    node: JetStreamNode
+    options: JetStreamOptions
+    assignments: Iterable[Assignment]  # of all streams of the cluster
+    clustered: Callable[[], bool]
+    leads: Callable[[int], bool]  # whether this node leads the group
+    links: UsageLinks
     _counted: dict[int, _Counted] = field(default_factory=dict)  # this node's, by group
-    _accounts: dict[_Key, int] = field(default_factory=dict)  # theirs, times replicas
+    _accounts: dict[_Key, int] = field(default_factory=dict)  # their sum, times replicas
     _server: dict[Storage, int] = field(default_factory=dict)
-    _elsewhere: dict[int, int] = field(default_factory=dict)  # sizes, of groups we have no part in
+    _elsewhere: dict[int, int] = field(default_factory=dict)  # of groups without a replica here
     _remote: dict[_Key, int] = field(default_factory=dict)  # the same by account, times replicas
-    _to_tell: dict[int, int] = field(default_factory=dict)
-
-    def start(self) -> None:
-        self.node.mesh.register(CHANNEL_USAGE, self._received)
-        self.node.mesh.on_peer(self._peer_changed)
+    _to_report: dict[int, int] = field(default_factory=dict)
 
     # -- counting -------------------------------------------------------------------------------
 
-    def changed(self, replica: Replica) -> None:
-        """It has applied something, or was opened."""
+    def changed(self, replica: SizedReplica) -> None:
+        """The replica was opened or has applied something."""
         counted = self._counted.get(replica.group)
-        size, replicas = replica.stream.store.bytes, len(replica.assignment.peers)
+        size, replicas = replica.stored_bytes, len(replica.assignment.peers)
         if counted is None:
-            key = (replica.assignment.account, replica.stream.config.storage)
+            key = (replica.assignment.account, replica.storage)
             counted = self._counted[replica.group] = _Counted(key, replicas, 0)
         elif counted.size == size and counted.replicas == replicas:
             return
         self._add(counted, -1)
         counted.size, counted.replicas = size, replicas
         self._add(counted, 1)
-        if replica.leading is not None:
-            self._tell_later(replica.group, counted)
+        if replica.is_leading:
+            self._report_later(replica.group, counted)
 
     def _add(self, counted: _Counted, sign: int) -> None:
         storage = counted.key[1]
@@ -76,18 +97,18 @@ class Usage:
         self._server[storage] = self._server.get(storage, 0) + size
 
     def forget(self, group: int) -> None:
-        """The stream is gone."""
+        """The stream, or its replica on this node, is gone."""
         counted = self._counted.pop(group, None)
         if counted is not None:
             self._add(counted, -1)
-        self._to_tell.pop(group, None)
+        self._to_report.pop(group, None)
         if self._elsewhere.pop(group, None) is not None:
-            self._sum_up()
+            self._sum_remote()
 
-    def bounds(self, replica: Replica) -> Bounds | None:
-        """For a batch to be proposed now; None when nothing limits it."""
-        account, storage = replica.assignment.account, replica.stream.config.storage
-        options = self.node.options
+    def bounds(self, replica: SizedReplica) -> Bounds | None:
+        """For a batch that is proposed now; None when nothing limits it."""
+        account, storage = replica.assignment.account, replica.storage
+        options = self.options
         granted = options.accounts.get(account)
         if storage is Storage.MEMORY:
             most_here = options.max_memory_store
@@ -108,41 +129,40 @@ class Usage:
             bounds = Bounds(account=bounds.account, server=min(server, UNBOUNDED))
         return bounds
 
-    # -- streams of which only other nodes have replicas ----------------------------------------
+    # -- streams that have replicas on other nodes only -----------------------------------------
 
-    def _tell_later(self, group: int, counted: _Counted) -> None:
-        if len(self.node.members) < 2 or counted.key[0] not in self.node.options.accounts:
+    def _report_later(self, group: int, counted: _Counted) -> None:
+        if not self.clustered() or counted.key[0] not in self.options.accounts:
             return
-        if not self._to_tell:
-            asyncio.get_running_loop().call_later(TELL_EVERY_S, self._tell)
-        self._to_tell[group] = counted.size
+        if not self._to_report:
+            asyncio.get_running_loop().call_later(REPORT_EVERY_S, self._report)
+        self._to_report[group] = counted.size
 
-    def _tell(self) -> None:
-        told, self._to_tell = self._to_tell, {}
-        if told:
-            self.node.mesh.broadcast(CHANNEL_USAGE, _encode(list(told.items())))
+    def _report(self) -> None:
+        sizes, self._to_report = self._to_report, {}
+        if sizes:
+            self.links.broadcast(CHANNEL_USAGE, _encode(list(sizes.items())))
 
-    def _peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
+    def peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
         if not connected:
             return
         led = [
             (group, counted.size)
             for group, counted in self._counted.items()
-            if counted.key[0] in self.node.options.accounts
-            and self.node.replicas[group].leading is not None
+            if counted.key[0] in self.options.accounts and self.leads(group)
         ]
         if led:
-            self.node.mesh.send(peer.node, CHANNEL_USAGE, _encode(led))
+            self.links.send(peer.node, CHANNEL_USAGE, _encode(led))
 
-    def _received(self, _peer: NodeId, frame: bytes) -> None:
-        for group, size in _told.decode(frame):
+    def received(self, _peer: NodeId, frame: bytes) -> None:
+        for group, size in _sizes.decode(frame):
             if group not in self._counted:
                 self._elsewhere[group] = size
-        self._sum_up()
+        self._sum_remote()
 
-    def _sum_up(self) -> None:
+    def _sum_remote(self) -> None:
         remote: dict[_Key, int] = {}
-        for assignment in self.node.meta:
+        for assignment in self.assignments:
             size = self._elsewhere.get(assignment.group, 0)
             if size and assignment.group not in self._counted:
                 key = (assignment.account, assignment.config.storage)

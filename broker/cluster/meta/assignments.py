@@ -1,8 +1,9 @@
 """Which streams exist, with which configuration, on which nodes: the meta group's state machine.
 
-Owns: assignments, keyed by (account, stream), and the rules that two creates may not break.
+Owns: assignments, keyed by (account, stream), and the rules that concurrent creates and updates
+must respect.
 May not touch: sockets, clocks, dice, Raft; the leader stamps times and peers into the command.
-Spec: DESIGN section 6 (one meta group), JetStream sheet 2.2 (create, update, delete)."""
+Spec: NATS JetStream API, STREAM.CREATE, STREAM.UPDATE and STREAM.DELETE."""
 
 from __future__ import annotations
 
@@ -22,22 +23,22 @@ FIRST_STREAM_GROUP = 1000  # a stream's group id is this plus the meta index tha
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """One stream's place in the cluster. A stream deleted and created again is another group."""
+    """Where one stream lives. A stream that is deleted and created again is a new Raft group."""
 
     account: str
     config: StreamConfig
     created_ns: int
     group: int
-    peers: list[int]  # node ids: where its replicas shall be; the first is asked to lead first
+    peers: list[int]  # node ids that should hold a replica; the first one campaigns first
     founders: list[int] = []  # the voters its log began with
-    # Invariant: whoever has a vote in the group is named here, and was before he got it.
+    # Invariant: every voter of the group is listed here, and was listed before it could vote.
     members: list[int] = []
-    first_config: StreamConfig | None = None  # that its log began with, if there was another
-    asked_ns: int = 0  # when other peers were last asked for
-    origin: int = 0  # how many replicas there were then
+    first_config: StreamConfig | None = None  # the one its log began with, if it was another
+    asked_ns: int = 0  # when the peers were last changed
+    origin: int = 0  # how many replicas there were before that change
 
     def __post_init__(self) -> None:
-        """Records of streams that never moved name the peers only."""
+        """Records of streams that were never reconfigured list the peers only."""
         for name in ("founders", "members"):
             if not getattr(self, name):
                 msgspec.structs.force_setattr(self, name, self.peers)
@@ -47,13 +48,13 @@ class Assignment(msgspec.Struct, frozen=True):
         return self.config.name
 
     @property
-    def begun_as(self) -> StreamConfig:
-        """What a replica that has nothing begins with: the log tells it of every change."""
+    def initial_config(self) -> StreamConfig:
+        """The configuration an empty replica starts with: the log replays every later change."""
         return self.first_config or self.config
 
     @property
     def holders(self) -> set[int]:
-        """The nodes that keep a replica, coming and going ones included."""
+        """The nodes that hold a replica, including those that are joining or leaving."""
         return {*self.peers, *self.members}
 
 
@@ -67,12 +68,13 @@ class AssignStream(msgspec.Struct, tag="assign", frozen=True):
 class ReconfigureStream(msgspec.Struct, tag="update", frozen=True):
     account: str
     config: StreamConfig
-    peers: list[int] = []  # empty: as they are
+    peers: list[int] = []  # empty: unchanged
     now_ns: int = 0
 
 
 class RecordMembers(msgspec.Struct, tag="members", frozen=True):
-    """The stream's leader says who votes, or is about to. Void if other peers are asked for."""
+    """The stream's leader reports which nodes vote, or are about to. Refused when the wanted peers
+    have changed meanwhile."""
 
     account: str
     name: str
@@ -82,8 +84,8 @@ class RecordMembers(msgspec.Struct, tag="members", frozen=True):
 
 
 class RenewStream(msgspec.Struct, tag="renew", frozen=True):
-    """The only member has lost what the stream held. Others may have parts of it, which fit to
-    nothing that comes: the stream goes on, empty, as another group."""
+    """The only member has lost the stream's data. Other nodes may hold parts of it that do not fit
+    to anything new, so the stream continues, empty, as a new group."""
 
     account: str
     name: str
@@ -109,7 +111,7 @@ def encode_command(command: MetaCommand) -> bytes:
 
 
 class AssignmentTable:
-    """The replicated table of assignments. `apply` is the only thing that changes it."""
+    """The replicated table of assignments. Only `apply` and `load_dump` change it."""
 
     def __init__(self) -> None:
         self.applied = Index(0)
@@ -150,7 +152,7 @@ class AssignmentTable:
                 return command, self._remove(command)
 
     def advanced(self, index: Index) -> None:
-        """An entry without a command (a new leader's first) was applied."""
+        """An entry without a command (the first one of a new leader) was applied."""
         self.applied = index
 
     def overlap(self, account: str, config: StreamConfig) -> str | None:
@@ -167,8 +169,9 @@ class AssignmentTable:
         ordered = [self._streams[key] for key in sorted(self._streams)]
         return _encoder.encode((self.applied, ordered))
 
-    def load_dump(self, record: bytes) -> None:
-        applied, assignments = _record.decode(record)
+    def load_dump(self, record: bytes | None) -> None:
+        """Replace the whole table. None: it becomes empty."""
+        applied, assignments = _record.decode(record) if record is not None else (0, [])
         self.applied = Index(applied)
         self._streams = {(a.account, a.name): a for a in assignments}
 
@@ -201,7 +204,7 @@ class AssignmentTable:
         if self.overlap(command.account, command.config) is not None:
             return JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
         updated = msgspec.structs.replace(
-            existing, config=command.config, first_config=existing.begun_as
+            existing, config=command.config, first_config=existing.initial_config
         )
         if command.peers and set(command.peers) != set(existing.peers):
             updated = msgspec.structs.replace(
@@ -220,7 +223,7 @@ class AssignmentTable:
             return JetStreamError(ErrCode.STREAM_NOT_FOUND)
         if existing.peers != command.peers:
             return JetStreamError.of(
-                ErrCode.STREAM_INVALID_CONFIG, err="other peers were asked for meanwhile"
+                ErrCode.STREAM_INVALID_CONFIG, err="the wanted peers have changed meanwhile"
             )
         updated = msgspec.structs.replace(existing, members=command.members)
         self._streams[key] = updated

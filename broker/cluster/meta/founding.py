@@ -1,27 +1,34 @@
-"""How the first nodes of a cluster agree who they are: the founding of the meta group.
+"""Founding a cluster: how its first nodes agree on the members of the meta group.
 
-Owns: the founding record (members by name and incarnation), on disk before anything follows
-from it, and the rule who may found.
+Owns: the founding record (members by name and incarnation), which is on disk before anything
+depends on it, the rule which node founds, and the calls by which nodes learn of each other.
 May not touch: Raft; it only says with which members the meta group starts.
-A node joins one founding in its life. The smallest node id among those connected founds, once as
-many are connected as the configuration expects; the others take over its record. Nothing is
-guessed: with too few nodes a cluster waits, and a node whose data was replaced is no member.
-Spec: DESIGN section 6 (incarnations); membership changes come later."""
+A node joins one founding in its life. Of the connected nodes, the one with the smallest id founds
+the cluster as soon as as many are connected as the configuration expects; the others adopt its
+record. Nothing is guessed: with too few nodes the cluster waits, and a node whose data directory
+was replaced is not a member.
+Spec: docs/decisions/0002-who-founds-a-cluster.md."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from broker.cluster.meta.members import ClusterMembers
+from broker.cluster.peers.rpc import CallFailed, Rpc
 from raft import NodeId, node_id
+from raft.transport.transport import Peer
 
 logger = logging.getLogger("jetraft.cluster")
+
+ASK_EVERY_S = 0.05
 
 
 class Founding(msgspec.Struct, frozen=True):
@@ -35,7 +42,7 @@ class Founding(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """What a node says of itself when a peer asks."""
+    """A node's answer when a peer asks which cluster it belongs to."""
 
     name: str
     incarnation: str
@@ -44,7 +51,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Founders:
-    """Waits for enough peers, then founds or follows. `on_formed` is called once."""
+    """The decision: wait for enough peers, then found or follow. `on_formed` is called once."""
 
     path: Path
     cluster: str
@@ -54,7 +61,7 @@ class Founders:
     on_formed: Callable[[Founding], None]
     founding: Founding | None = None
     _seen: dict[str, Candidate] = field(default_factory=dict)
-    _refused: Founding | None = None  # we are no member of it, and have said so
+    _refused: Founding | None = None  # this node is not a member of it, which was logged
 
     def load(self) -> None:
         if self.path.exists():
@@ -84,14 +91,14 @@ class Founders:
         self._seen.pop(name, None)
 
     def consider(self) -> None:
-        """Found or follow, if the time has come."""
+        """Found or follow, if the conditions are met."""
         if self.founding is None:
             self._consider()
 
     def _consider(self) -> None:
         foundings = [peer.founding for peer in self._seen.values() if peer.founding is not None]
         if foundings:
-            # Ours among them, if a stray node has brought another one along.
+            # A stray node may report another founding: prefer one that names this node.
             self._follow(next((f for f in foundings if self._is_member(f)), foundings[0]))
             return
         names = sorted([self.name, *self._seen], key=node_id)
@@ -106,7 +113,7 @@ class Founders:
     def _follow(self, founding: Founding) -> None:
         if self._is_member(founding):
             self._adopt(founding)
-        elif founding != self._refused:  # asked again and again: said once
+        elif founding != self._refused:  # peers are asked repeatedly: log it once
             self._refused = founding
             logger.error(
                 "this node is not one of the founders %s (or its data was replaced): it serves "
@@ -120,8 +127,52 @@ class Founders:
         self.on_formed(founding)
 
 
+@dataclass(slots=True)
+class FoundingCalls:
+    """The calls around it: asks connected peers for their candidacy until this node belongs to a
+    cluster, and once more whenever a peer connects, to detect a node of another cluster."""
+
+    founders: Founders
+    members: ClusterMembers
+    rpc: Rpc
+    peers: Callable[[], list[Peer]]
+    spawn: Callable[[Awaitable[None], str], object]
+
+    def start(self) -> None:
+        self.rpc.register("candidate", self._serve)
+        self.spawn(self._ask_until_founded(), "founding")
+        self.founders.start()
+
+    def peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
+        if not connected:
+            self.founders.peer_lost(peer.name)
+        elif self.members.founded.is_set():
+            self.spawn(self._ask(peer.node), "founding check")
+
+    async def _ask_until_founded(self) -> None:
+        while not self.members.founded.is_set():
+            for peer in self.peers():
+                if peer.connected:
+                    await self._ask(peer.node)
+            self.founders.consider()
+            await asyncio.sleep(ASK_EVERY_S)
+
+    async def _ask(self, peer: NodeId) -> None:
+        try:
+            answer = await self.rpc.call(peer, "candidate", b"", timeout_s=1.0)
+        except CallFailed:
+            return  # it is asked again, or it is gone
+        self.founders.peer_seen(_candidate.decode(answer))
+
+    async def _serve(self, _peer: NodeId, _body: bytes) -> bytes:
+        return msgspec.json.encode(self.founders.candidate())
+
+
+_candidate = msgspec.json.Decoder(Candidate)
+
+
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a small file so that a crash leaves the old one or the new one."""
+    """Replace a small file atomically: a crash leaves the old content or the new one."""
     partial = path.with_suffix(".new")
     with partial.open("wb") as file:
         file.write(content)
@@ -136,10 +187,11 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def next_session(path: Path) -> int:
-    """A number above that of every earlier run of this node, on disk before it is used.
+    """The session number of this run, greater than that of every earlier run of this node, and on
+    disk before it is used.
 
-    The clock makes it rise even when the directory was replaced, the file when the clock went
-    back."""
+    The clock makes it grow even when the data directory was replaced; the file makes it grow even
+    when the clock stepped back."""
     earlier = int(path.read_text()) if path.exists() else 0
     session = max(earlier + 1, time.time_ns() // 1_000_000)
     write_durably(path, str(session).encode())

@@ -1,12 +1,11 @@
-"""The meta group on this node: its Raft state machine and the requests it takes as leader.
+"""The meta group on this node: the Raft state machine around the table of assignments.
 
-Owns: the replicated Meta, its record on disk, and who waits for a change of it.
-May not touch: streams; it reports assignments that came, changed or went.
-Spec: DESIGN section 6."""
+Owns: changes of the assignment table, its record on disk, and the callers that wait for a change.
+May not touch: streams; it reports assignments that were added, changed or removed.
+Spec: docs/ARCHITECTURE.md, "What is on disk"."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,32 +39,33 @@ NOTHING = Index(0)
 class MetaGroup:
     """Implements raft.StateMachine."""
 
+    assignments: AssignmentTable
     state_db: StateDb
     host: Host
     on_assigned: Callable[[Assignment], None]
     on_reconfigured: Callable[[Assignment], None]
     on_removed: Callable[[Assignment], None]
     on_leader: Callable[[NodeId | None], None]
-    on_written: Callable[[], None]  # changes are rare, and a restart needs them at once
-    meta: AssignmentTable = field(default_factory=AssignmentTable)
-    leader: NodeId | None = None
-    leader_since_ns: int = 0
+    on_written: Callable[[], None]  # changes are rare, and a restart needs them: flush soon
     is_leader: bool = False
-    _waiting: Proposals = field(default_factory=Proposals)
+    _proposals: Proposals = field(default_factory=Proposals)
     _flushed: Index = NOTHING
 
     def load(self) -> None:
-        """Take up the record of an earlier run; what is newer comes back from the log."""
+        """Load the record of an earlier run; the log replays what is newer."""
         record = self.state_db.files(META_GROUP).get(RECORD, 0)
-        self.meta = AssignmentTable()
-        if record is not None:
-            self.meta.load_dump(record)
-        self._flushed = self.meta.applied
+        self.assignments.load_dump(record)
+        self._flushed = self.assignments.applied
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether everything applied is on this node's disk and would survive a restart."""
+        return self._flushed >= self.assignments.applied
 
     async def propose(self, command: MetaCommand) -> MetaResult:
         """The result of the applied command. Raises NotLeader or LostLeadership."""
         term, index = self.host.propose(META_GROUP, encode_command(command))
-        result = await self._waiting.add(term, index)
+        result = await self._proposals.add(term, index)
         assert isinstance(result, Assignment | JetStreamError)
         return result
 
@@ -74,29 +74,32 @@ class MetaGroup:
     def apply(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if entry.kind is not EntryKind.NORMAL:
-                self.meta.advanced(entry.index)
+                self.assignments.advanced(entry.index)
                 continue
-            command, result = self.meta.apply(entry.index, entry.data)
+            command, result = self.assignments.apply(entry.index, entry.data)
             self._report(entry.index, command, result)
-            self._waiting.applied(entry.term, entry.index, result)
-        self._waiting.passed(entries[-1].index)
-        batch = self.state_db.begin()
-        batch.put(key(META_GROUP, RECORD, 0), self.meta.dump())
-        self.state_db.write(batch)
+            self._proposals.applied(entry.term, entry.index, result)
+        self._proposals.passed(entries[-1].index)
+        self._write_record()
         self.on_written()
 
+    def _write_record(self) -> None:
+        batch = self.state_db.begin()
+        batch.put(key(META_GROUP, RECORD, 0), self.assignments.dump())
+        self.state_db.write(batch)
+
     def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None:
-        self.leader, self.is_leader = leader, ours
+        self.is_leader = ours
         self.on_leader(leader)
 
     def snapshot(self) -> tuple[Index, Iterable[bytes]]:
-        return self.meta.applied, [self.meta.dump()]
+        return self.assignments.applied, [self.assignments.dump()]
 
     def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
-        before = {(a.account, a.name): a for a in self.meta}
-        self._waiting.cancel()  # the snapshot may hold what they wait for, or not
-        self.meta.load_dump(b"".join(chunks))
-        after = {(a.account, a.name): a for a in self.meta}
+        before = {(a.account, a.name): a for a in self.assignments}
+        self._proposals.cancel()  # whether the snapshot includes their entries is unknown
+        self.assignments.load_dump(b"".join(chunks))
+        after = {(a.account, a.name): a for a in self.assignments}
         for place, old in before.items():
             new = after.get(place)
             if new is None or new.group != old.group:
@@ -107,9 +110,7 @@ class MetaGroup:
                 self.on_assigned(new)
             elif known != new:
                 self.on_reconfigured(new)
-        batch = self.state_db.begin()
-        batch.put(key(META_GROUP, RECORD, 0), self.meta.dump())
-        self.state_db.write(batch)
+        self._write_record()
 
     def durable_index(self) -> Index:
         return self._flushed
@@ -118,20 +119,20 @@ class MetaGroup:
 
     def written(self) -> Index:
         """What the next flush of the state column makes durable."""
-        return self.meta.applied
+        return self.assignments.applied
 
     def flushed(self, index: Index) -> None:
         self._flushed = index
 
     def close(self) -> None:
-        self._waiting.cancel()
+        self._proposals.cancel()
 
     def _report(self, index: Index, command: MetaCommand, result: MetaResult) -> None:
         if not isinstance(result, Assignment):
             return
         match command:
             case AssignStream():
-                if result.group == FIRST_STREAM_GROUP + index:  # else it existed already
+                if result.group == FIRST_STREAM_GROUP + index:  # otherwise it existed already
                     self.on_assigned(result)
             case ReconfigureStream() | RecordMembers():
                 self.on_reconfigured(result)
@@ -141,14 +142,3 @@ class MetaGroup:
                     self.on_assigned(result)
             case RemoveStream():
                 self.on_removed(result)
-
-
-async def eventually(check: Callable[[], bool], *, timeout_s: float, every_s: float = 0.02) -> bool:
-    """Wait for a condition that no event announces. False when it did not come in time."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while not check():
-        if loop.time() > deadline:
-            return False
-        await asyncio.sleep(every_s)
-    return True

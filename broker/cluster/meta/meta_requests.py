@@ -1,8 +1,7 @@
-"""What any node asks of the meta leader: to change the table of streams, or how far it is.
+"""Requests of any node to the leader of the meta group: change the table, read how far it is.
 
-Owns: the two calls, here and at the leader, and the wait until their effect is known here.
-May not touch: what a change means (meta.py), streams.
-Spec: DESIGN section 6."""
+Owns: the three calls, on both sides, and the wait until their effect is applied on this node.
+May not touch: what a change means (assignments.py), streams."""
 
 from __future__ import annotations
 
@@ -19,15 +18,17 @@ from broker.cluster.meta.assignments import (
     MetaResult,
     RemoveStream,
 )
-from broker.cluster.meta.meta_group import MetaGroup, eventually
+from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed, CallRefused, Rpc
+from broker.cluster.polling import eventually
 from broker.cluster.proposals import LostLeadership
 from broker.jetstream.errors import ErrCode, JetStreamError
 from raft import NodeId, RaftError
 
 CHANGE_WITHIN_S = 8.0
 KNOWN_HERE_WITHIN_S = 2.0
+BARRIER_WITHIN_S = 5.0
 
 _encode = msgspec.msgpack.Encoder().encode
 _command = msgspec.msgpack.Decoder(MetaCommand)
@@ -44,11 +45,12 @@ class MetaRequests:
     def start(self) -> None:
         self.rpc.register("meta", self._serve_change)
         self.rpc.register("meta index", self._serve_index)
+        self.rpc.register("meta barrier", self._serve_barrier)
 
     async def change(
         self, command: MetaCommand, *, timeout_s: float = CHANGE_WITHIN_S
     ) -> Assignment:
-        """Have the meta leader commit it. Raises the JetStreamError it was refused with."""
+        """Have the meta leader commit the command. Raises the JetStreamError of a refusal."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
@@ -59,7 +61,7 @@ class MetaRequests:
                 )
                 break
             except (CallFailed, TimeoutError, RaftError, LostLeadership) as error:
-                # Proposals are idempotent here: an assignment that exists is met, not made again.
+                # Meta commands are idempotent: assigning a stream that exists returns it.
                 if time.monotonic() + 0.1 > deadline:
                     raise JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False) from error
                 await asyncio.sleep(0.1)
@@ -70,22 +72,36 @@ class MetaRequests:
         raise JetStreamError(*result)
 
     async def current(self) -> None:
-        """Until this node knows every stream that the meta leader knows now."""
+        """Wait until this node has applied what the meta leader has applied by now."""
         leader = await self.leaders.wait(META_GROUP)
         if leader == self.node:
             return
         answer = await self.rpc.call(leader, "meta index", b"", timeout_s=KNOWN_HERE_WITHIN_S)
         index = int.from_bytes(answer, "little")
         await eventually(
-            lambda: self.group.meta.applied >= index, timeout_s=KNOWN_HERE_WITHIN_S, every_s=0.005
+            lambda: self.group.assignments.applied >= index,
+            timeout_s=KNOWN_HERE_WITHIN_S,
+            every_s=0.005,
         )
 
+    async def barrier(self) -> None:
+        """Wait until this node has applied all that the meta group has committed by now. Other
+        than `current`, this does not trust a leader that may have been deposed. Raises
+        CallFailed, RaftError, TimeoutError or JetStreamError."""
+        leader = await self.leaders.wait(META_GROUP)
+        answer = await self.rpc.call(leader, "meta barrier", b"", timeout_s=BARRIER_WITHIN_S)
+        index = int.from_bytes(answer, "little")
+        if not await eventually(
+            lambda: self.group.assignments.applied >= index, timeout_s=BARRIER_WITHIN_S
+        ):
+            raise TimeoutError
+
     async def _applied(self, result: Assignment, command: MetaCommand) -> None:
-        """Until this node itself has applied the change, so that a client that was answered
-        finds it here."""
+        """Wait until this node has applied the change as well, so that a client that got its
+        answer here sees it here."""
 
         def here() -> bool:
-            known = self.group.meta.get(result.account, result.name)
+            known = self.group.assignments.get(result.account, result.name)
             if isinstance(command, RemoveStream):
                 return known is None or known.group != result.group
             return known is not None and known.config == result.config
@@ -105,4 +121,11 @@ class MetaRequests:
         return _encode(result)
 
     async def _serve_index(self, _peer: NodeId, _body: bytes) -> bytes:
-        return self.group.meta.applied.to_bytes(8, "little")
+        return self.group.assignments.applied.to_bytes(8, "little")
+
+    async def _serve_barrier(self, _peer: NodeId, _body: bytes) -> bytes:
+        try:
+            index = await self.group.host.read_barrier(META_GROUP)
+        except RaftError as error:
+            raise CallRefused(str(error)) from error
+        return index.to_bytes(8, "little")

@@ -1,1 +1,1 @@
-"""What JetStream tells about itself: stream info, advisories, /jsz, RAFTZ."""
+"""What JetStream shows of itself: stream and consumer info, advisories, /jsz, /healthz, RAFTZ."""

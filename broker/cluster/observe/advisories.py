@@ -1,17 +1,18 @@
-"""Advisories and metrics on their way to whoever listens, on any node.
+"""JetStream advisories and metrics: events published to subscribers on any node.
 
-Owns: ids and times of events, who they are about (client), the check that somebody wants them.
-May not touch: what events say (jetstream/advisories.py).
+Owns: ids and times of events, the client they are about, the check that someone subscribes.
+May not touch: what events contain (broker/jetstream/api/advisories.py).
 An event that nobody has subscribed to costs a cached lookup and is never encoded.
-Spec: JetStream sheet 6."""
+Spec: NATS JetStream advisories ($JS.EVENT.ADVISORY.>)."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from broker.cluster.observe.asset_info import cluster_info
+from broker.cluster.observe.asset_info import AssetInfo
 from broker.jetstream.api import advisories
 from broker.jetstream.api.advisories import Event
 from broker.jetstream.config.consumer_update import is_internal
@@ -22,36 +23,65 @@ from raft import NodeId
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.cluster.node import JetStreamNode
     from broker.cluster.replica.replica import Replica
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.delivery.effects import Advisory
-    from broker.server.server import Server
+    from broker.server.routing.router import Router
 
 Client = dict[str, object]
+
+
+class _User(Protocol):
+    @property
+    def user(self) -> str: ...
+
+
+class _Library(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def lang(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+
+class AdvisedConnection(Protocol):
+    """A client connection, as far as events describe it."""
+
+    @property
+    def cid(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def started(self) -> float: ...
+    @property
+    def identity(self) -> _User: ...
+    @property
+    def connect(self) -> _Library: ...
+    @property
+    def rtt_s(self) -> float: ...
 
 
 @dataclass(slots=True)
 class Advisories:
     """One per node."""
 
-    node: JetStreamNode
-
-    @property
-    def server(self) -> Server:
-        return self.node.server
+    router: Router
+    info: AssetInfo
+    connection: Callable[[int], AdvisedConnection | None]  # by cid
+    now_ns: Callable[[], int]
 
     def send(self, account: Account, event: Event) -> bool:
-        """False when nobody listens."""
-        if not self.server.router.has_interest(account, event.subject):
+        """False when nobody subscribes to it."""
+        if not self.router.has_interest(account, event.subject):
             return False
         body = advisories.encode_event(
             event,
             event_id=nuid(secrets.token_bytes(NUID_RANDOM_BYTES)),
-            now_ns=self.node.now_ns(),
-            domain=self.node.options.domain,
+            now_ns=self.now_ns(),
+            domain=self.info.domain,
         )
-        self.server.router.publish(account, event.subject, b"", b"", body)
+        self.router.publish(account, event.subject, b"", b"", body)
         return True
 
     def audit(
@@ -62,10 +92,10 @@ class Advisories:
         request: bytes,
         response: bytes,
     ) -> None:
-        """Somebody's use of the API."""
-        if self.server.router.has_interest(account, advisories.AUDIT_SUBJECT):
+        """A client has used the API."""
+        if self.router.has_interest(account, advisories.AUDIT_SUBJECT):
             event = advisories.api_audit(
-                server=self.server.name,
+                server=self.info.server_name,
                 client=self.client(origin, account),
                 subject=subject,
                 request=request,
@@ -73,54 +103,53 @@ class Advisories:
             )
             self.send(account, event)
 
-    def of_delivery(self, replica: Replica, consumer: Consumer, facts: list[Advisory]) -> None:
-        """What one pump had to tell. A purge may end a great many messages at once: whether
-        anybody listens is asked once per kind."""
+    def of_delivery(
+        self, account: Account, stream: str, consumer: Consumer, facts: list[Advisory]
+    ) -> None:
+        """The advisories of one pump. A purge may end a great many messages at once: interest is
+        checked once per kind."""
         wanted: dict[str, bool] = {}
         for fact in facts:
             if fact.kind == "resumed":
-                self.of_pause(replica, consumer)
+                self.of_pause(account, stream, consumer)
             elif wanted.get(fact.kind, True):
                 event = advisories.of_delivery(
-                    fact,
-                    account=replica.account.name,
-                    stream=replica.name,
-                    consumer=consumer.name,
+                    fact, account=account.name, stream=stream, consumer=consumer.name
                 )
-                wanted[fact.kind] = self.send(replica.account, event)
+                wanted[fact.kind] = self.send(account, event)
 
-    def of_pause(self, replica: Replica, consumer: Consumer) -> None:
+    def of_pause(self, account: Account, stream: str, consumer: Consumer) -> None:
         event = advisories.consumer_pause(
-            replica.name,
+            stream,
             consumer.name,
-            paused=bool(consumer.paused_until_ns(self.node.now_ns())),
+            paused=bool(consumer.paused_until_ns(self.now_ns())),
             until_ns=consumer.config.pause_until or 0,
         )
-        self.send(replica.account, event)
+        self.send(account, event)
 
-    def of_consumer(self, replica: Replica, consumer: str, action: str) -> None:
-        self.send(replica.account, advisories.consumer_action(replica.name, consumer, action))
+    def of_consumer(self, account: Account, stream: str, consumer: str, action: str) -> None:
+        self.send(account, advisories.consumer_action(stream, consumer, action))
 
-    def of_batch(self, replica: Replica, batch: bytes, reason: str) -> None:
-        event = advisories.batch_abandoned(replica.name, batch.decode(errors="replace"), reason)
-        self.send(replica.account, event)
+    def of_batch(self, account: Account, stream: str, batch: bytes, reason: str) -> None:
+        event = advisories.batch_abandoned(stream, batch.decode(errors="replace"), reason)
+        self.send(account, event)
 
     def of_stream(self, account: Account, stream: str, action: str) -> None:
         self.send(account, advisories.stream_action(stream, action))
 
     def of_leadership(self, replica: Replica, leads: bool) -> None:  # noqa: FBT001
-        """Registered with the node. A group of one elects nobody and loses no quorum."""
+        """This node began or stopped to lead. A group of one has no elections and no quorum."""
         peers = replica.assignment.peers
         if len(peers) < 2:
             return
         names = ["", *(n for n, c in replica.stream.consumers.items() if not is_internal(c.config))]
         facts = {"account": replica.account.name, "stream": replica.name}
-        others = cluster_info(self.node, replica).replicas
-        reachable = sum(self.node.mesh.connected(NodeId(peer)) for peer in peers)
+        others = self.info.cluster(replica).replicas
+        reachable = sum(self.info.links.connected(NodeId(peer)) for peer in peers)
         for consumer in names:
             if leads:
                 event = advisories.leader_elected(
-                    **facts, consumer=consumer, leader=self.server.name, replicas=others
+                    **facts, consumer=consumer, leader=self.info.server_name, replicas=others
                 )
             elif 2 * reachable <= len(peers):
                 event = advisories.quorum_lost(**facts, consumer=consumer, replicas=others)
@@ -129,12 +158,12 @@ class Advisories:
             self.send(replica.account, event)
 
     def client(self, origin: PublishingConnection | None, account: Account) -> Client:
-        """What events tell of the client that caused them."""
-        # A sink is told only the narrow side of a connection; the server has the whole of it.
-        found = self.server.connections.get(origin.cid) if origin is not None else None
+        """What events say about the client that caused them."""
+        # A sink gets only the narrow side of a connection; the server has the whole of it.
+        found = self.connection(origin.cid) if origin is not None else None
         if found is None:
             return {"acc": account.name}
-        told: Client = {
+        client: Client = {
             "start": rfc3339(int(found.started * 1e9)),
             "host": found.host,
             "id": found.cid,
@@ -143,10 +172,10 @@ class Advisories:
             "name": found.connect.name,
             "lang": found.connect.lang,
             "ver": found.connect.version,
-            "rtt": int(found.live.rtt_s * 1e9),
-            "server": self.server.name,
-            "cluster": self.node.mesh.cluster if len(self.node.members) > 1 else "",
+            "rtt": int(found.rtt_s * 1e9),
+            "server": self.info.server_name,
+            "cluster": self.info.links.cluster if self.info.members.clustered else "",
             "kind": "Client",
             "client_type": "nats",
         }
-        return {key: value for key, value in told.items() if value}
+        return {key: value for key, value in client.items() if value}

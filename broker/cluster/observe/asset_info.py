@@ -1,14 +1,18 @@
-"""What the leader tells about a stream and its consumers.
+"""Stream info and consumer info, as API answers and /jsz show them.
 
-Owns: the numbers of an info and where they come from.
+Owns: the numbers of an info and where they are read.
 May not touch: anything; it only reads.
-Spec: JetStream sheet 2.3, 5.3."""
+Spec: NATS JetStream API, STREAM.INFO and CONSUMER.INFO."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
 
+from broker.cluster.meta.members import ClusterMembers
+from broker.cluster.replica.member_changes import MemberChanges
 from broker.cluster.replica.reconfiguration import Record, Step, Wait
 from broker.cluster.replica.replica import Replica
 from broker.jetstream.api.info import (
@@ -33,48 +37,189 @@ from broker.jetstream.config.api_levels import (
     stored_consumer,
     stored_stream,
 )
-from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.config.names import get_hash
 from broker.jetstream.config.stream_config import StreamSource
 from broker.jetstream.consumer.consumer import Consumer
-
-if TYPE_CHECKING:
-    from broker.cluster.node import JetStreamNode
-from raft import NodeId
+from raft import GroupId, NodeId
+from raft.host.group import GroupStatus
 
 COUNTS_PER_TURN: Final = 4096
 
 
-def stream_info(
-    node: JetStreamNode,
-    replica: Replica,
-    *,
-    shown: bool,
-    deleted_details: bool = False,
-    subjects: dict[str, int] | None = None,
-) -> StreamInfo:
-    """`subjects` are the counts to show, see subject_counts."""
-    stream = replica.stream
-    origins = origin_infos(node, replica)
-    mirror = stream.config.mirror
-    config = shown_stream(stream.config) if shown else stored_stream(stream.config)
-    return StreamInfo(
-        config=config,
-        created=replica.assignment.created_ns,
-        state=stream_state(replica, deleted_details=deleted_details, subjects=subjects or {}),
-        domain=node.options.domain,
-        cluster=cluster_info(node, replica),
-        mirror=origins[mirror] if mirror is not None else None,
-        sources=tuple(origins[source] for source in stream.config.sources),
-        ts=node.now_ns(),
-    )
+class ShownLinks(Protocol):
+    """The mesh, as far as it is shown."""
+
+    @property
+    def node(self) -> NodeId: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def cluster(self) -> str: ...
+    def connected(self, node: NodeId) -> bool: ...
+    def silent_ns(self, node: NodeId) -> int: ...
+    def peer_name(self, node: NodeId) -> str: ...
+
+
+@dataclass(slots=True)
+class AssetInfo:
+    """One per node. `origin_infos` are those of the mirror and the sources that are being read."""
+
+    server_name: str
+    domain: str
+    links: ShownLinks
+    members: ClusterMembers
+    leader: Callable[[int], NodeId | None]
+    status: Callable[[GroupId], GroupStatus]
+    member_changes: MemberChanges
+    origin_infos: Callable[[int], Mapping[StreamSource, SourceInfo]]
+    now_ns: Callable[[], int]
+
+    def stream(
+        self,
+        replica: Replica,
+        *,
+        shown: bool,
+        deleted_details: bool = False,
+        subjects: dict[str, int] | None = None,
+    ) -> StreamInfo:
+        """`subjects` are the counts to show, see subject_counts."""
+        stream = replica.stream
+        origins = self._origins(replica)
+        mirror = stream.config.mirror
+        config = shown_stream(stream.config) if shown else stored_stream(stream.config)
+        return StreamInfo(
+            config=config,
+            created=replica.assignment.created_ns,
+            state=stream_state(replica, deleted_details=deleted_details, subjects=subjects or {}),
+            domain=self.domain,
+            cluster=self.cluster(replica),
+            mirror=origins[mirror] if mirror is not None else None,
+            sources=tuple(origins[source] for source in stream.config.sources),
+            ts=self.now_ns(),
+        )
+
+    def consumer(
+        self, replica: Replica, consumer: Consumer, *, shown: bool, fresh: bool = False
+    ) -> ConsumerInfo:
+        """`fresh`: as it was created, before the leader delivered anything."""
+        now = self.now_ns()
+        engine = replica.leading.engines.get(consumer.name) if replica.leading is not None else None
+        numbers = consumer.numbers(now) if fresh or engine is None else engine.numbers(now)
+        bound = engine.numbers(now).push_bound if engine is not None else False
+        config = shown_consumer(consumer.config) if shown else stored_consumer(consumer.config)
+        return ConsumerInfo(
+            stream_name=replica.name,
+            name=consumer.name,
+            created=consumer.created_ns,
+            config=config,
+            delivered=SequenceInfo(
+                consumer_seq=numbers.consumer_seq,
+                stream_seq=numbers.stream_seq,
+                last_active=numbers.last_delivered_ns or None,
+            ),
+            ack_floor=SequenceInfo(
+                consumer_seq=numbers.floor_consumer_seq,
+                stream_seq=numbers.floor_stream_seq,
+                last_active=numbers.last_acked_ns or None,
+            ),
+            num_ack_pending=numbers.num_ack_pending,
+            num_redelivered=numbers.num_redelivered,
+            num_waiting=numbers.num_waiting,
+            num_pending=numbers.num_pending,
+            cluster=self.cluster(replica) if self.members.clustered else None,
+            push_bound=bound,
+            paused=numbers.paused_until_ns > 0,
+            pause_remaining=max(numbers.paused_until_ns - now, 0),
+            ts=now,
+            priority_groups=tuple(
+                PriorityGroupState(
+                    group=group, pinned_client_id=numbers.pinned_id, pinned_ts=numbers.pinned_ns
+                )
+                for group in consumer.config.priority_groups[:1]  # only the first is tracked
+            ),
+        )
+
+    def cluster(self, replica: Replica) -> ClusterInfo:
+        if not self.members.clustered:
+            return ClusterInfo(leader=self.server_name)
+        if replica.leading is None:  # a follower knows the leader, not the progress of others
+            leader = self.leader(replica.group)
+            return ClusterInfo(
+                name=self.links.cluster,
+                leader=self.members.name(leader) if leader is not None else "",
+            )
+        status = self.status(replica.group).core
+        matches = {peer.node: peer for peer in status.peers}
+        peers = []
+        voters = {*status.voters, *status.outgoing}
+        for peer in dict.fromkeys((*status.voters, *status.outgoing, *status.learners)):
+            if peer == self.links.node:
+                continue
+            at = matches.get(peer)
+            connected = self.links.connected(peer)
+            lag = max(status.commit - at.match, 0) if at is not None else 0
+            name = self._name(peer)
+            peers.append(
+                PeerInfo(
+                    name=name,
+                    current=connected and at is not None and lag == 0 and peer in voters,
+                    offline=not connected,
+                    active=self.links.silent_ns(peer),
+                    lag=lag,
+                    peer=get_hash(name),
+                    pending=peer not in voters,
+                )
+            )
+        return ClusterInfo(
+            name=self.links.cluster,
+            raft_group=f"S-R{len(replica.assignment.peers)}F-{replica.group}",
+            leader=self.links.name,
+            leader_since=replica.leader_since_ns,
+            replicas=tuple(sorted(peers, key=lambda peer: peer.name)),
+            desired=self._desired(replica),
+        )
+
+    def _desired(self, replica: Replica) -> DesiredCluster | None:
+        """Where the stream is moving to. None: it is where it should be."""
+        step = self.member_changes.next_step(replica)
+        if step is None:
+            return None
+        assignment = replica.assignment
+        names = sorted(self._name(NodeId(peer)) for peer in assignment.peers)
+        return DesiredCluster(
+            created=assignment.asked_ns or None,
+            name=self.links.cluster,
+            replicas=tuple(DesiredPeer(name=name, peer=get_hash(name)) for name in names),
+            origin=DesiredOrigin(replicas=assignment.origin),
+            status=DesiredStatus(description=self.member_changes.describe(step), type=_kind(step)),
+        )
+
+    def _name(self, peer: NodeId) -> str:
+        return self.links.peer_name(peer) or self.members.name(peer)
+
+    def _origins(self, replica: Replica) -> dict[StreamSource, SourceInfo]:
+        """Infos by configured origin, including origins that are not being read yet."""
+        config = replica.stream.config
+        origins = [*config.sources, *([config.mirror] if config.mirror is not None else [])]
+        running = self.origin_infos(replica.group)
+        return {
+            source: running[source]
+            if source in running
+            else SourceInfo(
+                name=source.name,
+                external=source.external,
+                filter_subject=source.filter_subject,
+                subject_transforms=source.subject_transforms,
+            )
+            for source in origins
+        }
 
 
 async def subject_counts(
     replica: Replica, pattern: bytes, *, offset: int
 ) -> tuple[dict[str, int], Paged]:
-    """Messages per stored subject under the pattern, a page of them. Other work of the loop goes
-    on in between, so the counts are not all of one moment."""
+    """Messages per stored subject that matches the pattern, one page. Other work of the loop runs
+    in between, so the counts are not all of the same moment."""
     index = replica.stream.store.index
     part, paged = page(list(index.matching(pattern)), offset, limit=SUBJECT_DETAILS_LIMIT)
     counts: dict[str, int] = {}
@@ -94,7 +239,6 @@ def stream_state(
     stream = replica.stream
     store = stream.store
     deleted = store.deleted_sequences(DELETED_DETAILS_LIMIT) if deleted_details else ()
-    visible = sum(not is_internal(c.config) for c in stream.consumers.values())
     return StreamState(
         messages=store.messages,
         bytes=store.bytes,
@@ -106,63 +250,7 @@ def stream_state(
         subjects=subjects,
         num_deleted=store.num_deleted,
         deleted=deleted,
-        consumer_count=visible,
-    )
-
-
-def cluster_info(node: JetStreamNode, replica: Replica) -> ClusterInfo:
-    if len(node.members) < 2:
-        return ClusterInfo(leader=node.server.name)
-    if replica.leading is None:  # a follower knows who leads, not how far the others are
-        leader = node.leader(replica.group)
-        return ClusterInfo(
-            name=node.mesh.cluster, leader=node.member_name(leader) if leader is not None else ""
-        )
-    status = node.host.status(replica.group).core
-    matches = {peer.node: peer for peer in status.peers}
-    peers = []
-    voters = {*status.voters, *status.outgoing}
-    for peer in dict.fromkeys((*status.voters, *status.outgoing, *status.learners)):
-        if peer == node.node:
-            continue
-        at = matches.get(peer)
-        connected = node.mesh.connected(peer)
-        lag = max(status.commit - at.match, 0) if at is not None else 0
-        name = _name(node, peer)
-        peers.append(
-            PeerInfo(
-                name=name,
-                current=connected and at is not None and lag == 0 and peer in voters,
-                offline=not connected,
-                active=node.mesh.silent_ns(peer),
-                lag=lag,
-                peer=get_hash(name),
-                pending=peer not in voters,
-            )
-        )
-    return ClusterInfo(
-        name=node.mesh.cluster,
-        raft_group=f"S-R{len(replica.assignment.peers)}F-{replica.group}",
-        leader=node.mesh.name,
-        leader_since=replica.leader_since_ns,
-        replicas=tuple(sorted(peers, key=lambda peer: peer.name)),
-        desired=_desired(node, replica),
-    )
-
-
-def _desired(node: JetStreamNode, replica: Replica) -> DesiredCluster | None:
-    """Where the stream is moving to. None: it is there."""
-    step = node.membership.next_step(replica)
-    if step is None:
-        return None
-    assignment = replica.assignment
-    names = sorted(_name(node, NodeId(peer)) for peer in assignment.peers)
-    return DesiredCluster(
-        created=assignment.asked_ns or None,
-        name=node.mesh.cluster,
-        replicas=tuple(DesiredPeer(name=name, peer=get_hash(name)) for name in names),
-        origin=DesiredOrigin(replicas=assignment.origin),
-        status=DesiredStatus(description=node.membership.describe(step), type=_kind(step)),
+        consumer_count=replica.consumer_count,
     )
 
 
@@ -170,67 +258,3 @@ def _kind(step: Step) -> str:
     if isinstance(step, Wait):
         return step.kind
     return "meta" if isinstance(step, Record) else "membership"
-
-
-def _name(node: JetStreamNode, peer: NodeId) -> str:
-    return node.mesh.peer_name(peer) or node.member_name(peer)
-
-
-def origin_infos(node: JetStreamNode, replica: Replica) -> dict[StreamSource, SourceInfo]:
-    """By what the configuration says of them, also of those nobody follows yet."""
-    config = replica.stream.config
-    origins = [*config.sources, *([config.mirror] if config.mirror is not None else [])]
-    running = {f.source: f for f in node.followers.get(replica.group, {}).values()}
-    return {
-        source: running[source].info()
-        if source in running
-        else SourceInfo(
-            name=source.name,
-            external=source.external,
-            filter_subject=source.filter_subject,
-            subject_transforms=source.subject_transforms,
-        )
-        for source in origins
-    }
-
-
-def consumer_info(
-    node: JetStreamNode, replica: Replica, consumer: Consumer, *, shown: bool, fresh: bool = False
-) -> ConsumerInfo:
-    """`fresh`: as it was created, before the leader delivered anything."""
-    now = node.now_ns()
-    engine = replica.leading.engines.get(consumer.name) if replica.leading is not None else None
-    numbers = consumer.numbers(now) if fresh or engine is None else engine.numbers(now)
-    bound = engine.numbers(now).push_bound if engine is not None else False
-    config = shown_consumer(consumer.config) if shown else stored_consumer(consumer.config)
-    return ConsumerInfo(
-        stream_name=replica.name,
-        name=consumer.name,
-        created=consumer.created_ns,
-        config=config,
-        delivered=SequenceInfo(
-            consumer_seq=numbers.consumer_seq,
-            stream_seq=numbers.stream_seq,
-            last_active=numbers.last_delivered_ns or None,
-        ),
-        ack_floor=SequenceInfo(
-            consumer_seq=numbers.floor_consumer_seq,
-            stream_seq=numbers.floor_stream_seq,
-            last_active=numbers.last_acked_ns or None,
-        ),
-        num_ack_pending=numbers.num_ack_pending,
-        num_redelivered=numbers.num_redelivered,
-        num_waiting=numbers.num_waiting,
-        num_pending=numbers.num_pending,
-        cluster=cluster_info(node, replica) if len(node.members) > 1 else None,
-        push_bound=bound,
-        paused=numbers.paused_until_ns > 0,
-        pause_remaining=max(numbers.paused_until_ns - now, 0),
-        ts=now,
-        priority_groups=tuple(
-            PriorityGroupState(
-                group=group, pinned_client_id=numbers.pinned_id, pinned_ts=numbers.pinned_ns
-            )
-            for group in consumer.config.priority_groups[:1]  # only the first is kept track of
-        ),
-    )

@@ -1,28 +1,33 @@
-"""Mirrors copy another stream sequence by sequence; sources bring several into one.
+"""Mirrors copy another stream sequence by sequence; sources merge several streams into one.
 
-Owns: the two kinds of followers, and which of them run on this node.
-May not touch: connections and retries (following.py), the stream's state.
-Spec: JetStream sheet 8.2, 8.4."""
+Owns: which origins this node reads, for the streams it leads, and how each kind stores a message.
+May not touch: connections and retries (origin_reader.py), the stream's state.
+Spec: NATS JetStream, mirrors and sources."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from broker.cluster.origins.origin_connection import OriginMessage
 from broker.cluster.origins.origin_reader import (
     DROPPED_HEADERS,
+    FilledStream,
     NotTaken,
+    OriginAccess,
     OriginReader,
+    OriginTarget,
     without_headers,
 )
+from broker.jetstream.api.info import SourceInfo
 from broker.jetstream.commands.publish_entry import mirror_prefix
 from broker.jetstream.config.stream_config import StreamConfig, StreamSource
 from broker.jetstream.errors import ErrCode
 from broker.jetstream.stream.sourcing import (
     SOURCE_HEADER,
     Sourced,
+    SourceMapping,
     source_header,
     source_key,
     source_prefix,
@@ -30,60 +35,62 @@ from broker.jetstream.stream.sourcing import (
 from broker.store.block.block import BlockBuilder
 from broker.wire import headers as wire_headers
 
-if TYPE_CHECKING:
-    from broker.cluster.node import JetStreamNode
-    from broker.cluster.replica.replica import Replica
-
-MIRROR = ""  # the key of a stream's mirror among its followers; sources have theirs
+MIRROR = ""  # the key of a stream's mirror among its origins; sources have their own
 
 
-class Mirror(OriginReader):
+class Mirror:
     """Sequences and times are the origin's: the last stored sequence is the position."""
 
-    __slots__ = ()
+    wrong_consumer = ErrCode.MIRROR_CONSUMER_REQUIRES_ACK_FC
 
-    @property
-    def wrong_consumer(self) -> ErrCode:
-        return ErrCode.MIRROR_CONSUMER_REQUIRES_ACK_FC
+    def __init__(self, replica: FilledStream, source: StreamSource) -> None:
+        self._replica = replica
+        self._mapping = SourceMapping(source)
 
     def position(self) -> int:
-        return self.replica.stream.store.last_seq
+        return self._replica.stream.store.last_seq
 
     def append(self, builder: BlockBuilder, message: OriginMessage) -> None:
         headers = without_headers(message.headers, DROPPED_HEADERS)
-        subject = self.mapped(message)
+        subject = self._mapping(message.subject, seed=message.seq)
         builder.append(subject, headers, message.data, time_ns=message.time_ns, seq=message.seq)
 
     def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
-        prefix = mirror_prefix(time_ns=self.replica.stamp())
-        return self.replica.propose_raw(prefix + block)
+        prefix = mirror_prefix(time_ns=self._replica.stamp())
+        return self._replica.propose_raw(prefix + block)
+
+    def check(self, result: object) -> None:
+        """A mirror has no limits of its own that could refuse a message."""
 
 
-class Sourcing(OriginReader):
-    """Messages get sequences of ours; the position is kept beside them."""
+class Sourcing:
+    """Messages get sequences of this stream; the position in the origin is kept beside them."""
 
-    __slots__ = ("_proposed",)
+    wrong_consumer = ErrCode.SOURCE_CONSUMER_REQUIRES_ACK_FC
 
-    @property
-    def wrong_consumer(self) -> ErrCode:
-        return ErrCode.SOURCE_CONSUMER_REQUIRES_ACK_FC
+    def __init__(self, replica: FilledStream, source: StreamSource) -> None:
+        self._replica = replica
+        self._source = source
+        self._mapping = SourceMapping(source)
+        self._proposed = 0
 
     def position(self) -> int:
-        position = self.replica.stream.source_positions.get(source_key(self.source), 0)
-        self._proposed = position  # asked whenever reading begins anew
+        position = self._replica.stream.source_positions.get(source_key(self._source), 0)
+        self._proposed = position  # asked whenever reading starts again
         return position
 
     def append(self, builder: BlockBuilder, message: OriginMessage) -> None:
         headers = without_headers(message.headers, (*DROPPED_HEADERS, SOURCE_HEADER))
-        value = source_header(self.source, seq=message.seq, subject=message.subject)
+        value = source_header(self._source, seq=message.seq, subject=message.subject)
         headers = wire_headers.add(headers, [(SOURCE_HEADER, value)])
-        builder.append(self.mapped(message), headers, message.data, seq=message.seq)
+        subject = self._mapping(message.subject, seed=message.seq)
+        builder.append(subject, headers, message.data, seq=message.seq)
 
     def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
         prefix = source_prefix(
-            key=source_key(self.source), after=self._proposed, time_ns=self.replica.stamp()
+            key=source_key(self._source), after=self._proposed, time_ns=self._replica.stamp()
         )
-        future = self.replica.propose_raw(prefix + block)
+        future = self._replica.propose_raw(prefix + block)
         self._proposed = last
         return future
 
@@ -93,42 +100,45 @@ class Sourcing(OriginReader):
 
 
 @dataclass(slots=True)
-class Followers:
-    """Starts and ends followers as leaderships come and go, and configurations change."""
+class MirrorsAndSources:
+    """Starts and stops readers as leadership and configurations change. One per node."""
 
-    node: JetStreamNode
+    access: OriginAccess
+    spawn: Callable[[Awaitable[None], str], object]
+    _running: dict[int, dict[str, OriginReader]] = field(default_factory=dict)  # by group, key
 
-    def start(self) -> None:
-        self.node.on_replica_leads.append(self._leadership)
-        self.node.on_reconfigured.append(self._reconfigured)
+    def infos(self, group: int) -> dict[StreamSource, SourceInfo]:
+        """Of the origins being read for a stream that this node leads."""
+        return {reader.source: reader.info() for reader in self._running.get(group, {}).values()}
 
-    def _leadership(self, replica: Replica, leads: bool) -> None:  # noqa: FBT001
-        for follower in self.node.followers.pop(replica.group, {}).values():
-            _cancel(follower)
+    def leadership_changed(self, replica: FilledStream, leads: bool) -> None:  # noqa: FBT001
+        for reader in self._running.pop(replica.group, {}).values():
+            _cancel(reader)
         if leads:
-            self._reconfigured(replica)
+            self.reconfigured(replica)
 
-    def _reconfigured(self, replica: Replica) -> None:
-        """Have exactly the followers the configuration asks for."""
-        running = self.node.followers.setdefault(replica.group, {})
+    def reconfigured(self, replica: FilledStream) -> None:
+        """Read exactly the origins that the configuration names."""
+        running = self._running.setdefault(replica.group, {})
         wanted = _origins(replica.stream.config)
-        for key, follower in list(running.items()):
-            if follower.source != wanted.get(key):
+        for key, reader in list(running.items()):
+            if reader.source != wanted.get(key):
                 _cancel(running.pop(key))
         for key, source in wanted.items():
             if key not in running:
                 kind = Mirror if key == MIRROR else Sourcing
-                follower = running[key] = kind(self.node, replica, source)
-                name = f"stream {replica.name} follows {source.name}"
-                self.node.spawn(self._owned(follower, name), name)
+                target: OriginTarget = kind(replica, source)
+                reader = running[key] = OriginReader(self.access, replica, source, target)
+                name = f"stream {replica.name} reads {source.name}"
+                self.spawn(self._owned(reader, name), name)
         if not running:
-            del self.node.followers[replica.group]
+            del self._running[replica.group]
 
-    async def _owned(self, follower: OriginReader, name: str) -> None:
-        """Cancelling one follower must not look like a failure of the server's task."""
-        follower.task = asyncio.create_task(follower.run(), name=name)
-        await asyncio.wait([follower.task])
-        if not follower.task.cancelled() and (problem := follower.task.exception()) is not None:
+    async def _owned(self, reader: OriginReader, name: str) -> None:
+        """Cancelling one reader must not look like a failure of the server's task."""
+        reader.task = asyncio.create_task(reader.run(), name=name)
+        await asyncio.wait([reader.task])
+        if not reader.task.cancelled() and (problem := reader.task.exception()) is not None:
             raise problem
 
 
@@ -139,6 +149,6 @@ def _origins(config: StreamConfig) -> dict[str, StreamSource]:
     return found
 
 
-def _cancel(follower: OriginReader) -> None:
-    if follower.task is not None:
-        follower.task.cancel()
+def _cancel(reader: OriginReader) -> None:
+    if reader.task is not None:
+        reader.task.cancel()

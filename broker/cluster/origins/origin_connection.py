@@ -1,10 +1,10 @@
-"""A client connection to the origin of a mirror: exact in every byte of a message.
+"""A client connection to the origin of a mirror or source, exact in every byte of a message.
 
 Owns: one connection, one inbox, the push consumer it reads through.
-May not touch: the mirror's own stream.
+May not touch: the stream that is filled.
 The origin may be any NATS server with JetStream: this speaks the ordinary client protocol. Header
-blocks and nanosecond times are kept as they come, which client libraries do not promise.
-Spec: core contract 1; JetStream sheet 5.7, 5.8, 8.3."""
+blocks and nanosecond times are kept exactly as received, which client libraries do not promise.
+Spec: NATS client protocol; NATS JetStream push consumers, flow control and heartbeats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ MESSAGE_BYTES_MAX = 65 << 20  # the largest payload a server can allow, and its 
 
 
 class OriginLost(Exception):
-    """The connection or the consumer is gone, or a gap was seen: begin again after last stored."""
+    """The connection or the consumer is gone, or messages are missing: connect again and continue
+    after the last stored message."""
 
 
 class OriginRefused(Exception):
@@ -102,11 +103,11 @@ class _Head:
             return None
         sizes = 1 if words[0] == b"MSG" else 2
         if not sizes + 3 <= len(words) <= sizes + 4:
-            raise ValueError("the wrong number of words")
+            raise ValueError("wrong number of fields")
         header_size = int(words[-2]) if sizes == 2 else 0
         size = int(words[-1])
         if not 0 <= header_size <= size <= MESSAGE_BYTES_MAX:
-            raise ValueError("a size that cannot be")
+            raise ValueError("impossible size")
         reply = words[3] if len(words) == sizes + 4 else b""
         return cls(words[2], words[1], reply, header_size, size)
 
@@ -120,7 +121,7 @@ _Message = tuple[_Head, bytes, bytes]  # with headers and payload
 
 
 def _credentials(address: OriginAddress, url: SplitResult) -> dict[str, str]:
-    """What CONNECT says of us. What is configured goes before what is in the URL."""
+    """For CONNECT. Configured credentials take precedence over those in the URL."""
     user, password = unquote(url.username or ""), unquote(url.password or "")
     if address.token:
         return {"auth_token": address.token}
@@ -128,12 +129,12 @@ def _credentials(address: OriginAddress, url: SplitResult) -> dict[str, str]:
         return {"user": address.user, "pass": address.password}
     if user and password:
         return {"user": user, "pass": password}
-    return {"auth_token": user} if user else {}  # one word before the host is a token
+    return {"auth_token": user} if user else {}  # a user without a password is a token
 
 
 def _numbers(head: _Head) -> tuple[int, int, int, int]:
-    """Stream and consumer sequence, time, and how many are pending: a reply ends in them. A newer
-    form has two tokens more in front of them, and may have others behind."""
+    """Stream and consumer sequence, time, and number of pending messages, from the ack reply. The
+    newer form has two more tokens before them and may have more after them."""
     tokens = head.reply.split(b".")
     first = 5 if len(tokens) < 11 else 7
     seq, consumer_seq, time_ns, pending = (int(token) for token in tokens[first : first + 4])
@@ -142,19 +143,19 @@ def _numbers(head: _Head) -> tuple[int, int, int, int]:
 
 @dataclass(slots=True)
 class OriginConnection:
-    """Connected and subscribed. `next` gives messages in order, or raises OriginLost: whatever
-    the other side sends, it raises nothing else but TimeoutError, when it sends nothing."""
+    """Connected and subscribed. `next` returns messages in order. Whatever the other side sends,
+    it raises nothing but OriginLost, or TimeoutError when nothing arrives."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     api: str
     inbox: str = field(default_factory=lambda: f"_INBOX.{secrets.token_hex(11)}")
-    heard_s: float = 0.0  # when it last sent anything about the consumer
+    heard_s: float = 0.0  # when the last message of the consumer arrived
     patience_s: float = 3 * HEARTBEAT_S
     _expected: int = 1  # consumer sequence of the next message
     _last_seq: int = 0  # the origin's sequence of the last message
     _settle: Callable[[], Awaitable[None]] | None = None  # before flow control is answered
-    _early: deque[_Message] = field(default_factory=deque)  # came before the consumer's creation
+    _early: deque[_Message] = field(default_factory=deque)  # arrived before the answer to CREATE
 
     @classmethod
     async def connect(cls, address: OriginAddress) -> OriginConnection:
@@ -188,7 +189,7 @@ class OriginConnection:
 
     @classmethod
     async def over(cls, sock: socket.socket) -> OriginConnection:
-        """Through a Unix socket that is connected, to a server that knows who we are."""
+        """Over a connected Unix socket, to a server that does not ask for credentials."""
         reader, writer = await asyncio.open_unix_connection(sock=sock, limit=READ_LIMIT)
         origin = cls(reader, writer, "$JS.API")
         try:
@@ -211,8 +212,8 @@ class OriginConnection:
             "verbose": False, "pedantic": False, "headers": True, "no_responders": True,
             "protocol": 0, "lang": "jetraft", "version": "0.1", "name": "mirror",
         }  # fmt: skip
-        told = msgspec.json.encode(options | credentials)
-        self.writer.write(b"CONNECT " + told + b"\r\nPING\r\n")
+        connect = msgspec.json.encode(options | credentials)
+        self.writer.write(b"CONNECT " + connect + b"\r\nPING\r\n")
         while (line := await self._line()) != b"PONG":
             self._other(line)
 
@@ -222,9 +223,9 @@ class OriginConnection:
     async def consume(
         self, stream: str, *, start: int, start_time_ns: int = 0, filters: tuple[str, ...] = ()
     ) -> None:
-        """Create the consumer; its messages come from `next`. Raises OriginRefused. A time to
-        start from goes before a sequence. It is hidden there, and may read what consumers of
-        clients may not: `direct`."""
+        """Create the consumer; its messages come from `next`. Raises OriginRefused. A start time
+        takes precedence over a start sequence. `direct` hides the consumer at the origin and lets
+        it read streams that consumers of clients may not."""
         config: dict[str, Any] = {
             "deliver_subject": f"{self.inbox}.d", "deliver_policy": "by_start_sequence",
             "opt_start_seq": start, "ack_policy": "none", "max_deliver": 1, "flow_control": True,
@@ -249,16 +250,16 @@ class OriginConnection:
         *,
         settle: Callable[[], Awaitable[None]],
     ) -> None:
-        """Read through a durable consumer made beforehand, from its ack floor on. It takes answers
-        to flow control as acks, so `settle` returns when all that was read is stored. Raises
-        OriginRefused."""
+        """Read through an existing durable consumer, from its ack floor on. It takes answers to
+        flow control as acks, so `settle` must return only when all that was read is stored.
+        Raises OriginRefused."""
         request = f"{self.api}.CONSUMER.RESET.{stream}.{consumer}"
         config = await self._begin(deliver_subject, request, b"")
         if config is None or config.ack_policy != "flow_control":
             raise WrongConsumer
         self._settle = settle
         self.patience_s = max(3 * config.idle_heartbeat / 1e9, self.patience_s)
-        # What was on its way before the reset is numbered otherwise.
+        # Messages sent before the reset have numbers of the old sequence.
         while self._early and not self._is_first(self._early[0]):
             self._early.popleft()
 
@@ -276,7 +277,7 @@ class OriginConnection:
         )
         async with asyncio.timeout(CONNECT_WITHIN_S):
             while (message := await self._message())[0].sid != b"2":
-                # A server may deliver before it has answered; flow control bounds how much.
+                # A server may deliver before it answers; flow control bounds how much.
                 self._early.append(message)
         _, headers, data = message
         code, text = wire_headers.status(headers)
@@ -287,8 +288,8 @@ class OriginConnection:
         except ValueError as error:
             raise OriginLost(f"the origin answered {data[:100]!r}") from error
         if answer.error is not None:
-            told = answer.error
-            raise OriginRefused(told.description, code=told.code, err_code=told.err_code)
+            refusal = answer.error
+            raise OriginRefused(refusal.description, code=refusal.code, err_code=refusal.err_code)
         return answer.config
 
     async def next(self) -> OriginMessage:
@@ -305,12 +306,11 @@ class OriginConnection:
                     return self._stored(head, headers, data)
                 await self._control(headers, head.reply)
             except ValueError as error:
-                raise OriginLost(f"a number that is none near {head.reply!r}") from error
+                raise OriginLost(f"cannot read the numbers of {head.reply!r}") from error
 
     def buffered(self) -> bool:
-        """Whether the next message of the stream is here whole: a batch goes on while it can.
-
-        A heartbeat is not counted: who waits behind it for a message may wait for long."""
+        """Whether the next message of the stream is buffered completely, so that a batch can take
+        it without waiting. A heartbeat does not count: the message behind it may take long."""
         if self._early:
             return self._early[0][0].stored
         buffer: bytearray = self.reader._buffer  # type: ignore[attr-defined]  # noqa: SLF001
@@ -341,15 +341,17 @@ class OriginConnection:
             raise OriginLost(f"delivered up to {int(last)}, received {self._expected - 1}")
 
     async def _answer_flow(self, reply: bytes) -> None:
-        """A durable consumer is told how far we are, and may forget up to there."""
+        """Report the position to a durable consumer, which acknowledges everything up to it."""
         if self._settle is None or not self._last_seq:
             self.writer.write(b"PUB %b 0\r\n\r\n" % reply)
             return
         await self._settle()
         names = (b"Nats-Last-Consumer", b"Nats-Last-Stream")
         reached = (b"%d" % (self._expected - 1), b"%d" % self._last_seq)
-        told = wire_headers.build(b"", list(zip(names, reached, strict=True)))
-        self.writer.write(b"HPUB %b %d %d\r\n%b\r\n" % (reply, len(told), len(told), told))
+        position = wire_headers.build(b"", list(zip(names, reached, strict=True)))
+        self.writer.write(
+            b"HPUB %b %d %d\r\n%b\r\n" % (reply, len(position), len(position), position)
+        )
 
     async def _message(self) -> _Message:
         """The next MSG or HMSG."""
@@ -364,11 +366,11 @@ class OriginConnection:
                 continue
             body = await self._exactly(head.size + 2)
             if not body.endswith(b"\r\n"):
-                raise OriginLost(f"a message that is longer than {line[:100]!r} says")
+                raise OriginLost(f"message longer than {line[:100]!r} says")
             return head, body[: head.header_size], body[head.header_size : -2]
 
     def _other(self, line: bytes) -> None:
-        """Operations between messages: PING is answered, INFO and +OK are passed over."""
+        """Operations between messages: PING is answered, INFO and +OK are ignored."""
         if line == b"PING":
             self.writer.write(b"PONG\r\n")
         elif line.startswith(b"-ERR"):
@@ -378,7 +380,7 @@ class OriginConnection:
         try:
             return (await self.reader.readuntil(b"\r\n"))[:-2]
         except asyncio.LimitOverrunError as error:
-            raise OriginLost("a line without end") from error
+            raise OriginLost("line too long") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise OriginLost("the origin closed the connection") from error
 

@@ -1,20 +1,22 @@
-"""Following an origin: what mirrors and sources have in common.
+"""Reading one origin of a mirror or source: connect, read in batches, propose, retry.
 
-Owns: one follower per origin of a stream this node leads: its connection, its retries, its numbers.
-May not touch: the stream's state; what is read is proposed to the stream's group, so replicas and
-restarts need nothing else: the applied state says where to go on.
+Owns: the connection to the origin, its retries and its numbers.
+May not touch: the stream's state. Messages are proposed to the stream's group, so replicas and
+restarts need nothing else: the applied state says where to continue.
 The origin is a stream of the same account, or of a *remote* (jetstream.remotes in the
 configuration): `external.api` names it as `$JS.<remote>.API`.
-Spec: JetStream sheet 8; DESIGN section 8."""
+Spec: NATS JetStream, mirrors and sources."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from broker.cluster.origins.origin_connection import (
     SETUP_FAILED,
@@ -26,18 +28,18 @@ from broker.cluster.origins.origin_connection import (
     WrongConsumer,
 )
 from broker.cluster.proposals import LostLeadership
+from broker.config.options import Remote
 from broker.jetstream.api.info import SourceInfo
-from broker.jetstream.config.stream_config import StreamSource
+from broker.jetstream.config.stream_config import StreamConfig, StreamSource
 from broker.jetstream.errors import ErrCode, ErrorBody, JetStreamError
 from broker.jetstream.stream.sourcing import SourceMapping
-from broker.server.client import internal_client as inside
 from broker.store.block.block import BlockBuilder
 from broker.wire import headers as wire_headers
-from raft import NotLeader, RaftError
+from raft import GroupId, NotLeader, RaftError
 
 if TYPE_CHECKING:
-    from broker.cluster.node import JetStreamNode
-    from broker.cluster.replica.replica import Replica
+    from broker.accounts import Account
+    from broker.store.messages import MessageStore
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -50,21 +52,89 @@ DROPPED_HEADERS = (b"Nats-Expected-", b"Nats-Batch-")
 
 
 class NoSuchRemote(Exception):
-    """The configuration of this server names no such remote."""
+    """The configuration of this server has no such remote."""
 
 
 class NotTaken(Exception):
-    """The stream has no room for what its origin has."""
+    """The stream refused messages of its origin, for example because it is full."""
+
+
+class FilledState(Protocol):
+    """The applied state of the stream that is filled."""
+
+    @property
+    def config(self) -> StreamConfig: ...
+    @property
+    def store(self) -> MessageStore: ...
+    @property
+    def source_positions(self) -> Mapping[str, int]: ...
+
+
+class FilledStream(Protocol):
+    """The replica of the stream that is filled, while this node leads it."""
+
+    @property
+    def group(self) -> GroupId: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def account(self) -> Account: ...
+    @property
+    def stream(self) -> FilledState: ...
+    def stamp(self) -> int: ...
+    def propose_raw(self, data: bytes) -> asyncio.Future[object]: ...
+
+
+class OriginTarget(Protocol):
+    """How messages of an origin are stored: see Mirror and Sourcing (mirroring.py)."""
+
+    @property
+    def wrong_consumer(self) -> ErrCode:
+        """The error for a durable consumer that does not acknowledge by flow control."""
+
+    def position(self) -> int:
+        """The last sequence of the origin that is in the stream, 0 before the first."""
+
+    def append(self, builder: BlockBuilder, message: OriginMessage) -> None: ...
+
+    def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
+        """`last` is the origin's sequence of the last row."""
+
+    def check(self, result: object) -> None:
+        """The result of an applied batch. Raises NotTaken."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginAccess:
+    """How origins are reached."""
+
+    remotes: Mapping[str, Remote]
+    inside: Callable[[str], Awaitable[socket.socket]]  # a connection to this server, by account
+
+    async def connect(self, source: StreamSource, account: str) -> OriginConnection:
+        external = source.external
+        if external is not None and external.api:
+            return await OriginConnection.connect(self._address(external.api))
+        return await OriginConnection.over(await self.inside(account))
+
+    def _address(self, api: str) -> OriginAddress:
+        tokens = api.split(".")
+        name = tokens[1] if len(tokens) == 3 and tokens[0] == "$JS" else api
+        remote = self.remotes.get(name)
+        if remote is None:
+            raise NoSuchRemote(f'no remote "{name}" is configured (jetstream {{ remotes }})')
+        api = f"$JS.{remote.domain}.API" if remote.domain else "$JS.API"
+        return OriginAddress(remote.urls, remote.user, remote.password, remote.token, api)
 
 
 @dataclass(slots=True)
 class OriginReader:
-    """Follows one origin while this node leads the stream. See Mirror and Sourcing."""
+    """Reads one origin while this node leads the stream."""
 
-    node: JetStreamNode
-    replica: Replica
+    access: OriginAccess
+    replica: FilledStream
     source: StreamSource
-    mapping: SourceMapping = field(init=False)
+    target: OriginTarget
     task: asyncio.Task[None] | None = None
     error: ErrorBody | None = None
     lag: int = 0
@@ -72,32 +142,6 @@ class OriginReader:
     _known: int = 0  # the position when reading began
     _origin: OriginConnection | None = None
     _in_flight: deque[asyncio.Future[object]] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        self.mapping = SourceMapping(self.source)
-
-    # -- what the two kinds do in their own way -------------------------------------------------
-
-    def position(self) -> int:
-        """The last sequence of the origin that is in the stream, 0 before the first."""
-        raise NotImplementedError
-
-    def append(self, builder: BlockBuilder, message: OriginMessage) -> None:
-        raise NotImplementedError
-
-    def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
-        """`last` is the origin's sequence of the last row."""
-        raise NotImplementedError
-
-    @property
-    def wrong_consumer(self) -> ErrCode:
-        """What a consumer that cannot be read through is called."""
-        raise NotImplementedError
-
-    def check(self, result: object) -> None:
-        """Of an applied batch. Raises NotTaken."""
-
-    # -- the common way -------------------------------------------------------------------------
 
     def info(self) -> SourceInfo:
         heard = self._origin.heard_s if self._origin is not None else self._heard_s
@@ -113,18 +157,18 @@ class OriginReader:
         )
 
     async def run(self) -> None:
-        """Follow until cancelled, or until leadership is lost."""
+        """Read until cancelled, or until leadership is lost."""
         wait = RETRY_FIRST_S
         while True:
-            before = self.position()
+            before = self.target.position()
             try:
-                await self._follow()
+                await self._read()
             except (NotLeader, LostLeadership):
                 return
             except OriginRefused as refused:
                 problem = ErrorBody(refused.code, refused.err_code, str(refused))
             except WrongConsumer:
-                problem = JetStreamError(self.wrong_consumer).body()
+                problem = JetStreamError(self.target.wrong_consumer).body()
             except (OriginLost, NoSuchRemote, NotTaken, OSError, RaftError) as lost:
                 problem = ErrorBody(500, SETUP_FAILED, str(lost))
             except TimeoutError:
@@ -137,15 +181,15 @@ class OriginReader:
                     problem.description,
                 )
             self.error = problem
-            progressed = self.position() > before
+            progressed = self.target.position() > before
             wait = RETRY_FIRST_S if progressed else min(wait * 2, RETRY_LAST_S)
             await asyncio.sleep(wait)
 
-    async def _follow(self) -> None:
+    async def _read(self) -> None:
         source = self.source
-        origin = self._origin = await self._connect()
+        origin = self._origin = await self.access.connect(source, self.replica.account.name)
         try:
-            self._known = self.position()
+            self._known = self.target.position()
             if source.consumer is not None:
                 durable = source.consumer
                 await origin.resume(
@@ -163,7 +207,7 @@ class OriginReader:
             await self._settle()
 
     async def _consume(self, origin: OriginConnection) -> None:
-        """Through a consumer of our own, that begins behind what we know."""
+        """Read through a consumer of our own that starts after the last stored message."""
         source = self.source
         start, since_ns = self._known + 1, 0
         if start == 1:
@@ -172,11 +216,11 @@ class OriginReader:
             source.name,
             start=start,
             start_time_ns=0 if source.opt_start_seq else since_ns,
-            filters=self.mapping.filters,
+            filters=SourceMapping(source).filters,
         )
 
     async def _take_batch(self, origin: OriginConnection) -> None:
-        """Read what is there, at least one message, and propose it as one entry."""
+        """Read what is available, at least one message, and propose it as one entry."""
         builder = BlockBuilder()
         message = await origin.next()
         self._take(builder, message)
@@ -188,51 +232,30 @@ class OriginReader:
         self.lag = message.pending
         if not builder.rows:
             return
-        self._in_flight.append(self.propose(builder.build(seal=False), last=message.seq))
-        # With nothing at hand to read, what became of the proposed is the next thing to know.
+        self._in_flight.append(self.target.propose(builder.build(seal=False), last=message.seq))
+        # With nothing more to read, wait for the result of what was proposed.
         most = IN_FLIGHT_MAX if origin.buffered() else 1
         while len(self._in_flight) >= most:
-            self.check(await self._in_flight.popleft())
+            self.target.check(await self._in_flight.popleft())
 
     def _take(self, builder: BlockBuilder, message: OriginMessage) -> None:
-        """A durable consumer may go back behind what we have."""
+        """A durable consumer may deliver messages that are stored already."""
         if message.seq > self._known:
-            self.append(builder, message)
+            self.target.append(builder, message)
 
     async def _settle_all(self) -> None:
-        """Until all that was read is stored. Raises NotTaken."""
+        """Wait until all that was read is stored. Raises NotTaken."""
         while self._in_flight:
-            self.check(await self._in_flight.popleft())
+            self.target.check(await self._in_flight.popleft())
 
     async def _settle(self) -> None:
-        """Before the applied state may be trusted as the place to go on from."""
+        """Wait for proposals in flight, so that the applied state says where to continue."""
         while self._in_flight:
             await self._in_flight.popleft()
 
-    def mapped(self, message: OriginMessage) -> bytes:
-        return self.mapping(message.subject, seed=message.seq)
-
-    # -- where the origin is --------------------------------------------------------------------
-
-    async def _connect(self) -> OriginConnection:
-        external = self.source.external
-        if external is not None and external.api:
-            return await OriginConnection.connect(self._address(external.api))
-        account = self.replica.account.name
-        return await OriginConnection.over(await inside.connect(self.node.server, account))
-
-    def _address(self, api: str) -> OriginAddress:
-        tokens = api.split(".")
-        name = tokens[1] if len(tokens) == 3 and tokens[0] == "$JS" else api
-        remote = self.node.options.remotes.get(name)
-        if remote is None:
-            raise NoSuchRemote(f'no remote "{name}" is configured (jetstream {{ remotes }})')
-        api = f"$JS.{remote.domain}.API" if remote.domain else "$JS.API"
-        return OriginAddress(remote.urls, remote.user, remote.password, remote.token, api)
-
 
 def without_headers(headers: bytes, dropped: tuple[bytes, ...]) -> bytes:
-    """Without those whose names begin like this: they were about the origin."""
+    """Without the headers whose names start with one of `dropped`: they applied to the origin."""
     if not any(name in headers for name in dropped):
         return headers
     pairs = [pair for pair in wire_headers.parse(headers) if not pair[0].startswith(dropped)]

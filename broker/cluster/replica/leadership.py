@@ -1,22 +1,26 @@
-"""What only the leader of a stream does: deliver, take acks, run timers.
+"""Delivery at the leader of a stream: deliver messages, take acks, run timers.
 
-Owns: the delivery engines of the stream's consumers, their timers, and the effects' way out.
-May not touch: replicated state; whatever must last is proposed as a command.
-It is born when this node has applied everything of earlier terms, and dies with its leadership.
-Spec: DESIGN section 7; JetStream sheet 5.6-5.9."""
+Owns: the delivery engines of the stream's consumers, their timers, and sending their effects.
+May not touch: replicated state; a change that must last is proposed as a command.
+It is created when this node has applied everything of earlier terms, and closed when leadership
+ends.
+Spec: NATS JetStream consumers (push, pull, acks, flow control)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from heapq import heappop, heappush
-from itertools import count, islice
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from broker.cluster.consumer_requests.forwarding import ForwardedAcks, ForwardedRequest
-from broker.cluster.replica.message_sender import Sender
+from broker.cluster.replica.delivery_deadlines import DeliveryDeadlines
+from broker.cluster.replica.message_sender import MessageSender, SendFrame
+from broker.cluster.replica.push_interest import PushInterest
 from broker.jetstream.api.subjects import parse_api_subject
+from broker.jetstream.commands.stream_commands import AnyCommand
 from broker.jetstream.config import AckPolicy
 from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.consumer.ack_subjects import parse_ack_subject
@@ -35,74 +39,119 @@ from broker.jetstream.delivery.replication import flush
 from broker.server.routing.fair_queue import TURN_S
 
 if TYPE_CHECKING:
-    from broker.cluster.replica.replica import Replica
+    from broker.accounts import Account
+    from broker.jetstream.stream.stream import Stream
+    from broker.server.routing.router import Router
 
 ACK_PREFIX = b"$JS.ACK."
 FLOW_PREFIX = b"$JS.FC."
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: %s\r\n\r\n"
-NEVER = 1 << 63
-EXPIRY_CHECK_MIN_NS = 250_000_000  # age timers run no faster
+EXPIRY_CHECK_MIN_NS = 250_000_000  # the age timer runs at most this often
+
+
+class LedStream(Protocol):
+    """The replica, as far as its leadership uses it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def account(self) -> Account: ...
+    @property
+    def stream(self) -> Stream: ...
+    def stamp(self) -> int: ...
+    def propose_all(self, proposed: Sequence[AnyCommand], confirms: Sequence[bytes]) -> None: ...
+
+
+class LeaderAdvisories(Protocol):
+    """Events of a led stream (observe/advisories.py)."""
+
+    def of_consumer(self, account: Account, stream: str, consumer: str, action: str) -> None: ...
+    def of_pause(self, account: Account, stream: str, consumer: Consumer) -> None: ...
+    def of_batch(self, account: Account, stream: str, batch: bytes, reason: str) -> None: ...
+    def of_delivery(
+        self, account: Account, stream: str, consumer: Consumer, facts: list[Advisory]
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryServices:
+    """What delivery uses of its node, the same for all streams."""
+
+    router: Router
+    send_frame: SendFrame
+    later: Callable[[Callable[[], None]], None]  # continue after other work of the loop
+    interest: PushInterest
+    advisories: LeaderAdvisories
+    domain: bytes
+    now_ns: Callable[[], int]
 
 
 class Leadership:
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
+    def __init__(self, replica: LedStream, services: DeliveryServices) -> None:
         self.stream = replica.stream
         self.engines: dict[str, Delivery] = {}
-        self.sender = Sender(replica.node.server.router, replica.node.mesh, replica.account)
-        self._listening: dict[Delivery, None] = {}  # somebody waits there for new messages
+        self.closed = False
+        self._replica = replica
+        self._account = replica.account
+        self._services = services
+        self._now_ns = services.now_ns
+        self._sender = MessageSender(
+            services.router, services.send_frame, replica.account, replica.name
+        )
+        self._listening: dict[Delivery, None] = {}  # engines with clients that wait for messages
         self._dirty: dict[Delivery, None] = {}
-        self._timers: list[tuple[int, int, Delivery]] = []
-        self._armed: dict[Delivery, int] = {}  # the earliest entry of each engine in _timers
-        self._serial = count()
+        self._deadlines: DeliveryDeadlines[Delivery] = DeliveryDeadlines()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self._expiry_at = 0  # when it rings
+        self._expiry_at = 0  # when it fires
         self._watched: dict[bytes, str] = {}  # deliver subject -> consumer
-        self.closed = False
         self.stream.leader_effects.start()
-        self._advising = replica.node.advising
         for consumer in self.stream.consumers.values():
             self._begin(consumer)
         self._arm_expiry()
 
     def close(self, line: str = LEADERSHIP_CHANGE) -> None:
-        """Leadership ended, or the stream (CONSUMER_DELETED): nobody waits here any more."""
+        """Leadership ended, or the stream was deleted (CONSUMER_DELETED): tell waiting clients."""
         self.closed = True
         self.stream.leader_effects.stop()
         for engine in self.engines.values():
             self._carry_out(engine, engine.close(line))
             if line == CONSUMER_DELETED:
-                self._advising.of_consumer(self.replica, engine.consumer.name, "delete")
+                self._advise_consumer(engine.consumer.name, "delete")
         self.engines.clear()
         for handle in (self._timer, self._expiry):
             if handle is not None:
                 handle.cancel()
         for subject in self._watched:
-            self.replica.node.unwatch(self.replica.account.name, subject, self)
+            self._services.interest.unwatch(self._account.name, subject, self)
 
-    # -- consumers come and go ------------------------------------------------------------------
+    # -- consumers are created and deleted ------------------------------------------------------
 
     def consumers_changed(self) -> None:
-        """Engines for the consumers there are, none for those that went."""
+        """Have exactly one engine per consumer of the stream."""
         consumers = self.stream.consumers
         for name, engine in list(self.engines.items()):
             if consumers.get(name) is not engine.consumer:
                 self._carry_out(engine, engine.close(CONSUMER_DELETED))
                 self._forget(name, engine)
                 if not is_internal(engine.consumer.config):
-                    self._advising.of_consumer(self.replica, name, "delete")
+                    self._advise_consumer(name, "delete")
         for name, consumer in consumers.items():
             if name not in self.engines:
                 engine = self._begin(consumer)
                 if not is_internal(consumer.config):
-                    self._advising.of_consumer(self.replica, name, "create")
+                    self._advise_consumer(name, "create")
                 if engine.consumer.config.pause_until:
-                    self._advising.of_pause(self.replica, engine.consumer)
+                    self._services.advisories.of_pause(
+                        self._account, self._replica.name, engine.consumer
+                    )
+
+    def _advise_consumer(self, name: str, action: str) -> None:
+        self._services.advisories.of_consumer(self._account, self._replica.name, name, action)
 
     def _begin(self, consumer: Consumer) -> Delivery:
-        engine = Delivery(consumer, now=self.replica.node.now_ns(), has_interest=self._has_interest)
+        engine = Delivery(consumer, now=self._now_ns(), has_interest=self._has_interest)
         self.engines[consumer.name] = engine
         if consumer.config.is_push:
             self._watch(engine)
@@ -110,7 +159,7 @@ class Leadership:
         return engine
 
     def consumer_changed(self, name: str) -> None:
-        """Updated, paused, resumed or reset."""
+        """The consumer was updated, paused, resumed or reset."""
         engine = self.engines.get(name)
         if engine is not None:
             if engine.consumer.config.is_push:
@@ -127,59 +176,60 @@ class Leadership:
         del self.engines[name]
         self._listening.pop(engine, None)
         self._dirty.pop(engine, None)
-        self._armed.pop(engine, None)
+        self._deadlines.forget(engine)
         for subject, owner in list(self._watched.items()):
             if owner == name:
                 del self._watched[subject]
-                self.replica.node.unwatch(self.replica.account.name, subject, self)
+                self._services.interest.unwatch(self._account.name, subject, self)
 
-    # -- what arrives ---------------------------------------------------------------------------
+    # -- requests of consumers' clients ---------------------------------------------------------
 
-    def errand(self, errand: ForwardedRequest) -> None:
-        """A pull, an ack or a flow control answer. What cannot be read is dropped."""
-        _, subject, reply, headers, payload = errand
-        now = self.replica.node.now_ns()
+    def take_request(self, request: ForwardedRequest) -> None:
+        """A pull, an ack or a flow control answer. One that cannot be parsed is dropped."""
+        _, subject, reply, headers, payload = request
         if subject.startswith(ACK_PREFIX):
-            parsed = parse_ack_subject(subject)
-            if parsed is None:
-                return
-            name = parsed[1].decode(errors="replace")
-            engine = self.engines.get(name)
-            known = self.replica.stream.consumers.get(name)
-            if engine is None and known is not None:
-                return  # we do not serve it yet, or any more
-            if (
-                engine is None or engine.consumer.config.ack_policy is AckPolicy.NONE
-            ):  # nobody listens
-                if reply:
-                    self.sender.status(
-                        reply, b"", NO_RESPONDERS % subject
-                    )  # nobody listens for acks
-                return
-            engine.ack(parsed, payload, reply, now)
+            engine = self._ack(subject, reply, payload)
         elif subject.startswith(FLOW_PREFIX):
             tokens = subject.split(b".")
             engine = self.engines.get(tokens[-2].decode(errors="replace"))
-            if engine is None:
-                return
-            engine.flow_control_reply(subject, headers)
+            if engine is not None:
+                engine.flow_control_reply(subject, headers)
         else:
-            request = parse_api_subject(subject, domain=self.replica.node.options.domain.encode())
-            engine = self.engines.get(request.consumer) if request is not None else None
+            parsed = parse_api_subject(subject, domain=self._services.domain)
+            engine = self.engines.get(parsed.consumer) if parsed is not None else None
             if engine is None:
-                self.sender.status(reply, b"", NO_RESPONDERS % subject)
-                return
-            engine.pull(payload, reply, now)
-            self._listening[engine] = None
-        self._wake(engine)
+                self._sender.status(reply, b"", NO_RESPONDERS % subject)
+            else:
+                engine.pull(payload, reply, self._now_ns())
+                self._listening[engine] = None
+        if engine is not None:
+            self._wake(engine)
 
-    def acks(self, errand: ForwardedAcks) -> None:
+    def _ack(self, subject: bytes, reply: bytes, payload: bytes) -> Delivery | None:
+        """The engine that took it."""
+        parsed = parse_ack_subject(subject)
+        if parsed is None:
+            return None
+        name = parsed[1].decode(errors="replace")
+        engine = self.engines.get(name)
+        if engine is None and name in self.stream.consumers:
+            return None  # not served yet, or not any more
+        if engine is None or engine.consumer.config.ack_policy is AckPolicy.NONE:
+            if reply:  # nothing listens for acks of this consumer
+                self._sender.status(reply, b"", NO_RESPONDERS % subject)
+            return None
+        engine.ack(parsed, payload, reply, self._now_ns())
+        return engine
+
+    def take_acks(self, acks: ForwardedAcks) -> None:
         """Plain acks of one consumer, many at once."""
-        _, name, stream_seqs, consumer_seqs = errand
+        _, name, stream_seqs, consumer_seqs = acks
         engine = self.engines.get(name.decode(errors="replace"))
         if engine is not None:
             engine.ack_many(stream_seqs, consumer_seqs)
             self._wake(engine)
+
+    # -- applied entries ------------------------------------------------------------------------
 
     def applied(self, *, stored: bool, consumers: list[str]) -> None:
         """Entries were applied: new messages, or changed consumers, or neither."""
@@ -192,20 +242,20 @@ class Leadership:
             if self.stream.leader_effects.republished:
                 self._republish()
             if self.stream.leader_effects.abandoned:
-                self._tell_given_up()
+                self._advise_abandoned()
 
     def _republish(self) -> None:
-        """What was stored goes out again, at most once: it is not kept for anybody."""
-        router, account = self.replica.node.server.router, self.replica.account
+        """Publish stored messages again, at most once: no copy is kept for a retry."""
+        router, account = self._services.router, self._account
         for message in self.stream.leader_effects.take_republished():
             router.publish(account, message.subject, b"", message.headers, message.data)
 
-    def _tell_given_up(self) -> None:
+    def _advise_abandoned(self) -> None:
         for batch, reason in self.stream.leader_effects.take_abandoned():
-            self._advising.of_batch(self.replica, batch, reason)
+            self._services.advisories.of_batch(self._account, self._replica.name, batch, reason)
 
     def reconfigured(self) -> None:
-        """A new max_age may take effect before the next message comes."""
+        """A new max_age may take effect before the next message is stored."""
         self._arm_expiry()
 
     def _messages_stored(self) -> None:
@@ -220,6 +270,8 @@ class Leadership:
         if self._expiry is None or timed:
             self._arm_expiry()
 
+    # -- interest in deliver subjects -----------------------------------------------------------
+
     def interest_changed(self, subject: bytes) -> None:
         engine = self.engines.get(self._watched.get(subject, ""))
         if engine is not None:
@@ -227,39 +279,30 @@ class Leadership:
             self._wake(engine)
 
     def _watch(self, engine: Delivery) -> None:
-        """Follow who subscribes to a push consumer's deliver subject."""
+        """Follow the subscriptions to a push consumer's deliver subject."""
         subject = engine.consumer.config.deliver_subject.encode()
+        interest, account = self._services.interest, self._account.name
         for old, owner in list(self._watched.items()):
             if owner == engine.consumer.name and old != subject:
                 del self._watched[old]
-                self.replica.node.unwatch(self.replica.account.name, old, self)
+                interest.unwatch(account, old, self)
         self._watched[subject] = engine.consumer.name
-        self.replica.node.watch(self.replica.account.name, subject, self)
+        interest.watch(account, subject, self)
         self._bind(engine)
 
     def _bind(self, engine: Delivery) -> None:
         config = engine.consumer.config
-        bound = self._is_bound(config.deliver_subject.encode(), config.deliver_group.encode())
-        engine.set_interest(bound=bound, now=self.replica.node.now_ns())
+        bound = self._services.interest.is_bound(
+            self._account, config.deliver_subject.encode(), config.deliver_group.encode()
+        )
+        engine.set_interest(bound=bound, now=self._now_ns())
         if bound:
             self._listening[engine] = None
 
-    def _is_bound(self, subject: bytes, group: bytes) -> bool:
-        """Only subscriptions to exactly this subject, and in exactly this group, count."""
-        account = self.replica.account
-        if self.replica.node.mesh.interest.exact_at_peer(account, subject, queue=group):
-            return True
-        match = account.subs.match(subject)
-        if not group:
-            return any(sub.subject == subject for sub in match.plain)
-        return any(
-            sub.queue == group and sub.subject == subject for pool in match.queues for sub in pool
-        )
-
     def _has_interest(self, subject: bytes) -> bool:
-        return bool(self.replica.account.subs.match(subject))
+        return bool(self._account.subs.match(subject))
 
-    # -- what goes out --------------------------------------------------------------------------
+    # -- effects --------------------------------------------------------------------------------
 
     def _wake(self, engine: Delivery) -> None:
         self._dirty[engine] = None
@@ -268,26 +311,23 @@ class Leadership:
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        """One turn: pump the engines that have something to do, then propose what must last."""
+        """One turn: pump the engines that have work, then propose what must last."""
         if self.closed:
             return
-        now = self.replica.node.now_ns()
+        now = self._now_ns()
         pumped = self._pump(now)
         self._scheduled = bool(self._dirty)
         if self._scheduled:
-            self.replica.node.server.turns.wait(self._run)
+            self._services.later(self._run)
         proposal = flush(pumped, now)
         if proposal is not None:
-            self.replica.propose_all(proposal.commands, proposal.confirms)
+            self._replica.propose_all(proposal.commands, proposal.confirms)
         for engine in pumped:
-            at = engine.next_deadline()
-            if at is not None and at < self._armed.get(engine, NEVER):
-                self._armed[engine] = at
-                heappush(self._timers, (at, next(self._serial), engine))
+            self._deadlines.update(engine)
         self._arm()
 
     def _pump(self, now: int) -> list[Delivery]:
-        """Those that the turn had time for; the others are the first of the next one."""
+        """The engines pumped within the time slice; the others come first in the next turn."""
         deadline = perf_counter() + TURN_S
         dirty, self._dirty = self._dirty, {}
         pumped: list[Delivery] = []
@@ -303,51 +343,49 @@ class Leadership:
         return pumped
 
     def _carry_out(self, engine: Delivery, effects: Iterable[Effect]) -> None:
-        advised: list[Advisory] = []
+        facts: list[Advisory] = []
         for effect in effects:
             match effect:
                 case Deliver():
-                    self.sender.deliver(effect, engine.consumer)
+                    self._sender.deliver(effect, engine.consumer.name)
                 case StatusMessage():
-                    self.sender.status(effect.to, effect.reply, effect.header)
+                    self._sender.status(effect.to, effect.reply, effect.header)
                 case Confirm():
-                    self.sender.status(effect.reply, b"", b"")
+                    self._sender.status(effect.reply, b"", b"")
                 case Propose():
-                    self.replica.propose_all([effect.command], [])
+                    self._replica.propose_all([effect.command], [])
                 case Advisory():
-                    advised.append(effect)
-        if advised:
-            self._advising.of_delivery(self.replica, engine.consumer, advised)
+                    facts.append(effect)
+        if facts:
+            self._services.advisories.of_delivery(
+                self._account, self._replica.name, engine.consumer, facts
+            )
 
     def confirm(self, replies: Iterable[bytes]) -> None:
+        """Answer double acks."""
         for reply in replies:
-            self.sender.status(reply, b"", b"")
+            self._sender.status(reply, b"", b"")
 
     # -- timers ---------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        while self._timers and self._timers[0][2].consumer.name not in self.engines:
-            heappop(self._timers)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._timers:
-            delay = max(self._timers[0][0] - self.replica.node.now_ns(), 0) / 1e9
+        at = self._deadlines.earliest()
+        if at is not None:
+            delay = max(at - self._now_ns(), 0) / 1e9
             self._timer = asyncio.get_running_loop().call_later(delay, self._due)
 
     def _due(self) -> None:
         self._timer = None
-        now = self.replica.node.now_ns()
-        while self._timers and self._timers[0][0] <= now:
-            engine = heappop(self._timers)[2]
-            self._armed.pop(engine, None)
-            if self.engines.get(engine.consumer.name) is engine:
-                self._wake(engine)
+        for engine in self._deadlines.due(self._now_ns()):
+            self._wake(engine)
         if not self._scheduled:
             self._arm()
 
     def _arm_expiry(self) -> None:
-        now = self.replica.node.now_ns()
+        now = self._now_ns()
         at = self.stream.next_expiry(now)
         if at is None:
             return
@@ -362,5 +400,5 @@ class Leadership:
     def _expire(self) -> None:
         self._expiry = None
         if not self.closed:
-            self.replica.propose_all(self.stream.due_commands(self.replica.stamp()), [])
+            self._replica.propose_all(self.stream.due_commands(self._replica.stamp()), [])
             self._arm_expiry()

@@ -1,44 +1,47 @@
-"""A stream's messages on their way to subscribers, here or on other nodes.
+"""Sending a stream's messages to subscribers, on this node or on others.
 
 Owns: encoding in bulk for the common case (one local subscriber), one frame per peer otherwise.
-May not touch: which messages; the delivery engine has chosen them.
-Spec: JetStream sheet 5.6: the message shows its own subject and carries an ack reply, while it is
-matched by the subject it is delivered to."""
+May not touch: the choice of messages, which the delivery engine has made.
+Spec: NATS JetStream consumers: a message shows its own subject and an ack reply, while it is
+routed by the subject it is delivered to."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from broker.cluster.peers.channels import CHANNEL_DELIVER
 from broker.cluster.peers.interest import DeliverFrame
 from broker.cluster.peers.peer_sink import PeerSink, encode_frame
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.effects import Deliver
 from broker.store.block.block import encode_deliveries
 from broker.subjects import SinkKind, Subscription
 from broker.wire import headers as wire_headers
+from raft import NodeId
 
 if TYPE_CHECKING:
     from broker.accounts import Account
-    from broker.cluster.peers.mesh import Mesh
     from broker.server.client.client_sink import ClientSink
     from broker.server.routing.router import Router
 
+SendFrame = Callable[[NodeId, int, bytes], bool]
 Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
 
 
-class Sender:
-    def __init__(self, router: Router, mesh: Mesh, account: Account) -> None:
-        self._router = router
-        self._mesh = mesh
-        self._account = account
+class MessageSender:
+    """Of one led stream."""
 
-    def deliver(self, effect: Deliver, consumer: Consumer) -> None:
-        prefix = b"$JS.ACK.%b.%b" % (
-            consumer.stream.config.name.encode(),
-            consumer.name.encode(),
-        )
+    def __init__(
+        self, router: Router, send_frame: SendFrame, account: Account, stream: str
+    ) -> None:
+        self._router = router
+        self._send_frame = send_frame
+        self._account = account
+        self._ack_prefix = b"$JS.ACK.%b." % stream.encode()
+
+    def deliver(self, effect: Deliver, consumer: str) -> None:
+        prefix = self._ack_prefix + consumer.encode()
         target = self._router.bulk(self._account, effect.to)
         if target is not None and not effect.headers_only and not effect.pin_id:
             sink = cast("ClientSink", target.sink)
@@ -58,8 +61,8 @@ class Sender:
 
     def _send(self, to: bytes, messages: list[Message]) -> None:
         match = self._account.subs.match(to)
-        # What goes to a peer crosses once: for its plain subscriptions, and for the queue groups
-        # whose member was chosen there.
+        # One frame per peer: for its plain subscriptions, and for the queue groups whose member
+        # was chosen there.
         peers: dict[PeerSink, tuple[list[bool], list[bytes]]] = {}
         targets: list[Subscription] = [*match.plain]
         targets.extend(random.choice(pool) for pool in match.queues)
@@ -75,7 +78,7 @@ class Sender:
                     sub.sink.deliver(sub, *message)
         for sink, (plain, queues) in peers.items():
             frame = DeliverFrame(self._account.name, to, bool(plain), queues, messages)
-            self._mesh.send(sink.peer, CHANNEL_DELIVER, encode_frame(frame))
+            self._send_frame(sink.peer, CHANNEL_DELIVER, encode_frame(frame))
 
 
 def _payload_bytes(effect: Deliver) -> int:

@@ -1,10 +1,11 @@
-"""The way of a Raft group from the members it has to those it shall have, step by step.
+"""Reconfiguration of a stream's Raft group: the next step from the members it has to those it
+should have.
 
-Owns: what the leader of a stream does next, as a pure function of the assignment and of the
-members as the leader sees them. No step is remembered, so that after any crash the next leader
-goes on from where the group is.
-May not touch: sockets, clocks, Raft itself (membership.py takes the steps).
-Spec: docs/decisions/0010-reconfiguration-of-replicas.md; Raft section 6."""
+Owns: the decision what the leader does next, as a pure function of the assignment and of the
+group as the leader sees it. No step is remembered: after any crash the next leader continues from
+the state the group is in.
+May not touch: sockets, clocks, Raft itself (member_changes.py takes the steps).
+Spec: docs/decisions/0010-reconfiguration-of-replicas.md; Raft paper, section 6."""
 
 from __future__ import annotations
 
@@ -16,20 +17,20 @@ from broker.cluster.meta.assignments import Assignment
 from raft import NodeId
 from raft.core.ready import CoreStatus
 
-LEVEL_WITHIN: Final = 64  # entries: under load nobody is level for longer than a moment
+CAUGHT_UP_WITHIN: Final = 64  # entries: under load no peer has the very last entry for long
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Something is under way, or somebody has to catch up first."""
+    """A change is in progress, or a peer has to catch up first."""
 
     why: str
-    kind: str = "membership"  # as clients are told
+    kind: str = "membership"  # as stream info shows it
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The group shall have these members."""
+    """Propose these members to the group."""
 
     voters: tuple[NodeId, ...]
     learners: tuple[NodeId, ...] = ()
@@ -37,17 +38,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The meta group shall know who has a vote, or is about to."""
+    """Record in the meta group which nodes vote, or are about to."""
 
     members: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class HandOverTo:
+    """Transfer leadership to this member."""
+
     to: NodeId
 
 
-Step = Wait | Change | Record | HandOver
+Step = Wait | Change | Record | HandOverTo
 
 
 def next_step(
@@ -57,8 +60,8 @@ def next_step(
     connected: Callable[[NodeId], bool],
     recorded: bool,
 ) -> Step | None:
-    """What the leader does next; None when the group is as it shall be. `recorded`: what the
-    assignment says is on this node's disk, and would be known after a restart."""
+    """What the leader does next; None when the group is as wanted. `recorded`: the assignment is
+    on this node's disk and would be known after a restart."""
     target = tuple(NodeId(peer) for peer in assignment.peers)
     members = {NodeId(member) for member in assignment.members}
     if status.outgoing or status.members_index > status.commit:
@@ -67,16 +70,16 @@ def next_step(
         return Wait("waiting for another peer to take over")
     if set(status.voters) == set(target) and not status.learners:
         return Record(target) if members != set(target) else None
-    level = _level(status, connected)
-    heirs = [node for node in target if node in status.voters and node in level]
-    if status.node not in target and heirs:
-        return HandOver(heirs[0])
+    caught_up = _caught_up(status, connected)
+    successors = [node for node in target if node in status.voters and node in caught_up]
+    if status.node not in target and successors:
+        return HandOverTo(successors[0])
     new = tuple(node for node in target if node not in status.voters)
     if not recorded:
         return Wait("waiting for the assignment to be on disk", "meta")
     if not set(new) <= set(status.learners):
         return Change(status.voters, new)
-    if not set(new) <= level:
+    if not set(new) <= caught_up:
         return Wait("waiting for peer to catch up before adding it", "catchup")
     everyone = tuple(dict.fromkeys((*status.voters, *target)))
     if not set(everyone) <= members:
@@ -84,13 +87,13 @@ def next_step(
     return Change(target)
 
 
-def _level(status: CoreStatus, connected: Callable[[NodeId], bool]) -> set[NodeId]:
-    """Who could take part in a decision at once."""
-    level = {
+def _caught_up(status: CoreStatus, connected: Callable[[NodeId], bool]) -> set[NodeId]:
+    """The members that could take part in a decision at once."""
+    caught_up = {
         peer.node
         for peer in status.peers
         if peer.state == "replicate"
-        and peer.match + LEVEL_WITHIN >= status.last_index
+        and peer.match + CAUGHT_UP_WITHIN >= status.last_index
         and connected(peer.node)
     }
-    return level | {status.node}
+    return caught_up | {status.node}

@@ -1,26 +1,28 @@
-"""One stream's Raft group on this node.
+"""One stream's Raft group on this node: the Raft state machine around a replicated Stream.
 
-Owns: the replicated Stream, its checkpoints, and, while this node leads, what only a leader does.
+Owns: the Stream, its checkpoints, the proposals of this node, and, while this node leads, the
+Leadership.
 May not touch: how commands change the stream (broker.jetstream), other groups.
 Promises: an answer to a publish or a command leaves only when its entry is applied, that is after
 a majority has it on disk.
-Spec: DESIGN sections 4, 5, 7."""
+A publish takes a straight line: publish() -> Host.propose -> apply() -> services.answer.
+Spec: docs/ARCHITECTURE.md, "Invariants"."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from struct import Struct as Packing
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from msgspec.structs import replace
-
+from broker.accounts import Account
+from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.proposals import Proposals
-from broker.cluster.publish.publish_batch import STALE_SESSION, BatchAnswer
-from broker.cluster.replica.leadership import Leadership
-from broker.jetstream.api.responses import PubAck, encode_pub_ack, encode_pub_error
+from broker.cluster.publish.publish_answers import publish_answer
+from broker.cluster.publish.publish_batch import BatchAnswer
+from broker.cluster.replica.checkpoints import Checkpoints
+from broker.cluster.replica.leadership import DeliveryServices, Leadership
 from broker.jetstream.commands import stream_commands as commands
 from broker.jetstream.commands.publish_entry import NO_MARKS, noted_prefix, publish_prefix
 from broker.jetstream.commands.stream_commands import (
@@ -30,27 +32,18 @@ from broker.jetstream.commands.stream_commands import (
     UpdateConfig,
 )
 from broker.jetstream.config import Storage
+from broker.jetstream.config.consumer_update import is_internal
+from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED
-from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.sessions import (
-    Duplicate,
-    FastBatchReply,
-    OutOfOrder,
-    PublishResult,
-    RowAnswer,
-    Staged,
-)
 from broker.jetstream.stream.stream import Stream
 from broker.store.memory_db import MemoryDb
-from broker.store.state_keys import POSITION, StateBatch, StateKeeper, key, wipe
+from broker.store.segments import BlockCache
+from broker.store.state_keys import StateKeeper
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
-
-if TYPE_CHECKING:
-    from broker.cluster.node import JetStreamNode
+from raft.host.host import Host
 
 logger = logging.getLogger("jetraft.cluster")
 
-_POSITION = Packing("<QQ")  # index, term
 CAMPAIGNS_MAX = 8
 CAMPAIGN_EVERY_S = 0.025
 
@@ -70,55 +63,85 @@ _STORING_KINDS = frozenset(  # besides publishes
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaServices:
+    """What a replica uses of its node, the same for all replicas. Wired in assembly.py."""
+
+    node: NodeId
+    host: Host
+    usage: Usage
+    delivery: DeliveryServices
+    state_db: StateKeeper  # of streams in files
+    block_cache: BlockCache  # decoded blocks of all streams
+    relaxed: bool  # flushes of the log are put off (sync_interval)
+    domain: str
+    now_ns: Callable[[], int]
+    account: Callable[[str], Account]
+    connected: Callable[[NodeId], bool]
+    answer: Callable[[NodeId, BatchAnswer], None]  # of a publish, to the node it came from
+    on_leader: Callable[[int, Term, NodeId], None]  # another node leads the group
+    on_leadership: Callable[[Replica, bool], None]  # this node serves it from now on, or stopped
+    on_reconfigured: Callable[[Replica], None]  # while this node leads
+    on_erased: Callable[[GroupId, Index], None]  # a message was overwritten at this index
+    on_checkpoint: Callable[[int], None]  # so many bytes of state were written
+
+
 class Replica:
     """Implements raft.StateMachine."""
 
     def __init__(
         self,
-        node: JetStreamNode,
+        services: ReplicaServices,
         assignment: Assignment,
         stream: Stream,
         state: StateKeeper,
         voters: Sequence[NodeId],
     ) -> None:
-        self.node = node
         self.assignment = assignment
         self.stream = stream
-        self._state = state
-        self._in_memory = assignment.config.storage is Storage.MEMORY  # never changes
+        self.storage = assignment.config.storage  # never changes
         self.group = GroupId(assignment.group)
-        self._begun_with = list(voters)
-        self.account = node.server.account(assignment.account)
+        self.account = services.account(assignment.account)
         self.leading: Leadership | None = None
         self.leader_since_ns = 0
         self.term = Term(0)
-        self.dirty = False  # applied something that is not checkpointed
+        self._services = services
+        self._host = services.host
+        self._in_memory = self.storage is Storage.MEMORY
+        self._voters_at_open = list(voters)
         self._won: Term | None = None  # leader of this term, but its first entry is not applied
-        self._waiting = Proposals()
-        self._flushed = Index(stream.applied)
-        self._applied_term = Term(0)
-        # Flushes of the log are put off: the state may be on disk before its entries are.
-        self._relaxed = node.options.flush_interval_s is not None and not self._in_memory
+        self._proposals = Proposals()
         self._last_stamp_ns = 0
-        self._turn: asyncio.Handle | None = None  # of the work towards a checkpoint
+        self._relaxed = services.relaxed and not self._in_memory
+        self.checkpoints = Checkpoints(
+            stream,
+            state,
+            self.group,
+            in_memory=self._in_memory,
+            relaxed=self._relaxed,
+            on_written=services.on_checkpoint,
+            on_failure=self._failed,
+        )
 
     @classmethod
-    def open(cls, node: JetStreamNode, assignment: Assignment, voters: Sequence[NodeId]) -> Replica:
-        """Load what an earlier run left of the stream, or begin it; then join the group. A stream
-        in memory begins anew with every run and fetches from its peers what they still have.
-        `voters` are those the group has where the log here begins."""
+    def open(
+        cls, services: ReplicaServices, assignment: Assignment, voters: Sequence[NodeId]
+    ) -> Replica:
+        """Load what an earlier run left of the stream, or create it; then join the group. A stream
+        in memory starts empty in every run and fetches what its peers still have. `voters` are
+        those of the group at the beginning of the local log."""
         in_memory = assignment.config.storage is Storage.MEMORY
-        state: StateKeeper = MemoryDb() if in_memory else node.state_db
+        state: StateKeeper = MemoryDb() if in_memory else services.state_db
         stream = Stream.open(
-            assignment.begun_as,
+            assignment.initial_config,
             created_ns=assignment.created_ns,
             files=state.files(assignment.group),
-            cache=node.block_cache,
+            cache=services.block_cache,
         )
-        replica = cls(node, assignment, stream, state, voters)
-        node.tenancy.usage.changed(replica)
-        term = replica._noted_term()
-        node.host.add_group(
+        replica = cls(services, assignment, stream, state, voters)
+        services.usage.changed(replica)
+        term = replica.checkpoints.loaded_term()
+        services.host.add_group(
             replica.group,
             voters=voters,
             machine=replica,
@@ -127,22 +150,27 @@ class Replica:
             relaxed=replica._relaxed,
             applied_term=term,
         )
-        if voters[0] == node.node and not stream.applied:
-            replica.stand_for_election()
+        if voters[0] == services.node and not stream.applied:
+            replica.campaign()
         return replica
 
-    def stand_for_election(self, attempt: int = 0) -> None:
-        """A new stream does not wait for a timeout. The other members may hear of it a moment
-        later than we do, so the first attempts may meet nobody."""
-        if self.group in self.node.host.groups() and self.node.host.leader(self.group) is None:
-            self.node.host.campaign(self.group)
+    def campaign(self, attempt: int = 0) -> None:
+        """Do not wait for an election timeout when the stream is new. The other members may open
+        their replica a moment later than this node, so the first attempts may find no voter."""
+        if self.group in self._host.groups() and self._host.leader(self.group) is None:
+            self._host.campaign(self.group)
             if attempt < CAMPAIGNS_MAX:
                 loop = asyncio.get_running_loop()
-                loop.call_later(CAMPAIGN_EVERY_S, self.stand_for_election, attempt + 1)
+                loop.call_later(CAMPAIGN_EVERY_S, self.campaign, attempt + 1)
 
     @property
     def name(self) -> str:
         return self.assignment.name
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this node leads the group and serves it."""
+        return self.leading is not None
 
     @property
     def elected(self) -> bool:
@@ -151,16 +179,29 @@ class Replica:
 
     @property
     def reads_are_current(self) -> bool:
-        """While we lead: nobody else can have stored anything that is not here."""
-        return self.node.host.reads_are_current(self.group)
+        """While this node leads: no other node can have stored anything that is not here."""
+        return self._host.reads_are_current(self.group)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.stream.store.bytes
+
+    @property
+    def consumer_count(self) -> int:
+        """Without those that mirrors and sources create."""
+        return sum(not is_internal(c.config) for c in self.stream.consumers.values())
+
+    def consumers(self) -> list[Consumer]:
+        return [c for c in self.stream.consumers.values() if isinstance(c, Consumer)]
 
     def could_serve(self, consumer: str) -> bool:
-        """False only when we lead and know that there is no such consumer."""
+        """False only when this node leads and knows that there is no such consumer."""
         return self.leading is None or consumer in self.stream.consumers
 
     def stamp(self) -> int:
         """The time of a command: wall time that never goes back within the stream."""
-        self._last_stamp_ns = max(self.node.now_ns(), self._last_stamp_ns, self.stream.last_time)
+        now_ns = self._services.now_ns()
+        self._last_stamp_ns = max(now_ns, self._last_stamp_ns, self.stream.last_time)
         return self._last_stamp_ns
 
     # -- proposing, on the leader ---------------------------------------------------------------
@@ -170,10 +211,10 @@ class Replica:
     ) -> None:
         """Propose a batch. Without leadership it is dropped: its origin sends it again.
 
-        `marks` says which rows are of fast batches (jetstream/notes.py)."""
+        `marks` says which rows belong to fast batches (jetstream/commands/publish_entry.py)."""
         if self.leading is None:
             return
-        bounds = self.node.tenancy.usage.bounds(self)
+        bounds = self._services.usage.bounds(self)
         named = {"origin": origin, "session": session, "batch_no": number}
         if bounds is None and not marks:
             data = publish_prefix(time_ns=self.stamp(), **named) + block
@@ -181,40 +222,41 @@ class Replica:
             prefix = noted_prefix(time_ns=self.stamp(), bounds=bounds, **named)
             data = b"".join((prefix, marks or NO_MARKS, block))
         try:
-            self.node.host.propose(self.group, data)
+            self._host.propose(self.group, data)
         except RaftError:
             return
 
     async def propose(self, command: AnyCommand) -> object:
         """The result of the applied command. Raises RaftError or LostLeadership."""
-        term, index = self.node.host.propose(self.group, commands.encode(command))
-        return await self._waiting.add(term, index)
+        term, index = self._host.propose(self.group, commands.encode(command))
+        return await self._proposals.add(term, index)
 
     def propose_raw(self, data: bytes) -> asyncio.Future[object]:
         """As propose, for an entry that is encoded already."""
-        term, index = self.node.host.propose(self.group, data)
-        return self._waiting.add(term, index)
+        term, index = self._host.propose(self.group, data)
+        return self._proposals.add(term, index)
 
     def propose_all(self, proposed: Sequence[AnyCommand], confirms: Sequence[bytes]) -> None:
-        """Commands nobody waits for, but for the double acks to confirm after the last."""
+        """Commands whose results are not awaited. The double acks in `confirms` are answered when
+        the last command is applied."""
         try:
             for command in proposed:
-                term, index = self.node.host.propose(self.group, commands.encode(command))
+                term, index = self._host.propose(self.group, commands.encode(command))
         except RaftError:
-            # Not confirmed: the client asks again, the message is delivered again. The engines
-            # think it is told, so they begin anew from what the replicas know.
+            # Not confirmed: the client repeats its ack, the message is delivered again. The
+            # engines assume the commands were proposed, so they restart from applied state.
             if self.leading is not None:
                 asyncio.get_running_loop().call_soon(self._restart_leading, self.leading)
             return
         if proposed and confirms:
-            self._waiting.add(term, index).add_done_callback(
+            self._proposals.add(term, index).add_done_callback(
                 lambda done: self._confirm(done, confirms)
             )
 
     def _restart_leading(self, lost: Leadership) -> None:
         if self.leading is lost:
             lost.close()
-            self.leading = Leadership(self)
+            self.leading = Leadership(self, self._services.delivery)
 
     def _confirm(self, done: asyncio.Future[object], confirms: Sequence[bytes]) -> None:
         if not done.cancelled() and done.exception() is None and self.leading is not None:
@@ -233,7 +275,11 @@ class Replica:
             kind = entry.data[0]
             if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
                 stored = True
-                self._answer_publish(result)
+                if self.leading is not None or self._won is not None:
+                    origin, answer = publish_answer(
+                        result, group=self.group, stream=self.name, domain=self._services.domain
+                    )
+                    self._services.answer(origin, answer)
                 continue
             stored = stored or kind in _STORING_KINDS
             if kind in _CONSUMER_KINDS:
@@ -242,27 +288,24 @@ class Replica:
                 self._reconfigured()
             elif kind == CommandKind.DELETE_MESSAGE:
                 self._deleted(commands.decode(entry.data))
-            self._waiting.applied(entry.term, entry.index, result)
-        self._waiting.passed(entries[-1].index)
-        self._applied_term = entries[-1].term
-        self.dirty = True
-        self.node.tenancy.usage.changed(self)
-        if self._won is not None and entries and entries[-1].term == self._won:
+            self._proposals.applied(entry.term, entry.index, result)
+        self._proposals.passed(entries[-1].index)
+        self._services.usage.changed(self)
+        if self._won is not None and entries[-1].term == self._won:
             self._begin_leading()
         elif self.leading is not None:
             self.leading.applied(stored=stored, consumers=changed_consumers)
-        self._checkpoint_soon()
+        self.checkpoints.applied(entries[-1].term)
 
     def _reconfigured(self) -> None:
         if self.leading is not None:
             self.leading.reconfigured()
-            for callback in self.node.on_reconfigured:
-                callback(self)
+            self._services.on_reconfigured(self)
 
     def _deleted(self, command: AnyCommand) -> None:
         erased = isinstance(command, DeleteMessage) and not command.no_erase
         if erased and not self._in_memory:
-            self.node.flushing.erased(self)
+            self._services.on_erased(self.group, Index(self.stream.applied))
 
     def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None:
         self.term = term
@@ -272,84 +315,30 @@ class Replica:
         self._won = None
         if self.leading is not None:
             logger.info("stream %s: no longer the leader (term %s)", self.name, term)
-            self.leading.close()
-            self.leading = None
-            self._tell_leading(leads=False)
+            self._end_leading()
         if leader is not None:
-            self.node.note_leader(self.group, term, leader)
+            self._services.on_leader(self.group, term, leader)
 
     def snapshot(self) -> tuple[Index, Iterable[bytes]]:
         return Index(self.stream.applied), self.stream.snapshot()
 
     def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
-        """Another replica's state in place of ours; the host flushes it before it goes on."""
-        self._wipe()
-        self._waiting.cancel()  # the snapshot may hold what they wait for, or not
+        """Replace the state by that of another replica."""
+        self.checkpoints.wipe()
+        self._proposals.cancel()  # whether the snapshot includes their entries is unknown
         self.stream.restore(chunks)
-        self._applied_term = meta.term
-        self.node.tenancy.usage.changed(self)
-        self.checkpoint()
-        self._flushed = meta.index
+        self._services.usage.changed(self)
+        self.checkpoints.restored(meta)
         logger.info("stream %s: took over a snapshot at index %s", self.name, meta.index)
 
     def durable_index(self) -> Index:
-        """In memory there is nothing to wait for: state and log are lost together."""
-        return Index(self.stream.applied) if self._in_memory else self._flushed
+        return self.checkpoints.durable_index()
 
-    # -- checkpoints ----------------------------------------------------------------------------
-
-    def _checkpoint_soon(self) -> None:
-        if self.stream.overdue():
-            self.checkpoint()
-        elif self._turn is None and self.stream.needs_checkpoint():
-            self._next_turn()
-
-    def _next_turn(self) -> None:
-        self._turn = asyncio.get_running_loop().call_soon(self._work_ahead)
-
-    def _work_ahead(self) -> None:
-        """Towards the next checkpoint, a part in each turn of the loop, and the checkpoint last."""
-        self._turn = None
-        try:
-            if not self.stream.work_ahead():
-                if not self.stream.needs_checkpoint():
-                    return
-                self.checkpoint()
-        except Exception as error:  # noqa: BLE001 - ends this group, loudly
-            held = self.node.host.held(self.group)
-            if held is not None:
-                self.node.host.group_failed(held, error)
-            return
-        self._next_turn()
-
-    def checkpoint(self) -> Index:
-        """Write the applied state (not durable before a flush); the index it stands for."""
-        written = self._state.change(self._checkpoint)
-        if not self._in_memory:
-            self.node.flushing.written(written)
-        self.dirty = False
-        return Index(self.stream.applied)
-
-    def _checkpoint(self, batch: StateBatch) -> int:
-        written = self.stream.checkpoint(batch)
-        if self._relaxed:
-            position = _POSITION.pack(self.stream.applied, self._applied_term)
-            batch.put(key(self.group, POSITION, 0), position)
-        return written
-
-    def _noted_term(self) -> Term | None:
-        """That of the loaded state, when it was written while flushes of the log were put off."""
-        raw = self._state.files(self.group).get(POSITION, 0)
-        if raw is None:
-            return None
-        index, term = _POSITION.unpack(raw)
-        if index != self.stream.applied:
-            return None
-        self._applied_term = Term(term)
-        return self._applied_term
-
-    def flushed(self, index: Index) -> None:
-        self._flushed = max(self._flushed, index)
+    def _failed(self, error: Exception) -> None:
+        """A checkpoint could not be prepared or written: stop this group, loudly."""
+        held = self._host.held(self.group)
+        if held is not None:
+            self._host.group_failed(held, error)
 
     # -- leadership -----------------------------------------------------------------------------
 
@@ -357,64 +346,46 @@ class Replica:
         """Everything of earlier terms is applied: this node may serve the stream now."""
         assert self._won is not None
         self._won = None
-        self.leader_since_ns = self.node.now_ns()
-        self.leading = Leadership(self)
+        self.leader_since_ns = self._services.now_ns()
+        self.leading = Leadership(self, self._services.delivery)
         logger.info("stream %s: leader (term %s)", self.name, self.term)
-        self.node.leads(self.group, self.term)
+        self._services.on_leadership(self, True)  # noqa: FBT003
         if self.stream.config != self.assignment.config:
-            # The update was assigned, but its leader died before this group heard of it.
+            # The update was assigned, but the leader of then died before it was in this log.
             self.propose_all([UpdateConfig(self.stamp(), self.assignment.config)], [])
-        self._tell_leading(leads=True)
 
-    def _tell_leading(self, *, leads: bool) -> None:
-        for callback in self.node.on_replica_leads:
-            callback(self, leads)
+    def _end_leading(self, line: str | None = None) -> None:
+        if self.leading is None:
+            return
+        if line is None:
+            self.leading.close()
+        else:
+            self.leading.close(line)
+        self.leading = None
+        self._services.on_leadership(self, False)  # noqa: FBT003
 
-    def heirs(self) -> list[NodeId]:
-        """The other voters that are there."""
-        voters = self.node.host.status(self.group).core.voters
-        return [v for v in voters if v != self.node.node and self.node.mesh.connected(v)]
+    def other_voters(self) -> list[NodeId]:
+        voters = self._host.status(self.group).core.voters
+        return [voter for voter in voters if voter != self._services.node]
 
-    def waits_in_vain(self, assignment: Assignment) -> bool:
-        """A stream in memory was opened after a restart with members that it had before: it has
-        nothing, and those it asks for what it lost may have left."""
-        status = self.node.host.status(self.group).core
-        stale = self._in_memory and self._begun_with != assignment.members
+    def successors(self) -> list[NodeId]:
+        """The other voters that are connected."""
+        return [voter for voter in self.other_voters() if self._services.connected(voter)]
+
+    def transfer(self, to: NodeId) -> None:
+        """Hand leadership over to another voter."""
+        self._host.transfer(self.group, to)
+
+    async def read_barrier(self) -> None:
+        """Wait until this node has applied all that was committed before. Raises RaftError."""
+        await self._host.read_barrier(self.group)
+
+    def is_stranded(self, assignment: Assignment) -> bool:
+        """Whether a stream in memory was reopened empty with outdated members: the nodes it would
+        fetch its data from may have left the group."""
+        status = self._host.status(self.group).core
+        stale = self._in_memory and self._voters_at_open != assignment.members
         return stale and status.recovering and not status.last_index
-
-    def _answer_publish(self, result: object) -> None:
-        if self.leading is None and self._won is None:
-            return
-        if isinstance(result, OutOfOrder):
-            answer = BatchAnswer(
-                self.group,
-                result.session,
-                result.batch_no,
-                0,
-                [],
-                expected=result.expected or STALE_SESSION,
-            )
-            self.node.answers.send(NodeId(result.origin), answer)
-            return
-        assert isinstance(result, PublishResult)
-        exceptions = [(row, self._reply(what)) for row, what in result.exceptions]
-        answer = BatchAnswer(
-            self.group, result.session, result.batch_no, result.first_seq, exceptions
-        )
-        self.node.answers.send(NodeId(result.origin), answer)
-
-    def _reply(self, what: RowAnswer) -> bytes:
-        if isinstance(what, Staged):
-            return b""
-        if isinstance(what, FastBatchReply):
-            return what.text.encode()
-        if isinstance(what, JetStreamError):
-            return encode_pub_error(self.name, what)
-        ack = PubAck(stream=self.name, seq=what.seq, domain=self.node.options.domain)
-        if isinstance(what, Duplicate):
-            count = 1 if what.batch else 0
-            return encode_pub_ack(replace(ack, duplicate=True, batch=what.batch, count=count))
-        return encode_pub_ack(replace(ack, val=what.val, batch=what.batch, count=what.count))
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -423,32 +394,23 @@ class Replica:
         if self.leading is not None:
             self.leading.close()
             self.leading = None
-        if self._turn is not None:
-            self._turn.cancel()
-        self._waiting.cancel()
+        self.checkpoints.close()
+        self._proposals.cancel()
 
     def leave(self) -> None:
-        """The stream goes on, but not here."""
-        led = self.leading is not None
+        """The stream lives on, but not on this node."""
+        self._end_leading()
         self.close()
-        if led:
-            self._tell_leading(leads=False)
+        self._host.remove_group(self.group, wipe=False)
 
     def delete(self) -> None:
-        """The stream is gone: forget the group and everything it stored."""
-        if self.leading is not None:
-            self.leading.close(CONSUMER_DELETED)
-            self.leading = None
-            self._tell_leading(leads=False)
+        """The stream was deleted: remove the group and everything it stored."""
+        self._end_leading(CONSUMER_DELETED)
         self.close()
-        self.node.host.remove_group(self.group, wipe=True)
-        self._wipe()
-
-    def _wipe(self) -> None:
-        files = self._state.files(self.group)
-        self._state.change(lambda batch: wipe(files, batch))
+        self._host.remove_group(self.group, wipe=True)
+        self.checkpoints.wipe()
 
 
 def _consumer_name(entry: bytes) -> str:
-    name: str = getattr(commands.decode(entry), "name", "")  # a loaded state brings several
+    name: str = getattr(commands.decode(entry), "name", "")  # LOAD_STATE may bring several
     return name

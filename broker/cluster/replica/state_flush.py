@@ -1,143 +1,144 @@
-"""The applied state on its way to the disk, and erased messages on their way out of it.
+"""Flushing the applied state of all groups to disk, and secure erase.
 
-Owns: when the state of all groups is flushed, so that logs can be cut behind it; when what was
-securely erased has to leave the log and the database files; loading the state anew when the disk
-had failed.
-May not touch: what a checkpoint holds (broker.store), where a log may be cut (raft.compaction).
-Spec: DESIGN section 5. Erasing for good rewrites the database, so erasures gather, and the next
-rewrite waits for a multiple of what the last one took: however often messages are erased, only a
-small part of the time goes into it, and everything erased is gone after two such turns."""
+Owns: when the state column is flushed, so that logs can be compacted up to it; when securely
+erased messages have to leave the log and the database files.
+May not touch: what a checkpoint holds (broker.store), where a log may be cut (raft.host).
+Secure erase rewrites the database, so erasures are collected, and the next rewrite waits for a
+multiple of the time the last one took: however often messages are erased, only a small share of
+the time goes into it, and everything erased is gone after two such rewrites.
+Spec: docs/decisions/0007-secure-erase.md; docs/ARCHITECTURE.md, "What is on disk"."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
-from broker.cluster.meta.meta_group import eventually
+from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.polling import eventually
+from broker.cluster.replica.replica_table import ReplicaTable
 from raft import GroupId, Index
+from raft.host.host import Host
+from raft.store.log_store import LogStore
 from raft.store.records import StoreFailed
-
-if TYPE_CHECKING:
-    from broker.cluster.node import JetStreamNode
-    from broker.cluster.replica.replica import Replica
 
 logger = logging.getLogger("jetraft.cluster")
 
 FLUSH_EVERY_S: Final = 10.0
 FLUSH_ABOVE_BYTES: Final = 64 << 20
-ERASE_AFTER_S: Final = 1.0  # erasures of this time go together
-ERASE_SHARE: Final = 20  # one part in so many of the time may go into rewriting
-CUT_WITHIN_S: Final = 30.0  # a follower may hold the cut up so long; it is tried again then
+ERASE_AFTER_S: Final = 1.0  # erasures within this time are handled together
+ERASE_SHARE: Final = 20  # at most one part in so many of the time goes into rewriting
+CUT_WITHIN_S: Final = 30.0  # a follower may delay the cut this long; it is tried again then
 
 
 class StateFlush:
     """One per node; `run` and `run_erasures` are its tasks."""
 
-    def __init__(self, node: JetStreamNode) -> None:
-        self.wanted = asyncio.Event()
-        self._node = node
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        store: LogStore,
+        host: Host,
+        meta_group: MetaGroup,
+        replicas: ReplicaTable,
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._meta_group = meta_group
+        self._replicas = replicas
+        self._wanted = asyncio.Event()
         self._unflushed_bytes = 0
         self._one_at_a_time = asyncio.Lock()
         self._erased: dict[GroupId, Index] = {}
         self._erasure_wanted = asyncio.Event()
-        self._mark = node.directory / "erasing"  # there while something erased is still on disk
+        self._mark = directory / "erasing"  # exists while something erased is still on disk
+
+    def want(self) -> None:
+        """Flush now instead of at the end of the interval."""
+        self._wanted.set()
 
     def written(self, size: int) -> None:
-        """So many bytes of state were written without being flushed."""
+        """So many bytes of state were written and wait for a flush."""
         self._unflushed_bytes += size
         if self._unflushed_bytes > FLUSH_ABOVE_BYTES:
-            self.wanted.set()
+            self._wanted.set()
 
     async def run(self) -> None:
-        """Now and then make the applied state durable, so that the log can be cut behind it."""
+        """Make the applied state durable from time to time, so that logs can be compacted."""
         while True:
             try:
                 async with asyncio.timeout(FLUSH_EVERY_S):
-                    await self.wanted.wait()
+                    await self._wanted.wait()
             except TimeoutError:
-                pass  # the interval has passed: flush what there is
-            self.wanted.clear()
-            if self._node.host.trouble() is not None:
+                pass  # the interval is over: flush what there is
+            self._wanted.clear()
+            if self._host.trouble() is not None:
                 continue
             try:
                 await self._flush()
             except StoreFailed as error:
-                self._node.host.store_failed(error)
-
-    def start_over(self) -> None:
-        """The store was opened anew (raft.Host, on_recovered): what was not flushed is gone, as
-        after a crash, and the log brings it back. Streams in memory have lost nothing."""
-        node = self._node
-        kept = set(node.host.groups())
-        for group, replica in list(node.replicas.items()):
-            if GroupId(group) not in kept:
-                replica.close()
-                del node.replicas[group]
-                node.block_cache.discard_group(group)
-        node.meta_group.close()
-        node.meta_group.load()
-        if node.formed.is_set():
-            node.join_groups()
-        if self._mark.exists():
-            self.erase_again()
+                self._host.store_failed(error)
 
     async def _flush(self) -> None:
         async with self._one_at_a_time:
             self._unflushed_bytes = 0
             marks = []
-            for replica in [r for r in self._node.replicas.values() if r.dirty]:
-                while replica.stream.work_ahead():  # noqa: ASYNC110 - a part per turn
+            for replica in [r for r in self._replicas if r.checkpoints.dirty]:
+                checkpoints = replica.checkpoints
+                while checkpoints.work_ahead():  # noqa: ASYNC110 - a part per turn
                     await asyncio.sleep(0)
-                if self._node.replicas.get(replica.group) is replica:
-                    marks.append((replica.flushed, replica.checkpoint()))
-                await asyncio.sleep(0)  # each is a turn of the loop
-            meta = self._node.meta_group
+                if self._replicas.get(replica.group) is replica:
+                    marks.append((checkpoints.flushed, checkpoints.write()))
+                await asyncio.sleep(0)  # one checkpoint per turn of the loop
+            meta = self._meta_group
             marks.append((meta.flushed, meta.written()))
-            await asyncio.to_thread(self._node.store.flush_state)
+            await asyncio.to_thread(self._store.flush_state)
             for flushed, index in marks:
                 flushed(index)
 
     # -- secure erase ---------------------------------------------------------------------------
 
-    def erased(self, replica: Replica) -> None:
-        """A message was overwritten by the entry just applied."""
+    def erased(self, group: GroupId, index: Index) -> None:
+        """The entry at this index, which was just applied, has overwritten a message."""
         if not self._erased:
             self._mark.touch()
-        self._erased[replica.group] = Index(replica.stream.applied)
+        self._erased[group] = index
         self._erasure_wanted.set()
 
-    def erase_again(self) -> None:
-        """Which groups it was is not known any more."""
-        for replica in self._node.replicas.values():
-            self.erased(replica)
+    def resume_erasures(self) -> None:
+        """Erase again what was not finished before a restart or a failure of the disk. Which
+        groups it concerns is not known any more, so it is done for all of them."""
+        if self._mark.exists():
+            for replica in self._replicas:
+                self.erased(replica.group, Index(replica.stream.applied))
 
     async def run_erasures(self) -> None:
-        if self._mark.exists():  # an earlier run did not come to it
-            self.erase_again()
+        self.resume_erasures()
         while True:
             await self._erasure_wanted.wait()
             await asyncio.sleep(ERASE_AFTER_S)
-            if self._node.host.trouble() is not None:
+            if self._host.trouble() is not None:
                 continue
             began = time.monotonic()
             try:
                 await self._expunge()
             except StoreFailed as error:
-                self._node.host.store_failed(error)
+                self._host.store_failed(error)
             await asyncio.sleep(ERASE_SHARE * (time.monotonic() - began))
 
     async def _expunge(self) -> None:
         self._erasure_wanted.clear()
         erased, self._erased = self._erased, {}
-        await self._flush()  # the rewritten blocks: from now on nobody needs the entries
+        await self._flush()  # the rewritten blocks: from now on the entries are not needed
         for group, index in erased.items():
-            held = self._node.host.held(group)
+            held = self._host.held(group)
             if held is not None:
                 held.erase_upto = index
         cut = await eventually(lambda: self._are_cut(erased), timeout_s=CUT_WITHIN_S, every_s=0.1)
-        await asyncio.to_thread(self._node.store.expunge)
+        await asyncio.to_thread(self._store.expunge)
         if not cut:
             logger.warning("a follower still needs log entries with erased messages")
             self._erased = {**erased, **self._erased}
@@ -148,5 +149,5 @@ class StateFlush:
     def _are_cut(self, erased: dict[GroupId, Index]) -> bool:
         return not any(
             held is not None and held.log.first_index() <= index
-            for held, index in ((self._node.host.held(g), index) for g, index in erased.items())
+            for held, index in ((self._host.held(g), index) for g, index in erased.items())
         )

@@ -1,45 +1,41 @@
 """/accountz: the accounts of this server, and one of them in detail.
 
 Owns: the documents.
-May not touch: accounts beyond reading them.
-Spec: core contract 7 and 9.2."""
+May not touch: accounts, beyond reading them.
+Spec: NATS monitoring, /accountz."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from broker.accounts import GLOBAL_ACCOUNT, Account
+from broker.config.options import Export, Import
 from broker.monitor.documents.query import BadQuery
+from broker.monitor.observed import Observed
 from broker.server.process.times import timestamp
 from broker.server.services import Document, Query
 
-if TYPE_CHECKING:
-    from broker.accounts import Account
-    from broker.config.options import Export, Import
-    from broker.server.server import Server
 
-
-def accountz(server: Server, query: Query) -> Document:
+def accountz(observed: Observed, query: Query) -> Document:
     """Raises BadQuery."""
-    document: Document = {"system_account": server.options.system_account}
+    document: Document = {"system_account": observed.server.options.system_account}
     name = query.get("acc")
     if name:
-        return document | {"account_detail": account_info(server, name)}
-    return document | {"accounts": list(server.accounts)}
+        return document | {"account_detail": account_info(observed, name)}
+    return document | {"accounts": list(observed.server.accounts)}
 
 
-def account_info(server: Server, name: str) -> Document:
+def account_info(observed: Observed, name: str) -> Document:
     """Raises BadQuery."""
-    account = server.accounts.get(name)
+    account = observed.server.accounts.get(name)
     if account is None:
         raise BadQuery(f"Account {name} does not exist")
     document: Document = {"account_name": name}
-    document["update_time"] = timestamp(server.config_loaded)
-    if name == server.options.system_account:
+    document["update_time"] = timestamp(observed.server.settings.loaded)
+    if name == observed.server.options.system_account:
         document["is_system"] = True
     document |= {
         "expired": False,
         "complete": True,
-        "jetstream_enabled": has_jetstream(server, name),
+        "jetstream_enabled": has_jetstream(observed, name),
         "leafnode_connections": 0,
         "client_connections": len(account.connections),
         "subscriptions": len(account.subs),
@@ -54,7 +50,7 @@ def account_info(server: Server, name: str) -> Document:
 
 
 def sublist(accounts: list[Account]) -> Document:
-    """Numbers of their subject tables, taken together."""
+    """The totals of their subject tables."""
     totals = [account.subs.statistics for account in accounts]
     looked_up = sum(one.matches for one in totals)
     return {
@@ -69,9 +65,9 @@ def sublist(accounts: list[Account]) -> Document:
     }
 
 
-def has_jetstream(server: Server, name: str) -> bool:
-    options = server.options.jetstream
-    return options is not None and name in (options.accounts or (server.global_account.name,))
+def has_jetstream(observed: Observed, name: str) -> bool:
+    options = observed.server.options.jetstream
+    return options is not None and name in (options.accounts or (GLOBAL_ACCOUNT,))
 
 
 def _export(rule: Export) -> Document:

@@ -1,22 +1,22 @@
 """/connz and /subsz: connections and subscriptions, sorted and paged.
 
-Owns: the documents and the query rules; a document is one page, and its cost is that of the page
-wherever the order allows it. Counts are exact, lists are cut.
-May not touch: connections beyond taking a record of each.
-Spec: core contract 7 and 7.2."""
+Owns: the documents and the query rules. A document is one page, and wherever the sort order allows
+it, its cost is that of the page. Counts are exact; lists are cut at the bounds below.
+May not touch: connections, beyond taking a record of each.
+Spec: NATS monitoring, /connz and /subsz."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from broker.monitor.documents.accountz import sublist
 from broker.monitor.documents.query import BadQuery, boolean, integer
-from broker.server.client.connection_record import (
+from broker.monitor.observed import Observed
+from broker.server.client.connections import (
     ConnectionRecord,
+    OpenConnection,
     SubscriptionRecord,
     record,
     subscriptions_of,
@@ -25,13 +25,9 @@ from broker.server.process.times import short_span, span, timestamp
 from broker.server.services import Document, Query
 from broker.subjects import Subscription, collides, matches
 
-if TYPE_CHECKING:
-    from broker.server.client.connection import Connection
-    from broker.server.server import Server
-
 LIMIT = 1024
-LIMIT_MAX = 4096  # connections or subscriptions on one page, whatever was asked for
-LISTED_MAX = 16_384  # subscriptions named on one page of connections
+LIMIT_MAX = 4096  # connections or subscriptions on one page, whatever `limit` says
+LISTED_MAX = 16_384  # subscriptions listed on one page of connections
 TESTED_MAX = 200_000  # subscriptions compared with a test subject
 
 SORTS: dict[str, Callable[[ConnectionRecord], float | str]] = {
@@ -52,7 +48,7 @@ SORTS: dict[str, Callable[[ConnectionRecord], float | str]] = {
 }
 
 
-def connz(server: Server, query: Query) -> Document:
+def connz(observed: Observed, query: Query) -> Document:
     """Raises BadQuery."""
     sort = query.get("sort") or "cid"
     if sort not in SORTS:
@@ -62,14 +58,14 @@ def connz(server: Server, query: Query) -> Document:
     offset, limit = _page(query)
     auth = boolean(query, "auth")
     now = time.time()
-    found, total = _selected(server, query, now, in_order=sort == "cid", page=(offset, limit))
+    found, total = _selected(observed, query, now, in_order=sort == "cid", page=(offset, limit))
     if total is None:
         total = len(found)
         found.sort(key=SORTS[sort])
         found = found[offset : offset + limit]
-    listed = _Listed(server, LISTED_MAX)
+    listed = _Listed(observed, LISTED_MAX)
     return {
-        "server_id": server.id,
+        "server_id": observed.id,
         "now": timestamp(now),
         "num_connections": len(found),
         "total": total,
@@ -91,14 +87,14 @@ def _page(query: Query) -> tuple[int, int]:
 class _Listed:
     """The subscriptions of a page, up to a bound for all of its connections together."""
 
-    __slots__ = ("_left", "_server")
+    __slots__ = ("_left", "_observed")
 
-    def __init__(self, server: Server, limit: int) -> None:
-        self._server = server
+    def __init__(self, observed: Observed, limit: int) -> None:
+        self._observed = observed
         self._left = limit
 
     def subscriptions(self, found: ConnectionRecord, *, detail: bool) -> Document:
-        connection = self._server.connections.get(found.cid)
+        connection = self._observed.server.connections.get(found.cid)
         subs = found.subscriptions[: self._left]
         if connection is not None:
             subs = subscriptions_of(connection, self._left)
@@ -109,25 +105,24 @@ class _Listed:
 
 
 def _selected(
-    server: Server, query: Query, now: float, *, in_order: bool, page: tuple[int, int]
+    observed: Observed, query: Query, now: float, *, in_order: bool, page: tuple[int, int]
 ) -> tuple[list[ConnectionRecord], int | None]:
-    """The records asked for; with a total, they are the page already."""
+    """The records asked for; with a total, the page is already cut."""
     state = (query.get("state") or "open").lower()
     if state not in ("open", "closed", "any", "all"):
         raise BadQuery(f"Error decoding state for '{state}'")
-    loop_now = asyncio.get_running_loop().time()
     cid = integer(query, "cid", 0)
-    open_ones = server.connections.values()
+    open_ones = observed.server.connections.values()
     pattern = query.get("filter_subject", "").encode()
     filtered = cid or pattern or query.get("user") or query.get("acc")
-    if state == "open" and in_order and not filtered:  # as they stand in the table
+    if state == "open" and in_order and not filtered:  # the table is in this order
         shown = islice(open_ones, page[0], sum(page))
-        return [record(one, now=now, loop_now=loop_now) for one in shown], len(open_ones)
+        return [record(one, now=now) for one in shown], len(open_ones)
     found: list[ConnectionRecord] = []
     if state != "closed":
-        found += [record(one, now=now, loop_now=loop_now) for one in open_ones]
+        found += [record(one, now=now) for one in open_ones]
     if state != "open":
-        found += server.history
+        found += observed.server.connections.history
     if cid:
         found = [one for one in found if one.cid == cid]
     if query.get("user"):
@@ -135,13 +130,13 @@ def _selected(
     if query.get("acc"):
         found = [one for one in found if one.account == query["acc"]]
     if pattern:
-        found = [one for one in found if _takes(server, one, pattern)]
+        found = [one for one in found if _takes(observed, one, pattern)]
     return found, None
 
 
-def _takes(server: Server, found: ConnectionRecord, pattern: bytes) -> bool:
-    """Whether it has, or had, a subscription that can meet the pattern."""
-    connection = server.connections.get(found.cid)
+def _takes(observed: Observed, found: ConnectionRecord, pattern: bytes) -> bool:
+    """Whether it has, or had, a subscription that overlaps the pattern."""
+    connection = observed.server.connections.get(found.cid)
     if connection is not None:
         return any(collides(sub.subject, pattern) for sub in connection.subs.values())
     return any(collides(sub.subject.encode(), pattern) for sub in found.subscriptions)
@@ -192,30 +187,30 @@ def subscription(found: SubscriptionRecord) -> Document:
     return document
 
 
-def subsz(server: Server, query: Query) -> Document:
+def subsz(observed: Observed, query: Query) -> Document:
     """Raises BadQuery."""
     offset, limit = _page(query)
     accounts = [
         account
-        for account in server.accounts.values()
+        for account in observed.server.accounts.values()
         if query.get("acc") in (None, "", account.name)
     ]
     document: Document = {
-        "server_id": server.id,
+        "server_id": observed.id,
         "now": timestamp(time.time()),
         **sublist(accounts),
     }
     if boolean(query, "subs") or query.get("test"):
-        document |= _listed(server, query, offset=offset, limit=limit)
+        document |= _listed(observed, query, offset=offset, limit=limit)
     return document
 
 
-def _listed(server: Server, query: Query, *, offset: int, limit: int) -> Document:
-    """One page. Whole connections before it are counted, not walked, unless there is a test."""
+def _listed(observed: Observed, query: Query, *, offset: int, limit: int) -> Document:
+    """One page. Connections before it are counted, not walked, unless there is a test subject."""
     test = query.get("test", "").encode()
     page: list[Document] = []
     total = looked_at = 0
-    for connection in server.connections.values():
+    for connection in observed.server.connections.values():
         if query.get("acc") not in (None, "", connection.account.name):
             continue
         subs = connection.subs
@@ -235,7 +230,7 @@ def _listed(server: Server, query: Query, *, offset: int, limit: int) -> Documen
     return {"total": total, "offset": offset, "limit": limit, "subscriptions_list": page}
 
 
-def _subscription_entry(connection: Connection, sub: Subscription) -> Document:
+def _subscription_entry(connection: OpenConnection, sub: Subscription) -> Document:
     entry: Document = {
         "account": connection.account.name,
         "subject": sub.subject.decode(errors="replace"),

@@ -1,64 +1,67 @@
 """The documents about a running server, by name: one source for HTTP and the system account.
 
-Owns: which documents there are, and the head that all of them share.
-May not touch: how they are asked for or sent.
-Spec: core contract 7 and 9.2."""
+Owns: which documents there are, and the fields that all of them begin with.
+May not touch: how they are requested or sent.
+Spec: NATS monitoring endpoints; NATS system account, $SYS.REQ.SERVER."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from broker.monitor.documents.accountz import accountz
 from broker.monitor.documents.connz import connz, subsz
 from broker.monitor.documents.varz import CpuMeter, varz
+from broker.monitor.observed import Observed
 from broker.server.process.times import timestamp
 from broker.server.services import Document, Query
-
-if TYPE_CHECKING:
-    from broker.server.server import Server
 
 
 class Documents:
     """One per server. Every entry of `by_name` may raise BadQuery."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
+        runtime = observed.runtime
+        self.http_port = 0  # of the monitor, once it is bound
         self.cpu = CpuMeter()
         self.requests: dict[str, int] = {}  # per path of the monitor
         self.by_name: dict[str, Callable[[Query], Document]] = {
-            "varz": lambda _: varz(server, cpu=self.cpu.percent(), requests=dict(self.requests)),
-            "connz": lambda query: connz(server, query),
-            "subsz": lambda query: subsz(server, query),
+            "varz": lambda _: self._varz(),
+            "connz": lambda query: connz(observed, query),
+            "subsz": lambda query: subsz(observed, query),
             "routez": lambda _: self._routez(),
             "gatewayz": lambda _: {
                 **self._head(), "outbound_gateways": {}, "inbound_gateways": {},
             },
             "leafz": lambda _: {**self._head(), "leafnodes": 0, "leafs": []},
-            "accountz": lambda query: {**self._head(), **accountz(server, query)},
+            "accountz": lambda query: {**self._head(), **accountz(observed, query)},
             "jsz": self._jsz,
-            "ipqueuesz": lambda _: {},  # of what the reference has for its goroutines, nothing
-            "raftz": lambda query: server.services.raftz(query) if server.services else {},
+            "ipqueuesz": lambda _: {},  # queues between goroutines: there are none here
+            "raftz": lambda query: {} if runtime is None else runtime.raftz(query),
         }  # fmt: skip
 
     def healthz(self, query: Query) -> tuple[int, Document]:
-        """The HTTP status that says the same, and the document."""
-        services = self._server.services
-        return (200, {"status": "ok"}) if services is None else services.healthz(query)
+        """The HTTP status and the document."""
+        runtime = self._observed.runtime
+        return (200, {"status": "ok"}) if runtime is None else runtime.healthz(query)
+
+    def _varz(self) -> Document:
+        requests, cpu = dict(self.requests), self.cpu.percent()
+        return varz(self._observed, cpu=cpu, requests=requests, http_port=self.http_port)
 
     def _head(self) -> Document:
-        return {"server_id": self._server.id, "now": timestamp(time.time())}
+        return {"server_id": self._observed.id, "now": timestamp(time.time())}
 
     def _routez(self) -> Document:
-        services = self._server.services
+        runtime = self._observed.runtime
         routes: Document = {"num_routes": 0, "routes": []}
-        if services is not None:
-            routes = services.routez()
-        return {"server_name": self._server.name, **self._head(), **routes}
+        if runtime is not None:
+            routes = runtime.routez()
+        return {"server_name": self._observed.name, **self._head(), **routes}
 
     def _jsz(self, query: Query) -> Document:
-        services = self._server.services
-        if services is None:
+        runtime = self._observed.runtime
+        if runtime is None:
             return {**self._head(), "disabled": True, "config": {}, "memory": 0, "storage": 0}
-        return {**self._head(), **services.jsz(query)}
+        return {**self._head(), **runtime.jsz(query)}

@@ -1,13 +1,12 @@
 """/metrics: the server's numbers for Prometheus.
 
 Owns: the metric names and the collector that reads them at scrape time.
-May not touch: live state beyond reading numbers.
-Spec: design section 3; one registry per server, nothing global."""
+May not touch: live state, beyond reading numbers. One registry per server, nothing global.
+Spec: Prometheus text exposition format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,35 +14,33 @@ from prometheus_client.registry import Collector
 
 from broker.config.options import VERSION
 from broker.monitor.documents.varz import resident_bytes
+from broker.monitor.observed import Observed
 from broker.wire import IMPLEMENTATION
-
-if TYPE_CHECKING:
-    from broker.server.server import Server
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ServerCollector(Collector):
-    """Reads everything when asked; nothing is counted twice or per message."""
+    """Reads everything at scrape time; nothing is counted per message."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
 
     def collect(self) -> Iterator[Metric]:
-        server = self._server
+        observed = self._observed
         info = GaugeMetricFamily(
             "jetraft_server_info",
             "Names and versions of this server; the value is always 1",
             labels=["server_id", "server_name", "version", "codec"],
         )
-        info.add_metric([server.id, server.name, VERSION, IMPLEMENTATION], 1)
+        info.add_metric([observed.id, observed.name, VERSION, IMPLEMENTATION], 1)
         yield info
         yield from self._traffic()
         yield from self._gauges()
         yield from self._runtime()
 
     def _traffic(self) -> Iterator[Metric]:
-        traffic = self._server.traffic()
+        traffic = self._observed.server.connections.traffic()
         for name, text, value in (
             ("in_messages", "Messages received from clients", traffic.in_msgs),
             ("in_bytes", "Header and payload bytes received from clients", traffic.in_bytes),
@@ -57,16 +54,16 @@ class ServerCollector(Collector):
             yield CounterMetricFamily(f"jetraft_{name}", text, value=value)
 
     def _gauges(self) -> Iterator[Metric]:
-        server = self._server
-        pending = sum(one.pending_bytes for one in server.connections.values())
-        subs = sum(len(account.subs) for account in server.accounts.values())
-        lag = server.lag
+        observed = self._observed
+        pending = sum(one.pending_bytes for one in observed.server.connections.values())
+        subs = sum(len(account.subs) for account in observed.server.accounts.values())
+        lag = observed.server.lag
         for name, text, value in (
-            ("connections", "Open client connections", float(len(server.connections))),
+            ("connections", "Open client connections", float(len(observed.server.connections))),
             ("subscriptions", "Subscriptions of all accounts", float(subs)),
             ("pending_bytes", "Bytes waiting to be written to clients", float(pending)),
             ("memory_bytes", "Resident memory", float(resident_bytes())),
-            ("start_time_seconds", "When the server started", server.started),
+            ("start_time_seconds", "When the server started", observed.server.identity.started),
             (
                 "loop_lag_seconds",
                 "Lateness of the event loop at the last probe",
@@ -86,11 +83,11 @@ class ServerCollector(Collector):
             yield GaugeMetricFamily(f"jetraft_{name}", text, value=value)
 
     def _runtime(self) -> Iterator[Metric]:
-        services = self._server.services
-        if services is None:
+        runtime = self._observed.runtime
+        if runtime is None:
             return
         families: dict[str, GaugeMetricFamily] = {}
-        for name, text, labels, value in services.metrics():
+        for name, text, labels, value in runtime.metrics():
             family = families.get(name)
             if family is None:
                 family = families[name] = GaugeMetricFamily(name, text, labels=list(labels))
@@ -101,9 +98,9 @@ class ServerCollector(Collector):
 class Metrics:
     """The registry of one server."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, observed: Observed) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(ServerCollector(server))
+        self._registry.register(ServerCollector(observed))
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

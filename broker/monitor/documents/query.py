@@ -1,8 +1,8 @@
 """Values of a monitor's query string.
 
-Owns: what counts as a number or a truth there, and the answer to anything else.
-May not touch: which values a page knows.
-Spec: core contract 7."""
+Owns: how integers and booleans are read, and the error for anything else.
+May not touch: which values a document knows.
+Spec: NATS monitoring endpoints."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """/varz: the server in one document.
 
 Owns: the fields and their sources.
-May not touch: live state beyond reading numbers.
-Spec: core contract 7.1; traffic counts payload and header bytes, nothing else."""
+May not touch: live state, beyond reading numbers.
+Spec: NATS monitoring, /varz; traffic counts payload and header bytes only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import os
 import platform
 import resource
 import time
-from typing import TYPE_CHECKING
 
 from broker.config.options import VERSION, Options
+from broker.monitor.observed import Observed, ObservedListener
+from broker.server.client.connections import Counters
+from broker.server.client.info import ClientUrls
+from broker.server.client.settings import Settings
 from broker.server.process.times import span, timestamp
 from broker.server.services import Document
-
-if TYPE_CHECKING:
-    from broker.server.client.websocket_listener import WebSocketListener
-    from broker.server.server import Counters, Server
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -32,7 +31,7 @@ def resident_bytes() -> int:
 
 
 class CpuMeter:
-    """Percent of one core since the last look."""
+    """Percent of one core since the last call."""
 
     def __init__(self) -> None:
         self._wall = time.monotonic()
@@ -47,25 +46,26 @@ class CpuMeter:
         return round(self._last, 2)
 
 
-def varz(server: Server, *, cpu: float, requests: dict[str, int]) -> Document:
+def varz(observed: Observed, *, cpu: float, requests: dict[str, int], http_port: int) -> Document:
+    server, runtime = observed.server, observed.runtime
     options, now = server.options, time.time()
-    traffic = server.traffic()
-    routes = 0 if server.services is None else server.services.routez().get("num_routes", 0)
+    traffic = server.connections.traffic()
+    routes = 0 if runtime is None else runtime.routez().get("num_routes", 0)
     document: Document = {
-        "server_id": server.id,
-        "server_name": server.name,
+        "server_id": observed.id,
+        "server_name": observed.name,
         "version": VERSION,
         "proto": 1,
         "go": f"python{platform.python_version()}",
-        "host": server.host,
+        "host": observed.host,
         "port": server.port,
-        **_security(server),
+        **_security(server.settings),
         "max_connections": options.limits.max_connections,
         "max_subscriptions": options.limits.max_subscriptions,
         "ping_interval": options.ping.interval_ns,
         "ping_max": options.ping.outstanding_max,
-        **_http(server),
-        "auth_timeout": server.auth_timeout_s,
+        **_http(options, http_port),
+        "auth_timeout": server.settings.auth_timeout_s,
         "max_control_line": options.limits.max_control_line,
         "max_payload": options.limits.max_payload,
         "max_pending": options.limits.max_pending,
@@ -73,26 +73,26 @@ def varz(server: Server, *, cpu: float, requests: dict[str, int]) -> Document:
         "gateway": {},
         "leaf": {},
         "mqtt": {},
-        "websocket": {} if server.door is None else _websocket(server.door),
-        "jetstream": {} if server.services is None else server.services.varz_jetstream(),
+        "websocket": {} if server.websocket is None else _websocket(server.websocket),
+        "jetstream": {} if runtime is None else runtime.varz_jetstream(),
         "tls_timeout": 0 if options.tls is None else options.tls.timeout_ns / 1e9,
         "write_deadline": options.limits.write_deadline_ns,
-        "start": timestamp(server.started),
+        "start": timestamp(server.identity.started),
         "now": timestamp(now),
-        "uptime": span(now - server.started),
+        "uptime": span(now - server.identity.started),
         "mem": resident_bytes(),
         "cores": os.cpu_count() or 1,
         "gomaxprocs": 1,
         "cpu": cpu,
         "connections": len(server.connections),
-        "total_connections": server.counters.total_connections,
+        "total_connections": server.connections.counters.total_connections,
         "routes": routes,
         "remotes": routes,
         "leafnodes": 0,
         **_traffic(traffic),
         "subscriptions": sum(len(account.subs) for account in server.accounts.values()),
         "http_req_stats": requests,
-        "config_load_time": timestamp(server.config_loaded),
+        "config_load_time": timestamp(server.settings.loaded),
         "config_digest": options.config_digest,
         "tags": list(options.server_tags),
         "system_account": options.system_account,
@@ -103,17 +103,17 @@ def varz(server: Server, *, cpu: float, requests: dict[str, int]) -> Document:
             "leafs": 0,
         },
     }
-    return document | _urls(server)
+    return document | _urls(server.urls)
 
 
-def _urls(server: Server) -> Document:
-    """Where clients may go; a server without peers names none."""
-    found = {"connect_urls": server.connect_urls(), "ws_connect_urls": server.ws_connect_urls()}
-    return {name: urls for name, urls in found.items() if urls}
+def _urls(urls: ClientUrls) -> Document:
+    """Where clients can connect; a server without peers lists nothing."""
+    found = {"connect_urls": urls.all(), "ws_connect_urls": urls.all_websocket()}
+    return {name: listed for name, listed in found.items() if listed}
 
 
 def _traffic(traffic: Counters) -> Document:
-    """Clients are all there is: what crosses to other nodes is not counted."""
+    """Traffic of clients; messages between nodes are not counted."""
     return {
         "in_msgs": traffic.in_msgs,
         "in_bytes": traffic.in_bytes,
@@ -129,20 +129,19 @@ def _traffic(traffic: Counters) -> Document:
     }
 
 
-def _security(server: Server) -> Document:
+def _security(settings: Settings) -> Document:
     document: Document = {}
-    if server.authenticator.required:
+    if settings.authenticator.required:
         document["auth_required"] = True
-    tls = server.options.tls
+    tls = settings.options.tls
     if tls is not None:
-        document["tls_required"] = not server.options.allow_non_tls
+        document["tls_required"] = not settings.options.allow_non_tls
         document["tls_verify"] = tls.verify
     return document
 
 
-def _http(server: Server) -> Document:
-    http = server.options.http
-    port = 0 if server.monitor is None else server.monitor.port
+def _http(options: Options, port: int) -> Document:
+    http = options.http
     secure = http is not None and http.tls
     return {
         "http_host": "" if http is None else http.host,
@@ -152,9 +151,9 @@ def _http(server: Server) -> Document:
     }
 
 
-def _websocket(door: WebSocketListener) -> Document:
-    options = door.options
-    document: Document = {"host": options.host, "port": door.port}
+def _websocket(listener: ObservedListener) -> Document:
+    options = listener.options
+    document: Document = {"host": options.host, "port": listener.port}
     optional: Document = {
         "advertise": options.advertise,
         "no_auth_user": options.no_auth_user,

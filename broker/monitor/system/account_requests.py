@@ -1,8 +1,8 @@
-"""Requests about accounts: by the system account about any, by every other about itself.
+"""Requests about accounts: from the system account about any, from every other about itself.
 
-Owns: the subjects under $SYS.REQ.ACCOUNT, and those every account has of its own.
-May not touch: other accounts than the one asked about.
-Spec: core contract 9.2 and 9.3."""
+Owns: the subjects under $SYS.REQ.ACCOUNT, and those that every account has for itself.
+May not touch: accounts other than the one asked about.
+Spec: NATS system account, $SYS.REQ.ACCOUNT."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ import base64
 import binascii
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.accounts import Account
 from broker.monitor.documents.accountz import account_info, has_jetstream
+from broker.monitor.documents.documents import Documents
 from broker.monitor.documents.query import BadQuery
-from broker.monitor.system.server_summary import event
+from broker.monitor.observed import Observed
+from broker.monitor.system.responder import Responder
 from broker.server.process.times import timestamp
 from broker.server.routing.internal_subscription import InternalSubscription
 from broker.server.services import Document, Query
 from broker.subjects import SinkKind
-
-if TYPE_CHECKING:
-    from broker.accounts import Account
-    from broker.monitor.documents.documents import Documents
-    from broker.monitor.system.responder import Responder
-    from broker.server.server import Server
 
 EVERY = "PING"  # in place of an account's name: all of them
 OWN_CONNZ = ("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.ACCOUNT.PING.CONNZ")
@@ -41,11 +37,11 @@ class _Question(msgspec.Struct):
 
 
 class AccountServices:
-    """What this server answers of its accounts."""
+    """The answers of this server about its accounts."""
 
-    def __init__(self, desk: Responder, documents: Documents) -> None:
-        self._desk = desk
-        self._server = desk.server
+    def __init__(self, responder: Responder, documents: Documents) -> None:
+        self._responder = responder
+        self._observed = responder.observed
         self._documents = documents
 
     def start(self) -> None:
@@ -54,27 +50,27 @@ class AccountServices:
             "SUBSZ": lambda name, query: self._of("subsz", name, {"subs": "true", **query}),
             "LEAFZ": lambda name, query: self._of("leafz", name, query),
             "JSZ": self._jsz,
-            "INFO": lambda name, _: account_info(self._server, name),
+            "INFO": lambda name, _: account_info(self._observed, name),
             "STATZ": self._statz,
         }
         for service, make in makes.items():
             self._listen(service, make)
-        self._desk.listen("$SYS.REQ.ACCOUNT.*.CONNS", self._conns)
-        self._desk.listen("$SYS.REQ.ACCOUNT.NSUBS", self._subscribers)
+        self._responder.listen("$SYS.REQ.ACCOUNT.*.CONNS", self._conns)
+        self._responder.listen("$SYS.REQ.ACCOUNT.NSUBS", self._subscribers)
 
     def serve(self, account: Account) -> None:
-        """What an ordinary account may know: its own connections, its own numbers."""
+        """Services of an ordinary account: its own connections and its own numbers."""
         name = account.name
         for subject in OWN_CONNZ:
-            self._desk.serve(subject, lambda query: self._connz(name, query), account)
-        self._desk.serve(OWN_STATZ, lambda query: self._statz(name, query), account)
+            self._responder.serve(subject, lambda query: self._connz(name, query), account)
+        self._responder.serve(OWN_STATZ, lambda query: self._statz(name, query), account)
 
     def _listen(self, service: str, make: AccountMake) -> None:
         def taken(subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
             name = _account_in(subject)
-            self._desk.answer(lambda query: make(name, query), reply, payload)
+            self._responder.answer(lambda query: make(name, query), reply, payload)
 
-        self._desk.listen(f"$SYS.REQ.ACCOUNT.*.{service}", taken)
+        self._responder.listen(f"$SYS.REQ.ACCOUNT.*.{service}", taken)
 
     # -- documents ------------------------------------------------------------------------------
 
@@ -85,44 +81,46 @@ class AccountServices:
         return self._of("connz", "" if name == EVERY else name, query)
 
     def _jsz(self, name: str, query: Query) -> Document:
-        if name not in self._server.accounts:
+        if name not in self._observed.server.accounts:
             raise BadQuery(f'account "{name}" not found')
-        if not has_jetstream(self._server, name):
+        if not has_jetstream(self._observed, name):
             raise BadQuery(f'account "{name}" not jetstream enabled')
         details = self._of("jsz", name, query).get("account_details", [])
         empty: Document = {"name": name, "id": name, "memory": 0, "storage": 0}
         return details[0] if details else empty
 
     def _statz(self, name: str, query: Query) -> Document | None:
-        """Accounts without connections are left out; one that was named is silent then."""
-        accounts = self._server.accounts
+        """Accounts without connections are left out; None when that leaves the named one out."""
+        accounts = self._observed.server.accounts
         wanted = list(accounts.values()) if name == EVERY else _known(accounts.get(name))
         if query.get("include_unused") != "true":
             wanted = [account for account in wanted if account.connections]
         if not wanted and name != EVERY:
             return None
         return {
-            "server_id": self._server.id,
+            "server_id": self._observed.id,
             "now": timestamp(time.time()),
             "account_statz": [account_numbers(account) for account in wanted],
         }
 
     def _conns(self, subject: bytes, reply: bytes, _headers: bytes, _payload: bytes) -> None:
-        account = self._server.accounts.get(_account_in(subject))
+        account = self._observed.server.accounts.get(_account_in(subject))
         if reply and account is not None and account.connections:
-            self._desk.send(reply, connections_event(self._server, account))
+            self._responder.send(reply, connections_event(self._observed, account))
 
     def _subscribers(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
-        """How many of this server's clients take a subject, as bare digits."""
+        """How many of this server's clients subscribe to a subject, as bare digits."""
         try:
             question = msgspec.json.decode(payload, type=_Question)
             queue = base64.b64decode(question.queue)
         except (msgspec.DecodeError, binascii.Error):
             return
-        account = self._server.accounts.get(question.acc)
+        account = self._observed.server.accounts.get(question.acc)
         if account is not None and reply:
             count = b"%d" % subscriber_count(account, question.subject.encode(), queue)
-            self._server.router.publish(self._desk.system_account, reply, b"", b"", count)
+            self._observed.server.router.publish(
+                self._observed.system_account, reply, b"", b"", count
+            )
 
 
 def subscriber_count(account: Account, subject: bytes, queue: bytes = b"") -> int:
@@ -137,7 +135,7 @@ def subscriber_count(account: Account, subject: bytes, queue: bytes = b"") -> in
 
 
 def account_numbers(account: Account) -> Document:
-    """Traffic of clients; what crosses to other nodes is not counted per account."""
+    """Traffic of clients; messages between nodes are not counted per account."""
     traffic = account.traffic()
     return {
         "acc": account.name,
@@ -152,8 +150,8 @@ def account_numbers(account: Account) -> Document:
     }
 
 
-def connections_event(server: Server, account: Account) -> Document:
-    return event(server, "account_connections") | account_numbers(account)
+def connections_event(observed: Observed, account: Account) -> Document:
+    return observed.event("account_connections") | account_numbers(account)
 
 
 def _known(account: Account | None) -> list[Account]:

@@ -1,41 +1,36 @@
-"""What happens on this server, told in the system account to whoever listens.
+"""Events of this server, published in the system account.
 
-Owns: the events of clients and of the server itself, and the timer of the regular numbers.
-May not touch: connections beyond taking a record.
-An event nobody listens to costs one cached lookup; nothing is built for it, and nothing is done
-per message.
-Spec: core contract 9.4."""
+Owns: the events of clients and of the server itself, and the timer of the regular STATSZ.
+May not touch: connections, beyond taking a record.
+An event without subscribers costs one cached lookup: it is not built, and nothing is done per
+message.
+Spec: NATS system account, $SYS.SERVER and $SYS.ACCOUNT events."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from broker.accounts import GLOBAL_ACCOUNT
+from broker.accounts import GLOBAL_ACCOUNT, Account
+from broker.monitor.documents.documents import Documents
 from broker.monitor.system.account_requests import connections_event
-from broker.monitor.system.server_summary import event
+from broker.monitor.system.responder import Responder
 from broker.monitor.system.statsz import statsz
 from broker.server.client.close_reason import Reason
+from broker.server.client.connections import ConnectionRecord, OpenConnection, record
 from broker.server.process.times import timestamp
 from broker.server.services import Document
-
-if TYPE_CHECKING:
-    from broker.accounts import Account
-    from broker.monitor.documents.documents import Documents
-    from broker.monitor.system.responder import Responder
-    from broker.server.client.connection import Connection
-    from broker.server.client.connection_record import ConnectionRecord
 
 STATSZ_EVERY_S = 10.0
 
 
 class Events:
-    """Told by the server what happens; tells it on. Silent before `start` and after `stop`."""
+    """An observer of the connections. Silent before `start` and after `stop`."""
 
-    def __init__(self, desk: Responder, documents: Documents) -> None:
-        self._desk = desk
-        self._server = desk.server
+    def __init__(self, responder: Responder, documents: Documents) -> None:
+        self._responder = responder
+        self._observed = responder.observed
         self._documents = documents
         self._timer: asyncio.TimerHandle | None = None
 
@@ -48,50 +43,52 @@ class Events:
 
     def _tick(self) -> None:
         self.start()
-        self._tell(f"$SYS.SERVER.{self._server.id}.STATSZ", self._numbers)
+        self._publish(f"$SYS.SERVER.{self._observed.id}.STATSZ", self._numbers)
 
     def _numbers(self) -> Document:
-        numbers = statsz(self._server, cpu=self._documents.cpu.percent())
-        return {"server": self._server.about.stamp(), "statsz": numbers}
+        numbers = statsz(self._observed, cpu=self._documents.cpu.percent())
+        return {"server": self._observed.stamp(), "statsz": numbers}
 
     # -- the server -----------------------------------------------------------------------------
 
     def lame_duck(self) -> None:
-        self._tell(f"$SYS.SERVER.{self._server.id}.LAMEDUCK", self._server.about.stamp)
+        self._publish(f"$SYS.SERVER.{self._observed.id}.LAMEDUCK", self._observed.stamp)
 
     def shutdown(self) -> None:
-        self._tell(f"$SYS.SERVER.{self._server.id}.SHUTDOWN", self._server.about.stamp)
+        self._publish(f"$SYS.SERVER.{self._observed.id}.SHUTDOWN", self._observed.stamp)
 
     # -- clients --------------------------------------------------------------------------------
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: OpenConnection) -> None:
         account = connection.account
         if account.name == GLOBAL_ACCOUNT:
             return
         self._count(account)
-        self._tell(
+        self._publish(
             f"$SYS.ACCOUNT.{account.name}.CONNECT",
             lambda: {
-                **self._event("client_connect"),
-                "client": client(connection.record(), user=connection.identity.user),
+                **self._observed.event("client_connect"),
+                "client": client(
+                    record(connection, now=time.time()), user=connection.identity.user
+                ),
             },
         )
 
-    def gone(self, connection: Connection, last: ConnectionRecord) -> None:
-        """`last` is what is remembered of it."""
+    def disconnected(self, connection: OpenConnection, last: ConnectionRecord) -> None:
+        """`last` is what the history keeps of it."""
         user = last.user or connection.connect.user
         if connection.reason is Reason.AUTHENTICATION_VIOLATION:
-            subject = f"$SYS.SERVER.{self._server.id}.CLIENT.AUTH.ERR"
-            self._tell(subject, lambda: self._disconnect(last, user))
+            subject = f"$SYS.SERVER.{self._observed.id}.CLIENT.AUTH.ERR"
+            self._publish(subject, lambda: self._disconnect(last, user))
         if connection.admitted and last.account != GLOBAL_ACCOUNT:
             self._count(connection.account)
             subject = f"$SYS.ACCOUNT.{last.account}.DISCONNECT"
-            self._tell(subject, lambda: self._disconnect(last, user))
+            self._publish(subject, lambda: self._disconnect(last, user))
 
     def _disconnect(self, last: ConnectionRecord, user: str) -> Document:
-        """Sent and received as the client sees it."""
+        """`sent` and `received` from the point of view of the client."""
         return {
-            **self._event("client_disconnect"),
+            **self._observed.event("client_disconnect"),
             "client": client(last, user=user),
             "sent": {"msgs": last.in_msgs, "bytes": last.in_bytes},
             "received": {"msgs": last.out_msgs, "bytes": last.out_bytes},
@@ -101,15 +98,12 @@ class Events:
     def _count(self, account: Account) -> None:
         name = account.name
         for subject in (f"$SYS.ACCOUNT.{name}.SERVER.CONNS", f"$SYS.SERVER.ACCOUNT.{name}.CONNS"):
-            self._tell(subject, lambda: connections_event(self._server, account))
+            self._publish(subject, lambda: connections_event(self._observed, account))
 
-    def _event(self, kind: str) -> Document:
-        return event(self._server, kind)
-
-    def _tell(self, subject: str, make: Callable[[], Document]) -> None:
+    def _publish(self, subject: str, make: Callable[[], Document]) -> None:
         to = subject.encode()
-        if self._server.router.has_interest(self._desk.system_account, to):
-            self._desk.send(to, make())
+        if self._observed.server.router.has_interest(self._observed.system_account, to):
+            self._responder.send(to, make())
 
 
 def client(found: ConnectionRecord, *, user: str) -> Document:

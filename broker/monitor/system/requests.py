@@ -1,23 +1,20 @@
-"""What a request in the system account asks for, and of whom.
+"""The body of a request in the system account: which servers it addresses, and its options.
 
 Owns: the filters that choose servers, and the translation of options to a monitor's query.
 May not touch: the documents.
-Spec: core contract 9.1 and 9.2."""
+Spec: NATS system account, event filter options."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from broker.monitor.system.server_summary import cluster_name
+from broker.monitor.observed import Observed
 from broker.server.services import Query
 
-if TYPE_CHECKING:
-    from broker.server.server import Server
-
 STATES = ("open", "closed", "all")
-# Options of a body that the monitor's query calls by another name.
+# Options of a body that have another name in the monitor's query.
 RENAMED = {
     "account": "acc",
     "subscriptions": "subs",
@@ -32,7 +29,7 @@ class BadRequest(Exception):
 
 
 class Filters(msgspec.Struct):
-    """Which servers are meant. Nothing = all of them."""
+    """Which servers are addressed. No filter = all of them."""
 
     server_name: str = ""
     cluster: str = ""
@@ -41,11 +38,11 @@ class Filters(msgspec.Struct):
     exact_match: bool = False
     tags: list[str] | None = None
 
-    def mean(self, server: Server) -> bool:
-        """Whether this server is one of those."""
-        options = server.options
+    def match(self, observed: Observed) -> bool:
+        """Whether this server is addressed."""
+        options = observed.server.options
         wanted = (self.server_name, self.cluster, self.host)
-        ours = (server.name, cluster_name(server), server.host)
+        ours = (observed.name, observed.cluster_name, observed.host)
         for text, name in zip(wanted, ours, strict=True):
             if text and (text != name if self.exact_match else text not in name):
                 return False
@@ -57,7 +54,7 @@ class Filters(msgspec.Struct):
 
 
 def read(payload: bytes) -> tuple[Filters, dict[str, Any]]:
-    """The filters and everything that was asked. Raises BadRequest."""
+    """The filters and all options of the body. Raises BadRequest."""
     if not payload.strip():
         return Filters(), {}
     try:
@@ -68,7 +65,7 @@ def read(payload: bytes) -> tuple[Filters, dict[str, Any]]:
 
 
 def query(asked: dict[str, Any]) -> Query:
-    """The same question as the monitor is asked it. Raises BadRequest."""
+    """The options as the query of a monitor request. Raises BadRequest."""
     found = {
         RENAMED.get(name, name): _text(value)
         for name, value in asked.items()

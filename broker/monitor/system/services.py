@@ -1,128 +1,128 @@
-"""Requests to servers: each one that is meant answers for itself.
+"""Requests to servers: each addressed server answers for itself.
 
-Owns: the subjects under $SYS.REQ.SERVER, and what one server can be ordered to do.
-May not touch: the documents; the monitor has the same ones.
-Spec: core contract 9.2."""
+Owns: the subjects under $SYS.REQ.SERVER, and the commands to one server (kick, lame duck, reload).
+May not touch: the documents; HTTP serves the same ones.
+Spec: NATS system account, $SYS.REQ.SERVER."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from broker.monitor.documents.documents import Documents
 from broker.monitor.system import requests
-from broker.monitor.system.responder import enveloped, failure
+from broker.monitor.system.responder import Responder, enveloped, failure
 from broker.monitor.system.statsz import statsz
 from broker.server.client.close_reason import Reason
+from broker.server.client.connections import OpenConnection
 from broker.server.services import Document, Query
 
-if TYPE_CHECKING:
-    from broker.monitor.documents.documents import Documents
-    from broker.monitor.system.responder import Responder
-    from broker.server.client.connection import Connection
-
 PING = "$SYS.REQ.SERVER.PING"
-Order = Callable[[dict[str, Any]], None]  # raises Refused
+Command = Callable[[dict[str, Any]], None]  # raises RequestRefused
 
 
 class RequestRefused(Exception):
-    """An order that was not carried out; str() says why (500)."""
+    """A command that was not carried out; str() says why (500)."""
 
 
 class Services:
-    """What this server answers of itself."""
+    """The answers of this server about itself."""
 
-    def __init__(self, desk: Responder, documents: Documents) -> None:
-        self._desk = desk
-        self._server = desk.server
+    def __init__(
+        self, responder: Responder, documents: Documents, reload: Callable[[], None]
+    ) -> None:
+        """`reload` raises ValueError with the reason."""
+        self._responder = responder
+        self._observed = responder.observed
         self._documents = documents
+        self._reload_settings = reload
 
     def start(self) -> None:
-        desk, ours = self._desk, f"$SYS.REQ.SERVER.{self._server.id}"
-        desk.listen(PING, self._statsz)
+        responder, ours = self._responder, f"$SYS.REQ.SERVER.{self._observed.id}"
+        responder.listen(PING, self._statsz)
         for where in (PING, ours):
-            desk.listen(f"{where}.STATSZ", self._statsz)
-            desk.listen(f"{where}.IDZ", self._idz)
-            desk.serve(f"{where}.HEALTHZ", self._healthz)
+            responder.listen(f"{where}.STATSZ", self._statsz)
+            responder.listen(f"{where}.IDZ", self._idz)
+            responder.serve(f"{where}.HEALTHZ", self._healthz)
             for name, make in self._documents.by_name.items():
-                desk.serve(f"{where}.{name.upper()}", self._jsz if name == "jsz" else make)
-        orders = {"KICK": self._kick, "LDM": self._send_away, "RELOAD": self._reload}
-        for name, order in orders.items():
-            desk.listen(f"{ours}.{name}", partial(self._ordered, order))
+                responder.serve(f"{where}.{name.upper()}", self._jsz if name == "jsz" else make)
+        commands = {"KICK": self._kick, "LDM": self._tell_lame_duck, "RELOAD": self._reload}
+        for name, command in commands.items():
+            responder.listen(f"{ours}.{name}", partial(self._commanded, command))
 
     # -- documents ------------------------------------------------------------------------------
 
     def _statsz(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
-        """Without a reply the answer goes where the regular ones go."""
-        document = enveloped(self._server, self._numbers, payload)
+        """Without a reply the answer is published like a regular STATSZ event."""
+        document = enveloped(self._observed, self._numbers, payload)
         if document is None:
             return
         if "data" in document:
             document["statsz"] = document.pop("data")
-        self._desk.send(reply or f"$SYS.SERVER.{self._server.id}.STATSZ".encode(), document)
+        self._responder.send(reply or f"$SYS.SERVER.{self._observed.id}.STATSZ".encode(), document)
 
     def _numbers(self, _: Query) -> Document:
-        return statsz(self._server, cpu=self._documents.cpu.percent())
+        return statsz(self._observed, cpu=self._documents.cpu.percent())
 
     def _idz(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
-        """Who is there, whatever else the body says."""
-        server = self._server
+        """Name, host and id; a body that cannot be read addresses every server."""
+        ours = self._observed
         try:
-            meant = requests.read(payload)[0].mean(server)
+            addressed = requests.read(payload)[0].match(ours)
         except requests.BadRequest:
-            meant = True
-        if reply and meant:
-            self._desk.send(reply, {"name": server.name, "host": server.host, "id": server.id})
+            addressed = True
+        if reply and addressed:
+            self._responder.send(reply, {"name": ours.name, "host": ours.host, "id": ours.id})
 
     def _healthz(self, query: Query) -> Document:
         code, document = self._documents.healthz(query)
         return {**document, "status_code": code}
 
     def _jsz(self, query: Query) -> Document | None:
-        """With leader_only, of the server that leads the meta group."""
+        """With leader_only, only the leader of the meta group answers."""
         document = self._documents.by_name["jsz"](query)
-        leader = document.get("meta_cluster", {}).get("leader", self._server.name)
-        if query.get("leader-only") == "true" and leader != self._server.name:
+        leader = document.get("meta_cluster", {}).get("leader", self._observed.name)
+        if query.get("leader-only") == "true" and leader != self._observed.name:
             return None
         return document
 
-    # -- orders ---------------------------------------------------------------------------------
+    # -- commands -------------------------------------------------------------------------------
 
-    def _ordered(
-        self, order: Order, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes
+    def _commanded(
+        self, command: Command, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes
     ) -> None:
-        """Carried out in the next turn: it may close whoever is being served in this one."""
-        asyncio.get_running_loop().call_soon(self._carry_out, order, reply, payload)
+        """In the next turn of the loop: it may close the client that is being served."""
+        asyncio.get_running_loop().call_soon(self._carry_out, command, reply, payload)
 
-    def _carry_out(self, order: Order, reply: bytes, payload: bytes) -> None:
+    def _carry_out(self, command: Command, reply: bytes, payload: bytes) -> None:
         error = None
         try:
-            order(requests.read(payload)[1])
+            command(requests.read(payload)[1])
         except requests.BadRequest as bad:
             error = failure(400, bad)
         except RequestRefused as refused:
             error = failure(500, refused)
         if reply:
-            document: Document = {"server": self._server.about.stamp()}
-            self._desk.send(reply, document | ({} if error is None else {"error": error}))
+            document: Document = {"server": self._observed.stamp()}
+            self._responder.send(reply, document | ({} if error is None else {"error": error}))
 
     def _kick(self, asked: dict[str, Any]) -> None:
         self._connection(asked, "no such client or leafnode id").close(Reason.KICKED)
 
-    def _send_away(self, asked: dict[str, Any]) -> None:
-        connection = self._connection(asked, "no such client id")
-        connection.queue(self._server.info_line(connection, ldm=True))
+    def _tell_lame_duck(self, asked: dict[str, Any]) -> None:
+        self._connection(asked, "no such client id").send_info(ldm=True)
 
-    def _connection(self, asked: dict[str, Any], unknown: str) -> Connection:
+    def _connection(self, asked: dict[str, Any], unknown: str) -> OpenConnection:
         cid = asked.get("cid")
-        found = self._server.connections.get(cid) if isinstance(cid, int) else None
+        found = self._observed.server.connections.get(cid) if isinstance(cid, int) else None
         if found is None:
             raise RequestRefused(unknown)
         return found
 
     def _reload(self, _: dict[str, Any]) -> None:
         try:
-            self._server.reload()
+            self._reload_settings()
         except ValueError as error:
             raise RequestRefused(str(error)) from error

@@ -1,35 +1,32 @@
-"""STATSZ: the numbers of one server, small enough to be told every few seconds.
+"""STATSZ: the numbers of one server, small enough to be published every few seconds.
 
 Owns: the document.
-May not touch: live state beyond reading numbers.
-Spec: core contract 9.1."""
+May not touch: live state, beyond reading numbers.
+Spec: NATS system account, $SYS.SERVER.<id>.STATSZ."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from broker.monitor.documents.varz import resident_bytes
+from broker.monitor.observed import Observed
 from broker.server.process.times import timestamp
 from broker.server.services import Document
 
-if TYPE_CHECKING:
-    from broker.server.server import Server
 
-
-def statsz(server: Server, *, cpu: float) -> Document:
-    traffic = server.traffic()
+def statsz(observed: Observed, *, cpu: float) -> Document:
+    server, runtime = observed.server, observed.runtime
+    traffic = server.connections.traffic()
     received = {"msgs": traffic.in_msgs, "bytes": traffic.in_bytes}
     sent = {"msgs": traffic.out_msgs, "bytes": traffic.out_bytes}
-    services = server.services
-    routes = [] if services is None else services.routez()["routes"]
+    routes = [] if runtime is None else runtime.routez()["routes"]
     document: Document = {
-        "start": timestamp(server.started),
+        "start": timestamp(server.identity.started),
         "mem": resident_bytes(),
         "cores": os.cpu_count() or 1,
         "cpu": cpu,
         "connections": len(server.connections),
-        "total_connections": server.counters.total_connections,
+        "total_connections": server.connections.counters.total_connections,
         "active_accounts": sum(bool(one.connections) for one in server.accounts.values()),
         "subscriptions": sum(len(account.subs) for account in server.accounts.values()),
         "sent": sent,
@@ -45,8 +42,8 @@ def statsz(server: Server, *, cpu: float) -> Document:
         document["slow_consumer_stats"] = counts
     if routes:
         document["routes"] = [_route(one) for one in routes]
-    if services is not None and server.options.jetstream is not None:
-        document["jetstream"] = services.varz_jetstream()
+    if runtime is not None and server.options.jetstream is not None:
+        document["jetstream"] = runtime.varz_jetstream()
     return document
 
 

@@ -1,33 +1,33 @@
-"""The system account of one server: its services and its events, as the server knows them.
+"""The system account of one server: its services and its events.
 
-Owns: their beginning and end, and that accounts which come later are served too.
-May not touch: what they answer and tell.
-Spec: core contract 9."""
+Owns: their start and stop; accounts that are created later are served too.
+May not touch: what the services answer and the events say.
+Spec: NATS system account."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from broker.accounts import Account
+from broker.monitor.documents.documents import Documents
+from broker.monitor.observed import Observed
 from broker.monitor.system.account_requests import AccountServices
 from broker.monitor.system.events import Events
 from broker.monitor.system.responder import Responder
 from broker.monitor.system.services import Services
 
-if TYPE_CHECKING:
-    from broker.accounts import Account
-    from broker.monitor.documents.documents import Documents
-    from broker.server.server import Server
-
 
 class SystemAccount:
-    """Start it once peers hear of what is subscribed here."""
+    """Start it once peers are told about subscriptions of this node."""
 
-    def __init__(self, server: Server, documents: Documents) -> None:
-        self._server = server
-        desk = Responder(server)
-        self._services = Services(desk, documents)
-        self._accounts = AccountServices(desk, documents)
-        self.events = Events(desk, documents)
+    def __init__(
+        self, observed: Observed, documents: Documents, reload: Callable[[], None]
+    ) -> None:
+        self._observed = observed
+        responder = Responder(observed)
+        self._services = Services(responder, documents, reload)
+        self._accounts = AccountServices(responder, documents)
+        self.events = Events(responder, documents)
         self._started = False
 
     def start(self) -> None:
@@ -35,10 +35,10 @@ class SystemAccount:
         self._accounts.start()
         self.events.start()
         self._started = True
-        for account in list(self._server.accounts.values()):
+        for account in list(self._observed.server.accounts.values()):
             self.serve(account)
 
     def serve(self, account: Account) -> None:
-        """An account that is there now; before the start it is served at the start."""
-        if self._started and account.name != self._server.options.system_account:
+        """A new account; before the start, it is served at the start."""
+        if self._started and account.name != self._observed.server.options.system_account:
             self._accounts.serve(account)

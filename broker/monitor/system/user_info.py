@@ -1,23 +1,19 @@
-"""$SYS.REQ.USER.INFO: a client asks who it is here.
+"""$SYS.REQ.USER.INFO: a client asks for its own user, account and permissions.
 
 Owns: the service in every account, and its document.
-May not touch: other system services; permissions are shown, not judged.
-Spec: core contract 9.3. Answered by the server the client is connected to."""
+May not touch: other system services; permissions are shown, not checked.
+Spec: NATS system account, $SYS.REQ.USER.INFO. Answered by the server the client is connected to."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from broker.accounts import Account
 from broker.config.options import Permissions, SubjectRules
+from broker.monitor.observed import Observed
 from broker.server.services import Document
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
-
-if TYPE_CHECKING:
-    from broker.accounts import Account
-    from broker.server.server import Server
 
 SUBJECT = b"$SYS.REQ.USER.INFO"
 
@@ -27,8 +23,8 @@ class UserInfo:
 
     kind = SinkKind.SERVICE
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
 
     def serve(self, account: Account) -> None:
         account.subs.insert(Subscription(self, account, SUBJECT))
@@ -41,14 +37,15 @@ class UserInfo:
         stop: int,
         origin: PublishingConnection | None,
     ) -> bool:
-        connection = self._server.connections.get(origin.cid) if origin is not None else None
+        connection = None if origin is None else self._observed.server.connections.get(origin.cid)
         if connection is None:
             return False
+        publish = self._observed.server.router.publish
         for row in range(start, stop):
             reply = run.message(row)[1]
             if reply:
                 document = {
-                    "server": self._server.about.stamp(),
+                    "server": self._observed.stamp(),
                     "data": about_user(
                         connection.identity.user,
                         connection.account.name,
@@ -56,13 +53,13 @@ class UserInfo:
                     ),
                 }
                 body = msgspec.json.encode(document)
-                self._server.router.publish(connection.account, reply, b"", b"", body)
+                publish(connection.account, reply, b"", b"", body)
         return True
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
-        """Without a connection there is nobody to tell about."""
+        """Without a connection there is no user to describe."""
         return False
 
 

@@ -1,43 +1,78 @@
-"""A client as the taker of messages: encode, count, queue.
+"""One client as the router sees it: a publisher, and the taker of what it subscribed to.
 
-Owns: deliveries to one connection, their counters, auto-unsubscribe on the way out.
-May not touch: routing; the router decided that this client gets it.
-Spec: core contract 1.7 (headers stripped), 1.10 (UNSUB max), 1.11, 3.3 (filtered deliveries)."""
+Owns: the client's subscriptions, permissions and traffic counters; the encoding of deliveries;
+auto-unsubscribe when a subscription has had its last message.
+May not touch: routing; the router has decided that this client gets the message.
+Spec: NATS client protocol, SUB, UNSUB with max_msgs, MSG and HMSG; permissions of a user."""
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from broker.accounts import Account
 from broker.accounts.permissions import PermissionSet
+from broker.server.client.client_socket import ClientSocket
 from broker.server.client.outbound import Outbound
-from broker.subjects import PublishingConnection, SinkKind, Subscription
+from broker.server.routing.internal_subscription import InterestTable
+from broker.subjects import PublishingConnection, SinkKind, Subscription, valid_subject
 from broker.wire import encode_msg
 
 if TYPE_CHECKING:
     from broker.wire import PubRun
 
+OK = b"+OK\r\n"
 
-class ClientSink(Outbound):
-    """The Sink half of a connection; one call moves a whole segment."""
+
+class ClientSink:
+    """Sink and publisher of one connection; one call moves a whole segment of a run."""
 
     kind = SinkKind.CLIENT
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, max_pending: int) -> None:
-        super().__init__(loop, max_pending=max_pending)
+    def __init__(
+        self,
+        cid: int,
+        account: Account,
+        router: InterestTable,
+        *,
+        outbound: Outbound,
+        socket: ClientSocket,
+        error: Callable[[str], None],
+    ) -> None:
+        self.cid = cid
+        self.name = ""  # from CONNECT, as the three below
+        self.echo = True
+        self.verbose = True
+        self.pedantic = True
+        self.account = account
+        self.subs: dict[bytes, Subscription] = {}
         self.headers_ok = False
+        self.no_responders = False
+        self.guarded = True  # its publishes must pass may_publish
         self.permissions: PermissionSet | None = None
-        self.watchful = False  # deliveries are looked at one by one: permissions or tracing
+        self.watchful = False  # deliveries are inspected one by one: permissions or -V
         self.in_msgs = 0
         self.in_bytes = 0
         self.out_msgs = 0
         self.out_bytes = 0
+        self.queue = outbound.queue  # replaced where -V shows what is sent
+        self.pause_reading = socket.pause_reading
+        self.resume_reading = socket.resume_reading
+        self._outbound = outbound
+        self._router = router
+        self._error = error
+
+    @property
+    def closed(self) -> bool:
+        return self._outbound.closed
+
+    # -- deliveries -------------------------------------------------------------------------
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
-        if self.closed or sub.closed:
+        if self._outbound.closed or sub.closed:
             return False
         if self.watchful and not self._inspect(sub, subject, reply):
             return False
@@ -56,7 +91,7 @@ class ClientSink(Outbound):
         stop: int,
         origin: PublishingConnection | None,
     ) -> bool:
-        if self.closed or sub.closed:
+        if self._outbound.closed or sub.closed:
             return False
         if self.watchful:
             taken = False
@@ -80,21 +115,27 @@ class ClientSink(Outbound):
         payload_bytes: int,
         origin: PublishingConnection | None = None,
     ) -> bool:
-        """MSG lines somebody has already encoded for `sub` (see Router.bulk): count and queue."""
-        if self.closed or sub.closed:
+        """MSG lines that the caller has already encoded for `sub` (see Router.bulk)."""
+        outbound = self._outbound
+        if outbound.closed or sub.closed:
             return False
         sub.delivered += messages
         self.out_msgs += messages
         self.out_bytes += payload_bytes
         self.queue(data)
         if sub.max_msgs and sub.delivered >= sub.max_msgs:
-            self._limit_reached(sub)
-        if origin is not None and self._queued_bytes > self._stall_above:
-            self.stall(origin)
+            self.drop_subscription(sub)
+        # A client never stalls itself: its own reads may be what frees the queue.
+        if (
+            origin is not None
+            and outbound.queued_bytes > outbound.stall_above
+            and origin is not self
+        ):
+            outbound.stall(origin)
         return True
 
     def _inspect(self, sub: Subscription, subject: bytes, reply: bytes) -> bool:
-        """May this subject reach the client? Grants the reply when responses are granted."""
+        """Whether this subject may reach the client; a granted request permits its reply."""
         permissions = self.permissions
         if permissions is None:
             return True
@@ -104,5 +145,45 @@ class ClientSink(Outbound):
             permissions.grant(reply, now_ns=time.monotonic_ns())
         return True
 
-    def _limit_reached(self, sub: Subscription) -> None:
-        raise NotImplementedError
+    # -- subscriptions ----------------------------------------------------------------------
+
+    def add_subscription(self, subject: bytes, queue: bytes, sid: bytes) -> None:
+        if sid not in self.subs:
+            sub = Subscription(self, self.account, subject, queue, sid)
+            self.subs[sid] = sub
+            self._router.subscribe(self.account, sub)
+
+    def drop_subscription(self, sub: Subscription) -> None:
+        if self.subs.pop(sub.sid, None) is not None:
+            self._router.unsubscribe(self.account, sub)
+
+    # -- publishing -------------------------------------------------------------------------
+
+    def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
+        """The checks of one segment for a client that is restricted, pedantic or verbose."""
+        for _ in range(start, stop):
+            if self.pedantic and not valid_subject(subject, wildcards=False):
+                self.error("Invalid Publish Subject")
+        if not self.may_publish_to(subject):
+            for _ in range(start, stop):
+                self.refuse_publish(subject)
+            return False
+        if self.verbose:
+            self.queue(OK * (stop - start))
+        return True
+
+    def may_publish_to(self, subject: bytes) -> bool:
+        permissions = self.permissions
+        return permissions is None or permissions.may_publish(subject, now_ns=time.monotonic_ns())
+
+    def refuse_publish(self, subject: bytes) -> None:
+        shown = subject.decode(errors="backslashreplace")
+        self.error(f'Permissions Violation for Publish to "{shown}"')
+
+    def error(self, text: str) -> None:
+        """Send -ERR; the connection stays."""
+        self._error(text)
+
+    def set_guard(self) -> None:
+        """After CONNECT or a change of permissions."""
+        self.guarded = bool(self.verbose or self.pedantic or self.permissions)

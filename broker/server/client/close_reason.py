@@ -1,12 +1,13 @@
-"""Why a connection ended, in nats-server's words.
+"""Why a connection ended, in nats-server's words, and the one seam through which a part ends it.
 
 Owns: the closed-state texts that /connz and the log show.
 May not touch: connections.
-Spec: core contract 1.12."""
+Spec: nats-server, closed state of a connection (/connz `reason`)."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import Protocol
 
 
 class Reason(Enum):
@@ -37,3 +38,22 @@ VIOLATION_REASONS = {
     "maximum control line exceeded": Reason.MAX_CONTROL_LINE,
     "Unknown Protocol Operation": Reason.PROTOCOL_VIOLATION,
 }
+
+
+class ClosableConnection(Protocol):
+    """A connection, as its parts see it: they may answer with an error and end it."""
+
+    @property
+    def label(self) -> str:
+        """The beginning of log lines about this client."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def error(self, text: str) -> None:
+        """Send -ERR; the connection stays."""
+
+    def fail(self, text: str, reason: Reason) -> None:
+        """Send -ERR, then close."""
+
+    def close(self, reason: Reason) -> None: ...

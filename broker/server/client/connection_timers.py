@@ -1,8 +1,8 @@
-"""The timers of one connection: handshake, authentication, pings.
+"""The timers of one connection: TLS handshake, authentication, pings, expiry of the user.
 
-Owns: when to ask whether the client is still there, and when to give up on it.
+Owns: when to ping the client, and when to give up on it.
 May not touch: the protocol; it tells the connection what to send.
-Spec: core contract 1.9, 3.8 and 4."""
+Spec: NATS client protocol, PING and PONG; timeouts of `authorization` and `tls`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ import asyncio
 import time
 from collections.abc import Callable
 from random import random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from broker.server.client.close_reason import Reason
+from broker.server.client.close_reason import ClosableConnection, Reason
+from broker.server.client.listener_profile import ListenerProfile
 from broker.server.process.log import logger
 
-if TYPE_CHECKING:
-    from broker.server.client.endpoint import Endpoint
-
 FIRST_PING_SECONDS = 2.0
+
+
+class TimedConnection(ClosableConnection, Protocol):
+    @property
+    def authorized(self) -> bool: ...
+    @property
+    def connect_received(self) -> bool: ...
+    @property
+    def pingable(self) -> bool: ...
+    def queue(self, data: bytes) -> None: ...
+    def clear_info(self) -> None:
+        """Send INFO unencrypted: the client has not begun a TLS handshake."""
 
 
 class ConnectionTimers:
@@ -32,12 +42,19 @@ class ConnectionTimers:
         "_loop",
         "_outstanding",
         "_ping_sent",
+        "_profile",
         "_timer",
         "rtt_s",
     )
 
-    def __init__(self, connection: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        connection: TimedConnection,
+        profile: ListenerProfile,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._connection = connection
+        self._profile = profile
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._fallback: asyncio.TimerHandle | None = None
@@ -48,10 +65,10 @@ class ConnectionTimers:
         self.rtt_s = 0.0
 
     def stop(self) -> None:
-        self._quiet()
+        self._cancel()
         self.end_at(0, "")
 
-    def _quiet(self) -> None:
+    def _cancel(self) -> None:
         for timer in (self._timer, self._fallback):
             if timer is not None:
                 timer.cancel()
@@ -76,7 +93,7 @@ class ConnectionTimers:
             self._fallback = None
 
     def handshake_done(self) -> None:
-        self._quiet()
+        self._cancel()
 
     def _handshake_timeout(self) -> None:
         logger.error("%s - TLS handshake timeout", self._connection.label)
@@ -85,30 +102,32 @@ class ConnectionTimers:
     # -- CONNECT ----------------------------------------------------------------------------
 
     def await_connect(self) -> None:
-        """Only a server that wants credentials waits for them with a clock."""
+        """Only a server that wants credentials sets a deadline for them."""
         connection = self._connection
         if connection.authorized:
             self.start_pings()
             return
-        self._arm(connection.entrance.auth_timeout_s, self._look_once_more)
+        self._arm(self._profile.auth_timeout_s, self._read_first)
 
     def connect_seen(self) -> None:
-        self._quiet()
+        self._cancel()
 
     def end_at(self, moment: float, farewell: str) -> None:
-        """The time of the user is over then (seconds since 1970); 0 = never."""
+        """The user expires then (seconds since 1970); 0 = never."""
         if self._end is not None:
             self._end.cancel()
             self._end = None
         if moment:
-            self._end = self._loop.call_later(max(0.0, moment - time.time()), self._over, farewell)
+            self._end = self._loop.call_later(
+                max(0.0, moment - time.time()), self._expired, farewell
+            )
 
-    def _over(self, farewell: str) -> None:
+    def _expired(self, farewell: str) -> None:
         logger.debug("%s - %s", self._connection.label, farewell)
         self._connection.fail(farewell, Reason.AUTHENTICATION_EXPIRED)
 
-    def _look_once_more(self) -> None:
-        """Bytes that are already in the socket beat the clock: let the loop read first."""
+    def _read_first(self) -> None:
+        """Let the loop read once more: a CONNECT that is already in the socket is in time."""
         self._arm(0.0, self._auth_timeout)
 
     def _auth_timeout(self) -> None:
@@ -121,12 +140,12 @@ class ConnectionTimers:
     # -- pings ------------------------------------------------------------------------------
 
     def start_pings(self) -> None:
-        interval = self._connection.entrance.ping_interval_s
+        interval = self._profile.ping_interval_s
         first = min(interval, FIRST_PING_SECONDS)
         self._arm(first * (1 + 0.2 * random()), self._ping_due)
 
     def activity(self) -> None:
-        """A PING, SUB or UNSUB of the client: it lives, no need to ask."""
+        """A PUB, PING, SUB or UNSUB came: the client is alive, so no ping is due."""
         self._last_heard = self._loop.time()
 
     def pong(self) -> None:
@@ -137,14 +156,15 @@ class ConnectionTimers:
 
     def _ping_due(self) -> None:
         connection = self._connection
-        ping = connection.server.options.ping
-        interval = connection.entrance.ping_interval_s
+        context = self._profile.context
+        ping = context.settings.options.ping
+        interval = self._profile.ping_interval_s
         now = self._loop.time()
         quiet = now - self._last_heard >= interval or not self.rtt_s
         if quiet and connection.pingable:
             if self._outstanding + 1 > ping.outstanding_max:
                 logger.debug("%s - Stale Client Connection - Closing", connection.label)
-                connection.server.counters.stale_connections += 1
+                context.connections.counters.stale_connections += 1
                 connection.fail("Stale Connection", Reason.STALE_CONNECTION)
                 return
             self._outstanding += 1

@@ -1,53 +1,115 @@
-"""The INFO document, without what differs from client to client.
+"""The INFO document as far as all clients share it, and the client URLs of the cluster.
 
-Owns: the field names and when each is present.
-May not touch: connections.
-Spec: core contract 1.4; false values of optional fields are left out."""
+Owns: the field names and when each is present; the URLs of this server and of its peers.
+May not touch: connections (listener_profile.py adds what differs from client to client).
+Spec: NATS client protocol, INFO; false values of optional fields are left out."""
 
 from __future__ import annotations
 
+import asyncio
 import platform
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from broker.config.options import VERSION
-from broker.server.client.listener import has_port
+from broker.server.client.settings import Settings
+from broker.server.process.identity import ServerIdentity
+from broker.server.process.listening import advertised, has_port
 from broker.server.services import Document
 
-if TYPE_CHECKING:
-    from broker.server.server import Server
+
+class ClientInfo:
+    """One per server. `shared` is rebuilt by `refresh` when a source of it has changed."""
+
+    def __init__(self, settings: Settings, identity: ServerIdentity) -> None:
+        self._settings = settings
+        self._identity = identity
+        self.port = 0  # of the client listener, once it is bound
+        self.extend: Callable[[], Document] | None = None  # fields of what is built on the server
+        self.shared: Document = {}
+
+    def refresh(self) -> None:
+        options = self._settings.options
+        host, port = self._identity.host, self.port
+        if options.client_advertise:
+            host, port = _split(options.client_advertise, port)
+        document: Document = {
+            "server_id": self._identity.id,
+            "server_name": self._identity.name,
+            "version": VERSION,
+            "proto": 1,
+            "go": f"python{platform.python_version()}",
+            "host": host,
+            "port": port,
+            "headers": options.headers,
+            "max_payload": options.limits.max_payload,
+        }
+        if self._settings.authenticator.announced:
+            document["auth_required"] = True
+        if options.tls is not None:
+            document["tls_available" if options.allow_non_tls else "tls_required"] = True
+            if options.tls.verify:
+                document["tls_verify"] = True
+        if self.extend is not None:
+            document.update(self.extend())
+        elif options.cluster is not None and options.cluster.name:
+            document["cluster"] = options.cluster.name
+        self.shared = document
 
 
-def base_info(server: Server) -> Document:
-    options = server.options
-    host, port = server.host, server.port
-    if options.client_advertise:
-        host, port = _advertised(options.client_advertise, port)
-    document: Document = {
-        "server_id": server.id,
-        "server_name": server.name,
-        "version": VERSION,
-        "proto": 1,
-        "go": f"python{platform.python_version()}",
-        "host": host,
-        "port": port,
-        "headers": options.headers,
-        "max_payload": options.limits.max_payload,
-    }
-    if server.authenticator.announced:
-        document["auth_required"] = True
-    if options.tls is not None:
-        document["tls_available" if options.allow_non_tls else "tls_required"] = True
-        if options.tls.verify:
-            document["tls_verify"] = True
-    if server.services is not None:
-        document.update(server.services.on_connect_info())
-    elif options.cluster is not None and options.cluster.name:
-        document["cluster"] = options.cluster.name
-    return document
-
-
-def _advertised(text: str, port: int) -> tuple[str, int]:
+def _split(text: str, port: int) -> tuple[str, int]:
     if not has_port(text):
         return text.strip("[]"), port
     host, _, tail = text.rpartition(":")
     return host.strip("[]"), int(tail) if tail.isdigit() else port
+
+
+class ClientUrls:
+    """Where clients can connect (host:port): to this server, and to its peers."""
+
+    def __init__(self, settings: Settings, host: str) -> None:
+        self._settings = settings
+        self._host = host
+        self.port = 0  # of the client listener, once it is bound
+        self.websocket: Callable[[], list[str]] | None = None  # URLs of that listener, if any
+        self.withdrawn = False  # in lame duck mode
+        self._peers: list[str] = []
+        self._peers_websocket: list[str] = []
+        self.peers_known = asyncio.Event()
+
+    @property
+    def _no_advertise(self) -> bool:
+        cluster = self._settings.options.cluster
+        return cluster is not None and cluster.no_advertise
+
+    def own(self) -> list[str]:
+        """What peers should tell their clients about this server."""
+        if self.withdrawn or self._no_advertise:
+            return []
+        return advertised(self._host, self.port, self._settings.options.client_advertise)
+
+    def own_websocket(self) -> list[str]:
+        hidden = self.withdrawn or self._no_advertise
+        return [] if hidden or self.websocket is None else self.websocket()
+
+    def all(self, *, ldm: bool = False) -> list[str]:
+        """connect_urls of INFO; in lame duck mode without this server."""
+        return _with_own([] if ldm else self.own(), self._peers)
+
+    def all_websocket(self, *, ldm: bool = False) -> list[str]:
+        return _with_own([] if ldm else self.own_websocket(), self._peers_websocket)
+
+    def set_peers(self, urls: Sequence[str], websocket: Sequence[str]) -> bool:
+        """URLs of the peers, in a stable order. True when something has changed."""
+        if self._no_advertise:
+            return False
+        if list(urls) == self._peers and list(websocket) == self._peers_websocket:
+            return False
+        self._peers, self._peers_websocket = list(urls), list(websocket)
+        if urls:
+            self.peers_known.set()
+        return True
+
+
+def _with_own(own: list[str], peers: list[str]) -> list[str]:
+    """A server that knows no peers sends no URLs: its clients know how they connected."""
+    return own + [url for url in peers if url not in own] if peers else []

@@ -1,53 +1,110 @@
-"""The way a client came in: what its listener wants of it and says to it.
+"""What a connection is given by the listener it came through.
 
-Owns: what differs between listeners. This one is the plain client port.
-May not touch: connections, transports.
-Spec: core contract 1.4, 3.2 and 8.2."""
+Owns: what differs between listeners, and the INFO line of one client. This profile is that of the
+plain client port.
+May not touch: transports.
+Spec: NATS client protocol, INFO and CONNECT."""
 
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import msgspec
+
+from broker.accounts import Account
 from broker.accounts.authentication import Authenticator
 from broker.config.options import STANDARD, TlsOptions
-from broker.server.services import Document
+from broker.server.client.connections import Connections
+from broker.server.client.info import ClientInfo, ClientUrls
+from broker.server.client.settings import Settings
+from broker.server.process.tasks import Spawn
+from broker.server.routing.fair_queue import FairQueue
+from broker.server.routing.router import Router
+from broker.server.services import BulkReads, Document
+from broker.server.tracing.tracing import Tracing
 
-if TYPE_CHECKING:
-    from broker.server.server import Server
+
+@dataclass(slots=True)
+class ClientContext:
+    """What all connections of one server share."""
+
+    settings: Settings
+    info: ClientInfo
+    urls: ClientUrls
+    connections: Connections
+    account: Callable[[str], Account]
+    router: Router
+    turns: FairQueue
+    tracing: Tracing
+    spawn: Spawn
+    bulk_reads: BulkReads | None = None  # None: SCAN is an unknown operation
 
 
 class ListenerProfile:
-    """Asked anew each time, since a reload may change every answer."""
+    """Ask anew each time: a reload may change every answer."""
 
     kind = "nats"  # the type that /connz shows
-    mark = "cid"  # how the log counts the clients
+    mark = "cid"  # how the log numbers the clients
     connection_type = STANDARD  # what users may be bound to
+    internal = False  # the server's own client: neither counted, listed, limited nor restricted
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, context: ClientContext) -> None:
+        self.context = context
 
     @property
     def authenticator(self) -> Authenticator:
-        return self._server.authenticator
+        return self.context.settings.authenticator
 
     @property
     def auth_timeout_s(self) -> float:
-        return self._server.auth_timeout_s
+        return self.context.settings.auth_timeout_s
 
     @property
     def ping_interval_s(self) -> float:
-        return self._server.options.ping.interval_ns / 1e9
+        return self.context.settings.options.ping.interval_ns / 1e9
 
     @property
     def tls(self) -> tuple[TlsOptions, ssl.SSLContext] | None:
-        """TLS that begins on the open socket, around the INFO."""
-        options, context = self._server.options.tls, self._server.tls_context
+        """TLS that begins on the open socket, after the INFO or before it."""
+        settings = self.context.settings
+        options, context = settings.options.tls, settings.tls_context
         return None if options is None or context is None else (options, context)
 
     def info(self) -> Document:
         """The INFO that all clients of this listener share; a fresh document."""
-        return dict(self._server.info)
+        return dict(self.context.info.shared)
 
     def connect_urls(self, *, ldm: bool = False) -> list[str]:
-        return self._server.connect_urls(ldm=ldm)
+        return self.context.urls.all(ldm=ldm)
+
+    def info_line(
+        self,
+        *,
+        cid: int,
+        host: str,
+        payload_max: int,
+        account: str = "",
+        ldm: bool = False,
+        nonce: str = "",
+    ) -> bytes:
+        """The line for one client; `account` is named once the client has connected."""
+        document = self.info()
+        if nonce:
+            document["nonce"] = nonce
+        document["client_id"] = cid
+        document["client_ip"] = host
+        if payload_max >= 0:
+            document["max_payload"] = payload_max
+        if account:
+            document["connect_info"] = True
+            document["remote_account"] = account
+            if account == self.context.settings.options.system_account:
+                document["acc_is_sys"] = True
+        urls = self.connect_urls(ldm=ldm)
+        if urls:
+            document["connect_urls"] = urls
+        if ldm:
+            document["ldm"] = True
+        return b"INFO " + msgspec.json.encode(document) + b" \r\n"

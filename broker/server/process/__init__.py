@@ -1,1 +1,1 @@
-"""What the process needs besides NATS itself: log, pid and ports files, reload, loop lag."""
+"""The process around the server: log, tasks, listening sockets, pid and ports files, reload."""

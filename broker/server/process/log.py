@@ -2,8 +2,8 @@
 
 Owns: the format, the target and its reopening.
 May not touch: what is logged.
-Spec: core contract 6.5. Bound: a line that a full pipe would not take at once is dropped and
-counted; a reader that stopped must not stop the broker."""
+Spec: nats-server, log format. Bound: a line that a full pipe does not take at once is dropped and
+counted, so that a stuck reader cannot block the broker."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NatsFormatter(logging.Formatter):
 
 
 class NonBlockingHandler(logging.Handler):
-    """Writes whole lines to a descriptor that takes them now; files always do."""
+    """Writes a line if the descriptor takes it without blocking; files always do."""
 
     def __init__(self, options: Logging) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class NonBlockingHandler(logging.Handler):
             if self._path and self._size_limit:
                 self._rotate_when_large()
         except OSError:
-            self.dropped += 1  # a closed pipe or a full disk: there is nobody to tell
+            self.dropped += 1  # a closed pipe or a full disk: there is no other place to log
 
     def _writable(self) -> bool:
         events = self._poll.poll(0)
@@ -123,7 +123,7 @@ def install(options: Logging) -> NonBlockingHandler:
     for previous in list(root.handlers):
         root.removeHandler(previous)
         previous.close()
-    # Tracing lies below debugging, yet -V alone does not ask for debug lines.
+    # TRACE is below DEBUG, yet -V alone does not include debug lines.
     handler.addFilter(lambda record: options.debug or record.levelno != logging.DEBUG)
     root.addHandler(handler)
     for library in ("aiohttp", "asyncio", "nats"):

@@ -1,8 +1,8 @@
-"""How late the event loop runs: a stalled loop is what causes false elections.
+"""The lag of the event loop: a stalled loop is what causes false elections.
 
-Owns: one repeating timer and the lateness it met.
+Owns: one repeating timer and its lateness.
 May not touch: anything else.
-Spec: design section 6, a loop that lags is measured and reported."""
+Spec: docs/ARCHITECTURE.md, "Invariants": no call blocks the event loop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Small files a server leaves for its surroundings: pid and ports.
+"""The pid file and the ports file.
 
 Owns: their form, atomic writing and removal.
-May not touch: anything that serves.
-Spec: core contract 6.4; the ports file is called nats-server_<pid>.ports whatever we are."""
+May not touch: listeners.
+Spec: nats-server, `pid_file` and `ports_file_dir`; tools expect nats-server_<pid>.ports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from broker.server.client.listener import WILDCARDS, interface_addresses, join_host_port
+from broker.server.process.listening import WILDCARDS, interface_addresses, join_host_port
 
 
 def write_pid(path: str) -> None:
@@ -23,7 +23,7 @@ def remove(path: str) -> None:
 
 
 def urls(scheme: str, host: str, port: int) -> list[str]:
-    """Every address a listener answers on; 127.0.0.1 first for a wildcard bind."""
+    """Every URL of a listener; 127.0.0.1 first for a wildcard bind."""
     hosts = interface_addresses(loopback=True) if host in WILDCARDS else [host]
     return [f"{scheme}://{join_host_port(address, port)}" for address in hosts]
 

@@ -1,8 +1,8 @@
 """Reload: which settings may change under a running server.
 
 Owns: the comparison of old and new options.
-May not touch: the server; it returns what should hold from now on.
-Spec: core contract 6.3; a change that cannot be taken makes the whole reload fail."""
+May not touch: the server; it returns the options to continue with.
+Spec: nats-server, configuration reload; one change that is not reloadable fails all."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How the server's documents show times and spans.
+"""Text forms of times and durations in documents, events and traces.
 
-Owns: the text forms nats-server uses in its monitor, its events and its traces.
+Owns: the formats that nats-server uses.
 May not touch: clocks; every time is an argument.
-Spec: core contract 7; times are RFC 3339 in UTC, spans look like 1d2h3m4s."""
+Spec: NATS monitoring endpoints: times are RFC 3339 in UTC, durations look like 1d2h3m4s."""
 
 from __future__ import annotations
 

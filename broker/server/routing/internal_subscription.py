@@ -1,33 +1,40 @@
-"""A subscription of this node itself, known on every node as a client's would be.
+"""A subscription of this node itself, announced to every node like that of a client.
 
 Owns: the sink between the router and a callback.
 May not touch: what the messages mean.
-Conversations with one client (snapshots, restores) and answers to imported services use it: who
-answers may be connected anywhere.
-Spec: core contract 1.10."""
+Used for conversations with one client (snapshots, restores) and for the answers of imported
+services: the responder may be connected to any node.
+Spec: NATS client protocol, SUB."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from broker.accounts import Account
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 
-if TYPE_CHECKING:
-    from broker.accounts import Account
-    from broker.server.routing.router import Router
-
 Taken = Callable[[bytes, bytes, bytes, bytes], None]  # subject, reply, headers, payload
+
+
+class InterestTable(Protocol):
+    """The router, as far as it takes subscriptions."""
+
+    def subscribe(self, account: Account, sub: Subscription) -> None: ...
+
+    def unsubscribe(self, account: Account, sub: Subscription) -> None: ...
 
 
 class InternalSubscription:
     """Open until closed. Calls back in the order of arrival."""
 
-    kind = SinkKind.CLIENT  # so that peers hear of it
-    watchful = True  # and nobody encodes for a socket it does not have
+    kind = SinkKind.CLIENT  # so that it is announced to peers
+    watchful = True  # it has no socket to encode for
 
-    def __init__(self, router: Router, account: Account, subject: bytes, taken: Taken) -> None:
+    def __init__(
+        self, router: InterestTable, account: Account, subject: bytes, taken: Taken
+    ) -> None:
         self._router = router
         self._account = account
         self._taken = taken

@@ -1,8 +1,9 @@
-"""From a publish to its takers: one cached lookup per segment of equal subjects.
+"""From a publish to its subscribers: one cached lookup per segment of equal subjects.
 
-Owns: fan-out, queue choice, echo, no responders, and the notice of changed interest.
-May not touch: sockets, permissions, storage; sinks do what is theirs.
-Spec: core contract 1.8, 1.10."""
+Owns: fan-out, the choice of a queue member, echo, no responders, and the notice of changed
+interest.
+May not touch: sockets, permissions, storage; those belong to the sinks.
+Spec: NATS client protocol, PUB, SUB with a queue group, no responders."""
 
 from __future__ import annotations
 
@@ -12,42 +13,56 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from broker.accounts import Account
+from broker.server.routing.bulk_service import BulkService
 from broker.server.routing.fair_queue import TURN_S
-from broker.subjects import BulkService, Match, PublishingConnection, Sink, SinkKind, Subscription
+from broker.subjects import Match, PublishingConnection, Sink, SinkKind, Subscription
 
 if TYPE_CHECKING:
-    from broker.server.client.client_sink import ClientSink
     from broker.wire import PubRun
 
-ACK_PREFIX = b"$JS.ACK."
-GET_PREFIX = b"$JS.API.DIRECT.GET."
-READ_PREFIXES = (GET_PREFIX, b"$JS.API.STREAM.MSG.GET.")  # one may take milliseconds
-LOOK_EVERY = 256  # deliveries between two looks at the clock
-PIECE_MAX = 4096  # rows times takers delivered in one piece
+LOOK_EVERY = 256  # deliveries between two readings of the clock
+PIECE_MAX = 4096  # rows times recipients delivered in one piece
 InterestCallback: TypeAlias = Callable[[Account, Subscription, bool], None]
 
 
 class Publisher(PublishingConnection, Sink, Protocol):
-    """A connection, as the router needs it."""
+    """A client connection, as the router needs it."""
 
     account: Account
     no_responders: bool
     guarded: bool  # its publishes must pass may_publish
 
     def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
-        """Asked once per segment; answers the client itself when it refuses."""
+        """Called once per segment; sends the client its -ERR when it refuses."""
+
+
+class InspectingSink(Sink, Protocol):
+    """A CLIENT sink, which may want to inspect every message."""
+
+    watchful: bool
 
 
 class Router:
-    """One per server. The tables are the accounts'; this is what is done with a match."""
+    """One per server. The accounts own the tables; the router delivers to what they match."""
 
     def __init__(self) -> None:
         self._interest: list[InterestCallback] = []
+        self._bulk: BulkService | None = None
+        self._timed: tuple[bytes, ...] = ()
+        self._family = b""
+        self._family_start: bytes | None = None  # a cheap test before that of the whole prefix
+
+    def serve_in_bulk(self, service: BulkService) -> None:
+        """This service takes whole runs; it subscribes like any other."""
+        self._bulk = service
+        self._timed = service.timed_prefixes
+        self._family = service.family_prefix
+        self._family_start = self._family[:1]
 
     # -- interest ---------------------------------------------------------------------------
 
     def on_interest(self, callback: InterestCallback) -> None:
-        """Called for every CLIENT subscription that comes (True) or goes (False)."""
+        """Call it for every CLIENT subscription that is added (True) or removed (False)."""
         self._interest.append(callback)
 
     def subscribe(self, account: Account, sub: Subscription) -> None:
@@ -65,7 +80,7 @@ class Router:
                 callback(account, sub, False)  # noqa: FBT003
 
     def has_interest(self, account: Account, subject: bytes, *, queue: bytes = b"") -> bool:
-        """Does anybody take this subject; with `queue`, is there a member of that group?"""
+        """Whether this subject has a subscriber; with `queue`, a member of that group."""
         found = account.subs.match(subject)
         if not queue:
             return bool(found)
@@ -74,7 +89,7 @@ class Router:
     def bulk(self, account: Account, deliver_to: bytes) -> Subscription | None:
         """The one plain CLIENT subscription of this node when nothing else matches, else None.
 
-        Families of reply subjects (`prefix.` + token) are answered from one cached result."""
+        Reply subjects with a common prefix (`prefix.` + token) share one cached result."""
         found = None
         if not deliver_to.endswith(b"."):
             found = account.subs.match_prefix(deliver_to[: deliver_to.rfind(b".") + 1])
@@ -83,31 +98,32 @@ class Router:
         return _plain_client(found)
 
     def bulk_family(self, account: Account, prefix: bytes) -> Subscription | None:
-        """As `bulk`, for all of `prefix` + one token; None when the token matters."""
+        """Like `bulk`, for all of `prefix` + one token; None when the token matters."""
         found = account.subs.match_prefix(prefix)
         return None if found is None else _plain_client(found)
 
     # -- publishing -------------------------------------------------------------------------
 
     def publish_run(self, origin: Publisher, run: PubRun, first: int = 0) -> int:
-        """Every message from row `first` on to everybody who wants it, in order.
+        """Deliver every message from row `first` on to all its subscribers, in order.
 
         Returns the row it came to. Less than the whole run means that the turn of this client is
-        over: the caller comes back for the rest, and sends nothing of the client's before."""
+        over: the caller continues later, before anything else this client has sent."""
         deadline = perf_counter() + TURN_S
-        spans = run.ack_spans()
-        service = self._ack_service(origin) if spans else None
-        if service is None:
+        bulk = self._bulk
+        spans = bulk.compact_spans(run) if bulk is not None else None
+        taker = self._compact_taker(origin, bulk) if spans and bulk is not None else None
+        if taker is None or spans is None or bulk is None:
             return self._publish_rows(origin, run, first, len(run), deadline)
         row = first
-        for start, stop, acks in spans:
+        for start, stop, compact in spans:
             if stop <= row:
                 continue  # in an earlier turn
             if start > row:
                 row = self._publish_rows(origin, run, row, start, deadline)
                 if row < start:
                     return row
-            cast(BulkService, service.sink).deliver_acks(service, acks)
+            bulk.deliver_compact(taker, compact)
             row = stop
         if row < len(run):
             row = self._publish_rows(origin, run, row, len(run), deadline)
@@ -117,14 +133,16 @@ class Router:
         self, origin: Publisher, run: PubRun, first: int, last: int, deadline: float
     ) -> int:
         match = origin.account.subs.match
-        gets = origin.account.subs.match_family(GET_PREFIX)
+        family = self._family_taken(origin)
+        family_start = self._family_start
         taker: Subscription | None = None  # of the rows from `begun` on
         begun = first
         reached = last
         work = 0
         for subject, start, stop in run.segments(first, last):
-            found = self._reserved(origin, subject) if subject[:1] == b"$" else match(subject)
-            joinable = found.quick or found is gets
+            in_family = subject[:1] == family_start
+            found = self._match_family(origin, subject) if in_family else match(subject)
+            joinable = found.quick or found is family
             late = work > LOOK_EVERY
             if taker is not None and (
                 not (joinable and found.single is taker)  # else one delivery for all of them
@@ -146,7 +164,7 @@ class Router:
             if joinable and sub is not None and not sub.max_msgs and not origin.guarded:
                 taker, begun = sub, start
                 continue
-            work += LOOK_EVERY if subject.startswith(READ_PREFIXES) else 0
+            work += LOOK_EVERY if subject.startswith(self._timed) else 0
             done = self._in_pieces(origin, run, found, start, stop=stop, deadline=deadline)
             if done < stop:
                 return done
@@ -158,11 +176,11 @@ class Router:
         self, origin: Publisher, run: PubRun, found: Match, start: int, *, stop: int,
         deadline: float,
     ) -> int:  # fmt: skip
-        """One segment. Many rows for many takers can end the turn between two pieces."""
+        """One segment. With many rows for many recipients, the turn may end between two pieces."""
         sub = found.single
         share = max(1, PIECE_MAX // (found.weight or 1))
-        if sub is None and run.segments(start, start + 1)[0][0].startswith(READ_PREFIXES):
-            share = 1  # read by the service, and somebody listens to the requests
+        if sub is None and run.segments(start, start + 1)[0][0].startswith(self._timed):
+            share = 1  # slow requests that have other subscribers besides the service
         for row in range(start, stop, share):
             if row > start and perf_counter() > deadline:
                 return row
@@ -183,12 +201,10 @@ class Router:
         self, origin: Publisher, sub: Subscription, run: PubRun, start: int, stop: int, *,
         deadline: float,
     ) -> int:  # fmt: skip
-        """Returns the row it came to: less than `stop` when reads took the rest of the turn."""
-        if sub.sink.kind is SinkKind.SERVICE and run.message(start)[0].startswith(READ_PREFIXES):
-            service = cast(BulkService, sub.sink)
-            reached, missing = service.deliver_gets(
-                sub, run, start, stop, origin, deadline=deadline
-            )
+        """Returns the row it came to: less than `stop` when requests used up the turn."""
+        bulk = self._bulk
+        if sub.sink is bulk and bulk and run.message(start)[0].startswith(self._timed):
+            reached, missing = bulk.deliver_timed(sub, run, start, stop, origin, deadline=deadline)
             for row in missing:
                 self._not_taken(origin, run, row, row + 1)
             return reached
@@ -201,22 +217,31 @@ class Router:
         if origin.no_responders and run.any_reply(start, stop):
             self._tell_no_responders_rows(origin, run, start, stop)
 
-    def _reserved(self, origin: Publisher, subject: bytes) -> Match:
-        """As match. Gets of single keys differ in every subject; see _ack_service."""
+    # -- services that take whole runs --------------------------------------------------------
+
+    def _match_family(self, origin: Publisher, subject: bytes) -> Match:
+        """Like match, but one result for all subjects of the family, where it holds for all."""
         subs = origin.account.subs
         found = None
-        if subject.startswith(GET_PREFIX) and b".." not in subject and not subject.endswith(b"."):
-            found = subs.match_family(GET_PREFIX)
+        if subject.startswith(self._family) and b".." not in subject and subject[-1:] != b".":
+            found = subs.match_family(self._family)
         return subs.match(subject) if found is None else found
 
-    def _ack_service(self, origin: Publisher) -> Subscription | None:
-        """Who takes all plain acks of this client, if nobody else listens there. Acks differ in
-        every subject: one answer for the whole family saves a lookup each."""
+    def _family_taken(self, origin: Publisher) -> Match | None:
+        """The match of the whole family, if the bulk service alone takes it."""
+        if self._bulk is None:
+            return None
+        found = origin.account.subs.match_family(self._family)
+        sub = found.single if found is not None else None
+        return found if sub is not None and sub.sink is self._bulk else None
+
+    def _compact_taker(self, origin: Publisher, bulk: BulkService) -> Subscription | None:
+        """The subscription of the bulk service, if it alone takes the compact messages."""
         if origin.guarded:
             return None
-        found = origin.account.subs.match_family(ACK_PREFIX)
+        found = origin.account.subs.match_family(bulk.compact_prefix)
         sub = found.single if found is not None else None
-        return sub if sub is not None and sub.sink.kind is SinkKind.SERVICE else None
+        return sub if sub is not None and sub.sink is bulk else None
 
     def publish(
         self,
@@ -229,7 +254,7 @@ class Router:
         deliver_to: bytes | None = None,
         origin: Publisher | None = None,
     ) -> int:
-        """One message; returns how many took it. `deliver_to` is matched, `subject` is shown."""
+        """One message; returns how many took it. `deliver_to` is matched, `subject` is sent."""
         found = account.subs.match(subject if deliver_to is None else deliver_to)
         silent = None if origin is None or origin.echo else origin
         delivered = 0
@@ -258,10 +283,10 @@ class Router:
         queue: bytes = b"",
         origin: PublishingConnection | None = None,
     ) -> int:
-        """What came from a peer: to the clients of this node only, one hop, never further.
+        """Messages from a peer: to the clients of this node only, never to another node.
 
-        Without `queue` the plain subscriptions take it; with it exactly one member of that
-        group per message, which is what the sending node chose this node for."""
+        Without `queue`, to the plain subscriptions; with it, each message to exactly one member
+        of that group, because the sending node has chosen this node for the group."""
         delivered = 0
         for subject, start, stop in run.segments():
             found = account.subs.match(subject)
@@ -276,7 +301,7 @@ class Router:
         return delivered
 
     def _fan_out(self, origin: Publisher, found: Match, run: PubRun, start: int, stop: int) -> int:
-        """Returns the row up to which every message was taken by somebody."""
+        """Returns the row up to which every message was taken."""
         silent = None if origin.echo else origin
         covered = start
         for sub in found.plain:
@@ -295,7 +320,7 @@ class Router:
                 self.tell_no_responders(origin, subject, reply)
 
     def tell_no_responders(self, origin: Publisher, subject: bytes, reply: bytes) -> None:
-        """503 to the publisher alone, if it listens where it wants the answer."""
+        """503 to the publisher alone, if it is subscribed to the reply subject."""
         for sub in origin.account.subs.match(reply).plain:
             if sub.sink is origin:
                 status = b"NATS/1.0 503\r\nNats-Subject: " + subject + b"\r\n\r\n"
@@ -307,8 +332,8 @@ def _plain_client(found: Match) -> Subscription | None:
     sub = found.single
     if sub is None or sub.max_msgs or sub.sink.kind is not SinkKind.CLIENT:
         return None
-    # A watchful client has each message inspected: no way around deliver() for it.
-    return None if cast("ClientSink", sub.sink).watchful else sub
+    # A watchful client inspects each message: it needs deliver().
+    return None if cast(InspectingSink, sub.sink).watchful else sub
 
 
 def _deliver_limited(
@@ -331,9 +356,9 @@ def _deal(
     *,
     silent: Sink | None,
 ) -> int:
-    """Deal the rows to the members in slices, from a random one on: one call per slice.
+    """Deal the rows to the members in slices, beginning with a random one: one call per slice.
 
-    A member that refuses passes its slice on. Returns the row after the last one taken."""
+    A slice that a member refuses goes to the next one. Returns the row after the last one taken."""
     count = len(pool)
     turn = randrange(count) if count > 1 else 0
     share = -(-(stop - start) // count)

@@ -1,8 +1,8 @@
-"""The trace of one message: what its headers ask for, and the events told of it.
+"""The trace of one message: what its headers ask for, and its events.
 
-Owns: the headers of tracing, the form of the document, when it is complete.
-May not touch: deliveries (tracing.py makes them), permissions.
-Spec: core contract 1.13; where that is silent, nats-server 2.15."""
+Owns: the tracing headers, the form of the report, and when it is complete.
+May not touch: deliveries (tracing.py), permissions.
+Spec: NATS ADR-41, message tracing; details as in nats-server 2.15."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from broker.wire import headers as wire_headers
 DEST: Final = b"Nats-Trace-Dest"
 DEST_NAME: Final = DEST.lower()
 TRACEPARENT_NAME: Final = b"traceparent"
-DISABLED: Final = b"trace disabled"  # no subject, so it can never be meant as one
+DISABLED: Final = b"trace disabled"  # not a valid subject, so never a destination
 HOP: Final = b"Nats-Trace-Hop"
 _FIRST_LINE: Final = b"NATS/1.0\r\n"
 _PARENT_FIELDS: Final = 4
@@ -39,37 +39,37 @@ NOT_SENT_THERE = "Not delivered because remote does not support message tracing"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a header block asks for. Neither traced nor delivered: only=True without a dest."""
+class TraceRequest:
+    """What a header block asks for. only=True without a dest: neither traced nor delivered."""
 
     dest: bytes = b""  # empty: no trace
     only: bool = False  # the message itself is not delivered
-    disable: bool = False  # and no other server may trace it
+    disable: bool = False  # no other server may trace it
     lines: dict[str, list[str]] = field(default_factory=dict)
 
 
-def wanted(headers: bytes, account: Account, *, first_server: bool) -> Wanted:
-    """Names are matched as written, but for `traceparent`, which comes in any case and counts
-    only where the account says where to report."""
+def requested(headers: bytes, account: Account, *, first_server: bool) -> TraceRequest:
+    """Header names are case-sensitive, except `traceparent`, which counts only in an account
+    with a configured trace destination."""
     lines, found = _lines(headers)
     if found is None:
-        return Wanted()
+        return TraceRequest()
     values = lines.get(DEST.decode())
     if values is None:
         return _external(lines, account, first_server=first_server)
     only = lines.get("Nats-Trace-Only", [""])[0].lower() in ("1", "true", "on")
-    if "Nats-Trace-Origin-Account" in lines:  # of servers that are no more
-        return Wanted(only=only, disable=True)
-    return Wanted(values[0].encode(), only, lines=lines)
+    if "Nats-Trace-Origin-Account" in lines:  # sent by old servers
+        return TraceRequest(only=only, disable=True)
+    return TraceRequest(values[0].encode(), only, lines=lines)
 
 
-def _external(lines: dict[str, list[str]], account: Account, *, first_server: bool) -> Wanted:
+def _external(lines: dict[str, list[str]], account: Account, *, first_server: bool) -> TraceRequest:
     options = account.options
     if not options.trace_dest:
-        return Wanted()
+        return TraceRequest()
     if first_server and randrange(100) >= options.trace_sampling:
-        return Wanted(disable=True)
-    return Wanted(options.trace_dest, lines=lines)
+        return TraceRequest(disable=True)
+    return TraceRequest(options.trace_dest, lines=lines)
 
 
 def _lines(headers: bytes) -> tuple[dict[str, list[str]], bool | None]:
@@ -104,7 +104,7 @@ def _sampled(parent: bytes) -> bool:
 
 
 def disabled(headers: bytes) -> bytes:
-    """The block for a way on which no server shall trace."""
+    """The header block for a route on which no server may trace."""
     return with_header(headers, DEST, DISABLED)
 
 
@@ -113,7 +113,7 @@ def with_header(headers: bytes, name: bytes, value: bytes) -> bytes:
 
 
 def disabled_in_place(headers: bytes) -> bytes:
-    """As `disabled`, for a stored message: its other headers keep their places."""
+    """Like `disabled`, for a stored message: the order of the other headers is kept."""
     before, name, rest = headers.partition(b"\r\n%b:" % DEST)
     if not name:
         return disabled(headers)
@@ -122,7 +122,7 @@ def disabled_in_place(headers: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """Collects events until the message has been everywhere and no stream is waited for."""
+    """Collects events until the fan-out is complete and no stream is waited for."""
 
     account: Account
     dest: bytes
@@ -132,10 +132,10 @@ class Trace:
     hop: str = ""
     hops: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
-    waits: int = 1  # for the end of the fan-out, and for every stream that has not answered
+    waits: int = 1  # the end of the fan-out, and every stream that has not answered
 
     def add(self, event_type: str, /, **fields: object) -> dict[str, Any]:
-        """Fields that are empty are left out, numbers are not."""
+        """Empty fields are left out; zero is not empty."""
         event: dict[str, Any] = {"type": event_type, "ts": timestamp(time.time())}
         event.update((name, value) for name, value in fields.items() if value not in ("", None))
         self.events.append(event)
@@ -153,7 +153,7 @@ class Trace:
         return f"{self.hop}.{self.hops}" if self.hop else str(self.hops)
 
     def done(self) -> None:
-        """One of those waited for has come."""
+        """One of the waits is over; the last one sends the report."""
         self.waits -= 1
         if not self.waits:
             self.send(self)
@@ -166,11 +166,11 @@ class Trace:
         return body
 
 
-def request_of(asked: Wanted, size: int) -> dict[str, Any]:
+def request_of(asked: TraceRequest, size: int) -> dict[str, Any]:
     header = {name: asked.lines[name] for name in sorted(asked.lines)}
     return {"header": header, "msgsize": size}
 
 
 def text(raw: bytes) -> str:
-    """Bytes of a client as JSON can show them."""
+    """Bytes of a client as text for JSON."""
     return raw.decode(errors="replace")

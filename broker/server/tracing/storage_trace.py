@@ -1,18 +1,19 @@
-"""Traced messages that a stream takes: what became of them, told when the stream has answered.
+"""Traced messages that a stream stores: the outcome is known when the stream has answered.
 
 Owns: the answers that are waited for.
-May not touch: the stream, which answers as it would answer anybody.
-A stream answers to the reply subject of a publish. Ours stands there instead, and what comes is
-passed on. Of a message that is traced only, no stream is asked: what its leader would check (a
-duplicate, an expected sequence) is not told then.
-Spec: core contract 1.13; where that is silent, nats-server 2.15."""
+May not touch: the stream, which answers as it would answer any publisher.
+A stream answers to the reply subject of a publish. For a traced message that is a subject of
+ours; the answer is then forwarded to the publisher. A message with Nats-Trace-Only is not sent to
+the stream, so the checks of its leader (duplicates, expected sequences) are not reported.
+Spec: NATS ADR-41, message tracing; details as in nats-server 2.15."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,24 +23,29 @@ from broker.subjects import PublishingConnection, Sink, SinkKind, Subscription
 from broker.wire import PubRun
 from broker.wire import headers as wire_headers
 
-if TYPE_CHECKING:
-    from broker.server.server import Server
-
-WAIT_S = 30.0  # for a stream; then the trace is sent as it is
-WAITING_MAX = 4096  # beyond it nobody waits
+WAIT_S = 30.0  # for an answer of a stream; then the trace is sent as it is
+WAITING_MAX = 4096  # beyond it, traces do not wait for the stream
 WRONG_LAST_SEQUENCE = 10071
 
 
+class PublishOne(Protocol):
+    """Router.publish."""
+
+    def __call__(
+        self, account: Account, subject: bytes, reply: bytes, headers: bytes, payload: bytes, /
+    ) -> int: ...
+
+
 class StreamSink(Sink, Protocol):
-    """The way into a stream."""
+    """The sink of a stream."""
 
     stream: bytes
 
     def answers(self, reply: bytes) -> bool:
-        """Whether it says of every single message what became of it."""
+        """Whether it answers every single message."""
 
     def stored_as(self, subject: bytes) -> tuple[bytes, bool]:
-        """The subject it is kept under, and whether nobody wants it, as far as is known here."""
+        """The subject it is stored under, and whether no consumer of this node wants it."""
 
 
 class _Refusal(msgspec.Struct):
@@ -59,7 +65,7 @@ class _Waiting:
     account: Account
     reply: bytes  # of the publisher
     headers: bytes
-    told: dict[str, Any]  # of the event, once it is stored
+    stored: dict[str, Any]  # fields of the event, once the message is stored
     timer: asyncio.TimerHandle
 
 
@@ -68,8 +74,9 @@ class Storing:
 
     kind = SinkKind.SERVICE
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, account: Callable[[str], Account], publish: PublishOne) -> None:
+        self._account = account
+        self._publish = publish
         self._prefix = b"_R_.%b." % secrets.token_hex(8).encode()
         self._listening: set[str] = set()
         self._waiting: dict[bytes, _Waiting] = {}
@@ -93,13 +100,13 @@ class Storing:
             event.update(kept)
             return True
         if _waits_for_commit(headers):
-            trace.waits += 1  # for good: of a batch the reference server tells the last message
+            trace.waits += 1  # never done: nats-server reports only the last message of a batch
             answer_to = reply
         elif not sink.answers(reply) or len(self._waiting) >= WAITING_MAX:
             event.update(kept)
             answer_to = reply
         else:
-            account = self._server.account(sub.account.name)
+            account = self._account(sub.account.name)
             self._listen(account)
             self._number += 1
             answer_to = b"%b%d" % (self._prefix, self._number)
@@ -135,9 +142,9 @@ class Storing:
             return False
         waiting.timer.cancel()
         error = _error(waiting.headers, headers, payload)
-        waiting.event.update({"error": error} if error else waiting.told)
+        waiting.event.update({"error": error} if error else waiting.stored)
         if waiting.reply:
-            self._server.router.publish(waiting.account, waiting.reply, reply, headers, payload)
+            self._publish(waiting.account, waiting.reply, reply, headers, payload)
         waiting.trace.done()
         return True
 
@@ -149,17 +156,17 @@ class Storing:
         stop: int,
         origin: PublishingConnection | None,
     ) -> bool:
-        """Nobody else may answer in the place of a stream."""
+        """Clients may not answer in place of a stream."""
         return False
 
 
 def _waits_for_commit(headers: bytes) -> bool:
-    """Whether it is a part of an atomic batch and does not end it."""
+    """Whether it is part of an atomic batch and does not commit it."""
     return b"\r\nNats-Batch-Id:" in headers and b"\r\nNats-Batch-Commit:" not in headers
 
 
 def _error(asked: bytes, headers: bytes, payload: bytes) -> str:
-    """In the words of the reference server, which are not always those of the answer."""
+    """In nats-server's words, which are not always those of the answer."""
     code, _ = wire_headers.status(headers)
     if code:
         return "stream not found"
@@ -168,9 +175,9 @@ def _error(asked: bytes, headers: bytes, payload: bytes) -> str:
         return "msgid is duplicate"
     if answer.error is None:
         return ""
-    said = answer.error.description
+    description = answer.error.description
     if answer.error.err_code == WRONG_LAST_SEQUENCE:
-        last = said.rpartition(" ")[2]
+        last = description.rpartition(" ")[2]
         for name, text in (
             (b"Nats-Expected-Last-Sequence", "last sequence mismatch"),
             (b"Nats-Expected-Last-Subject-Sequence", "last sequence by subject mismatch"),
@@ -178,4 +185,4 @@ def _error(asked: bytes, headers: bytes, payload: bytes) -> str:
             expected = wire_headers.get(asked, name)
             if expected is not None:
                 return f"{text}: {expected.decode(errors='replace')} vs {last}"
-    return said
+    return description

@@ -1,48 +1,69 @@
-"""Traced messages: delivered one by one, and told of on the way.
+"""Delivery of messages that ask for a trace: one by one, with an event for every step.
 
-Owns: the way of a message that asks for a trace, and of the events to where it wants them.
-May not touch: messages that ask for none; the caller has found those that do (`rows`).
-A trace spans servers: each tells its own part. It ends where a message goes on to another node in
-another account than it was published in, because the events belong to the publisher's.
-Spec: core contract 1.13; where that is silent, nats-server 2.15."""
+Owns: the fan-out of a traced message, and the report that is published to its trace destination.
+May not touch: messages that ask for no trace; the caller has found those that do (`rows`).
+A trace spans servers: each reports its own part. It ends where a message is routed to another
+node in another account than it was published in, because the events belong to the publisher.
+Spec: NATS ADR-41, message tracing; details as in nats-server 2.15."""
 
 from __future__ import annotations
 
 import gzip
-import time
 from collections.abc import Callable
 from random import randrange
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
 
 from broker.accounts import Account
-from broker.config.options import VERSION
-from broker.server.client.endpoint import Endpoint
-from broker.server.process.times import timestamp
+from broker.accounts.permissions import PermissionSet
 from broker.server.routing.imports import Message, ServiceImport, StreamImport
 from broker.server.routing.reserved_subjects import SUBJECTS, refusals
-from broker.server.tracing import message_trace as told
-from broker.server.tracing.message_trace import Trace, Wanted
-from broker.server.tracing.storage_trace import Storing, StreamSink
+from broker.server.routing.router import Publisher
+from broker.server.services import Document
+from broker.server.tracing import message_trace as events
+from broker.server.tracing.message_trace import Trace, TraceRequest
+from broker.server.tracing.storage_trace import PublishOne, Storing, StreamSink
 from broker.subjects import SinkKind, Subscription, has_wildcard, valid_subject
 from broker.wire import PubRun
 
-if TYPE_CHECKING:
-    from broker.server.client.connection import Connection
-    from broker.server.server import Server
-
-# Served from the system account, as far as clients are told. Pulls and direct gets are not.
-_SYSTEM_SERVICES = (b"$JS.API.", b"$SYS.REQ.")
-_NOT_IMPORTED = (b"$JS.API.CONSUMER.MSG.NEXT.", b"$JS.API.DIRECT.GET.")
 _GZIP = (b"Content-Encoding", b"gzip")
+
+
+@runtime_checkable
+class TracedSink(Protocol):
+    """A client that is named in the events of its deliveries."""
+
+    cid: int
+    name: str
+    permissions: PermissionSet | None
+
+    @property
+    def closed(self) -> bool: ...
+
+
+class TracedPublisher(Publisher, Protocol):
+    name: str
+
+    def may_publish_to(self, subject: bytes) -> bool: ...
+    def refuse_publish(self, subject: bytes) -> None: ...
+    def error(self, text: str) -> None: ...
+
+
+class TracingRouter(Protocol):
+    """The router, as tracing uses it."""
+
+    @property
+    def publish(self) -> PublishOne: ...
+
+    def tell_no_responders(self, origin: Publisher, subject: bytes, reply: bytes) -> None: ...
 
 
 def rows(run: PubRun, account: Account) -> list[int]:
     """Which messages may ask for a trace: one look at all header blocks of the run."""
-    found = run.rows_naming(told.DEST_NAME)
+    found = run.rows_naming(events.DEST_NAME)
     if account.options.trace_dest:
-        found = sorted({*found, *run.rows_naming(told.TRACEPARENT_NAME)})
+        found = sorted({*found, *run.rows_naming(events.TRACEPARENT_NAME)})
     return found
 
 
@@ -62,52 +83,69 @@ def pieces(run: PubRun, traced: list[int]) -> list[tuple[PubRun, bool]]:
 class Tracing:
     """One per server."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(
+        self,
+        router: TracingRouter,
+        account: Callable[[str], Account],
+        *,
+        system_account: str,
+        server: Callable[[int], Document],
+    ) -> None:
+        """`server` gives the `server` part of a report, for the number of that report."""
+        self._router = router
+        self._system_account = system_account
         self._server = server
         self._sent = 0
-        self._storing = Storing(server)
-        self.peer_name: Callable[[int], str] = lambda _peer: ""  # a cluster knows better
+        self._storing = Storing(account, router.publish)
+        self.peer_name: Callable[[int], str] = lambda _peer: ""  # replaced by the cluster
+        self._system_services: tuple[bytes, ...] = (b"$SYS.REQ.",)
+        self._own_services: tuple[bytes, ...] = ()
 
-    # -- where traces begin -----------------------------------------------------------------
+    def show_as_system(self, prefix: bytes, *, without: tuple[bytes, ...] = ()) -> None:
+        """Services under `prefix` appear as imports from the system account, except `without`."""
+        self._system_services += (prefix,)
+        self._own_services += without
 
-    def publish(self, origin: Connection, run: PubRun) -> PubRun | None:
+    # -- the start of a trace -----------------------------------------------------------------
+
+    def publish(self, origin: TracedPublisher, run: PubRun) -> PubRun | None:
         """One message of a client. Returns what must be published untraced, if anything."""
         subject, reply, headers, payload = run.message(0)
-        asked = told.wanted(headers, origin.account, first_server=True)
+        asked = events.requested(headers, origin.account, first_server=True)
         if asked.dest and not valid_subject(asked.dest, wildcards=False):
-            asked = Wanted(only=asked.only)
+            asked = TraceRequest(only=asked.only)
         if not asked.dest:
             if asked.disable and not asked.only:
-                run = PubRun.of([(subject, reply, told.disabled(headers), payload)])
+                run = PubRun.of([(subject, reply, events.disabled(headers), payload)])
             return None if asked.only else run
         if not self._may_report(origin, asked.dest):
             origin.refuse_publish(asked.dest)
             return None
         trace = self._begin(origin.account, asked, run)
-        ingress = trace.add("in", kind=told.CLIENT_KIND, cid=origin.cid, name=origin.connect.name,
-                            acc=origin.account.name, subj=told.text(subject))  # fmt: skip
+        ingress = trace.add("in", kind=events.CLIENT_KIND, cid=origin.cid, name=origin.name,
+                            acc=origin.account.name, subj=events.text(subject))  # fmt: skip
         refused = _refusal(origin, run)
         if refused:
             ingress["error"] = refused
         else:
             taken = self._fan_out(trace, origin.account, run, origin)
             if not taken and reply and origin.no_responders:
-                self._server.router.tell_no_responders(origin, subject, reply)
+                self._router.tell_no_responders(origin, subject, reply)
         trace.done()
         return None
 
     def routed(
         self, peer: int, account: Account, run: PubRun, *, plain: bool, queues: list[bytes]
     ) -> bool:
-        """One message that came from another node. False: it asks for no trace, deliver it."""
+        """One message from another node. False: it asks for no trace and is not yet delivered."""
         subject, _, headers, _ = run.message(0)
-        asked = told.wanted(headers, account, first_server=False)
+        asked = events.requested(headers, account, first_server=False)
         if not asked.dest:
             return asked.only
         trace = self._begin(account, asked, run)
-        trace.hop = asked.lines.get(told.HOP.decode(), [""])[0]
-        trace.add("in", kind=told.ROUTE_KIND, cid=peer, name=self.peer_name(peer),
-                  acc=account.name, subj=told.text(subject))  # fmt: skip
+        trace.hop = asked.lines.get(events.HOP.decode(), [""])[0]
+        trace.add("in", kind=events.ROUTE_KIND, cid=peer, name=self.peer_name(peer),
+                  acc=account.name, subj=events.text(subject))  # fmt: skip
         found = account.subs.match(subject)
         for sub in found.plain if plain else ():
             if sub.sink.kind is SinkKind.CLIENT:
@@ -118,22 +156,21 @@ class Tracing:
         trace.done()
         return True
 
-    def _begin(self, account: Account, asked: Wanted, run: PubRun) -> Trace:
-        request = told.request_of(asked, run.total_bytes)
+    def _begin(self, account: Account, asked: TraceRequest, run: PubRun) -> Trace:
+        request = events.request_of(asked, run.total_bytes)
         return Trace(account, asked.dest, asked.only, request, self._send)
 
-    def _may_report(self, origin: Connection, dest: bytes) -> bool:
+    def _may_report(self, origin: TracedPublisher, dest: bytes) -> bool:
         if dest.startswith(SUBJECTS):
             return False
-        allowed = origin.permissions
-        return allowed is None or allowed.may_publish(dest, now_ns=time.monotonic_ns())
+        return origin.may_publish_to(dest)
 
-    # -- takers -----------------------------------------------------------------------------
+    # -- recipients -------------------------------------------------------------------------
 
     def _fan_out(
-        self, trace: Trace, account: Account, run: PubRun, origin: Connection | None
+        self, trace: Trace, account: Account, run: PubRun, origin: TracedPublisher | None
     ) -> bool:
-        """Every taker in the account; other nodes last. Whether anybody took it."""
+        """To every subscriber in the account, other nodes last. True when one took it."""
         found = account.subs.match(run.message(0)[0])
         routes: list[Subscription] = []
 
@@ -155,7 +192,7 @@ class Tracing:
         return any(take(sub) for sub in (*pool[turn:], *pool[:turn]))
 
     def _take(
-        self, trace: Trace, sub: Subscription, run: PubRun, origin: Connection | None
+        self, trace: Trace, sub: Subscription, run: PubRun, origin: TracedPublisher | None
     ) -> bool:
         sink = sub.sink
         if sink.kind is SinkKind.CLIENT:
@@ -169,28 +206,27 @@ class Tracing:
         return self._to_service(trace, sub, run, origin)
 
     def _to_client(
-        self, trace: Trace, sub: Subscription, run: PubRun, origin: Connection | None,
+        self, trace: Trace, sub: Subscription, run: PubRun, origin: TracedPublisher | None,
         *, shown: bytes = b"",
     ) -> bool:  # fmt: skip
         sink = sub.sink
-        if not isinstance(sink, Endpoint):  # a conversation of the server's own
+        if not isinstance(sink, TracedSink):  # a subscription of the server itself
             return sink.deliver_run(sub, run, 0, 1, origin)
         error = _obstacle(sink, sub, run.message(0)[0], origin)
         if not error and not trace.only and not sink.deliver_run(sub, run, 0, 1, origin):
-            error = told.CLIENT_CLOSED
-        trace.egress(sink.cid, sink.connect.name, account=sub.account.name,
+            error = events.CLIENT_CLOSED
+        trace.egress(sink.cid, sink.name, account=sub.account.name,
                      sub=shown or sub.subject, queue=sub.queue, error=error)  # fmt: skip
         return not error
 
     def _to_service(
-        self, trace: Trace, sub: Subscription, run: PubRun, origin: Connection | None
+        self, trace: Trace, sub: Subscription, run: PubRun, origin: TracedPublisher | None
     ) -> bool:
-        """What this server answers itself. The system account lets no trace in."""
+        """To a service of this server. A trace does not extend into the system account."""
         subject = run.message(0)[0]
-        if subject.startswith(_SYSTEM_SERVICES) and not subject.startswith(_NOT_IMPORTED):
-            shown = told.text(subject)
-            system = self._server.options.system_account
-            trace.add("si", acc=system, **{"from": shown, "to": shown})
+        if subject.startswith(self._system_services) and not subject.startswith(self._own_services):
+            shown = events.text(subject)
+            trace.add("si", acc=self._system_account, **{"from": shown, "to": shown})
             if trace.only:
                 return False
         return sub.sink.deliver_run(sub, run, 0, 1, origin)
@@ -199,9 +235,9 @@ class Tracing:
 
     def _to_importers(
         self, trace: Trace, sink: StreamImport, sub: Subscription, run: PubRun,
-        origin: Connection | None,
+        origin: TracedPublisher | None,
     ) -> bool:  # fmt: skip
-        """A stream is exported to each subscription over there by itself."""
+        """A stream import has one event for each subscription in the importing account."""
 
         def publish(account: Account, *message: bytes) -> int:
             found = account.subs.match(message[0])
@@ -214,7 +250,7 @@ class Tracing:
             return taken
 
         def one(there: Subscription, across: PubRun) -> bool:
-            trace.add("se", acc=there.account.name, to=told.text(across.message(0)[0]))
+            trace.add("se", acc=there.account.name, to=events.text(across.message(0)[0]))
             if not sink.rule.allow_trace:
                 return trace.only or there.sink.deliver_run(there, across, 0, 1, origin)
             if there.sink.kind is SinkKind.ROUTE:
@@ -228,16 +264,16 @@ class Tracing:
 
     def _to_exporter(
         self, trace: Trace, sink: ServiceImport, sub: Subscription, run: PubRun,
-        origin: Connection | None,
+        origin: TracedPublisher | None,
     ) -> bool:  # fmt: skip
         subject, reply, headers, payload = run.message(0)
         to = sink.mapped(subject)
         if to is None:
             return False
         trace.add("si", acc=sink.target.name,
-                  **{"from": told.text(subject), "to": told.text(to)})  # fmt: skip
-        # The service may pass headers on: what it sends is not the importer's to trace.
-        run = PubRun.of([(subject, reply, told.disabled(headers), payload)])
+                  **{"from": events.text(subject), "to": events.text(to)})  # fmt: skip
+        # The service may copy the headers: what it sends must not be traced for the importer.
+        run = PubRun.of([(subject, reply, events.disabled(headers), payload)])
         if not sink.export.allow_trace:
             return not trace.only and sink.deliver_run(sub, run, 0, 1, origin)
 
@@ -251,7 +287,7 @@ class Tracing:
     def _to_nodes(
         self, trace: Trace, account: Account, routes: list[Subscription], run: PubRun
     ) -> bool:
-        """Each hears of the message once, under its own number of the way."""
+        """One copy per peer, with its own hop number."""
         by_peer: dict[Any, list[Subscription]] = {}
         for sub in routes:
             by_peer.setdefault(sub.sink, []).append(sub)
@@ -261,17 +297,22 @@ class Tracing:
         for sink, subs in by_peer.items():
             name = self.peer_name(sink.peer)
             if not home and trace.only:
-                trace.egress(sink.peer, name, kind=told.ROUTE_KIND, error=told.NOT_SENT_THERE)
+                trace.egress(
+                    sink.peer,
+                    name,
+                    kind=events.ROUTE_KIND,
+                    error=events.NOT_SENT_THERE,
+                )
                 continue
             hop = trace.next_hop() if home else ""
-            block = told.with_header(headers, told.HOP, hop.encode()) if home else (
-                told.disabled(headers)
+            block = events.with_header(headers, events.HOP, hop.encode()) if home else (
+                events.disabled(headers)
             )  # fmt: skip
             across = PubRun.of([(subject, reply, block, payload)])
             for sub in subs:
                 sink.deliver_run(sub, across, 0, 1, None)
-            trace.egress(sink.peer, name, kind=told.ROUTE_KIND, hop=hop,
-                         error="" if home else told.NOT_TRACED_THERE)  # fmt: skip
+            trace.egress(sink.peer, name, kind=events.ROUTE_KIND, hop=hop,
+                         error="" if home else events.NOT_TRACED_THERE)  # fmt: skip
             taken = True
         return taken
 
@@ -279,30 +320,17 @@ class Tracing:
 
     def _send(self, trace: Trace) -> None:
         self._sent += 1
-        body = msgspec.json.encode(trace.document(self._about_server()))
+        body = msgspec.json.encode(trace.document(self._server(self._sent)))
         headers = b""
         accepted = trace.request["header"].get("Accept-Encoding", [""])[0].lower()
         if "gzip" in accepted and "snappy" not in accepted and "s2" not in accepted:
             body = gzip.compress(body)
             headers = b"NATS/1.0\r\n%b: %b\r\n\r\n" % _GZIP
-        self._server.router.publish(trace.account, trace.dest, b"", headers, body)
-
-    def _about_server(self) -> dict[str, Any]:
-        server = self._server
-        jetstream = server.options.jetstream
-        about: dict[str, Any] = {"name": server.name, "host": server.host, "id": server.id}
-        cluster = server.options.cluster
-        if cluster is not None and cluster.name:
-            about["cluster"] = cluster.name
-        if jetstream is not None and jetstream.domain:
-            about["domain"] = jetstream.domain
-        return about | {"ver": VERSION, "jetstream": jetstream is not None,
-                        "flags": int(jetstream is not None), "seq": self._sent,
-                        "time": timestamp(time.time())}  # fmt: skip
+        self._router.publish(trace.account, trace.dest, b"", headers, body)
 
 
-def _refusal(origin: Connection, run: PubRun) -> str:
-    """Why the client may not publish this; it has been told."""
+def _refusal(origin: TracedPublisher, run: PubRun) -> str:
+    """Why the client may not publish this; the client has had its -ERR."""
     refused = refusals(run).get(0)
     if refused is not None:
         origin.error(refused)
@@ -313,12 +341,14 @@ def _refusal(origin: Connection, run: PubRun) -> str:
     return ""
 
 
-def _obstacle(sink: Endpoint, sub: Subscription, subject: bytes, origin: Connection | None) -> str:
-    if sink is origin and not origin.echo:
-        return told.NO_ECHO
+def _obstacle(
+    sink: TracedSink, sub: Subscription, subject: bytes, origin: TracedPublisher | None
+) -> str:
+    if origin is not None and sub.sink is origin and not origin.echo:
+        return events.NO_ECHO
     allowed = sink.permissions
     if allowed is not None and allowed.filters(sub.subject) and not allowed.may_receive(subject):
-        return told.DENIED
+        return events.DENIED
     if sub.closed:
-        return told.SUBSCRIPTION_CLOSED
-    return told.CLIENT_CLOSED if sink.closed else ""
+        return events.SUBSCRIPTION_CLOSED
+    return events.CLIENT_CLOSED if sink.closed else ""

@@ -1,4 +1,4 @@
-"""Gets of the last message of a subject: the short way and the general one answer alike."""
+"""Direct gets of the last message of a subject: the fast path answers like the general one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, cast
 import pytest
 
 from broker.accounts import Account
-from broker.cluster.api.bulk_get import answer_gets
 from broker.cluster.api.direct_get import direct_get, last_of_subject
+from broker.cluster.api.message_gets import MessageGets
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.stream.stream import Stream
 from broker.server.routing.router import Router
 from broker.store.messages import MessageStore
 from broker.subjects import SinkKind, Subscription
 from broker.wire import PubRun
+from raft import NodeId
 
 HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"
 
@@ -38,13 +39,13 @@ def stream() -> Stream:
 
 
 @pytest.mark.parametrize("subject", ["k.a", "k.b", "k.c", "k.gone", "k.never"])
-def test_the_short_way_answers_as_the_general_one(stream: Stream, subject: str) -> None:
+def test_the_fast_path_answers_like_the_general_one(stream: Stream, subject: str) -> None:
     body = b'{"last_by_subj":"%b"}' % subject.encode()
     assert [last_of_subject(stream, subject.encode())] == direct_get(stream, "", b"", body)
     assert direct_get(stream, subject, b"", b"") == direct_get(stream, "", b"", body)
 
 
-def test_the_headers_of_a_message_are_kept_and_followed_by_ours(stream: Stream) -> None:
+def test_direct_get_headers_are_appended_to_those_of_the_message(stream: Stream) -> None:
     assert last_of_subject(stream, b"k.b") == (
         b"NATS/1.0\r\nA: b\r\nNats-Stream: S\r\nNats-Subject: k.b\r\nNats-Sequence: 2\r\n"
         b"Nats-Time-Stamp: 1970-01-01T00:00:01.5Z\r\n\r\n",
@@ -52,13 +53,13 @@ def test_the_headers_of_a_message_are_kept_and_followed_by_ours(stream: Stream) 
     )
 
 
-def test_a_wildcard_finds_the_last_of_all(stream: Stream) -> None:
+def test_a_wildcard_finds_the_last_message_that_matches(stream: Stream) -> None:
     (answer,) = direct_get(stream, "k.*", b"", b"")
     assert b"Nats-Sequence: 5\r\n" in answer[0]
 
 
 class Client:
-    """Takes what the router sends; remembers it as it goes over the wire."""
+    """Receives from the router and records the bytes that would go over the wire."""
 
     kind = SinkKind.CLIENT
     watchful = False
@@ -82,15 +83,20 @@ def asked(
     stream: Stream, gets: list[tuple[bytes, bytes, bytes]], *, subscribed: bytes = b"in.*",
     headers_ok: bool = True, current: bool = True,
 ) -> tuple[Client, list[int], list[int]]:  # fmt: skip
-    """What the client got, which rows were passed on, which nobody serves."""
+    """What the client got, which rows were passed on, which have no responder."""
     account, who = Account("A"), Client(headers_ok=headers_ok)
     sink = cast(Any, who)
     account.subs.insert(Subscription(sink=sink, account=account, subject=subscribed, sid=b"7"))
     group = SimpleNamespace(group=1, config=SimpleNamespace(allow_direct=True))
-    node = SimpleNamespace(
-        meta=SimpleNamespace(get=lambda account, name: group if name == "S" else None),
-        replicas={1: SimpleNamespace(stream=stream, leading=object(), reads_are_current=current)},
-        server=SimpleNamespace(router=Router()),
+    replica = SimpleNamespace(stream=stream, reads_are_current=current)
+    service = MessageGets(
+        node=NodeId(1),
+        router=Router(),
+        assignments=cast(Any, SimpleNamespace(get=lambda _, name: group if name == "S" else None)),
+        replicas=cast(Any, SimpleNamespace(led={1: replica}.get)),
+        leader_api=cast(Any, None),
+        calls=cast(Any, None),
+        disk_failed=lambda: False,
     )
     run = PubRun.of([(b"$JS.API.DIRECT.GET." + s, reply, b"", body) for s, reply, body in gets])
     passed: list[int] = []
@@ -100,14 +106,14 @@ def asked(
         who.log.append(("passed on", row))
         return run.message(row)[0].startswith(b"$JS.API.DIRECT.GET.S")
 
-    reached, missing = answer_gets(
-        cast(Any, node), account, run, 0, len(run), deadline=math.inf, otherwise=otherwise
+    reached, missing = service.answer_run(
+        account, run, 0, len(run), deadline=math.inf, otherwise=otherwise
     )
     assert reached == len(run)
     return who, passed, missing
 
 
-def test_gets_of_a_run_are_answered_in_one_piece(stream: Stream) -> None:
+def test_gets_of_a_run_are_answered_in_one_write(stream: Stream) -> None:
     who, passed, missing = asked(
         stream, [(b"S.k.a", b"in.1", b""), (b"S.k.never", b"in.2", b""), (b"S.k.b", b"in.3", b"")]
     )
@@ -119,7 +125,7 @@ def test_gets_of_a_run_are_answered_in_one_piece(stream: Stream) -> None:
     assert b"A: b\r\n" in third
 
 
-def test_other_requests_keep_their_place(stream: Stream) -> None:
+def test_other_requests_keep_their_order(stream: Stream) -> None:
     gets = [
         (b"S.k.a", b"in.1", b""), (b"S", b"in.2", b'{"seq":1}'), (b"S.k.*", b"in.3", b""),
         (b"T.k.a", b"in.4", b""), (b"S.k.a", b"", b""), (b"S.k.a", b"in.6", b""),
@@ -129,18 +135,18 @@ def test_other_requests_keep_their_place(stream: Stream) -> None:
     assert who.log[0] == who.log[-1] == ("bulk", 1)
 
 
-def test_replies_to_single_subjects_go_one_by_one(stream: Stream) -> None:
+def test_replies_without_a_common_subscription_are_sent_one_by_one(stream: Stream) -> None:
     gets = [(b"S.k.a", b"in.1", b""), (b"S.k.a", b"in.2", b"")]
     who, _, _ = asked(stream, gets, subscribed=b"in.1")
     assert [name for name, _ in who.log] == ["in.1"]
 
 
-def test_clients_without_headers_get_the_payload(stream: Stream) -> None:
+def test_clients_without_header_support_get_the_payload_only(stream: Stream) -> None:
     who, _, _ = asked(stream, [(b"S.k.a", b"in.1", b"")], headers_ok=False)
     assert who.wire == b"MSG in.1 7 3\r\nnew\r\n"
 
 
-def test_a_leader_that_is_not_sure_passes_gets_on(stream: Stream) -> None:
+def test_gets_are_passed_on_when_reads_may_be_stale(stream: Stream) -> None:
     who, passed, _ = asked(stream, [(b"S.k.a", b"in.1", b"")], current=False)
     assert passed == [0]
     assert who.log == [("passed on", 0)]

@@ -1,4 +1,4 @@
-"""Direct gets of many messages end early: one answer is made in one turn of the loop."""
+"""Direct gets of many messages end early: one answer is built in one turn of the loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEFT = 52
 
 
 def ends(answers: list[tuple[bytes, bytes]]) -> tuple[int, int, int]:
-    """Messages, what the end says is left, and the last sequence it names."""
+    """Number of messages, and the pending count and last sequence of the final message."""
     end = answers[-1][0]
     assert end.startswith(b"NATS/1.0 204 EOB")
     left, last = (wire_headers.get(end, n) for n in (b"Nats-Num-Pending", b"Nats-Last-Sequence"))
@@ -27,7 +27,7 @@ def get(driver: Driver, **request: object) -> list[tuple[bytes, bytes]]:
     return direct_get(driver.stream, "", b"", json.dumps(request).encode())
 
 
-def test_a_batch_has_at_most_so_many_rows_and_says_where_to_go_on() -> None:
+def test_a_batch_is_bounded_in_rows_and_says_where_to_continue() -> None:
     driver = Driver(allow_direct=True)
     driver.batch([(b"s.a", {}, b"x")] * (BATCH_ROWS_MAX + LEFT))
     answers = get(driver, seq=1, batch=10**6)
@@ -38,7 +38,7 @@ def test_a_batch_has_at_most_so_many_rows_and_says_where_to_go_on() -> None:
 
 @pytest.mark.parametrize("asked", [0, 10**12])
 @pytest.mark.parametrize("selector", [{"seq": 1, "batch": 100}, {"multi_last": ["s.*"]}])
-def test_a_batch_has_at_most_so_many_bytes(selector: dict[str, object], asked: int) -> None:
+def test_a_batch_is_bounded_in_bytes(selector: dict[str, object], asked: int) -> None:
     driver = Driver(allow_direct=True)
     payload = bytes(1 << 20)
     for i in range(10):

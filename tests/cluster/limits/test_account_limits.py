@@ -1,10 +1,9 @@
-"""Limits of an account, from the options to the view that requests are judged in."""
+"""Limits of an account, from the options to the view that requests are checked against."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -15,6 +14,7 @@ from broker.cluster.meta.assignments import (
     AssignStream,
     encode_command,
 )
+from broker.cluster.peers.rpc import Rpc
 from broker.config.options import AccountStore, JetStreamLimits, JetStreamOptions
 from broker.jetstream.api.info import ApiStats
 from broker.jetstream.config import StreamConfig
@@ -26,7 +26,7 @@ from raft import Index
 SMALL = AccountStore(max_memory=100, max_storage=1000, max_streams=2, max_ack_pending=7)
 
 
-def tenancy(*streams: tuple[str, StreamConfig], members: int = 1) -> AccountQuotas:
+def quotas(*streams: tuple[str, StreamConfig], members: int = 1) -> AccountQuotas:
     meta = AssignmentTable()
     for at, (account, config) in enumerate(streams, 1):
         _, made = meta.apply(Index(at), encode_command(AssignStream(account, config, 1, [1])))
@@ -37,10 +37,14 @@ def tenancy(*streams: tuple[str, StreamConfig], members: int = 1) -> AccountQuot
         max_file_store=3000,
         domain="hub",
     )
-    node: Any = SimpleNamespace(
-        options=options, meta=meta, members=list(range(members)), leader=lambda _group: None
+    return AccountQuotas(
+        options=options,
+        assignments=meta,
+        clustered=lambda: members > 1,
+        leader=lambda _group: None,
+        rpc=cast(Rpc, None),  # no leader is asked
+        replicas=[],
     )
-    return AccountQuotas(cast(Any, node))
 
 
 def stream(name: str, *, max_bytes: int = -1, storage: Storage = Storage.FILE) -> StreamConfig:
@@ -53,34 +57,34 @@ def refusal(there: AccountQuotas, account: str, config: StreamConfig) -> int:
     return int(refused.value.err_code)
 
 
-def test_an_account_that_is_not_named_has_no_limits_of_its_own() -> None:
-    there = tenancy()
+def test_an_account_without_configured_limits_is_unlimited() -> None:
+    there = quotas()
     assert there.limits("other").max_streams == -1
     assert there.view("other").server.max_ack_pending == 9
     check_account_limits(stream("A", max_bytes=2999), there.view("other"))
 
 
 def test_streams_and_bytes_of_an_account_are_bounded() -> None:
-    there = tenancy(("small", stream("A", max_bytes=900)), ("other", stream("B")))
+    there = quotas(("small", stream("A", max_bytes=900)), ("other", stream("B")))
     assert refusal(there, "small", stream("C", max_bytes=101)) == 10047
     assert refusal(there, "small", stream("C", max_bytes=101, storage=Storage.MEMORY)) == 10028
     check_account_limits(stream("C", max_bytes=100), there.view("small"))
-    full = tenancy(("small", stream("A")), ("small", stream("B")))
+    full = quotas(("small", stream("A")), ("small", stream("B")))
     assert refusal(full, "small", stream("C")) == 10027
     check_account_limits(stream("B", max_bytes=5), full.view("small"))
 
 
-def test_one_server_does_not_promise_the_same_room_to_two_accounts() -> None:
-    there = tenancy(("other", stream("A", max_bytes=2500)))
+def test_one_server_does_not_reserve_the_same_bytes_twice() -> None:
+    there = quotas(("other", stream("A", max_bytes=2500)))
     assert refusal(there, "small", stream("B", max_bytes=501)) == 10047
     check_account_limits(stream("B", max_bytes=500), there.view("small"))
-    clustered = tenancy(("other", stream("A", max_bytes=2500)), members=3)
+    clustered = quotas(("other", stream("A", max_bytes=2500)), members=3)
     check_account_limits(stream("B", max_bytes=501), clustered.view("small"))
 
 
-def test_info_tells_limits_and_what_is_set_aside() -> None:
+def test_info_shows_limits_and_reservations() -> None:
     memory = stream("M", max_bytes=60, storage=Storage.MEMORY)
-    there = tenancy(("small", stream("A", max_bytes=900)), ("small", memory))
+    there = quotas(("small", stream("A", max_bytes=900)), ("small", memory))
     info = asyncio.run(there.info("small", ApiStats(total=3)))
     assert (info.reserved_storage, info.reserved_memory, info.streams) == (900, 60, 2)
     assert (info.limits.max_storage, info.limits.max_ack_pending) == (1000, 7)

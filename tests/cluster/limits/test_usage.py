@@ -1,11 +1,11 @@
-"""How much a stream may still take, by what the others hold."""
+"""How much a stream may still store, depending on what the others store."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker.cluster.limits.usage import Usage, _encode
+from broker.cluster.limits.usage import Usage, UsageLinks, _encode
 from broker.config.options import AccountStore, JetStreamOptions
 from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
 from broker.jetstream.config.stream_config import Storage
@@ -22,11 +22,14 @@ class Streams:
         )
         self.assigned: list[Any] = []
         self.sent: list[bytes] = []
-        mesh = SimpleNamespace(broadcast=lambda _channel, frame: self.sent.append(frame))
-        node = SimpleNamespace(
-            options=options, meta=self.assigned, members=[1, 2, 3], replicas={}, mesh=mesh
+        links = SimpleNamespace(broadcast=lambda _channel, frame: self.sent.append(frame))
+        self.usage = Usage(
+            options=options,
+            assignments=self.assigned,
+            clustered=lambda: True,
+            leads=lambda _group: False,
+            links=cast(UsageLinks, links),
         )
-        self.usage = Usage(cast(Any, node))
 
     def assign(self, group: int, account: str, storage: Storage, replicas: int) -> Any:
         config = SimpleNamespace(storage=storage)
@@ -39,16 +42,15 @@ class Streams:
         self, group: int, size: int, *, account: str = "small", replicas: int = 1,
         storage: Storage = Storage.FILE,
     ) -> Any:  # fmt: skip
-        stream = SimpleNamespace(
-            store=SimpleNamespace(bytes=size), config=SimpleNamespace(storage=storage)
-        )
         assignment = self.assign(group, account, storage, replicas)
-        made: Any = SimpleNamespace(group=group, stream=stream, assignment=assignment, leading=None)
+        made: Any = SimpleNamespace(
+            group=group, assignment=assignment, storage=storage, stored_bytes=size, is_leading=False
+        )
         self.usage.changed(made)
         return made
 
     def grow(self, replica: Any, size: int) -> None:
-        replica.stream.store.bytes = size
+        replica.stored_bytes = size
         self.usage.changed(replica)
 
 
@@ -57,7 +59,7 @@ def test_nothing_limits_a_stream_of_an_account_without_limits() -> None:
     assert there.usage.bounds(there.replica(1, 50, account="other")) is None
 
 
-def test_the_room_of_an_account_is_what_other_streams_leave() -> None:
+def test_an_account_bounds_a_stream_by_what_its_other_streams_store() -> None:
     there = Streams()
     first = there.replica(1, 300)
     second = there.replica(2, 0)
@@ -71,7 +73,7 @@ def test_the_room_of_an_account_is_what_other_streams_leave() -> None:
     assert there.usage.bounds(second) == Bounds(account=1000)
 
 
-def test_every_replica_counts() -> None:
+def test_every_replica_counts_for_the_account() -> None:
     there = Streams()
     there.replica(1, 100, replicas=3)
     assert there.usage.bounds(there.replica(2, 0)) == Bounds(account=700)
@@ -89,12 +91,12 @@ def test_the_server_counts_one_replica_of_all_accounts() -> None:
     assert there.usage.bounds(unlimited) == Bounds(account=UNBOUNDED, server=1550)
 
 
-def test_streams_that_live_elsewhere_are_told_of() -> None:
+def test_sizes_reported_by_other_nodes_count() -> None:
     there = Streams()
     mine = there.replica(1, 0)
     there.assign(7, "small", Storage.FILE, 1)
     there.assign(8, "small", Storage.FILE, 2)
-    receive = there.usage._received
+    receive = there.usage.received
     receive(NodeId(2), _encode([(7, 100), (8, 50), (1, 999), (99, 5)]))
     assert there.usage.bounds(mine) == Bounds(account=800)
     receive(NodeId(3), _encode([(8, 0)]))

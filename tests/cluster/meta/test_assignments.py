@@ -1,4 +1,4 @@
-"""The table of streams: the same commands make the same table, everywhere."""
+"""The table of streams: the same commands build the same table on every node."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def test_a_stream_is_assigned() -> None:
     assert len(log.meta) == 1
 
 
-def test_creating_again_is_met_when_equal_and_refused_when_not() -> None:
+def test_creating_again_succeeds_only_with_an_equal_configuration() -> None:
     log = Log()
     first = assigned(log.assign("S", "s"))
-    assert log.assign("S", "s") == first  # the same group: nothing new was made
+    assert log.assign("S", "s") == first  # the same group: nothing new was created
     assert refused(log.assign("S", "s", "t")) == 10058
     assert log.meta.get("$G", "S") == first
 
@@ -99,7 +99,7 @@ def test_two_streams_may_not_capture_the_same_subject(subject: str) -> None:
     log.assign("ORDERS", "other", "orders.*")
     assert refused(log.assign("B", "fine", subject)) == 10065
     assert log.meta.get("$G", "B") is None
-    assigned(log.assign("B", subject, account="A"))  # accounts do not meet
+    assigned(log.assign("B", subject, account="A"))  # accounts are separate
     assigned(log.assign("C", "orders.a.b"))
     assert refused(log.reconfigure("C", "orders.a")) == 10065
     assert assigned(log.meta.get("$G", "C")).config.subjects == ("orders.a.b",)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_two_streams_may_not_capture_the_same_subject(subject: str) -> None:
 def test_an_update_keeps_everything_but_the_configuration() -> None:
     log = Log()
     before = assigned(log.assign("S", "s.a"))
-    after = assigned(log.reconfigure("S", "s.a", "s.b"))  # its own subjects are no collision
+    after = assigned(log.reconfigure("S", "s.a", "s.b"))  # its own subjects do not collide
     expected = {"config": after.config, "first_config": before.config}
     assert after == msgspec.structs.replace(before, **expected)
     assert after.config.subjects == ("s.a", "s.b")
@@ -116,7 +116,7 @@ def test_an_update_keeps_everything_but_the_configuration() -> None:
     assert refused(log.reconfigure("NONE", "x")) == 10059
 
 
-def test_a_stream_made_again_is_another_group() -> None:
+def test_a_stream_created_again_is_a_new_group() -> None:
     log = Log()
     first = assigned(log.assign("S", "s"))
     assert log.remove("S") == first
@@ -134,7 +134,7 @@ def test_listing_is_by_account_and_name() -> None:
     assert [a.name for a in log.meta.of_account("X")] == ["C"]
     assert log.meta.of_account("none") == []
     assert {a.name for a in log.meta} == {"A", "B", "C"}
-    for assignment in log.meta:  # removing while iterating is what a restore does
+    for assignment in log.meta:  # a restore removes while iterating
         log.remove(assignment.name, assignment.account)
     assert len(log.meta) == 0
 
@@ -146,7 +146,7 @@ def test_load_counts_replicas() -> None:
     assert [log.meta.load(NodeId(node)) for node in (1, 2, 3, 4)] == [1, 1, 2, 0]
 
 
-def test_every_part_of_a_configuration_survives() -> None:
+def test_every_field_of_a_configuration_survives_a_dump() -> None:
     source = StreamSource(
         name="O",
         opt_start_seq=2**62,
@@ -181,7 +181,7 @@ def test_every_part_of_a_configuration_survives() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_replicas_agree_wherever_one_began_with_a_dump(seed: int) -> None:
+def test_replicas_agree_wherever_one_started_from_a_dump(seed: int) -> None:
     dice = random.Random(seed)
     log = Log()
     late: AssignmentTable | None = None
@@ -217,7 +217,7 @@ def test_replicas_agree_wherever_one_began_with_a_dump(seed: int) -> None:
     assert replayed.applied == len(log.entries)
 
 
-def test_damage_stops_loudly() -> None:
+def test_a_damaged_dump_or_command_raises() -> None:
     for damaged in (b"", b"\xc1", msgspec.msgpack.encode({"type": "unheard of"})):
         with pytest.raises(msgspec.MsgspecError):
             AssignmentTable().apply(Index(1), damaged)
@@ -242,13 +242,13 @@ def place(name: str, replicas: int, **facts: dict[NodeId, int]) -> list[NodeId] 
     )
 
 
-def test_the_least_loaded_living_members_are_chosen() -> None:
+def test_the_least_loaded_connected_members_are_chosen() -> None:
     loads = {NODES[0]: 5, NODES[1]: 0, NODES[2]: 3, NODES[3]: 1, NODES[4]: 2}
     assert place("S", 3, loads=loads) == [NODES[1], NODES[3], NODES[4]]
     assert place("S", 3, loads=loads, dead={NODES[1]: 1}) == [NODES[3], NODES[4], NODES[2]]
 
 
-def test_fewer_living_members_than_replicas_is_no_placement() -> None:
+def test_placement_fails_with_fewer_connected_members_than_replicas() -> None:
     dead = dict.fromkeys(NODES[:3], 1)
     assert place("S", 3, dead=dead) is None
     chosen = place("S", 2, dead=dead)
@@ -256,7 +256,7 @@ def test_fewer_living_members_than_replicas_is_no_placement() -> None:
     assert set(chosen) == set(NODES[3:])
 
 
-def test_a_choice_depends_on_nothing_but_its_facts() -> None:
+def test_placement_is_a_pure_function() -> None:
     chosen = place("S", 3)
     assert chosen is not None
     assert chosen == place("S", 3)
@@ -277,11 +277,11 @@ def test_streams_of_equal_load_spread_and_so_do_their_leaders() -> None:
         for node in chosen:
             loads[node] += 1
     assert max(loads.values()) - min(loads.values()) <= 1
-    assert min(first.values()) >= 20  # of 40 if it were even
+    assert min(first.values()) >= 20  # 40 if it were even
 
 
 def test_streams_of_many_subjects_are_compared_in_one_pass() -> None:
-    """Pair by pair these are 400 million comparisons on every node, while nobody is served."""
+    """Pairwise these are 400 million comparisons on every node, while no client is served."""
     log = Log()
     log.assign("A", *(f"a.{i}" for i in range(20_000)))
     began = time.thread_time()

@@ -1,4 +1,4 @@
-"""The table of streams, while their replicas move: who is asked for, who votes, who holds one."""
+"""The table of streams while replicas move: wanted peers, voters and holders."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_members_stay_until_their_leader_reports_others() -> None:
     assert (log.stream.asked_ns, log.stream.origin) == (77, 1)
     log.record([1, 2, 3], [1, 2, 3])
     log.move(1)
-    assert log.stream.holders == {1, 2, 3}  # they may still be needed
+    assert log.stream.holders == {1, 2, 3}  # their replicas may still be needed
     log.record([1], [1])
     assert log.stream.holders == {1}
     assert log.stream.founders == [1]
 
 
-def test_a_report_that_was_overtaken_is_void() -> None:
+def test_an_outdated_report_of_members_is_refused() -> None:
     log = Log([1])
     log.move(1, 2, 3)
     log.move(1)
@@ -81,18 +81,18 @@ def test_an_update_that_names_the_same_peers_moves_nothing() -> None:
 
 
 def test_the_first_configuration_is_remembered() -> None:
-    """A replica that joins late replays the log from where it began."""
+    """A replica that joins late replays the log from its beginning."""
     log = Log([1])
-    assert log.stream.begun_as == CONFIG
+    assert log.stream.initial_config == CONFIG
     for limit in (10, 20):
         later = msgspec.structs.replace(CONFIG, max_msgs=limit)
         log.do(ReconfigureStream("$G", later))
-        assert (log.stream.config, log.stream.begun_as) == (later, CONFIG)
+        assert (log.stream.config, log.stream.initial_config) == (later, CONFIG)
     log.do(RenewStream("$G", "S", log.stream.group, [1]))
-    assert log.stream.begun_as == log.stream.config
+    assert log.stream.initial_config == log.stream.config
 
 
-def test_a_renewed_stream_is_another_group_once() -> None:
+def test_renewing_a_stream_twice_creates_one_new_group() -> None:
     log = Log([1])
     old = log.stream.group
     log.move(1, 2, 3)
@@ -105,7 +105,7 @@ def test_a_renewed_stream_is_another_group_once() -> None:
 
 
 def test_a_stream_with_other_voters_is_not_renewed() -> None:
-    """Whoever asks does not know yet that others hold everything."""
+    """The node that asks does not know yet that others hold everything."""
     log = Log([1])
     log.move(1, 2, 3)
     log.record([1, 2, 3], [1, 2, 3])
@@ -114,7 +114,7 @@ def test_a_stream_with_other_voters_is_not_renewed() -> None:
     assert log.stream == before
 
 
-def test_records_of_streams_that_never_moved_are_read() -> None:
+def test_records_of_streams_that_were_never_moved_are_readable() -> None:
     old = {"account": "$G", "config": CONFIG, "created_ns": 1, "group": 1001, "peers": [3, 1]}
     meta = AssignmentTable()
     meta.load_dump(msgspec.msgpack.encode((9, [old])))
@@ -130,13 +130,13 @@ def test_records_of_streams_that_never_moved_are_read() -> None:
     ("replicas", "keep", "away", "chosen"),
     [
         (3, [4], [], [4, 1, 2]),  # the least loaded join
-        (1, [2, 4, 5], [], [2]),  # the first, who leads, stays
-        (1, [2, 4, 5], [2], [4]),  # unless it is away
-        (3, [2, 4], [2, 5], [4, 2, 1]),  # who is away is a member all the same
+        (1, [2, 4, 5], [], [2]),  # the first one, which leads, stays
+        (1, [2, 4, 5], [2], [4]),  # unless it is disconnected
+        (3, [2, 4], [2, 5], [4, 2, 1]),  # a disconnected node is still a member
         (4, [2], [1, 3], None),
     ],
 )
-def test_present_peers_go_before_others(
+def test_present_peers_are_preferred(
     replicas: int, keep: list[int], away: list[int], chosen: list[int] | None
 ) -> None:
     found = choose_peers(

@@ -1,4 +1,4 @@
-"""Who founds a cluster, who follows, and what a crash or a replaced disk may not change."""
+"""Founding a cluster: which node founds, which follow, and what a crash must not change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Crash(Exception):
 
 @dataclass(slots=True)
 class Node:
-    """A formation on a disk that outlives it."""
+    """Founders with a disk that survives their restarts."""
 
     name: str
     directory: Path
@@ -37,7 +37,7 @@ class Node:
         self.boot()
 
     def boot(self) -> None:
-        """As the process begins: load what is on disk, then start."""
+        """Start the process: load what is on disk, then start."""
         self.formed.clear()
         self.formation = Founders(
             path=self.directory / "founding.json",
@@ -80,13 +80,13 @@ def test_the_smallest_id_founds_and_the_others_follow(nodes: list[Node]) -> None
         node.sees(*(other for other in nodes if other is not node))
     assert smallest.founding == Founding("c", all_of(*nodes))
     middle.sees(smallest)
-    largest.sees(middle)  # any member can pass it on
+    largest.sees(middle)  # any member can pass the record on
     assert middle.founding == largest.founding == smallest.founding
     assert all(node.formed == [smallest.founding] for node in nodes)
     assert smallest.founding.voters() == sorted(node_id(name) for name in NAMES[:3])
 
 
-def test_nobody_else_founds_however_many_it_sees(nodes: list[Node]) -> None:
+def test_no_other_node_founds_however_many_peers_it_sees(nodes: list[Node]) -> None:
     smallest, middle, largest = nodes
     for _ in range(3):
         middle.sees(smallest, largest)
@@ -95,7 +95,7 @@ def test_nobody_else_founds_however_many_it_sees(nodes: list[Node]) -> None:
     assert middle.founding is largest.founding is None
 
 
-def test_too_few_wait_for_ever(nodes: list[Node]) -> None:
+def test_too_few_nodes_wait(nodes: list[Node]) -> None:
     smallest, middle, largest = nodes
     smallest.sees(middle)
     for _ in range(10):
@@ -107,7 +107,7 @@ def test_too_few_wait_for_ever(nodes: list[Node]) -> None:
     assert not (smallest.directory / "founding.json").exists()
 
 
-def test_a_route_that_turns_out_to_be_ourselves_lowers_the_number(nodes: list[Node]) -> None:
+def test_a_route_to_the_node_itself_lowers_the_expected_number(nodes: list[Node]) -> None:
     smallest, middle, _ = nodes
     smallest.sees(middle)
     smallest.expected = 2
@@ -115,14 +115,14 @@ def test_a_route_that_turns_out_to_be_ourselves_lowers_the_number(nodes: list[No
     assert smallest.founding == Founding("c", all_of(smallest, middle))
 
 
-def test_a_server_without_a_cluster_founds_alone_at_once(tmp_path: Path) -> None:
+def test_a_server_without_a_cluster_founds_alone(tmp_path: Path) -> None:
     node = Node("solo", tmp_path / "solo", expected=1)
     assert node.formed == [Founding("c", {"solo": "1"})]
     node.boot()
     assert node.formed == [Founding("c", {"solo": "1"})]
 
 
-def test_a_founding_is_for_life(nodes: list[Node], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_keeps_its_founding(nodes: list[Node], caplog: pytest.LogCaptureFixture) -> None:
     smallest, middle, largest = nodes
     smallest.sees(middle, largest)
     ours = smallest.founding
@@ -136,8 +136,8 @@ def test_a_founding_is_for_life(nodes: list[Node], caplog: pytest.LogCaptureFixt
     assert smallest.formed == [ours]
 
 
-def test_a_crash_before_anybody_has_heard_changes_nothing(nodes: list[Node]) -> None:
-    """Written, not yet known to anybody: the record on disk is what the founder wakes up with."""
+def test_a_crash_before_peers_know_of_the_founding_changes_nothing(nodes: list[Node]) -> None:
+    """Written but not told to any peer: after the crash the founder uses the record on disk."""
     smallest, middle, largest = nodes
 
     def power_cut(_: Founding) -> None:
@@ -148,7 +148,7 @@ def test_a_crash_before_anybody_has_heard_changes_nothing(nodes: list[Node]) -> 
         smallest.sees(middle, largest)
     middle.sees(largest)
     largest.sees(middle)
-    assert middle.founding is largest.founding is None  # two of three wait
+    assert middle.founding is largest.founding is None  # two of three keep waiting
     smallest.boot()
     founding = Founding("c", all_of(*nodes))
     assert smallest.formed == [founding]
@@ -170,7 +170,7 @@ def test_a_crash_while_writing_leaves_no_founding(
         patch.setattr(owner, step, power_cut)
         with pytest.raises(Crash):
             smallest.sees(middle, largest)
-    assert smallest.founding is None  # nothing follows from what may not be on disk
+    assert smallest.founding is None  # nothing may depend on a record that may not be on disk
     assert smallest.formed == []
     smallest.boot()
     assert smallest.founding is None
@@ -178,7 +178,7 @@ def test_a_crash_while_writing_leaves_no_founding(
     assert smallest.formed == [Founding("c", all_of(*nodes))]
 
 
-def test_a_replaced_disk_is_not_a_member(
+def test_a_node_with_a_replaced_disk_is_not_a_member(
     nodes: list[Node], caplog: pytest.LogCaptureFixture
 ) -> None:
     smallest, middle, largest = nodes
@@ -186,20 +186,22 @@ def test_a_replaced_disk_is_not_a_member(
     middle.sees(smallest)
     largest.sees(smallest)
     founding = smallest.founding
-    smallest.replace_disk()  # even the founder itself
+    smallest.replace_disk()  # of the founder itself
     with caplog.at_level(logging.ERROR):
         for _ in range(5):
             smallest.sees(middle, largest)
             smallest.formation.consider()
     assert smallest.founding is None
     assert smallest.formed == []
-    assert caplog.text.count("is not one of the founders") == 1  # said once, not 20 times a second
+    assert (
+        caplog.text.count("is not one of the founders") == 1
+    )  # logged once, not 20 times a second
     middle.boot()
     middle.sees(smallest)
     assert middle.founding == founding
 
 
-def test_a_new_node_is_told_once_that_it_is_no_founder(
+def test_a_node_that_is_not_a_founder_logs_it_once(
     nodes: list[Node], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     smallest, middle, largest = nodes
@@ -211,7 +213,7 @@ def test_a_new_node_is_told_once_that_it_is_no_founder(
     assert caplog.text.count("is not one of the founders") == 1
 
 
-def test_a_stray_founding_does_not_hide_ours(nodes: list[Node]) -> None:
+def test_a_stray_founding_does_not_hide_the_own_one(nodes: list[Node]) -> None:
     smallest, middle, largest = nodes
     smallest.sees(middle, largest)
     stray = Candidate("stray", "1", Founding("c", {"stray": "1"}))
@@ -222,8 +224,8 @@ def test_a_stray_founding_does_not_hide_ours(nodes: list[Node]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_the_order_there_is_one_founding_of_all(tmp_path: Path, seed: int) -> None:
-    """Links come and go, processes die between any two steps, also while writing."""
+def test_in_any_order_of_events_there_is_one_founding(tmp_path: Path, seed: int) -> None:
+    """Links fail and recover, processes die between any two steps, also while writing."""
     dice = random.Random(seed)
     nodes = [Node(name, tmp_path / name, expected=5) for name in NAMES]
     everything = Founding("c", all_of(*nodes))

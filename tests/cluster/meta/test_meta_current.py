@@ -1,4 +1,4 @@
-"""What a node must know before it answers: deletes elsewhere, and who leads."""
+"""What a node must have applied before it answers: deletes on other nodes, and the leader."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import cast
 import pytest
 
 from broker.accounts import Account
-from broker.cluster.api.jetstream_api import ApiCall, ApiService
+from broker.cluster.api.jetstream_api import ApiService
+from broker.cluster.api.leader_calls import ApiCall
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
-from broker.cluster.node import JetStreamNode
-from broker.cluster.observe.asset_info import cluster_info
+from broker.cluster.observe.asset_info import AssetInfo
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import Rpc
 from broker.cluster.replica.replica import Replica
+from broker.jetstream.api.info import ApiStats
 from broker.jetstream.api.subjects import parse_api_subject
 from raft import NodeId
 from tests.support.cluster_fakes import run, turns
@@ -25,7 +26,7 @@ US, LEADER, OTHER = NodeId(1), NodeId(2), NodeId(3)
 
 
 class Meta:
-    """The table as the node sees it, and how often it looked."""
+    """The table on this node, and how often it was read."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -53,7 +54,7 @@ def test_a_node_waits_until_it_has_applied_what_the_meta_leader_had() -> None:
             node=US,
             rpc=cast(Rpc, SimpleNamespace(call=call)),
             leaders=cast(LeaderTable, SimpleNamespace(wait=wait_leader)),
-            group=cast(MetaGroup, SimpleNamespace(meta=meta)),
+            group=cast(MetaGroup, SimpleNamespace(assignments=meta)),
         )
         waiting = asyncio.create_task(calls.current())
         await turns(5)
@@ -61,7 +62,7 @@ def test_a_node_waits_until_it_has_applied_what_the_meta_leader_had() -> None:
         meta.index = 6
         looked = meta.looked
         while meta.looked < looked + 3:
-            assert not waiting.done(), "an entry is missing: it may be the delete"
+            assert not waiting.done(), "an entry is missing, which may be the delete"
             await asyncio.sleep(0)
         meta.index = 7
         await waiting
@@ -77,23 +78,25 @@ def test_a_node_waits_until_it_has_applied_what_the_meta_leader_had() -> None:
         (b"$JS.API.STREAM.NAMES", False),
     ],
 )
-def test_creates_and_restores_are_decided_by_a_table_that_is_current(
-    subject: bytes, waits: bool
-) -> None:
+def test_creates_and_restores_wait_for_a_current_table(subject: bytes, waits: bool) -> None:
     async def test() -> None:
         order: list[str] = []
 
         async def current() -> None:
             order.append("current")
 
-        async def here(_call: ApiCall) -> bytes:
+        async def answer(_call: ApiCall, _stats: ApiStats) -> bytes:
             order.append("decided")
             return b"{}"
 
         request = parse_api_subject(subject, domain=b"")
         assert request is not None
-        node = SimpleNamespace(meta_calls=SimpleNamespace(current=current))
-        service = SimpleNamespace(node=node, _here=here, _tell=lambda *_, **__: None)
+        service = SimpleNamespace(
+            meta_requests=SimpleNamespace(current=current),
+            streams=SimpleNamespace(answer=answer),
+            statistics=ApiStats,
+            _reply=lambda *_, **__: None,
+        )
         call = ApiCall(Account("$G"), request, subject, b"reply", b"", b"{}")
         await ApiService._answer(cast(ApiService, service), call)
         assert order == (["current", "decided"] if waits else ["decided"])
@@ -102,15 +105,13 @@ def test_creates_and_restores_are_decided_by_a_table_that_is_current(
 
 
 @pytest.mark.parametrize(("leader", "named"), [(LEADER, "two"), (US, "one"), (None, "")])
-def test_a_follower_names_the_leader_it_knows_and_not_itself(
-    leader: NodeId | None, named: str
-) -> None:
-    node = SimpleNamespace(
-        members=[US, LEADER, OTHER],
+def test_a_follower_reports_the_leader_it_knows(leader: NodeId | None, named: str) -> None:
+    names = {US: "one", LEADER: "two", OTHER: "three"}
+    there = SimpleNamespace(
+        members=SimpleNamespace(clustered=True, name=names.get),
         leader=lambda _group: leader,
-        member_name={US: "one", LEADER: "two", OTHER: "three"}.get,
-        mesh=SimpleNamespace(cluster="C", name="one"),
+        links=SimpleNamespace(cluster="C", name="one"),
     )
     replica = SimpleNamespace(leading=None, group=7)
-    info = cluster_info(cast(JetStreamNode, node), cast(Replica, replica))
+    info = AssetInfo.cluster(cast(AssetInfo, there), cast(Replica, replica))
     assert (info.name, info.leader, info.replicas) == ("C", named, ())

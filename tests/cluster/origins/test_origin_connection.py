@@ -1,4 +1,4 @@
-"""Connecting to the origin of a mirror and asking it for a consumer."""
+"""Connecting to the origin of a mirror and creating a consumer there."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_operations_during_the_greeting() -> None:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no NATS server"),
         (b"\xff\xfe\r\n", "no NATS server"),
         (INFO + b"-ERR 'Authorization Violation'\r\n", "Authorization Violation"),
-        (b"x" * (module.READ_LIMIT * 2 + 2), "without end"),
+        (b"x" * (module.READ_LIMIT * 2 + 2), "line too long"),
     ],
     ids=["nothing", "cut JSON", "other JSON", "http", "bytes", "refused", "endless"],
 )
-def test_whatever_greets_us_is_lost_with_a_reason(greeting: bytes, reason: str) -> None:
+def test_a_bad_greeting_raises_origin_lost_with_a_reason(greeting: bytes, reason: str) -> None:
     async def script(peer: Peer) -> None:
         peer.send(greeting)
         if greeting:
@@ -116,7 +116,7 @@ def test_addresses_are_tried_in_turn_and_passwords_not_shown() -> None:
     run(test())
 
 
-def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECT_WITHIN_S", 0.01)
 
     async def test() -> None:
@@ -131,7 +131,7 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("wanted", ["", "s.>"])
-def test_the_consumer_that_is_asked_for(wanted: str) -> None:
+def test_the_consumer_that_is_created(wanted: str) -> None:
     asked: list[tuple[bytes, dict[str, Any]]] = []
 
     async def script(peer: Peer) -> None:
@@ -168,7 +168,7 @@ def test_the_consumer_that_is_asked_for(wanted: str) -> None:
         (b'{"error":"what"}', OriginLost, "answered"),
     ],
 )
-def test_refusals_and_nonsense(answer: bytes, kind: type[Exception], reason: str) -> None:
+def test_refusals_and_malformed_answers(answer: bytes, kind: type[Exception], reason: str) -> None:
     async def script(peer: Peer) -> None:
         await peer.greet()
         await peer.asked()
@@ -182,7 +182,7 @@ def test_refusals_and_nonsense(answer: bytes, kind: type[Exception], reason: str
     run(test())
 
 
-def test_nobody_answers_the_api() -> None:
+def test_no_responders_is_a_refusal() -> None:
     async def script(peer: Peer) -> None:
         await peer.greet()
         await peer.asked()
@@ -196,8 +196,8 @@ def test_nobody_answers_the_api() -> None:
     run(test())
 
 
-def test_messages_may_come_before_the_answer() -> None:
-    """The order of an answer and of the first deliveries is nobody's promise."""
+def test_messages_may_arrive_before_the_answer() -> None:
+    """The order of the answer and the first deliveries is not specified."""
 
     async def script(peer: Peer) -> None:
         await peer.greet()

@@ -1,4 +1,4 @@
-"""Messages of an origin: exact, in order, and lost rather than wrong."""
+"""Messages of an origin: exact and in order, or OriginLost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.origin_rig import HEARTBEAT, TIME, Peer, consuming, until_clo
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_messages_are_exact_however_they_are_cut(seed: int) -> None:
+def test_messages_are_exact_however_the_bytes_are_split(seed: int) -> None:
     headers = b"NATS/1.0\r\nX-a:  two  \r\nx-A: \r\nX-a: again\r\n\r\n"
     bodies = [b"", b"\r\n", b"MSG a 1 0\r\n\r\n", bytes(range(256)), b"p" * 70_000]
 
@@ -65,7 +65,7 @@ def test_both_forms_of_ack_replies_are_read(reply: bytes) -> None:
     run(test())
 
 
-def test_flow_control_and_heartbeats_are_answered_on_the_way() -> None:
+def test_flow_control_is_answered_between_messages() -> None:
     heard: list[bytes] = []
 
     async def script(peer: Peer) -> None:
@@ -101,7 +101,7 @@ def test_a_batch_does_not_wait_behind_a_heartbeat() -> None:
             await origin.next()
             assert origin.buffered()
             await origin.next()
-            assert not origin.buffered()  # nothing but a heartbeat and half a message is here
+            assert not origin.buffered()  # only a heartbeat and half a message are buffered
             origin.writer.write(b"PING\r\n")
             assert (await origin.next()).seq == 3
             assert not origin.buffered()
@@ -109,7 +109,7 @@ def test_a_batch_does_not_wait_behind_a_heartbeat() -> None:
     run(test())
 
 
-def test_half_a_message_is_not_waited_for() -> None:
+def test_an_incomplete_message_is_not_waited_for() -> None:
     async def script(peer: Peer) -> None:
         half = peer.stored(2, delivery=2, data=b"p" * 100)
         peer.send(peer.stored(1, delivery=1) + half[:60])
@@ -129,7 +129,7 @@ def test_half_a_message_is_not_waited_for() -> None:
     run(test())
 
 
-def test_a_message_longer_than_it_says_is_not_taken() -> None:
+def test_a_message_longer_than_its_size_is_refused() -> None:
     async def script(peer: Peer) -> None:
         peer.send(peer.stored(1, delivery=1, data=b"xyz").replace(b" 3\r\n", b" 2\r\n"))
         await until_closed(peer)
@@ -143,7 +143,7 @@ def test_a_message_longer_than_it_says_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("delivery", [1, 3])
-def test_a_gap_in_deliveries_is_a_loss(delivery: int) -> None:
+def test_a_gap_in_deliveries_raises_origin_lost(delivery: int) -> None:
     async def script(peer: Peer) -> None:
         peer.send(peer.stored(1, delivery=1) + peer.stored(2, delivery=delivery))
         await until_closed(peer)
@@ -157,7 +157,7 @@ def test_a_gap_in_deliveries_is_a_loss(delivery: int) -> None:
     run(test())
 
 
-def test_a_heartbeat_that_tells_of_more_is_a_loss() -> None:
+def test_a_heartbeat_that_reveals_a_gap_raises_origin_lost() -> None:
     async def script(peer: Peer) -> None:
         peer.send(peer.stored(1, delivery=1) + peer.status(HEARTBEAT % 2))
         await until_closed(peer)
@@ -171,7 +171,7 @@ def test_a_heartbeat_that_tells_of_more_is_a_loss() -> None:
     run(test())
 
 
-def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.005)
 
     async def test() -> None:
@@ -202,14 +202,14 @@ def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         b"",
     ],
 )
-def test_whatever_the_origin_sends_it_is_lost_and_nothing_worse(sent: bytes) -> None:
+def test_any_garbage_raises_origin_lost(sent: bytes) -> None:
     async def script(peer: Peer) -> None:
         peer.send(sent)
 
     async def test() -> None:
         async with consuming(script) as origin:
             await turns()
-            origin.buffered()  # judges nothing, raises nothing
+            origin.buffered()  # never raises
             with pytest.raises(OriginLost):
                 await origin.next()
 

@@ -1,4 +1,4 @@
-"""The same client against nats-server: exact sequences, times and bytes."""
+"""OriginConnection against nats-server: exact sequences, times and bytes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run(test: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
 
 
 class Publisher(OriginConnection):
-    """The same connection, to make streams and messages with."""
+    """A client connection that creates streams and publishes."""
 
     async def request(self, subject: str, body: object = "") -> dict[str, Any]:
         data = json.dumps(body).encode() if body else b""
@@ -119,7 +119,7 @@ class Publisher(OriginConnection):
         await self.request(f"{self.api}.STREAM.CREATE.{name}", config)
 
     async def until(self, name: str, last: int) -> None:
-        """What was published without an ack is stored when it is: wait for it."""
+        """Wait until messages published without an ack are stored."""
         while (await self.request(f"{self.api}.STREAM.INFO.{name}"))["state"]["last_seq"] < last:
             pass
 
@@ -230,8 +230,8 @@ def test_flow_control_lets_everything_through(server: Server, loop: str) -> None
     run(test(), loop)
 
 
-def test_messages_never_race_the_answer(server: Server) -> None:
-    """nats-server delivers before it answers about once in ten times."""
+def test_messages_before_the_answer_are_kept(server: Server) -> None:
+    """nats-server delivers before it answers in about one of ten runs."""
 
     async def test() -> None:
         async with publisher(server.address) as feed:

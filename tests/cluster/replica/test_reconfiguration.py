@@ -1,4 +1,4 @@
-"""Which step a stream's leader takes next, and that the steps always get there."""
+"""Reconfiguration: which step the leader takes next, and that the steps reach the target."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.replica.reconfiguration import (
-    LEVEL_WITHIN,
+    CAUGHT_UP_WITHIN,
     Change,
-    HandOver,
+    HandOverTo,
     Record,
     Wait,
     next_step,
@@ -40,7 +40,7 @@ def assigned(*peers: NodeId, members: tuple[NodeId, ...]) -> Assignment:
 def seen(
     *voters: NodeId, learners: tuple[NodeId, ...] = (), leader: NodeId = A, lag: int = 0
 ) -> CoreStatus:
-    """A leader's view; all others lag so many entries behind."""
+    """The leader's view; all others are this many entries behind."""
     others = [node for node in (*voters, *learners) if node != leader]
     match = Index(END - lag)
     return CoreStatus(
@@ -59,27 +59,27 @@ def test_nothing_to_do() -> None:
     assert step(seen(A, B, C), assigned(C, A, B, members=(B, A, C))) is None
 
 
-def test_new_members_learn_before_anything_is_recorded() -> None:
+def test_new_members_are_learners_first() -> None:
     target = assigned(A, B, C, members=(A,))
     assert step(seen(A), target) == Change((A,), (B, C))
-    assert isinstance(step(seen(A, learners=(B, C), lag=LEVEL_WITHIN + 1), target), Wait)
-    assert step(seen(A, learners=(B, C), lag=LEVEL_WITHIN), target) == Record((A, B, C))
+    assert isinstance(step(seen(A, learners=(B, C), lag=CAUGHT_UP_WITHIN + 1), target), Wait)
+    assert step(seen(A, learners=(B, C), lag=CAUGHT_UP_WITHIN), target) == Record((A, B, C))
 
 
-def test_new_members_vote_when_it_is_recorded_that_they_do() -> None:
+def test_new_members_vote_once_that_is_recorded() -> None:
     status = seen(A, learners=(B, C))
     assert step(status, assigned(A, B, C, members=(A, B, C))) == Change((A, B, C))
     assert step(status, assigned(A, B, C, members=(A, B))) == Record((A, B, C))
 
 
-def test_no_step_before_the_own_disk_knows_why() -> None:
+def test_no_step_before_the_assignment_is_on_disk() -> None:
     target = assigned(A, B, C, members=(A,))
     for status in (seen(A), seen(A, learners=(B, C))):
         unsafe = next_step(status, target, connected=lambda _: True, recorded=False)
         assert isinstance(unsafe, Wait)
 
 
-def test_members_that_are_away_or_need_a_snapshot_do_not_vote_yet() -> None:
+def test_disconnected_members_and_those_that_need_a_snapshot_do_not_vote_yet() -> None:
     target = assigned(A, B, C, members=(A, B, C))
     status = seen(A, learners=(B, C))
     assert isinstance(step(status, target, away=C), Wait)
@@ -87,7 +87,7 @@ def test_members_that_are_away_or_need_a_snapshot_do_not_vote_yet() -> None:
     assert isinstance(step(replace(status, peers=fetching), target), Wait)
 
 
-def test_those_who_left_are_forgotten_last() -> None:
+def test_removed_members_leave_the_record_last() -> None:
     target = assigned(A, members=(A, B, C))
     assert step(seen(A, B, C), target) == Change((A,))
     assert step(seen(A), target) == Record((A,))
@@ -101,33 +101,33 @@ def test_those_who_left_are_forgotten_last() -> None:
         replace(seen(A, B, C), transfer_to=B),
     ],
 )
-def test_one_thing_at_a_time(status: CoreStatus) -> None:
+def test_one_change_at_a_time(status: CoreStatus) -> None:
     assert isinstance(step(status, assigned(A, members=(A, B, C))), Wait)
 
 
-def test_a_leader_that_shall_leave_hands_over_first() -> None:
+def test_a_leader_that_should_leave_hands_over_first() -> None:
     target = assigned(B, C, members=(A, B, C))
-    assert step(seen(A, B, C), target) == HandOver(B)
-    assert step(seen(A, B, C), target, away=B) == HandOver(C)
+    assert step(seen(A, B, C), target) == HandOverTo(B)
+    assert step(seen(A, B, C), target, away=B) == HandOverTo(C)
     assert step(seen(B, A, C, leader=B), target) == Change((B, C))
 
 
-def test_a_leader_that_has_no_heir_yet_makes_some() -> None:
+def test_a_leader_without_a_successor_adds_members_first() -> None:
     target = assigned(B, members=(A, B))
     assert step(seen(A), target) == Change((A,), (B,))
     assert step(seen(A, learners=(B,)), target) == Change((B,))
 
 
-def test_learners_nobody_asks_for_any_more_go() -> None:
+def test_learners_that_are_no_longer_wanted_are_removed() -> None:
     assert step(seen(A, learners=(B, C)), assigned(A, members=(A,))) == Change((A,))
     target = assigned(A, B, members=(A, B))
     assert step(seen(A, B, learners=(C,)), target) == Change((A, B))
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_from_wherever_it_is_the_group_gets_there(seed: int) -> None:
-    """Steps are taken, the target changes and leaders die in between: it ends, and at no time has
-    anybody a vote who is not on record, as the meta group and the nodes rely on."""
+def test_the_group_reaches_its_target_from_any_state(seed: int) -> None:
+    """Steps are taken while the target changes and leaders die: it ends, and at no time does a
+    node vote that is not recorded in the meta group."""
     dice = random.Random(seed)
     voters: tuple[NodeId, ...] = (A,)
     learners: tuple[NodeId, ...] = ()
@@ -147,7 +147,7 @@ def test_from_wherever_it_is_the_group_gets_there(seed: int) -> None:
             case Record(members=members):
                 recorded = [int(member) for member in members]
                 assignment = msgspec.structs.replace(assignment, members=recorded)
-            case HandOver(to=heir):
+            case HandOverTo(to=heir):
                 leader = heir
             case None if turn >= 100:
                 break

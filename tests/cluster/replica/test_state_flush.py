@@ -1,17 +1,16 @@
-"""Erased messages leave the disk: in which order, and what a mark of an earlier run leads to."""
+"""Secure erase: the order of its steps, and finishing what an earlier run left."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from broker.cluster.node import JetStreamNode
 from broker.cluster.replica import state_flush as flushing
-from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.state_flush import StateFlush
 from raft import GroupId, Index
 from tests.support.cluster_fakes import run
@@ -29,7 +28,7 @@ class Log:
 
 @dataclass
 class Held:
-    """A group whose log is cut as soon as that is asked for, unless a follower needs it."""
+    """A group whose log is cut at once when asked, unless a follower needs it."""
 
     log: Log = field(default_factory=Log)
     needed: bool = False
@@ -61,7 +60,14 @@ class Member:
     stream: State = field(default_factory=lambda: State(applied=30))
     dirty: bool = True
 
-    def checkpoint(self) -> Index:
+    @property
+    def checkpoints(self) -> Member:
+        return self
+
+    def work_ahead(self) -> bool:
+        return self.stream.work_ahead()
+
+    def write(self) -> Index:
         self.node.events.append("checkpoint")
         return Index(self.stream.applied)
 
@@ -70,15 +76,13 @@ class Member:
 
 
 class Node:
-    """Stands for the node, its store, its host and its meta group."""
+    """Stands for the store, the host, the meta group and the replicas of a node."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.events: list[str] = []
         self.group = Held(node=self)
         self.member = Member(self)
-        self.replicas = {G: self.member}
-        self.host = self.store = self.meta_group = self
         self.expunged = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -102,7 +106,16 @@ class Node:
         self._loop.call_soon_threadsafe(self.expunged.set)
 
     def flushing(self) -> StateFlush:
-        return StateFlush(cast(JetStreamNode, self))
+        part = cast(Any, self)
+        return StateFlush(
+            directory=self.directory, store=part, host=part, meta_group=part, replicas=part
+        )
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter([self.member])
+
+    def get(self, group: GroupId) -> Member | None:
+        return self.member if group == G else None
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +145,7 @@ def test_the_state_is_durable_before_the_log_is_cut_and_the_files_rewritten(
     async def work() -> None:
         node = Node(tmp_path)
         erasing = node.flushing()
-        erasing.erased(cast(Replica, node.member))
+        erasing.erased(G, Index(30))
         assert (tmp_path / "erasing").exists()
         await until_expunged(node, erasing)
         assert node.events == ["checkpoint", "flush", "durable 30", "cut behind 30", "expunge"]
@@ -140,7 +153,7 @@ def test_the_state_is_durable_before_the_log_is_cut_and_the_files_rewritten(
     run(work())
 
 
-def test_what_an_earlier_run_did_not_finish_is_done_at_start(tmp_path: Path) -> None:
+def test_an_unfinished_erasure_is_finished_after_a_restart(tmp_path: Path) -> None:
     async def work() -> None:
         (tmp_path / "erasing").touch()
         node = Node(tmp_path)
@@ -155,7 +168,7 @@ def test_a_log_that_cannot_be_cut_yet_is_tried_again(tmp_path: Path) -> None:
         node = Node(tmp_path)
         node.group.needed = True
         erasing = node.flushing()
-        erasing.erased(cast(Replica, node.member))
+        erasing.erased(G, Index(30))
         await until_expunged(node, erasing, times=2, mark_left=True)
         node.group.needed = False
         await until_expunged(node, erasing)

@@ -10,14 +10,19 @@ from typing import Any
 
 from broker.config.options import Http
 from broker.server.server import Server
-from tests.support.server import PATIENCE, RawClient, run, running, until
+from tests.support.server import PATIENCE, RawClient, broker_of, run, running, until
 
 HTTP = Http("127.0.0.1", -1)
 
 
+def http_port(server: Server) -> int:
+    http = broker_of(server).monitor.http
+    assert http is not None
+    return http.port
+
+
 async def get(server: Server, path: str) -> tuple[int, str, bytes]:
-    assert server.monitor is not None
-    url = f"http://127.0.0.1:{server.monitor.port}{path}"
+    url = f"http://127.0.0.1:{http_port(server)}{path}"
 
     def fetch() -> tuple[int, str, bytes]:
         try:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from broker.monitor.documents import connz
-from broker.server.client import connection_record as record
-from tests.monitor.documents.test_http import HTTP, document
+from broker.server.client import connections as record
+from tests.monitor.documents.test_http import HTTP, document, http_port
 from tests.support.server import PATIENCE, RawClient, run, running, until
 
 
@@ -91,8 +91,7 @@ def test_a_request_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyP
     async def test() -> None:
         async with running(http=HTTP) as server:
             await document(server, "/varz")  # it listens before it answers
-            assert server.monitor is not None
-            slow = await asyncio.open_connection("127.0.0.1", server.monitor.port)
+            slow = await asyncio.open_connection("127.0.0.1", http_port(server))
             slow[1].write(b"GET /varz HTTP/1.1\r\nHost: x\r\nX-")
             async with asyncio.timeout(PATIENCE):
                 assert await slow[0].read() == b""

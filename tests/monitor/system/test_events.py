@@ -9,7 +9,7 @@ import pytest
 
 from broker.config.options import Authorization
 from broker.monitor.system import events
-from tests.support.server import PATIENCE, RawClient, run, running, until
+from tests.support.server import PATIENCE, RawClient, broker_of, run, running, until
 from tests.support.system import SETTINGS, USERS, client
 
 PREFIX = "io.nats.server.advisory.v1."
@@ -79,13 +79,14 @@ def test_nothing_is_built_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test() -> None:
         async with running(**SETTINGS) as server:
-            for name in ("client", "event", "connections_event", "statsz"):
+            for name in ("client", "connections_event", "statsz"):
                 monkeypatch.setattr(events, name, built)
             admin, otto = await client(server), await client(server, "otto")
-            seen = server.about.stamp()["seq"]
+            observed = broker_of(server).monitor.observed
+            seen = observed.stamp()["seq"]
             await otto.close()
             await until(lambda: len(server.connections) == 1)
-            assert server.about.stamp()["seq"] == seen + 1
+            assert observed.stamp()["seq"] == seen + 1
             await admin.close()
 
     run(test())
@@ -112,12 +113,12 @@ def test_lame_duck_and_shutdown_are_told() -> None:
             admin = await client(server)
             heard = await admin.subscribe("$SYS.SERVER.*.*")
             await admin.flush()
-            server.spawn(server.enter_lame_duck(), name="lame duck")
+            server.spawn(broker_of(server).enter_lame_duck(), name="lame duck")
             for what in ("LAMEDUCK", "SHUTDOWN"):
                 message = await heard.next_msg(PATIENCE)
                 assert message.subject == f"$SYS.SERVER.{server.id}.{what}"
                 assert msgspec.json.decode(message.data)["name"] == "n-1"
-                await server.stop()
+                await broker_of(server).stop()
 
     run(test())
 

@@ -7,7 +7,9 @@ import asyncio
 import nats.errors
 import pytest
 
-from tests.support.server import RawClient, run, running, until
+from broker.main import Broker
+from broker.server.process.tasks import Tasks
+from tests.support.server import RawClient, local, run, running, until
 from tests.support.system import SETTINGS, ask, client
 
 CONNECT = b'CONNECT {"user":"otto","pass":"pw","verbose":false,"protocol":1,"headers":true}\r\n'
@@ -24,7 +26,7 @@ def test_a_client_is_kicked() -> None:
             done = await ask(admin, order, {"cid": cid})
             assert set(done) == {"server"}
             await kicked.end()
-            assert server.history[-1].reason == "Kicked"
+            assert server.connections.history[-1].reason == "Kicked"
             for wrong in ({"cid": cid}, {}, {"cid": [1]}):
                 refused = await ask(admin, order, wrong)
                 assert refused["error"] == {
@@ -57,19 +59,27 @@ def test_a_client_is_told_to_go_elsewhere() -> None:
 
 def test_reload_is_ordered_and_its_failure_told() -> None:
     async def test() -> None:
-        async with running(**SETTINGS) as server:
+        came = asyncio.Event()
+        refusal = "can only reload config when a file is provided"
+        answers = iter([ValueError(refusal), None])
+
+        def reload() -> None:
+            if error := next(answers):
+                raise error
+            came.set()
+
+        async with Tasks() as tasks:
+            broker = Broker(local(**SETTINGS), tasks, reload)
+            await broker.start()
+            server = broker.server
             admin = await client(server)
             order = f"$SYS.REQ.SERVER.{server.id}.RELOAD"
             refused = await ask(admin, order)
             assert refused["error"]["code"] == 500
-            assert (
-                "can only reload config when a file is provided"
-                in (refused["error"]["description"])
-            )
-            came = asyncio.Event()
-            server.reload = came.set
+            assert refusal in refused["error"]["description"]
             assert set(await ask(admin, order)) == {"server"}
             await until(came.is_set)
             await admin.close()
+            await broker.stop()
 
     run(test())

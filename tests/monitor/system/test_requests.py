@@ -8,9 +8,11 @@ import nats.errors
 import pytest
 
 from broker.config.options import ClusterOptions, JetStreamOptions, Options
+from broker.monitor.observed import Observed
 from broker.monitor.system.requests import STATES, BadRequest, query, read
+from broker.server.process.tasks import Tasks
 from broker.server.server import Server
-from tests.support.server import run, running
+from tests.support.server import broker_of, run, running
 from tests.support.system import SETTINGS, ask, asked, client
 
 NAMED = Options(
@@ -45,7 +47,9 @@ NAMED = Options(
 )
 def test_filters_choose_servers(body: bytes, meant: bool) -> None:
     async def test() -> None:
-        assert read(body)[0].mean(Server(NAMED)) is meant
+        async with Tasks() as tasks:
+            observed = Observed(Server(NAMED, tasks.spawn), None)
+            assert read(body)[0].match(observed) is meant
 
     run(test())
 
@@ -73,7 +77,7 @@ def test_every_service_answers_to_all_and_to_one_by_its_id() -> None:
         async with running(**SETTINGS) as server:
             asking = await client(server)
             for where in ("PING", server.id):
-                for name in server.documents.by_name:
+                for name in broker_of(server).monitor.documents.by_name:
                     subject = f"$SYS.REQ.SERVER.{where}.{name.upper()}"
                     found = await ask(asking, subject)
                     assert found["server"]["id"] == server.id

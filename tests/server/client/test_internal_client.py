@@ -19,9 +19,9 @@ from broker.config.options import (
     TlsOptions,
     User,
 )
-from broker.server.client import internal_client as inside
+from broker.server.listeners import internal_client
 from broker.server.server import Server
-from tests.support.server import PATIENCE, RawClient, run, running, until
+from tests.support.server import PATIENCE, RawClient, broker_of, run, running, until
 
 CERTS = Path(__file__).parents[2] / "support" / "certs"
 CERTIFICATES = {
@@ -50,7 +50,7 @@ CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_respond
 
 @asynccontextmanager
 async def insider(server: Server, account: str = "B") -> AsyncIterator[RawClient]:
-    sock = await inside.connect(server, account)
+    sock = await internal_client.connect(server, account)
     client = RawClient(*await asyncio.open_unix_connection(sock=sock))
     try:
         client.info = await client.read_info()
@@ -92,12 +92,12 @@ def test_it_counts_as_nobody() -> None:
             async with insider(server) as one, insider(server) as other:
                 await one.flush()
                 await other.flush()
-                assert len(server.insiders) == 2
+                assert len(server.connections.internal) == 2
                 assert list(server.connections) == [admin.info["client_id"]]
-                assert server.counters.total_connections == 1
+                assert server.connections.counters.total_connections == 1
                 assert not server.accounts["B"].connections
-            await until(lambda: not server.insiders)
-            assert not server.history
+            await until(lambda: not server.connections.internal)
+            assert not server.connections.history
             assert await admin.flush() == b""
             client = await RawClient.open(server, connect=as_user("b"))  # there is room for it
             assert await client.flush() == b""
@@ -115,7 +115,7 @@ def test_nobody_asks_it_for_credentials() -> None:
     async def test() -> None:
         auth = msgspec.structs.replace(USERS, timeout_ns=SECOND // 100)
         async with running(authorization=auth) as server:
-            sock = await inside.connect(server, "B")
+            sock = await internal_client.connect(server, "B")
             silent = RawClient(*await asyncio.open_unix_connection(sock=sock))
             await silent.read_info()
             client = await RawClient.open(server, connect=None)
@@ -146,9 +146,9 @@ def test_it_ends_with_the_server() -> None:
     async def test() -> None:
         async with running() as server, insider(server) as one:
             await one.flush()
-            await server.stop()
+            await broker_of(server).stop()
             async with asyncio.timeout(PATIENCE):
                 assert await one.reader.read() == b""
-            assert not server.insiders
+            assert not server.connections.internal
 
     run(test())

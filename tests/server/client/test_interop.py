@@ -11,7 +11,7 @@ from nats.errors import NoRespondersError
 
 from broker.config.options import Authorization, Permissions, ResponseRules, SubjectRules, User
 from broker.server.server import Server
-from tests.support.server import PATIENCE, RawClient, run, running, until
+from tests.support.server import PATIENCE, RawClient, broker_of, run, running, until
 
 
 def test_publish_subscribe_request_and_queue_groups() -> None:
@@ -60,7 +60,7 @@ def test_headers_large_payloads_and_auto_unsubscribe() -> None:
                 assert message.data == payload
                 assert message.headers == headers
             await client.flush()
-            assert server.traffic().out_msgs == 2
+            assert server.connections.traffic().out_msgs == 2
             await client.close()
 
     run(test())
@@ -103,7 +103,7 @@ def test_client_reconnects_to_a_restarted_server_on_the_same_port() -> None:
             )
             sub = await client.subscribe("again")
             await client.flush()
-            await server.stop()
+            await broker_of(server).stop()
             async with running(port=port):
                 async with asyncio.timeout(PATIENCE):
                     await back.wait()

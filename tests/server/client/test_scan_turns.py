@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
-from broker.server.client.connection import Connection
-from broker.server.services import JetStreamRuntime
+from broker.server.services import BulkReader
 from tests.support.server import RawClient, run, running, until
 
 
 class SlowScans:
-    """Scans that end when the test says so; nothing else is asked of it."""
+    """Bulk reads that end when the test says so."""
+
+    scan_subject = b"scan"
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []
         self.go_on = asyncio.Event()
 
-    async def scan(self, connection: Connection, request_json: bytes) -> None:
+    async def scan(self, connection: BulkReader, request_json: bytes) -> None:
         self.asked.append(request_json)
         await self.go_on.wait()
         connection.queue(b"+SCAN\r\n")
@@ -27,7 +27,7 @@ def test_a_second_scan_while_one_is_under_way_ends_the_connection() -> None:
     async def test() -> None:
         async with running() as server:
             scans = SlowScans()
-            server.services = cast(JetStreamRuntime, scans)
+            server.clients.bulk_reads = scans
             try:
                 first, second = await RawClient.open(server), await RawClient.open(server)
                 first.send(b'SCAN {"n":1}\r\n')
@@ -44,6 +44,6 @@ def test_a_second_scan_while_one_is_under_way_ends_the_connection() -> None:
                 second.close()
             finally:
                 scans.go_on.set()
-                server.services = None
+                server.clients.bulk_reads = None
 
     run(test())

@@ -36,9 +36,9 @@ def test_a_client_over_max_pending_goes_and_others_stay() -> None:
             while len(server.connections) == 2:
                 good.send(b"PUB flood 100000\r\n" + body + b"\r\n")
                 await good.flush()
-            assert server.history[-1].reason == "Slow Consumer (Pending Bytes)"
-            assert server.traffic().slow_consumers == 1
-            assert server.traffic().stalls >= 1
+            assert server.connections.history[-1].reason == "Slow Consumer (Pending Bytes)"
+            assert server.connections.traffic().slow_consumers == 1
+            assert server.connections.traffic().stalls >= 1
             assert await good.flush() == b""
             sock.close()
             good.close()
@@ -57,7 +57,7 @@ def test_a_write_past_its_deadline_ends_the_client() -> None:
                 good.send(b"PUB flood 1000000\r\n" + body + b"\r\n")
             await good.flush()
             await until(lambda: len(server.connections) == 1)
-            assert server.history[-1].reason == "Slow Consumer (Write Deadline)"
+            assert server.connections.history[-1].reason == "Slow Consumer (Write Deadline)"
             sock.close()
             good.close()
 
@@ -108,7 +108,7 @@ def test_silent_clients_are_stale_and_answering_ones_are_not() -> None:
             got = await silent.end()
             assert got.startswith(b"PONG\r\n")
             assert got.endswith(b"PING\r\nPING\r\n-ERR 'Stale Connection'\r\n")
-            assert server.traffic().stale_connections == 1
+            assert server.connections.traffic().stale_connections == 1
             alive = await RawClient.open(server)
             alive.send(b"PING\r\n")
             answered = 0
@@ -116,7 +116,7 @@ def test_silent_clients_are_stale_and_answering_ones_are_not() -> None:
                 if await alive.line() == b"PING\r\n":
                     alive.send(b"PONG\r\n")
                     answered += 1
-            assert server.connections[alive.info["client_id"]].live.rtt_s > 0
+            assert server.connections[alive.info["client_id"]].rtt_s > 0
             alive.close()
 
     run(test())

@@ -97,7 +97,7 @@ def test_verify_wants_a_client_certificate() -> None:
 
             await asyncio.get_running_loop().run_in_executor(None, refused)
             await until(lambda: not server.connections)
-            assert server.history[-1].reason == "TLS Handshake Failure"
+            assert server.connections.history[-1].reason == "TLS Handshake Failure"
 
     run(test())
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.accounts import Account
-from broker.server.client import connection
+from broker.server.client import operations
 from broker.server.routing import router
 from broker.server.routing.router import Router
 from broker.server.server import Server
@@ -20,10 +20,10 @@ from tests.support.server import EMPTY_CONNECT, RawClient, run, running, until
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock finds the turn over."""
     monkeypatch.setattr(router, "TURN_S", -1.0)
-    monkeypatch.setattr(connection, "TURN_S", -1.0)
+    monkeypatch.setattr(operations, "TURN_S", -1.0)
     monkeypatch.setattr(router, "LOOK_EVERY", 2)
     monkeypatch.setattr(router, "PIECE_MAX", 3)
-    monkeypatch.setattr(connection, "LOOK_MASK", 1)
+    monkeypatch.setattr(operations, "LOOK_MASK", 1)
 
 
 MIXED = b"".join(
@@ -82,7 +82,7 @@ def test_others_get_the_loop_between_turns(monkeypatch: pytest.MonkeyPatch) -> N
             client.send(b"PUB x 0\r\n\r\n" * 200)
             await client.flush()
             [found] = server.connections.values()
-            assert found.out_msgs == 2000
+            assert found.client.out_msgs == 2000
             assert turns >= 200
             client.close()
 

@@ -22,7 +22,7 @@ from broker.config.options import (
     User,
 )
 from broker.server.server import Server
-from tests.support.server import PATIENCE, run, until
+from tests.support.server import PATIENCE, broker_of, run, until
 from tests.support.websocket import BINARY, CLOSE, PLAIN, RawWebSocket, plain, port, serving, url
 
 # nats-py calls aiohttp the old way
@@ -56,8 +56,8 @@ def test_the_official_client_publishes_and_subscribes() -> None:
         async with serving() as server:
             await talk(server)
             await until(lambda: not server.connections)
-            assert {one.kind for one in server.history} == {"nats", "websocket"}
-            assert {one.reason for one in server.history} == {"Client Closed"}
+            assert {one.kind for one in server.connections.history} == {"nats", "websocket"}
+            assert {one.reason for one in server.connections.history} == {"Client Closed"}
 
     run(test())
 
@@ -68,8 +68,8 @@ def test_the_official_client_over_tls() -> None:
             assert url(server).startswith("wss://")
             context = ssl.create_default_context(cafile=str(CERTS / "ca.pem"))
             await talk(server, tls=context)
-            await until(lambda: len(server.history) == 2)
-            (web,) = (one for one in server.history if one.kind == "websocket")
+            await until(lambda: len(server.connections.history) == 2)
+            (web,) = (one for one in server.connections.history if one.kind == "websocket")
             assert web.tls is not None
             assert web.tls[0] == "1.3"
 
@@ -147,14 +147,12 @@ def test_info_names_this_listener_and_its_peers() -> None:
 
 def test_varz_connz_and_the_label() -> None:
     async def test() -> None:
-        from broker.monitor.documents.connz import connz
-        from broker.monitor.documents.varz import varz
-
         options = replace(PLAIN, compression=True, handshake_timeout_ns=3 * SECOND)
         async with serving(websocket=options) as server:
             await RawWebSocket.open(server, headers=b"X-Forwarded-For: 10.0.0.7\r\n")
             server.set_cluster_urls(["h:1"], ["h:2"])
-            shown = varz(server, cpu=0.0, requests={})
+            documents = broker_of(server).monitor.documents.by_name
+            shown = documents["varz"]({})
             assert shown["websocket"] == {
                 "host": "127.0.0.1",
                 "port": port(server),
@@ -163,7 +161,7 @@ def test_varz_connz_and_the_label() -> None:
                 "compression": True,
             }
             assert shown["ws_connect_urls"] == [f"127.0.0.1:{port(server)}", "h:2"]
-            (one,) = connz(server, {})["connections"]
+            (one,) = documents["connz"]({})["connections"]
             assert (one["kind"], one["type"], one["ip"]) == ("Client", "websocket", "127.0.0.1")
             (connection,) = server.connections.values()
             assert connection.label.startswith("10.0.0.7/127.0.0.1:")
@@ -229,7 +227,7 @@ def test_lame_duck_and_shutdown_tell_web_clients() -> None:
         async with serving(lame_duck=quick) as server:
             client = await RawWebSocket.open(server)
             await client.flush()
-            leaving = asyncio.create_task(server.enter_lame_duck())
+            leaving = asyncio.create_task(broker_of(server).enter_lame_duck())
             status, reason, text = await client.close_frame()
             assert b'"ldm":true' in text
             assert (status, reason) == (1001, "Server Shutdown")
@@ -251,7 +249,7 @@ def test_a_close_is_answered_with_the_same_status() -> None:
             client.send((4001).to_bytes(2, "big") + b"bye", CLOSE)
             assert await client.close_frame() == (4001, "bye", b"")
             assert await other.flush() == b"MSG last 1 2\r\nhi\r\n"
-            assert server.history[-1].reason == "Client Closed"
+            assert server.connections.history[-1].reason == "Client Closed"
 
     run(test())
 

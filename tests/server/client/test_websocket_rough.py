@@ -9,10 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from broker.config.options import SECOND, Limits
-from broker.server.client import connection as connections
-from broker.server.client import websocket
-from broker.server.client import websocket_listener as websocket_door
+from broker.server.client import operations
 from broker.server.client.connection import Connection
+from broker.server.listeners import websocket, websocket_listener
 from broker.wire import websocket as frames
 from tests.support.server import run, until
 from tests.support.websocket import (
@@ -82,11 +81,11 @@ def test_who_dawdles_with_the_request_is_cut_off() -> None:
     async def test() -> None:
         options = replace(PLAIN, handshake_timeout_ns=SECOND // 10)
         async with serving(websocket=options) as server:
-            assert server.door is not None
+            assert server.websocket is not None
             slow = await RawWebSocket.dial(server)
             slow.writer.write(REQUEST)
             assert await slow.end() == b""
-            assert not server.door.waiting
+            assert not server.websocket.waiting
 
     run(test())
 
@@ -94,10 +93,10 @@ def test_who_dawdles_with_the_request_is_cut_off() -> None:
 def test_the_deadline_is_for_the_request_alone() -> None:
     async def test() -> None:
         async with serving(websocket=PLAIN) as server:
-            assert server.door is not None
+            assert server.websocket is not None
             slow = await RawWebSocket.dial(server)
             kept = await RawWebSocket.open(server)
-            await until(lambda: server.door is not None and len(server.door.waiting) == 1)
+            await until(lambda: server.websocket is not None and len(server.websocket.waiting) == 1)
             assert await kept.flush() == b""
             slow.writer.close()
 
@@ -105,11 +104,11 @@ def test_the_deadline_is_for_the_request_alone() -> None:
 
 
 def test_too_many_unfinished_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket_door, "WAITING_MAX", 2)
+    monkeypatch.setattr(websocket_listener, "WAITING_MAX", 2)
 
     async def test() -> None:
         async with serving() as server:
-            door = server.door
+            door = server.websocket
             assert door is not None
             first, _second = [await RawWebSocket.dial(server) for _ in range(2)]
             await until(lambda: len(door.waiting) == 2)
@@ -163,7 +162,7 @@ def test_a_bomb_costs_its_sender_the_connection() -> None:
             status, reason, text = await bomber.close_frame()
             assert (status, reason) == (1009, "Maximum Message Payload Exceeded")
             assert b"-ERR 'Maximum Payload Violation'" in text
-            assert server.history[-1].in_msgs < 1_000_000
+            assert server.connections.history[-1].in_msgs < 1_000_000
 
     run(test())
 
@@ -226,8 +225,8 @@ def test_one_who_never_reads_is_a_slow_consumer() -> None:
             while len(server.connections) == 2:
                 good.send(b"PUB flood 100000\r\n" + b"x" * 100_000 + b"\r\n")
                 await good.flush()
-            assert server.history[-1].reason == "Slow Consumer (Pending Bytes)"
-            assert server.history[-1].kind == "websocket"
+            assert server.connections.history[-1].reason == "Slow Consumer (Pending Bytes)"
+            assert server.connections.history[-1].kind == "websocket"
 
     run(test())
 
@@ -238,13 +237,13 @@ def test_frames_wait_here_while_the_connection_has_enough(monkeypatch: pytest.Mo
     receive = Connection.data_received
 
     def watched(connection: Connection, chunk: bytes) -> None:
-        paused.append(connection._reading_pauses)
+        paused.append(connection.socket.reading_pauses)
         receive(connection, chunk)
 
     monkeypatch.setattr(Connection, "data_received", watched)
     monkeypatch.setattr(frames, "PIECE_SIZE", 10)
-    monkeypatch.setattr(connections, "TURN_S", -1.0)
-    monkeypatch.setattr(connections, "LOOK_MASK", 1)
+    monkeypatch.setattr(operations, "TURN_S", -1.0)
+    monkeypatch.setattr(operations, "LOOK_MASK", 1)
 
     async def test() -> None:
         async with serving() as server:

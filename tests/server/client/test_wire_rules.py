@@ -92,8 +92,8 @@ def test_headers_are_stripped_for_clients_without_them() -> None:
             got = await with_headers.flush()
             assert got == b"HMSG foo 7 r %d %d\r\n%bxy\r\n" % (size, size + 2, block)
             assert await without.flush() == b"MSG foo 7 r 2\r\nxy\r\n"
-            assert server.traffic().in_bytes == size + 2
-            assert server.traffic().out_bytes == size + 4
+            assert server.connections.traffic().in_bytes == size + 2
+            assert server.connections.traffic().out_bytes == size + 4
             with_headers.close()
             without.close()
 

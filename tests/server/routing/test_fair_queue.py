@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.server.client import connection
+from broker.server.client import operations
 from broker.server.routing import fair_queue as turns
 from broker.server.routing import router
 from broker.server.routing.fair_queue import FairQueue
@@ -96,7 +96,7 @@ def test_a_full_socket_is_read_once_per_turn(monkeypatch: pytest.MonkeyPatch) ->
             account = server.account("$G")
             client = await RawClient.open(server)
             await client.flush()
-            monkeypatch.setattr(connection, "TURN_S", -1.0)
+            monkeypatch.setattr(operations, "TURN_S", -1.0)
             with Rounds() as rounds:
                 witness = Witness(rounds)
                 account.subs.insert(Subscription(witness, account, b"x"))
@@ -117,7 +117,7 @@ def test_of_many_busy_clients_one_has_the_round(monkeypatch: pytest.MonkeyPatch)
             clients = [await RawClient.open(server) for _ in range(5)]
             for client in clients:
                 await client.flush()
-            for module in (router, connection, turns):
+            for module in (router, operations, turns):
                 monkeypatch.setattr(module, "TURN_S", -1.0)
             monkeypatch.setattr(router, "PIECE_MAX", 2)
             with Rounds() as rounds:

@@ -22,6 +22,14 @@ class Taker:
     takes: bool = True
     cid: int = 1
     echo: bool = True
+    timed_prefixes: tuple[bytes, ...] = (b"$JS.API.DIRECT.GET.",)
+    family_prefix: bytes = b"$JS.API.DIRECT.GET."
+    compact_prefix: bytes = b"$JS.ACK."
+
+    def compact_spans(self, run: PubRun) -> list[tuple[int, int, object]]:
+        return []
+
+    def deliver_compact(self, sub: Subscription, compact: object) -> None: ...
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
@@ -29,7 +37,7 @@ class Taker:
         self.log.append((self.name, [headers or subject]))
         return self.takes
 
-    def deliver_gets(
+    def deliver_timed(
         self,
         sub: Subscription,
         run: PubRun,
@@ -83,7 +91,11 @@ def routed(
         Subscription(sink=client, account=client.account, subject=b"reply.>", sid=b"1")
     )
     run = PubRun.of([(subject, b"reply.1", b"", b"x") for subject in subjects])
-    Router().publish_run(client, run)
+    router = Router()
+    for taker in takers.values():
+        if taker.kind is SinkKind.SERVICE:
+            router.serve_in_bulk(taker)
+    router.publish_run(client, run)
     return client.log
 
 
@@ -165,3 +177,15 @@ def test_a_get_that_nobody_serves_has_no_responders() -> None:
     assert log[1:] == [
         ("client", [b"NATS/1.0 503\r\nNats-Subject: %bmissing\r\n\r\n" % get]),
     ]
+
+
+def test_requests_to_another_service_than_the_bulk_one_go_by_subject() -> None:
+    """Only the registered service takes runs of different subjects."""
+    who = client()
+    other = Taker("other", who.log, kind=SinkKind.SERVICE)
+    who.account.subs.insert(Subscription(sink=other, account=who.account, subject=b"$JS.API.>"))
+    router = Router()
+    router.serve_in_bulk(Taker("api", who.log, kind=SinkKind.SERVICE))
+    get = b"$JS.API.DIRECT.GET.S."
+    router.publish_run(who, PubRun.of([(get + b"a", b"", b"", b""), (get + b"b", b"", b"", b"")]))
+    assert who.log == [("other", [get + b"a"]), ("other", [get + b"b"])]

@@ -100,7 +100,7 @@ def test_traced_messages_keep_their_place_when_turns_end(monkeypatch: pytest.Mon
             assert list(dict.fromkeys(numbers)) == [b"%02d" % number for number in range(60)]
             seen = [(await next_event(tracer))["events"][0]["subj"] for _ in range(9)][:2]
             assert seen == [subjects[3].decode(), subjects[10].decode()]
-            assert server.traffic().in_msgs == 60
+            assert server.connections.traffic().in_msgs == 60
             client.close()
             tracer.close()
 

@@ -1,8 +1,8 @@
-"""Listening sockets: bound before anything is promised, dual-stack like the reference.
+"""Listening sockets: bind, and the addresses under which they can be reached.
 
-Owns: bind, listen, and the addresses under which a socket can be reached.
+Owns: dual-stack binding as nats-server does it, and the texts of failures.
 May not touch: what is accepted.
-Spec: core contract 6.5 (fatal text), 8.2 (advertised addresses), 12.19."""
+Spec: nats-server, fatal log lines of a listener; `client_advertise`."""
 
 from __future__ import annotations
 

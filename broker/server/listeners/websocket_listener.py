@@ -1,8 +1,9 @@
-"""The WebSocket listener: its socket, its terms, and who comes in through it.
+"""The WebSocket listener: its socket, its terms of upgrade, its authorization and INFO.
 
-Owns: bind, listen and close of that port, what INFO says there, its own authorization.
+Owns: bind, listen and close of that port, and the sockets that have not been upgraded yet.
 May not touch: frames, and connections once they are made.
-Spec: core contract 8.2 and 10. At most WAITING_MAX sockets may owe their request; more are cut."""
+Spec: nats-server, `websocket` block. Bound: at most WAITING_MAX sockets may wait for their
+upgrade; further ones are aborted."""
 
 from __future__ import annotations
 
@@ -10,37 +11,33 @@ import asyncio
 import socket
 import ssl
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from broker.accounts.authentication import Authenticator
 from broker.accounts.identity import Credentials
 from broker.config.options import Authorization, Options, TlsOptions, WebSocketOptions
-from broker.server.client import listener
 from broker.server.client.connection import Connection
-from broker.server.client.listener_profile import ListenerProfile
+from broker.server.client.listener_profile import ClientContext, ListenerProfile
 from broker.server.client.tls import load_context
-from broker.server.client.websocket import WebSocket
+from broker.server.listeners.websocket import WebSocket
+from broker.server.process import listening
 from broker.server.process.log import logger
 from broker.server.services import Document, StartFailed
 from broker.wire.upgrade import Terms, Upgrade, UpgradeRefused, parse_origin
 from broker.wire.websocket import Deflater
 
-if TYPE_CHECKING:
-    from broker.server.server import Server
-
-HANDSHAKE_SECONDS = 10.0  # where the configuration does not say
+HANDSHAKE_SECONDS = 10.0  # when the configuration sets none
 WAITING_MAX = 4096
 
 
 class WebSocketListener(ListenerProfile):
-    """Bind it before anything is promised, `listen` with the client port, `close` with it."""
+    """Bound before anything else starts; listens and closes together with the client port."""
 
     kind = "websocket"
     mark = "wid"
     connection_type = "WEBSOCKET"
 
-    def __init__(self, server: Server, options: WebSocketOptions) -> None:
-        super().__init__(server)
+    def __init__(self, context: ClientContext, options: WebSocketOptions) -> None:
+        super().__init__(context)
         self.options = options
         self.deflater = Deflater() if options.compression else None
         self.handshake_s = options.handshake_timeout_ns / 1e9 or HANDSHAKE_SECONDS
@@ -51,7 +48,7 @@ class WebSocketListener(ListenerProfile):
         self._listener: asyncio.Server | None = None
         self._authenticator: Authenticator | None = None
         self.port = 0
-        self.reconfigure(server.options)
+        self.reconfigure(context.settings.options)
 
     @property
     def scheme(self) -> str:
@@ -61,24 +58,24 @@ class WebSocketListener(ListenerProfile):
 
     def bind(self) -> None:
         """Raises StartFailed."""
-        self._socket = listener.bind(self.options.host, self.options.port, what="websocket port")
+        self._socket = listening.bind(self.options.host, self.options.port, what="websocket port")
         self.port = self._socket.getsockname()[1]
 
     async def listen(self) -> None:
         """Raises StartFailed."""
         sock = self._socket
         assert sock is not None, "bound before"
-        shown = listener.join_host_port(self.options.host, self.port)
+        shown = listening.join_host_port(self.options.host, self.port)
         loop = asyncio.get_running_loop()
         try:
-            sock.listen(listener.BACKLOG)
+            sock.listen(listening.BACKLOG)
         except OSError as error:
-            raise StartFailed(listener.refusal(shown, error, what="websocket port")) from error
+            raise StartFailed(listening.refusal(shown, error, what="websocket port")) from error
         tls = self.options.tls
         self._listener = await loop.create_server(
             lambda: WebSocket(self, loop),
             sock=sock,
-            backlog=listener.BACKLOG,
+            backlog=listening.BACKLOG,
             ssl=self._context,
             ssl_handshake_timeout=None if tls is None else tls.timeout_ns / 1e9,
         )
@@ -94,10 +91,10 @@ class WebSocketListener(ListenerProfile):
             self._socket.close()
         self._socket = None
         for one in list(self.waiting):
-            one.turn_away()
+            one.abort_upgrade()
 
     def reconfigure(self, options: Options) -> None:
-        """Users may have changed; the port and its terms may not (see reload.py)."""
+        """A reload may change users, but neither the port nor its terms (process/reload.py)."""
         own = own_authorization(self.options, options.authorization)
         self._authenticator = None if own is None else Authenticator(own)
 
@@ -109,10 +106,10 @@ class WebSocketListener(ListenerProfile):
 
     @property
     def max_payload(self) -> int:
-        return self._server.options.limits.max_payload
+        return self.context.settings.options.limits.max_payload
 
     def check_path(self, path: str) -> None:
-        """Raises Refused: other protocols have paths of their own, which nobody serves here."""
+        """Raises UpgradeRefused for the paths of protocols that are not served here."""
         for name in ("leafnode", "mqtt"):
             if path.endswith(f"/{name}"):
                 raise UpgradeRefused(f"{name} websocket endpoint not enabled", HTTPStatus.NOT_FOUND)
@@ -127,18 +124,18 @@ class WebSocketListener(ListenerProfile):
             password=cookie(options.pass_cookie),
             token=cookie(options.token_cookie),
         )
-        return Connection(self._server, loop, entrance=self, brought=brought)
+        return Connection(self, loop, brought)
 
     # -- what connections ask ---------------------------------------------------------------
 
     @property
     def authenticator(self) -> Authenticator:
-        return self._authenticator or self._server.authenticator
+        return self._authenticator or self.context.settings.authenticator
 
     @property
     def auth_timeout_s(self) -> float:
         own_ns = self.options.auth_timeout_ns
-        return self._server.auth_timeout_s if own_ns is None else own_ns / 1e9
+        return self.context.settings.auth_timeout_s if own_ns is None else own_ns / 1e9
 
     @property
     def ping_interval_s(self) -> float:
@@ -146,7 +143,7 @@ class WebSocketListener(ListenerProfile):
 
     @property
     def tls(self) -> tuple[TlsOptions, ssl.SSLContext] | None:
-        return None  # it lies below HTTP
+        return None  # TLS lies below HTTP here
 
     def info(self) -> Document:
         document = super().info()
@@ -161,10 +158,10 @@ class WebSocketListener(ListenerProfile):
 
     def own_urls(self) -> list[str]:
         """host:port forms that peers tell their WebSocket clients."""
-        return listener.advertised(self.options.host, self.port, self.options.advertise)
+        return listening.advertised(self.options.host, self.port, self.options.advertise)
 
     def connect_urls(self, *, ldm: bool = False) -> list[str]:
-        return self._server.ws_connect_urls(ldm=ldm)
+        return self.context.urls.all_websocket(ldm=ldm)
 
 
 def terms(options: WebSocketOptions) -> Terms:
@@ -178,7 +175,7 @@ def terms(options: WebSocketOptions) -> Terms:
 
 
 def own_authorization(options: WebSocketOptions, common: Authorization) -> Authorization | None:
-    """What holds at this port alone; None = the rules of the client port."""
+    """The rules of this port alone; None = those of the client port."""
     if options.user or options.token:
         return Authorization(user=options.user, password=options.password, token=options.token)
     if options.no_auth_user:

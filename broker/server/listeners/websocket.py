@@ -1,29 +1,28 @@
-"""Clients that come in through HTTP: one WebSocket between a socket and a connection.
+"""One WebSocket: a transport for a connection on top of the socket of an HTTP client.
 
-Owns: the upgrade on the socket, its deadline, frames both ways, the close frame.
+Owns: the upgrade of the socket, its deadline, frames both ways, the close frame.
 May not touch: operations; to the connection it is a transport like any other.
-Spec: RFC 6455; core contract 10. A head has HEAD_MAX bytes and a deadline, or the socket goes."""
+Spec: RFC 6455; nats-server, WebSocket support. Bound: a request head has HEAD_MAX bytes and a
+deadline; beyond either, the socket is closed."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from broker.server.client.close_reason import Reason
 from broker.server.client.connection import Connection
 from broker.server.process.log import logger
-from broker.wire.upgrade import HEAD_MAX, Upgrade, UpgradeRefused, upgrade
+from broker.wire.upgrade import HEAD_MAX, Terms, Upgrade, UpgradeRefused, upgrade
 from broker.wire.websocket import (
     FRAME_MAX,
     CloseStatus,
+    Deflater,
     FrameReader,
     FrameViolation,
     FrameWriter,
     close_frame,
 )
-
-if TYPE_CHECKING:
-    from broker.server.client.websocket_listener import WebSocketListener
 
 BROWSER_FRAME_MAX = 4096
 HEAD_END = b"\r\n\r\n"
@@ -47,12 +46,28 @@ STATUSES = {
 }
 
 
+class UpgradingListener(Protocol):
+    """The listener, as a socket that it accepted sees it."""
+
+    waiting: set[WebSocket]
+    handshake_s: float
+    terms: Terms
+    deflater: Deflater | None
+
+    @property
+    def crowded(self) -> bool: ...
+    @property
+    def max_payload(self) -> int: ...
+    def check_path(self, path: str) -> None: ...
+    def connection(self, agreed: Upgrade, loop: asyncio.AbstractEventLoop) -> Connection: ...
+
+
 class WebSocket(asyncio.Transport, asyncio.Protocol):
     """A protocol to the socket below, a transport to the connection above."""
 
-    def __init__(self, door: WebSocketListener, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, listener: UpgradingListener, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
-        self._door = door
+        self._listener = listener
         self._loop = loop
         self._below: asyncio.Transport | None = None
         self._above: Connection | None = None
@@ -63,17 +78,17 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._writer = FrameWriter()
         self._full = False
         self._paused = False
-        self._farewell: bytes | None = None  # the close frame, where somebody decided on it
+        self._close_frame: bytes | None = None  # if decided before close()
 
     # -- the socket below: upgrade ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._below = cast(asyncio.Transport, transport)
-        if self._door.crowded:
+        if self._listener.crowded:
             self._below.abort()
             return
-        self._door.waiting.add(self)
-        self._deadline = self._loop.call_later(self._door.handshake_s, self._too_late)
+        self._listener.waiting.add(self)
+        self._deadline = self._loop.call_later(self._listener.handshake_s, self._upgrade_timeout)
 
     def data_received(self, chunk: bytes) -> None:
         if self._above is not None:
@@ -91,30 +106,30 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
                 self._refuse(UpgradeRefused("request head too long"))
             return
         try:
-            agreed = upgrade(bytes(self._head[:end]), self._door.terms)
+            agreed = upgrade(bytes(self._head[:end]), self._listener.terms)
             if len(self._head) > end + len(HEAD_END):
                 raise UpgradeRefused("client sent data before handshake is complete")
-            self._door.check_path(agreed.path)
+            self._listener.check_path(agreed.path)
         except UpgradeRefused as refusal:
             self._refuse(refusal)
             return
         self._enter(agreed)
 
     def _enter(self, agreed: Upgrade) -> None:
-        door, below = self._door, self._below
+        listener, below = self._listener, self._below
         assert below is not None
         self._stop_waiting()
         self._head.clear()
         self._upgrade = agreed
         self._reader = FrameReader(
-            max_payload=door.max_payload, masked=agreed.masked, compression=agreed.compression
+            max_payload=listener.max_payload, masked=agreed.masked, compression=agreed.compression
         )
         self._writer = FrameWriter(
             frame_max=BROWSER_FRAME_MAX if agreed.browser else FRAME_MAX,
-            deflater=door.deflater if agreed.compression else None,
+            deflater=listener.deflater if agreed.compression else None,
         )
         below.write(agreed.response)
-        self._above = door.connection(agreed, self._loop)
+        self._above = listener.connection(agreed, self._loop)
         self._above.connection_made(self)
 
     def _refuse(self, refusal: UpgradeRefused) -> None:
@@ -124,18 +139,18 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._below.write(refusal.response())
             self._below.close()
 
-    def _too_late(self) -> None:
+    def _upgrade_timeout(self) -> None:
         logger.error("%s - websocket handshake error: timeout", self._peer())
-        self.turn_away()
+        self.abort_upgrade()
 
-    def turn_away(self) -> None:
-        """No more waiting for the rest of the request."""
+    def abort_upgrade(self) -> None:
+        """Stop waiting for the rest of the request."""
         self._stop_waiting()
         if self._below is not None:
             self._below.abort()
 
     def _stop_waiting(self) -> None:
-        self._door.waiting.discard(self)
+        self._listener.waiting.discard(self)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -150,10 +165,10 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         if self._above is not None:
             self._above.connection_lost(error)
 
-    # -- frames that come -------------------------------------------------------------------
+    # -- inbound frames ---------------------------------------------------------------------
 
     def _read_on(self) -> None:
-        """Hand up what the frames carry, until the connection has enough for now."""
+        """Hand the payloads to the connection until it pauses reading."""
         above, reader = self._above, self._reader
         assert above is not None
         try:
@@ -165,7 +180,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         if reader.pong is not None:
             self._answer_ping()
         if reader.closing is not None and not self._paused and not above.closed:
-            self._farewell = reader.closing
+            self._close_frame = reader.closing
             above.peer_ended()
 
     def _broken(self, above: Connection, violation: FrameViolation) -> None:
@@ -175,11 +190,11 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         if violation.status is CloseStatus.TOO_BIG:
             above.fail("Maximum Payload Violation", Reason.MAX_PAYLOAD)
             return
-        self._farewell = close_frame(violation.status, str(violation))
+        self._close_frame = close_frame(violation.status, str(violation))
         above.close(Reason.READ_ERROR)
 
     def _answer_ping(self) -> None:
-        """Who sends pings and reads no pongs gets only the last one, when there is room."""
+        """Answer the last ping only, and only when the socket takes it: pongs are not queued."""
         pong = self._reader.pong
         if pong is not None and not self._full and not self.is_closing():
             assert self._below is not None
@@ -196,10 +211,10 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         if self._below is None or self._below.is_closing():
             return
         reason = self._above.reason if self._above is not None else None
-        farewell = self._farewell
-        if farewell is None and reason is not None:
-            farewell = close_frame(STATUSES.get(reason, CloseStatus.INTERNAL), reason.value)
-        self._below.write(farewell or b"")
+        frame = self._close_frame
+        if frame is None and reason is not None:
+            frame = close_frame(STATUSES.get(reason, CloseStatus.INTERNAL), reason.value)
+        self._below.write(frame or b"")
         self._below.close()
 
     def abort(self) -> None:
@@ -233,7 +248,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._loop.call_soon(self._read_rest)
 
     def _read_rest(self) -> None:
-        """Frames that lay here when the connection asked for a pause."""
+        """Frames that were buffered when the connection paused reading."""
         if not self._paused and self._above is not None and not self._above.closed:
             self._read_on()
 

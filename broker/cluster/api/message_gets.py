@@ -1,0 +1,196 @@
+"""Gets of stored messages, DIRECT.GET and MSG.GET, at the node the client is connected to.
+
+Owns: whether a get is answered here or by the stream's leader, and the loop that answers many gets
+of single keys in one go.
+May not touch: how a message is found (direct_get.py).
+A get is answered here when this node leads the stream and its reads are current. Everything else
+is asked of the leader.
+Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from broker.cluster.api.direct_get import ReadableStream, direct_get, last_of_subject
+from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.api.leader_calls import ApiCall, LeaderCalls, decode_api_call
+from broker.cluster.meta.assignments import Assignment, AssignmentTable
+from broker.cluster.peers.rpc import CallFailed
+from broker.cluster.replica.replica_table import ReplicaTable
+from broker.jetstream.errors import JetStreamError
+from broker.subjects import Subscription, has_wildcard
+from broker.wire import PubRun, encode_msg
+from raft import NodeId
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+    from broker.server.client.client_sink import ClientSink
+    from broker.server.routing.router import Router
+
+DIRECT_GET: Final = b"$JS.API.DIRECT.GET."
+DIRECT_WITHIN_S: Final = 2.0
+LOOK_BYTES: Final = 64 * 1024  # answered between two looks at the clock
+
+_encode = msgspec.msgpack.Encoder().encode
+_answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
+
+
+class _Answers:
+    """Answers to one subscription, collected and sent together."""
+
+    __slots__ = ("_account", "_bytes", "_encoded", "_prefix", "_router", "_target")
+
+    def __init__(self, router: Router, account: Account) -> None:
+        self._router = router
+        self._account = account
+        self._prefix = b""
+        self._target: Subscription | None = None
+        self._encoded: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, reply: bytes, headers: bytes, payload: bytes) -> None:
+        prefix = reply[: reply.rfind(b".") + 1]
+        if prefix != self._prefix:
+            self.send()
+            self._prefix = prefix
+            self._target = self._router.bulk_family(self._account, prefix)
+        target = self._target
+        if target is None:
+            self._router.publish(self._account, reply, b"", headers, payload)
+            return
+        if not cast("ClientSink", target.sink).headers_ok:
+            headers = b""
+        self._encoded.append(encode_msg(reply, target.sid, b"", headers, payload))
+        self._bytes += len(headers) + len(payload)
+
+    def send(self) -> None:
+        if self._encoded and self._target is not None:
+            data, count = b"".join(self._encoded), len(self._encoded)
+            sink = cast("ClientSink", self._target.sink)
+            sink.deliver_encoded(self._target, data, messages=count, payload_bytes=self._bytes)
+        self._encoded, self._bytes = [], 0
+
+
+@dataclass(slots=True)
+class MessageGets:
+    """One per node."""
+
+    node: NodeId
+    router: Router
+    assignments: AssignmentTable
+    replicas: ReplicaTable
+    leader_api: LeaderApi
+    calls: LeaderCalls
+    disk_failed: Callable[[], bool]
+
+    def start(self) -> None:
+        self.calls.rpc.register("direct", self._serve)
+
+    # -- many gets of single keys ---------------------------------------------------------------
+
+    def answer_run(
+        self,
+        account: Account,
+        run: PubRun,
+        start: int,
+        stop: int,
+        *,
+        deadline: float,
+        otherwise: Callable[[int], bool],
+    ) -> tuple[int, list[int]]:
+        """Answer the rows that ask for the last message of one subject of a stream led here, and
+        pass the others to `otherwise`. Returns the row reached when the clock showed `deadline`,
+        and the rows that have no responder."""
+        answers = _Answers(self.router, account)
+        missing: list[int] = []
+        current: bytes | None = None
+        stream: ReadableStream | None = None
+        unseen = 0  # bytes answered since the last look at the clock
+        for row in range(start, stop):
+            if unseen > LOOK_BYTES:
+                if perf_counter() > deadline:
+                    stop = row
+                    break
+                unseen = 0
+            subject, reply, headers, payload = run.message(row)
+            name, _, key = subject[len(DIRECT_GET) :].partition(b".")
+            if not subject.startswith(DIRECT_GET):
+                stream = current = None
+            elif name != current:
+                current, stream = name, self._led_here(account.name, name)
+            if stream is None or headers or payload or not (reply and key) or has_wildcard(key):
+                answers.send()
+                if not otherwise(row):
+                    missing.append(row)
+                unseen += LOOK_BYTES + 1
+                continue
+            found, data = last_of_subject(stream, key)
+            answers.add(reply, found, data)
+            unseen += len(data)
+        answers.send()
+        return stop, missing
+
+    def _led_here(self, account: str, name: bytes) -> ReadableStream | None:
+        """The stream, if it allows direct gets and this node can answer for it."""
+        assignment = self.assignments.get(account, name.decode(errors="replace"))
+        if assignment is None or not assignment.config.allow_direct:
+            return None
+        replica = self.replicas.led(assignment.group)
+        return replica.stream if replica is not None and replica.reads_are_current else None
+
+    # -- one get --------------------------------------------------------------------------------
+
+    def direct(self, call: ApiCall, spawn: Callable[[Awaitable[None]], None]) -> bool:
+        """False when there is no such stream, or none that allows direct gets."""
+        assignment = self.assignments.get(call.account.name, call.request.stream)
+        if assignment is None or not assignment.config.allow_direct:
+            return False
+        if not call.reply:
+            return True
+        replica = self.replicas.get(assignment.group)
+        ours = replica is not None and replica.leading is not None and replica.reads_are_current
+        if replica is not None and (ours or self._only_copy(assignment)):
+            rest = call.request.rest
+            self._send(call, direct_get(replica.stream, rest, call.headers, call.payload))
+        else:
+            spawn(self._ask_leader(call, assignment.group))
+        return True
+
+    def get_message(self, call: ApiCall) -> bytes | None:
+        """The answer to MSG.GET, when this node can give it at once. Its client waits its turn
+        with many of them; as tasks they would all run in one round of the loop. Raises the
+        JetStreamError to answer with, or BlockDamaged."""
+        replica = self.replicas.of_stream(call.account.name, call.request.stream)
+        if replica is None or replica.leading is None or not replica.reads_are_current:
+            return None
+        return self.leader_api.get_message(replica, call.payload)
+
+    def _only_copy(self, assignment: Assignment) -> bool:
+        """Whether the disk of this node takes no writes, so that no node leads the stream, but
+        everything that was ever acknowledged is stored here and nowhere else."""
+        return assignment.holders == {self.node} and self.disk_failed()
+
+    async def _ask_leader(self, call: ApiCall, group: int) -> None:
+        """The leader may be this node, which has to make sure of it first."""
+        try:
+            answer = await self.calls.call(
+                group, "direct", call.encoded(), within_s=DIRECT_WITHIN_S
+            )
+        except (CallFailed, JetStreamError, TimeoutError):
+            return  # without an answer the client asks again
+        self._send(call, _answers.decode(answer))
+
+    async def _serve(self, _peer: NodeId, body: bytes) -> bytes:
+        account, subject, headers, payload = decode_api_call(body)
+        request, replica = self.leader_api.find(account, subject)
+        await self.leader_api.wait_current(replica)
+        return _encode(direct_get(replica.stream, request.rest, headers, payload))
+
+    def _send(self, call: ApiCall, messages: Sequence[tuple[bytes, bytes]]) -> None:
+        for headers, payload in messages:
+            self.router.publish(call.account, call.reply, b"", headers, payload)

@@ -1,0 +1,139 @@
+"""Checkpoints of one replica: when its applied state is written, and how much of it is durable.
+
+Owns: the state column of the group (through a StateKeeper), the work towards the next checkpoint,
+and the index up to which the state survives a crash.
+May not touch: what a checkpoint holds (broker.jetstream, broker.store); the flush of the state
+column (state_flush.py).
+Spec: docs/ARCHITECTURE.md, "What is on disk"."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from struct import Struct as Packing
+from typing import Protocol
+
+from broker.store.state_keys import POSITION, StateBatch, StateKeeper, key, wipe
+from raft import GroupId, Index, SnapshotMeta, Term
+
+_POSITION = Packing("<QQ")  # index, term
+
+
+class CheckpointedStream(Protocol):
+    @property
+    def applied(self) -> int: ...
+    def needs_checkpoint(self) -> bool: ...
+    def overdue(self) -> bool:
+        """A checkpoint has to be written now, prepared or not."""
+
+    def work_ahead(self) -> bool:
+        """Prepare a part of the next checkpoint. False when nothing is left to prepare."""
+
+    def checkpoint(self, batch: StateBatch) -> int:
+        """The bytes written."""
+
+
+class Checkpoints:
+    """`on_written` gets the size of each checkpoint that waits for a flush; `on_failure` gets what
+    stopped the background work. A stream in memory has no flush to wait for."""
+
+    def __init__(
+        self,
+        stream: CheckpointedStream,
+        state: StateKeeper,
+        group: GroupId,
+        *,
+        in_memory: bool,
+        relaxed: bool,
+        on_written: Callable[[int], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self.dirty = False  # something is applied that is not in a checkpoint
+        self._stream = stream
+        self._state = state
+        self._group = group
+        self._in_memory = in_memory
+        # The log is flushed late (sync_interval): the state may be on disk before its entries,
+        # so the checkpoint records the term of the last one.
+        self._relaxed = relaxed
+        self._on_written = on_written
+        self._on_failure = on_failure
+        self._flushed = Index(stream.applied)
+        self._applied_term = Term(0)
+        self._turn: asyncio.Handle | None = None  # of the background work
+
+    def durable_index(self) -> Index:
+        """In memory there is nothing to wait for: state and log are lost together."""
+        return Index(self._stream.applied) if self._in_memory else self._flushed
+
+    def applied(self, term: Term) -> None:
+        """Entries were applied, the last one of this term: write a checkpoint when it is time."""
+        self._applied_term = term
+        self.dirty = True
+        if self._stream.overdue():
+            self.write()
+        elif self._turn is None and self._stream.needs_checkpoint():
+            self._next_turn()
+
+    def work_ahead(self) -> bool:
+        """Do a part of the work of the next checkpoint. False when nothing is left but to write."""
+        return self._stream.work_ahead()
+
+    def write(self) -> Index:
+        """Write the applied state, which is durable after the next flush; the index it has."""
+        written = self._state.change(self._fill)
+        if not self._in_memory:
+            self._on_written(written)
+        self.dirty = False
+        return Index(self._stream.applied)
+
+    def flushed(self, index: Index) -> None:
+        self._flushed = max(self._flushed, index)
+
+    def restored(self, meta: SnapshotMeta) -> None:
+        """The state was replaced by a snapshot; the host flushes it before it continues."""
+        self._applied_term = meta.term
+        self.write()
+        self._flushed = meta.index
+
+    def loaded_term(self) -> Term | None:
+        """The term of the loaded state, where it was written while log flushes were put off."""
+        raw = self._state.files(self._group).get(POSITION, 0)
+        if raw is None:
+            return None
+        index, term = _POSITION.unpack(raw)
+        if index != self._stream.applied:
+            return None
+        self._applied_term = Term(term)
+        return self._applied_term
+
+    def wipe(self) -> None:
+        files = self._state.files(self._group)
+        self._state.change(lambda batch: wipe(files, batch))
+
+    def close(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+
+    def _fill(self, batch: StateBatch) -> int:
+        written = self._stream.checkpoint(batch)
+        if self._relaxed:
+            position = _POSITION.pack(self._stream.applied, self._applied_term)
+            batch.put(key(self._group, POSITION, 0), position)
+        return written
+
+    def _next_turn(self) -> None:
+        self._turn = asyncio.get_running_loop().call_soon(self._work)
+
+    def _work(self) -> None:
+        """Prepare the next checkpoint, a part per turn of the loop, and write it last."""
+        self._turn = None
+        try:
+            if not self._stream.work_ahead():
+                if not self._stream.needs_checkpoint():
+                    return
+                self.write()
+        except Exception as error:  # noqa: BLE001 - stops this group, loudly
+            self._on_failure(error)
+            return
+        self._next_turn()

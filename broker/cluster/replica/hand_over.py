@@ -1,0 +1,51 @@
+"""Handing leadership over before this node stops (lame duck mode and shutdown).
+
+Owns: the choice of the next leader for each group this node leads.
+May not touch: the transfer itself (raft)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.cluster.meta.assignments import META_GROUP
+from broker.cluster.meta.members import ClusterMembers
+from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.polling import eventually
+from broker.cluster.replica.replica_table import ReplicaTable
+from raft import NodeId
+
+HAND_OVER_WITHIN_S = 1.0  # a stopping node waits at most this long for other leaders
+
+
+@dataclass(slots=True)
+class HandOver:
+    replicas: ReplicaTable
+    meta_group: MetaGroup
+    members: ClusterMembers
+    connected: Callable[[NodeId], bool]
+
+    def begin(self) -> None:
+        """Transfer every leadership to a connected peer."""
+        for replica in self.replicas:
+            successors = replica.successors() if replica.leading is not None else []
+            if successors:
+                replica.transfer(successors[0])
+        others = self._connected_members()
+        if self.meta_group.is_leader and others:
+            self.meta_group.host.transfer(META_GROUP, others[0])
+
+    async def finish(self) -> None:
+        """`begin`, then wait until other nodes lead what they can lead, for a bounded time."""
+        self.begin()
+        await eventually(self._done, timeout_s=HAND_OVER_WITHIN_S, every_s=0.01)
+
+    def _done(self) -> bool:
+        """Whether every group with other connected members has another leader."""
+        if not self._connected_members():
+            return True
+        shared = any(r.leading is not None and r.successors() for r in self.replicas)
+        return not (shared or self.meta_group.is_leader)
+
+    def _connected_members(self) -> list[NodeId]:
+        return [node for node in self.members.others if self.connected(node)]

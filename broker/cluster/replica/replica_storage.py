@@ -1,0 +1,66 @@
+"""What the Raft groups of this node have on disk.
+
+Owns: opening the database, and reading from it what became of a group's log.
+May not touch: the content of logs (raft.store) and of states (broker.store).
+Spec: docs/ARCHITECTURE.md, "What is on disk"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.cluster.meta.assignments import Assignment
+from broker.jetstream.config import Storage
+from broker.store.segments import BlockCache
+from broker.store.state_db import StateDb
+from broker.store.state_keys import wipe
+from raft import GroupId
+from raft.store.log_store import LogStore, StoreTuning
+
+
+@dataclass(slots=True)
+class ReplicaStorage:
+    """The database of this node: Raft logs, applied state, and a cache of decoded blocks."""
+
+    store: LogStore
+    state_db: StateDb
+    block_cache: BlockCache
+
+    @classmethod
+    def open(
+        cls, directory: Path, *, node_name: str, cluster_name: str, flush_interval_s: float | None
+    ) -> ReplicaStorage:
+        """Raises raft.StoreError with a sentence for the operator."""
+        store = LogStore.open(
+            directory / "store",
+            node_name=node_name,
+            cluster_name=cluster_name,
+            tuning=StoreTuning(flush_interval_s=flush_interval_s),
+        )
+        state_db = StateDb(store.db, write=store.write_state)
+        store.attach(let_go=state_db.let_go, take=state_db.take)
+        return cls(store, state_db, BlockCache())
+
+    def lost_log(self, assignment: Assignment) -> bool:
+        """Whether this node was a member and has lost its log since: by leaving, or with the
+        process. Its idea of the members must not be outdated then: it could conclude that all of
+        them have lost everything, or that it is alone, and begin a second history."""
+        group = GroupId(assignment.group)
+        if not self.store.exists(group):
+            return False
+        if assignment.config.storage is Storage.MEMORY:
+            return assignment.asked_ns > 0
+        log = self.store.reader(group)
+        return log.hard_state().lives % 2 == 1 and log.members_at(log.last_index()) is None
+
+    def log_given_up(self, group: GroupId) -> bool:
+        """Whether this node was a member of the group and has left it."""
+        if not self.store.exists(group):
+            return False
+        log = self.store.reader(group)
+        return log.hard_state().lives % 2 == 1 and log.last_index() == 0
+
+    def wipe_state(self, group: GroupId) -> None:
+        files = self.state_db.files(group)
+        self.state_db.change(lambda batch: wipe(files, batch))
+        self.block_cache.discard_group(group)

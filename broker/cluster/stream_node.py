@@ -1,0 +1,381 @@
+"""The streams of this node, assembled: storage, Raft groups, replicas, publishing.
+
+Owns: building and wiring these parts, which of them is notified of what, and the order in which
+they start and stop.
+May not touch: how any of them works. The API and monitoring are built on top, in assembly.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from broker.cluster.clock import steady_clock
+from broker.cluster.consumer_requests.forwarding import (
+    ForwardedAcks,
+    ForwardedRequest,
+    RequestForwarder,
+)
+from broker.cluster.limits.account_limits import AccountQuotas
+from broker.cluster.limits.usage import Usage
+from broker.cluster.meta.assignments import META_GROUP, Assignment, AssignmentTable
+from broker.cluster.meta.founding import Founders, Founding, FoundingCalls, next_session
+from broker.cluster.meta.members import ClusterMembers
+from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.meta.meta_requests import MetaRequests
+from broker.cluster.observe.advisories import Advisories
+from broker.cluster.observe.asset_info import AssetInfo
+from broker.cluster.origins.mirroring import MirrorsAndSources
+from broker.cluster.origins.origin_reader import OriginAccess
+from broker.cluster.peers.channels import CHANNEL_ACKS, CHANNEL_CONSUMER_REQUESTS, CHANNEL_USAGE
+from broker.cluster.peers.leader_announcements import LeaderAnnouncements
+from broker.cluster.peers.leader_table import LeaderTable
+from broker.cluster.peers.mesh import Mesh
+from broker.cluster.peers.no_peers import NoPeers
+from broker.cluster.publish.admission import Admission
+from broker.cluster.publish.forwarding import AnswerForwarder, PublishForwarder
+from broker.cluster.publish.outbox_table import OutboxTable
+from broker.cluster.replica.hand_over import HandOver
+from broker.cluster.replica.leadership import DeliveryServices
+from broker.cluster.replica.member_changes import MemberChanges
+from broker.cluster.replica.membership import Membership
+from broker.cluster.replica.push_interest import PushInterest
+from broker.cluster.replica.replica import Replica, ReplicaServices
+from broker.cluster.replica.replica_storage import ReplicaStorage
+from broker.cluster.replica.replica_table import ReplicaTable
+from broker.cluster.replica.request_receiver import RequestReceiver
+from broker.cluster.replica.state_flush import StateFlush
+from broker.config.options import JetStreamOptions
+from broker.server.listeners import internal_client
+from raft import GroupId, NodeId, Term
+from raft.host.host import Host
+from raft.transport.transport import Peer, Transport
+
+if TYPE_CHECKING:
+    from broker.server.server import Server
+
+logger = logging.getLogger("jetraft.cluster")
+
+Spawn = Callable[[Awaitable[None], str], object]
+
+
+class StreamNode:
+    """Only assembly.py knows it."""
+
+    def __init__(
+        self,
+        server: Server,
+        mesh: Mesh,
+        options: JetStreamOptions,
+        *,
+        directory: Path,
+        expected_nodes: Callable[[], int],
+        spawn: Spawn,
+    ) -> None:
+        """Raises raft.StoreError when the store cannot be opened."""
+        self.server = server
+        self.mesh = mesh
+        self.options = options
+        self.directory = directory
+        self.spawn = spawn
+        self.now_ns = steady_clock()
+        self.storage = ReplicaStorage.open(
+            directory,
+            node_name=mesh.name,
+            cluster_name=mesh.cluster,
+            flush_interval_s=options.flush_interval_s,
+        )
+        self.host = Host(
+            node=mesh.node,
+            store=self.storage.store,
+            transport=mesh.transport or cast(Transport, NoPeers()),
+            on_recovered=self._disk_recovered,
+        )
+        self.members = ClusterMembers(mesh.node, mesh.peer_name)
+        self.leaders = LeaderTable(mesh.connected, self._leader_changed)
+        self.assignments = AssignmentTable()
+        self.replicas = ReplicaTable(self.assignments, self._open_replica)
+        self._build_meta(expected_nodes)
+        self._build_publishing()
+        self._build_observers()
+        self._build_replicas()
+
+    # -- building -------------------------------------------------------------------------------
+
+    def _build_meta(self, expected_nodes: Callable[[], int]) -> None:
+        mesh, storage = self.mesh, self.storage
+        self.meta_group = MetaGroup(
+            assignments=self.assignments,
+            state_db=storage.state_db,
+            host=self.host,
+            on_assigned=self._assigned,
+            on_reconfigured=self._reconfigured,
+            on_removed=self._removed,
+            on_leader=self._meta_leader_changed,
+            on_written=self._meta_written,
+        )
+        self.meta_requests = MetaRequests(mesh.node, mesh.rpc, self.leaders, self.meta_group)
+        founders = Founders(
+            path=self.directory / "founding.json",
+            cluster=mesh.cluster,
+            name=mesh.name,
+            incarnation=str(storage.store.identity.incarnation),
+            expected=expected_nodes,
+            on_formed=self._founded,
+        )
+        founders.load()
+        self.founding = FoundingCalls(founders, self.members, mesh.rpc, mesh.peers, self.spawn)
+        self.flush = StateFlush(
+            directory=self.directory,
+            store=storage.store,
+            host=self.host,
+            meta_group=self.meta_group,
+            replicas=self.replicas,
+        )
+        self.hand_over = HandOver(self.replicas, self.meta_group, self.members, mesh.connected)
+        self.announcements = LeaderAnnouncements(mesh, self.leaders, self._led)
+
+    def _build_publishing(self) -> None:
+        server, mesh = self.server, self.mesh
+        leader, replica = self.leaders.leader, self.replicas.get
+        self.publishing = PublishForwarder(mesh.node, mesh, leader=leader, replica=replica)
+        self.outboxes = OutboxTable(
+            account=server.account,
+            router=server.router,
+            transmit=self.publishing.transmit,
+            admission=Admission(
+                node=mesh.node,
+                disk=self.storage.store,
+                writer=self.host,
+                leader=leader,
+                replica=replica,
+                assignment=self.assignments.get,
+            ),
+            session=next_session(self.directory / "session"),
+            domain=self.options.domain,
+        )
+        self.answers = AnswerForwarder(mesh.node, mesh, self.outboxes.answered)
+        self.receiver = RequestReceiver(
+            self.replicas,
+            server.router,
+            account_of=self.outboxes.account_of,
+            hold=self._hold_request,
+            hold_acks=self._hold_acks,
+        )
+        self.requests = RequestForwarder(
+            node=mesh.node,
+            leader=leader,
+            send=mesh.send,
+            take=self.receiver.take,
+            take_acks=self.receiver.take_acks,
+            before_send=mesh.interest.flush,
+        )
+
+    def _build_observers(self) -> None:
+        server, mesh = self.server, self.mesh
+        self.usage = Usage(
+            options=self.options,
+            assignments=self.assignments,
+            clustered=self.clustered,
+            leads=self.replicas.leads,
+            links=mesh,
+        )
+        self.quotas = AccountQuotas(
+            options=self.options,
+            assignments=self.assignments,
+            clustered=self.clustered,
+            leader=self.leaders.leader,
+            rpc=mesh.rpc,
+            replicas=self.replicas,
+        )
+        access = OriginAccess(
+            self.options.remotes, lambda account: internal_client.connect(server, account)
+        )
+        self.origins = MirrorsAndSources(access, self.spawn)
+        self.member_changes = MemberChanges(
+            host=self.host,
+            meta_group=self.meta_group,
+            meta_requests=self.meta_requests,
+            connected=mesh.connected,
+            member_name=self.members.name,
+            spawn=self.spawn,
+        )
+        self.info = AssetInfo(
+            server_name=server.name,
+            domain=self.options.domain,
+            links=mesh,
+            members=self.members,
+            leader=self.leaders.leader,
+            status=self.host.status,
+            member_changes=self.member_changes,
+            origin_infos=self.origins.infos,
+            now_ns=self.now_ns,
+        )
+        self.advisories = Advisories(server.router, self.info, server.connections.get, self.now_ns)
+
+    def _build_replicas(self) -> None:
+        server, mesh, options = self.server, self.mesh, self.options
+        self.push_interest = PushInterest(mesh.interest)
+        self._replica_services = ReplicaServices(
+            node=mesh.node,
+            host=self.host,
+            usage=self.usage,
+            delivery=DeliveryServices(
+                router=server.router,
+                send_frame=mesh.send,
+                later=server.turns.wait,
+                interest=self.push_interest,
+                advisories=self.advisories,
+                domain=options.domain.encode(),
+                now_ns=self.now_ns,
+            ),
+            state_db=self.storage.state_db,
+            block_cache=self.storage.block_cache,
+            relaxed=options.flush_interval_s is not None,
+            domain=options.domain,
+            now_ns=self.now_ns,
+            account=server.account,
+            connected=mesh.connected,
+            answer=self.answers.send,
+            on_leader=self.leaders.note,
+            on_leadership=self._leadership_changed,
+            on_reconfigured=self.origins.reconfigured,
+            on_erased=self.flush.erased,
+            on_checkpoint=self.flush.written,
+        )
+        self.membership = Membership(
+            node=mesh.node,
+            replicas=self.replicas,
+            storage=self.storage,
+            host=self.host,
+            meta_group=self.meta_group,
+            meta_requests=self.meta_requests,
+            member_changes=self.member_changes,
+            leaders=self.leaders,
+            usage=self.usage,
+            spawn=self.spawn,
+        )
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        mesh = self.mesh
+        for part in (self.publishing, self.answers, self.announcements, self.meta_requests,
+                     self.quotas):  # fmt: skip
+            part.start()
+        mesh.register(CHANNEL_CONSUMER_REQUESTS, self.requests.received)
+        mesh.register(CHANNEL_ACKS, self.requests.received_acks)
+        mesh.register(CHANNEL_USAGE, self.usage.received)
+        for on_peer in (self.usage.peer_changed, self.founding.peer_changed,
+                        self.announcements.peer_changed, self._peer_changed):  # fmt: skip
+            mesh.on_peer(on_peer)
+        mesh.interest.on_change.append(self.push_interest.changed)
+        self.spawn(self.host.run(), "raft host")
+        self.spawn(self.flush.run(), "state flush")
+        self.spawn(self.flush.run_erasures(), "secure erase")
+        self.meta_group.load()
+        self.founding.start()
+
+    async def stop(self) -> None:
+        """After leadership was handed over."""
+        self.replicas.close()
+        self.meta_group.close()
+        await self.host.stop()
+        self.storage.store.close()
+
+    # -- which part is notified of what ---------------------------------------------------------
+
+    def _founded(self, founding: Founding) -> None:
+        self.members.set(list(founding.members))
+        self._join_groups()
+        self.members.founded.set()
+        if self.members.clustered:
+            logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
+
+    def _join_groups(self) -> None:
+        """The meta group, and the group of every stream assigned to this node."""
+        for assignment in self.assignments:
+            self._assigned(assignment)
+        self.membership.drop_unassigned()
+        self.host.add_group(
+            META_GROUP,
+            voters=self.members.nodes,
+            machine=self.meta_group,
+            applied=self.assignments.applied,
+        )
+
+    def _disk_recovered(self) -> None:
+        """The store was opened again after a failure (raft.Host, on_recovered). Unflushed state is
+        gone, as after a crash, and the log replays it; streams in memory lost nothing."""
+        kept = set(self.host.groups())
+        for replica in self.replicas:
+            if replica.group not in kept:
+                self.replicas.discard(replica.group)
+                self.storage.block_cache.discard_group(replica.group)
+        self.meta_group.close()
+        self.meta_group.load()
+        if self.members.founded.is_set():
+            self._join_groups()
+        self.flush.resume_erasures()
+
+    def _assigned(self, assignment: Assignment) -> None:
+        self.membership.hold(assignment)
+        self.outboxes.assigned(assignment)
+
+    def _reconfigured(self, assignment: Assignment) -> None:
+        self.outboxes.reconfigured(assignment)
+        self.membership.hold(assignment)
+
+    def _removed(self, assignment: Assignment) -> None:
+        group = assignment.group
+        self.outboxes.removed(assignment)
+        self.membership.removed(GroupId(group))
+        self.usage.forget(group)
+        self.leaders.forget(group)
+        self.requests.forget(group)
+
+    def _open_replica(self, assignment: Assignment, voters: Sequence[NodeId]) -> Replica:
+        return Replica.open(self._replica_services, assignment, voters)
+
+    def _leadership_changed(self, replica: Replica, leads: bool) -> None:  # noqa: FBT001
+        """This node serves a stream as its leader from now on, or stopped to."""
+        if leads:
+            self.announcements.announce(replica.group, replica.term)
+        self.advisories.of_leadership(replica, leads)
+        if leads:
+            self.member_changes.check(replica)
+        self.origins.leadership_changed(replica, leads)
+
+    def _meta_written(self) -> None:
+        self.flush.want()
+
+    def _hold_request(self, request: ForwardedRequest) -> None:
+        self.requests.hold(request)
+
+    def _hold_acks(self, acks: ForwardedAcks) -> None:
+        self.requests.hold_acks(acks)
+
+    def _meta_leader_changed(self, leader: NodeId | None) -> None:
+        if leader is not None:
+            self.leaders.note(META_GROUP, self.host.status(META_GROUP).core.term, leader)
+
+    def _leader_changed(self, group: int) -> None:
+        """Some node leads the group now, or serves it from now on."""
+        self.outboxes.resend(group)
+        self.requests.release(group)
+
+    def _led(self) -> list[tuple[int, Term]]:
+        led = self.replicas.led_terms()
+        if self.meta_group.is_leader:
+            led.append((META_GROUP, self.host.status(META_GROUP).core.term))
+        return led
+
+    def _peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
+        if connected:
+            self.outboxes.link_restored(lambda group: self.leaders.leader(group) == peer.node)
+        else:
+            self.receiver.pulls_lost(self.requests.lost_pulls(peer.node))
+
+    def clustered(self) -> bool:
+        return self.members.clustered

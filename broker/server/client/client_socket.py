@@ -1,0 +1,100 @@
+"""The socket of one client: its transport, the TLS session on it, and the pauses of its reading.
+
+Owns: the transport from accept to close, and the bytes between it and TLS.
+May not touch: what the bytes mean, or which of them wait to be written (outbound.py).
+Spec: NATS client protocol, TLS: the upgrade follows the INFO on the same socket."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import cast
+
+from broker.server.client.tls import TlsLayer, describe
+
+TRANSPORT_BUFFER = 1024 * 1024  # above it the transport is full and the rest stays queued here
+
+
+class ClientSocket:
+    """`transport` is None before accept and after the end."""
+
+    __slots__ = ("_pauses", "forwarded_for", "host", "port", "tls", "transport")
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.tls: TlsLayer | None = None
+        self.host = ""
+        self.port = 0
+        self.forwarded_for = ""
+        self._pauses = 0
+
+    def attach(self, transport: asyncio.BaseTransport, *, max_pending: int) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername") or ("", 0)
+        self.host, self.port = str(peer[0]).removeprefix("::ffff:"), int(peer[1])
+        self.forwarded_for = str(transport.get_extra_info("forwarded_for") or "")
+        high = max(1, min(max_pending, TRANSPORT_BUFFER))
+        self.transport.set_write_buffer_limits(high=high, low=high // 2)
+
+    def start_tls(self, context: ssl.SSLContext) -> None:
+        self.tls = TlsLayer(context)
+
+    def tls_description(self) -> tuple[str, str] | None:
+        """(version, cipher), whether TLS is ours or lies below the transport (WebSocket)."""
+        if self.tls is not None:
+            return self.tls.description()
+        below = None if self.transport is None else self.transport.get_extra_info("ssl_object")
+        return None if below is None else describe(below)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def sealed(self, data: bytes) -> bytes:
+        """The bytes as they go over the socket."""
+        tls = self.tls
+        return data if tls is None or not tls.established else tls.encrypt(data)
+
+    def write_raw(self, data: bytes) -> None:
+        """Past the buffer and the encryption: handshake records."""
+        if data and self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    # -- reading ----------------------------------------------------------------------------
+
+    @property
+    def reading_pauses(self) -> int:
+        return self._pauses
+
+    def pause_reading(self) -> None:
+        """Pauses are counted: reading resumes when every one was taken back."""
+        self._pauses += 1
+        transport = self._readable()
+        if self._pauses == 1 and transport is not None:
+            transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._pauses -= 1
+        transport = self._readable()
+        if self._pauses == 0 and transport is not None:
+            transport.resume_reading()
+
+    def _readable(self) -> asyncio.Transport | None:
+        """A transport whose peer has gone raises on every call until connection_lost."""
+        transport = self.transport
+        return None if transport is None or transport.is_closing() else transport
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close once the transport has written what it holds."""
+        if self.transport is not None:
+            if self.tls is not None:
+                self.write_raw(self.tls.farewell())
+            self.transport.close()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()

@@ -1,0 +1,78 @@
+"""The server's own clients: mirrors and sources read the streams of their account like any
+client, over a pair of sockets that no network sees.
+
+Owns: the socket pair, and the profile that exempts such a client from TLS, credentials, limits
+and monitoring.
+May not touch: access from outside. No credential leads in here."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Protocol
+
+from broker.accounts.authentication import Authenticator
+from broker.accounts.identity import Credentials, Identity
+from broker.config.options import Authorization, TlsOptions
+from broker.server.client.connection import Connection
+from broker.server.client.listener_profile import ClientContext, ListenerProfile
+
+
+class HasClients(Protocol):
+    """The server, as far as this module uses it."""
+
+    @property
+    def clients(self) -> ClientContext: ...
+
+
+async def connect(server: HasClients, account: str) -> socket.socket:
+    """Our end of a connection to the server, in that account and without restrictions."""
+    loop = asyncio.get_running_loop()
+    profile = InternalProfile(server.clients, account)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)  # noqa: FBT003
+    theirs.setblocking(False)  # noqa: FBT003
+    try:
+        await loop.connect_accepted_socket(lambda: Connection(profile, loop), theirs)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+    return ours
+
+
+class InternalAuthenticator(Authenticator):
+    """Every client is the server itself, in one account."""
+
+    __slots__ = ("_server_identity",)
+
+    def __init__(self, account: str) -> None:
+        super().__init__(Authorization())
+        self._server_identity = Identity(account=account)
+
+    def anonymous(self) -> Identity:
+        return self._server_identity
+
+    def identify(self, given: Credentials) -> Identity:
+        return self._server_identity
+
+
+class InternalProfile(ListenerProfile):
+    """Asks for nothing: only the server itself can hold the other end of the socket pair."""
+
+    kind = "internal"
+    mark = "internal"
+    internal = True
+
+    def __init__(self, context: ClientContext, account: str) -> None:
+        super().__init__(context)
+        self._authenticator = InternalAuthenticator(account)
+
+    @property
+    def authenticator(self) -> Authenticator:
+        return self._authenticator
+
+    @property
+    def tls(self) -> tuple[TlsOptions, ssl.SSLContext] | None:
+        return None
