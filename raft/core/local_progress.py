@@ -19,20 +19,17 @@ from raft.types import HardState, Index, InvariantViolation, NodeId, SnapshotMet
 
 
 class WrittenHardState:
-    """The hard state that was last given out to be written."""
+    """The hard state that was last given out to be written. A change of term, vote or lives must be
+    written; take() does that."""
 
-    __slots__ = ("_commit", "_lives", "_term", "_vote")
+    __slots__ = ("_commit", "lives", "term", "vote")
 
     def __init__(self, stored: HardState, *, commit: Index, recovering: bool) -> None:
-        self._term = stored.term
-        self._vote = stored.vote
+        self.term = stored.term
+        self.vote = stored.vote
         self._commit = commit
         # A new life must be on disk before any other member hears of it.
-        self._lives = -1 if recovering else stored.lives
-
-    def differs(self, term: Term, vote: NodeId, lives: int) -> bool:
-        """Whether term, vote or lives must be written."""
-        return term != self._term or vote != self._vote or lives != self._lives
+        self.lives = -1 if recovering else stored.lives
 
     def take(
         self, term: Term, vote: NodeId, lives: int, *, commit: Index, with_entries: bool
@@ -43,12 +40,12 @@ class WrittenHardState:
         it, it must not cover the entries that they were to replace."""
         if (
             not (with_entries and commit != self._commit)
-            and term == self._term
-            and vote == self._vote
-            and lives == self._lives
+            and term == self.term
+            and vote == self.vote
+            and lives == self.lives
         ):
             return None
-        self._term, self._vote, self._commit, self._lives = term, vote, commit, lives
+        self.term, self.vote, self._commit, self.lives = term, vote, commit, lives
         return HardState(term, vote, commit, lives)
 
 

@@ -333,6 +333,7 @@ class RaftCore:
     def has_ready(self) -> bool:
         log = self.log
         outbox = self._outbox
+        written = self._written
         election = self._election
         leading = election.leading
         return (
@@ -346,7 +347,9 @@ class RaftCore:
             or self._local.has_committed
             or election.role is not self._reported_role
             or election.leader != self._reported_leader
-            or self._written.differs(election.term, election.vote, self._lost_log.lives)
+            or election.term != written.term
+            or election.vote != written.vote
+            or self._lost_log.lives != written.lives
             or self._local.install_due
         )
 
