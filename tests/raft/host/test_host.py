@@ -40,7 +40,7 @@ def test_a_single_node_commits_and_remembers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_three_nodes_apply_the_same_and_survive_the_death_of_each(
+def test_three_nodes_apply_the_same_and_survive_the_loss_of_each(
     tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     async def body(c: Cluster) -> None:
@@ -90,7 +90,7 @@ def test_many_groups_share_rounds_and_flushes(tmp_path: Path) -> None:
     run(tmp_path, body, groups=groups)
 
 
-def test_leadership_can_be_handed_over(tmp_path: Path) -> None:
+def test_leadership_can_be_transferred(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         await c.put("k", 1)
@@ -135,7 +135,7 @@ def test_a_failing_machine_stops_its_group_only(
     assert any(r.levelno == logging.CRITICAL and r.exc_info for r in caplog.records)
 
 
-def test_a_message_in_anothers_name_ends_the_connection(tmp_path: Path) -> None:
+def test_a_message_with_a_forged_sender_ends_the_connection(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         await c.put("k", 1)
@@ -199,15 +199,17 @@ def test_a_group_without_a_log_on_disk(tmp_path: Path) -> None:
                 applied=Index(0),
                 persistent=False,
             )
-        for group in (G, memory):  # no election is left that could write
+        for group in (G, memory):  # no election that could write is running
             await c.put("first", 0, group)
             await c.settled(group)
         writes = [node.store.statistics().writes for node in c.nodes]
         for i in range(10):
             await c.put(f"k{i}", i, memory)
         await c.settled(memory)
-        assert writes == [node.store.statistics().writes for node in c.nodes], "nobody waits"
-        assert c.nodes[0].store.reader(memory).last_index() == 0, "promises are stored, no entry"
+        assert writes == [node.store.statistics().writes for node in c.nodes], "no promise waits"
+        assert c.nodes[0].store.reader(memory).last_index() == 0, (
+            "term and vote are stored, entries are not"
+        )
 
     run(tmp_path, body)
 
