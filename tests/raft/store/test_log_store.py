@@ -331,16 +331,16 @@ def test_a_log_shorter_than_its_commit_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "cluster", "sentence"),
+    ("node", "cluster", "reason"),
     [("n2", "c", 'belongs to server "n1"'), ("n1", "d", 'belongs to cluster "c"')],
 )
 def test_the_directory_of_another_server_is_refused(
-    tmp_path: Path, node: str, cluster: str, sentence: str
+    tmp_path: Path, node: str, cluster: str, reason: str
 ) -> None:
     store = open_store(tmp_path)
     incarnation = store.identity.incarnation
     store.close()
-    with pytest.raises(WrongDirectory, match=sentence):
+    with pytest.raises(WrongDirectory, match=reason):
         open_store(tmp_path, node=node, cluster=cluster)
     store = open_store(tmp_path)
     assert store.identity.incarnation == incarnation
