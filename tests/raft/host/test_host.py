@@ -16,6 +16,7 @@ from raft.core.messages import Message, MessageKind
 from raft.core.ready import CoreConfig
 from raft.host.group import GroupBusy, GroupStopped, UnknownGroup
 from raft.host.host import HostLimits
+from raft.host.ticker import Ticker
 from raft.transport.codec import encode_frames
 from raft.transport.handshake import LinkClass
 from raft.transport.transport import RAFT_CONTROL
@@ -185,6 +186,25 @@ def test_a_late_tick_counts_as_one_and_causes_no_election(tmp_path: Path) -> Non
         assert leader.host.status(G).core.term == term
 
     run(tmp_path, body, config=CoreConfig(election_ticks=50))
+
+
+def test_a_stall_right_after_a_late_tick_is_measured_too() -> None:
+    async def main() -> None:
+        ticker, stop = Ticker(tick_ms=10, election_ticks=10), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def tick() -> None:
+            if ticker.ticks > 1:
+                stop.set()
+                return
+            time.sleep(0.05)  # the next tick is late, and waits for the sockets
+            loop.call_later(0.001, time.sleep, 0.3)
+
+        await ticker.run(tick, stop)
+        assert ticker.late >= 1
+        assert ticker.lag_max > 0.25
+
+    asyncio.run(main())
 
 
 def test_a_group_without_a_log_on_disk(tmp_path: Path) -> None:
