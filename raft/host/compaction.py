@@ -21,13 +21,13 @@ from raft.store.write_batch import LogBatch
 from raft.transport.transport import Transport
 from raft.types import GroupId, Index, Role, SnapshotMeta, Term
 
-_SLEEPING_AT_ONCE: Final = 256
+_SLEEPING_AT_ONCE: Final = 256  # sleeping groups looked at in one run
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
     keep_entries: int = 1000
-    keep_bytes: int = 64 << 20  # fewer entries are kept if these are more than this
+    keep_bytes: int = 64 << 20  # fewer entries are kept if those are larger than this
     keep_bytes_in_memory: int = 8 << 20  # the same for logs that are in memory only
     lag_bytes_max: int = 512 << 20  # a follower further behind than this gets a snapshot
     step_entries: int = 256  # a cut smaller than both steps is postponed

@@ -3,7 +3,7 @@
 Owns: which groups get ticks, which nodes are reachable, one beat per node and interval in place of
 a heartbeat per group.
 May not touch: the consensus rules. A group that sleeps too long is late, never wrong.
-Spec: docs/ARCHITECTURE.md, "Invariants". A leader puts an idle group to sleep when every reachable
+Spec: raft/DIVERGENCE.md, "Idle groups". A leader puts an idle group to sleep when every reachable
 member has the whole log (RaftCore.may_sleep). From then on no member counts time. A proposal or any
 message wakes it. Followers also wake when the leader's node is lost; a leader wakes when no
 majority of nodes is left, or when a member's node comes back. A node is lost when our links to it

@@ -1,7 +1,7 @@
 """The rounds of a node on its event loop: writes on the loop, flushes on the flush thread.
 
-Owns: when a round runs, the timers for refused and for postponed flushes, messages on their way to
-the transport.
+Owns: when a round runs, the timers for refused writes and postponed flushes, sending the messages
+of a round.
 May not touch: what a round consists of (raft/host/rounds.py decides), elections, membership.
 Spec: one round per turn of the event loop. RocksDB's write holds the interpreter lock, so it runs
 on the loop; the flush (fsync) releases it and runs on the thread of raft/store/flush_thread.py,

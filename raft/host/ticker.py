@@ -56,17 +56,20 @@ class Ticker:
                 async with asyncio.timeout_at(due):
                     await stop.wait()
             except TimeoutError:
-                lag = loop.time() - due
+                woke = loop.time()
             else:
                 return
-            self.lag_last = lag
-            self.lag_max = max(self.lag_max, lag)
+            lag = woke - due
             if lag > self._seconds:
                 self.late += 1
                 await asyncio.sleep(_SOCKET_GRACE_SECONDS)
-                due = loop.time() + self._seconds
+                now = loop.time()
+                lag = max(lag, now - woke - _SOCKET_GRACE_SECONDS)  # it may stall here as well
+                due = now + self._seconds
             else:
                 due += self._seconds
+            self.lag_last = lag
+            self.lag_max = max(self.lag_max, lag)
             self.ticks += 1
             self.pace.ticked(time.monotonic())
             tick()

@@ -1,1 +1,1 @@
-"""Snapshots between two nodes: their frames, sending, receiving."""
+"""Snapshot streams between two nodes: their frames, sending, receiving."""

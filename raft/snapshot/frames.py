@@ -1,17 +1,18 @@
-"""The frames of a snapshot on its way between two nodes.
+"""The frames of a snapshot stream between two nodes.
 
 Owns: the layout of channel 3.
-May not touch: sockets, streams (raft.snapshot_out, raft.snapshot_in), what is in a chunk.
-Spec: Raft section 7 and figure 13, with our own stream. What a machine gives is cut into pieces of
-bounded size, numbered from 1. The sender begins, and asks again where the receiver stands whenever
-it cannot know (after a new connection, after silence); the receiver answers what it holds, and says
-so unasked when a piece is missing; the stream goes on from there.
+May not touch: sockets, streams (raft/snapshot/outbound.py, raft/snapshot/inbound.py), what is in a
+chunk.
+Spec: Raft section 7 and figure 13, with our own stream. The chunks of a machine are cut into pieces
+of bounded size, numbered from 1. The sender begins, and asks for the receiver's position whenever
+it cannot know it (after a new connection, after a timeout). The receiver answers with the number of
+pieces it holds, also without being asked when a piece is missing. The stream goes on from there.
 
     frame  kind u8, group u64, stream u64, number u64, term u64, index u64, log_term u64,
            asked u64, data
 
-The data of BEGIN are the members at the snapshot (raft.confchange). In BEGIN, WHERE and HELD
-`asked` counts the questions: an answer to an earlier one is not heeded."""
+The data of BEGIN are the members at the snapshot (raft/core/confchange.py). In BEGIN, WHERE and
+HELD `asked` counts the questions: an answer to an earlier question is ignored."""
 
 from __future__ import annotations
 
@@ -30,16 +31,16 @@ _NO_INDEX: Final = Index(0)
 
 
 class FrameKind(IntEnum):
-    BEGIN = 1  # sender: a new stream, or one of which nothing was acknowledged yet
-    CHUNK = 2  # the last piece of one of the machine's chunks
-    END = 3  # number is the count of pieces
-    TAKEN = 4  # receiver: pieces up to number are here
-    DONE = 5  # receiver: installed, or not needed any more
-    STOP = 6  # sender: there will be no more
-    REFUSED = 7  # receiver: send no more
-    PIECE = 8  # a piece that is not the last of its chunk
-    WHERE = 9  # sender: how much do you hold?
-    HELD = 10  # receiver: pieces up to number are here, go on after them
+    BEGIN = 1  # sender: a new stream, or one without any acknowledgment yet
+    CHUNK = 2  # sender: the last piece of one of the machine's chunks
+    END = 3  # sender: all pieces were sent; number is their count
+    TAKEN = 4  # receiver: pieces up to number have arrived
+    DONE = 5  # receiver: installed, or no longer needed
+    STOP = 6  # sender: the stream is canceled
+    REFUSED = 7  # receiver: does not want the stream
+    PIECE = 8  # sender: a piece that is not the last of its chunk
+    WHERE = 9  # sender: asks for the receiver's position
+    HELD = 10  # receiver: its position; go on after piece number
 
 
 @dataclass(slots=True)
@@ -71,12 +72,12 @@ class SnapshotFrame:
 def read_frame(view: memoryview) -> SnapshotFrame:
     """Raises CodecError."""
     if len(view) < _HEAD.size:
-        raise CodecError(f"a snapshot frame of {len(view)} bytes")
+        raise CodecError(f"snapshot frame of only {len(view)} bytes")
     kind, group, stream, number, term, index, log_term, asked = _HEAD.unpack_from(view)
     try:
         known = FrameKind(kind)
     except ValueError:
-        raise CodecError(f"unknown snapshot frame {kind}") from None
+        raise CodecError(f"unknown kind {kind} of snapshot frame") from None
     data = bytes(view[_HEAD.size :])
     return SnapshotFrame(
         known, GroupId(group), stream, number, Term(term), Index(index), Term(log_term), asked, data
@@ -90,4 +91,4 @@ def members_of(frame: SnapshotFrame) -> Members | None:
     try:
         return decode_members(frame.data)
     except ValueError as error:
-        raise CodecError(f"a snapshot of group {frame.group}: {error}") from error
+        raise CodecError(f"bad members in a snapshot of group {frame.group}: {error}") from error

@@ -1,9 +1,9 @@
-"""Snapshots that come in, spooled to a file until they are whole.
+"""Incoming snapshots, spooled to a file until they are complete.
 
-Owns: the streams that come in, and what is told to their senders.
-May not touch: the core (the host steps it), the log, what is in a chunk.
-Spec: raft.snapshot. One stream per group: a later one takes the place of an earlier one. A stream
-outlives its connection for a while, and is believed only as a whole."""
+Owns: the incoming streams, and the answers to their senders.
+May not touch: the core (raft/host/snapshots.py steps it), the log, what is in a chunk.
+Spec: raft/snapshot/frames.py. One stream per group: a later one replaces an earlier one. A stream
+survives the loss of its connection for a while, and is used only when it is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raft.types import GroupId, NodeId, SnapshotMeta, Term
 
 _log = logging.getLogger("raft.snapshot")
 SPOOL_MEMORY_BYTES: Final = 4 << 20  # a larger snapshot goes to a file
-IDLE_SWEEPS_MAX: Final = 60  # without a frame a stream is forgotten; senders give up before
+IDLE_SWEEPS_MAX: Final = 60  # without a frame; then the stream is dropped. Senders give up earlier
 
 
 class SpooledChunks(Sequence[bytes]):
@@ -31,7 +31,7 @@ class SpooledChunks(Sequence[bytes]):
         self.nbytes = 0
 
     def append(self, piece: bytes, *, last: bool) -> None:
-        """One more piece; `last`: a chunk ends with it. Raises OSError."""
+        """Add a piece. `last`: it is the last of its chunk. Raises OSError."""
         self._file.seek(self.nbytes)
         self._file.write(piece)
         self.nbytes += len(piece)
@@ -43,7 +43,7 @@ class SpooledChunks(Sequence[bytes]):
 
     @property
     def complete(self) -> bool:
-        """Whether the last chunk is whole."""
+        """Whether the last chunk is complete."""
         return self.nbytes == self._ends[-1]
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class SpooledChunks(Sequence[bytes]):
 
 @dataclass(slots=True)
 class Incoming:
-    """A stream coming in."""
+    """An incoming stream."""
 
     sender: NodeId
     stream: int
@@ -81,9 +81,9 @@ class Incoming:
     chunks: SpooledChunks
     pieces: int = 0
     asked: int = 0  # the sender's last question
-    gap_told: bool = False  # it knows that a piece is missing
-    offered: bool = False  # whole, and in the hands of the caller
-    verdict: FrameKind | None = None  # kept for a sender that has not heard it
+    gap_reported: bool = False  # the sender was told that a piece is missing
+    offered: bool = False  # complete, and handed to the caller
+    verdict: FrameKind | None = None  # kept in case the answer is lost
     idle_sweeps: int = 0
 
 
@@ -94,7 +94,7 @@ class SnapshotReceiver:
         self._streams: dict[GroupId, Incoming] = {}
 
     def received(self, node: NodeId, frame: SnapshotFrame) -> Incoming | None:
-        """A frame of a sender. The stream, once, when it is whole: the caller answers by
+        """A frame of a sender. Returns the stream once, when it is complete; the caller then calls
         `finish`. Raises CodecError."""
         incoming = self._streams.get(frame.group)
         if incoming is not None and (incoming.sender, incoming.stream) != (node, frame.stream):
@@ -109,7 +109,7 @@ class SnapshotReceiver:
         match frame.kind:
             case FrameKind.BEGIN | FrameKind.WHERE:
                 incoming.asked = frame.asked
-                self._tell_position(frame.group, incoming)
+                self._send_position(frame.group, incoming)
             case FrameKind.CHUNK | FrameKind.PIECE:
                 self._take(incoming, frame)
             case FrameKind.END if not incoming.offered:
@@ -117,43 +117,43 @@ class SnapshotReceiver:
             case FrameKind.STOP if not incoming.offered:
                 self.drop(frame.group)
             case _:
-                pass  # said twice
+                pass  # a repeated END or STOP
         return None
 
     def _begin(self, node: NodeId, frame: SnapshotFrame) -> None:
         former = self._streams.get(frame.group)
         if former is not None and former.term > frame.term:
-            self.refuse(node, frame)  # of a leader that is none any more
+            self.refuse(node, frame)  # from a former leader
             return
         meta = SnapshotMeta(frame.index, frame.log_term, members_of(frame))
         self.drop(frame.group)
         chunks = SpooledChunks(self._directory)
         incoming = Incoming(node, frame.stream, frame.term, meta, chunks, asked=frame.asked)
         self._streams[frame.group] = incoming
-        self._tell_position(frame.group, incoming)
+        self._send_position(frame.group, incoming)
 
     def _take(self, incoming: Incoming, frame: SnapshotFrame) -> None:
         if incoming.offered or frame.number <= incoming.pieces:
-            return  # sent again because an acknowledgement was lost
+            return  # sent again because an acknowledgment was lost
         if frame.number > incoming.pieces + 1:
-            if not incoming.gap_told:
-                incoming.gap_told = True
-                self._tell_position(frame.group, incoming)
+            if not incoming.gap_reported:
+                incoming.gap_reported = True
+                self._send_position(frame.group, incoming)
             return
         try:
             incoming.chunks.append(frame.data, last=frame.kind is FrameKind.CHUNK)
         except OSError as error:
-            _log.error("a snapshot of group %d cannot be stored: %s", frame.group, error)
+            _log.error("snapshot of group %d cannot be stored: %s", frame.group, error)
             self.drop(frame.group)
             self.refuse(incoming.sender, frame)
             return
-        incoming.gap_told = False
+        incoming.gap_reported = False
         incoming.pieces += 1
         self._answer(incoming, FrameKind.TAKEN, frame.group, incoming.pieces)
 
     def _end(self, incoming: Incoming, frame: SnapshotFrame) -> Incoming | None:
         if frame.number != incoming.pieces:
-            self._tell_position(frame.group, incoming)
+            self._send_position(frame.group, incoming)
             return None
         if not incoming.chunks.complete:
             self.drop(frame.group)
@@ -163,24 +163,24 @@ class SnapshotReceiver:
         return incoming
 
     def finish(self, group: GroupId, incoming: Incoming, *, ok: bool) -> None:
-        """The verdict on a complete stream; its chunks are let go."""
+        """Answer a complete stream and free its chunks."""
         incoming.chunks.close()
         incoming.verdict = FrameKind.DONE if ok else FrameKind.REFUSED
         self._answer(incoming, incoming.verdict, group)
 
     def refuse(self, node: NodeId, frame: SnapshotFrame) -> None:
-        """This stream is not wanted here."""
+        """Answer that the stream is not wanted."""
         answer = SnapshotFrame(FrameKind.REFUSED, frame.group, frame.stream)
         self._transport.send(node, SNAPSHOTS, answer.pieces())
 
     def drop(self, group: GroupId) -> None:
-        """Forget the stream; one in the hands of the caller is the caller's to close."""
+        """Forget the stream. One that was handed to the caller is closed by the caller."""
         incoming = self._streams.pop(group, None)
         if incoming is not None and not incoming.offered:
             incoming.chunks.close()
 
     def sweep(self) -> None:
-        """Drop streams whose sender has fallen silent; called about once a second."""
+        """Drop streams whose sender is silent; called about once a second."""
         for group, incoming in list(self._streams.items()):
             incoming.idle_sweeps += 1
             if incoming.idle_sweeps > IDLE_SWEEPS_MAX and (
@@ -192,13 +192,13 @@ class SnapshotReceiver:
         for group in list(self._streams):
             self.drop(group)
 
-    def _tell_position(self, group: GroupId, incoming: Incoming) -> None:
+    def _send_position(self, group: GroupId, incoming: Incoming) -> None:
         if incoming.verdict is not None:
             self._answer(incoming, incoming.verdict, group)
         else:
             self._answer(incoming, FrameKind.HELD, group, incoming.pieces)
 
     def _answer(self, incoming: Incoming, kind: FrameKind, group: GroupId, number: int = 0) -> None:
-        """An answer that is lost is asked for again."""
+        """If the answer is lost, the sender asks again."""
         frame = SnapshotFrame(kind, group, incoming.stream, number, asked=incoming.asked)
         self._transport.send(incoming.sender, SNAPSHOTS, frame.pieces())

@@ -1,12 +1,13 @@
-"""Snapshots that go out, in pieces, beside the log traffic.
+"""Outgoing snapshots, sent in pieces beside the log traffic.
 
-Owns: the streams that go out, how fast they go, and where each goes on after a break.
+Owns: the outgoing streams, their rate, and where each goes on after a break.
 May not touch: what is in a chunk, the core, the log.
-Spec: raft.snapshot. A stream keeps the pieces that are not acknowledged, a bounded number of bytes,
-and outlives its connection: when there is a new one, or after a silence, the receiver is asked what
-it holds and the stream goes on from there. A receiver that holds nothing any more refuses, and the
-leader takes a new snapshot. So that the log does not starve beside it, what is unacknowledged (and
-may stand before the log in a queue) is little, and all streams of a node share one bounded rate."""
+Spec: raft/snapshot/frames.py. A stream keeps the unacknowledged pieces, a bounded number of bytes,
+and survives its connection: after a new connection or a timeout the receiver is asked for its
+position, and the stream goes on from there. A receiver that has dropped the stream refuses it, and
+the leader takes a new snapshot. The log must not starve beside a snapshot: the window of
+unacknowledged bytes, which may be queued in front of log traffic, is small, and all streams of a
+node share one limited rate."""
 
 from __future__ import annotations
 
@@ -25,22 +26,22 @@ from raft.types import GroupId, NodeId, SnapshotMeta, Term
 _log = logging.getLogger("raft.snapshot")
 PIECE_BYTES: Final = 128 << 10
 WINDOW_BYTES: Final = 2 << 20  # unacknowledged, per stream
-ASK_SECONDS: Final = 1.0  # of silence; then the receiver is asked where it stands
-STALL_SECONDS: Final = 10.0  # of silence on a standing link; then the stream is given up
+ASK_SECONDS: Final = 1.0  # without an answer; then the receiver is asked for its position
+STALL_SECONDS: Final = 10.0  # without an answer on an open link; then the stream is given up
 RESUME_SECONDS: Final = 30.0  # without a link; then the stream is given up
-INSTALL_SECONDS: Final = 120.0  # after the last piece, for all of the above
-_BURST_SECONDS: Final = 0.02  # of the rate, that may go at once
+INSTALL_SECONDS: Final = 120.0  # after the last piece, instead of the two above
+_BURST_SECONDS: Final = 0.02  # of the rate may be sent at once
 _POLL_SECONDS: Final = 0.02
 
 Piece = tuple[FrameKind, bytes]
 
 
 class StreamBroken(Exception):
-    """The stream ended before the receiver's verdict."""
+    """The stream ended before the receiver accepted it."""
 
 
 class SendRate:
-    """A bound of bytes per second for all who share it."""
+    """A limit of bytes per second, shared by all streams."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._seconds_per_byte = 1 / bytes_per_second
@@ -61,8 +62,8 @@ class _OutStream:
     begin: SnapshotFrame
     wanted: Callable[[], bool]
     pieces: Iterator[Piece]
-    # Pieces `taken + 1` and on that were drawn from the machine. Invariant: no more bytes than
-    # the window and a piece.
+    # Pieces from `taken + 1` on that were read from the machine. Invariant: no more bytes than
+    # the window and one piece.
     kept: deque[Piece] = field(default_factory=deque)
     kept_bytes: int = 0
     taken: int = 0  # acknowledged
@@ -70,31 +71,32 @@ class _OutStream:
     ended: bool = False  # END was sent after the last piece
     ended_at: float | None = None  # for the first time
     asked: int = 0
-    known: bool = False  # the receiver has begun it too
-    answered: bool = False  # the last question was
+    known: bool = False  # the receiver has started the stream too
+    answered: bool = False  # the last question was answered
     session: int = 0  # the connection of the last question
     heard_at: float = 0.0
     verdict: bool | None = None
     lost: bool = False  # the receiver holds less than it has acknowledged
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def drawn(self) -> int:
+    def read_count(self) -> int:
+        """Pieces read from the machine so far."""
         return self.taken + len(self.kept)
 
     def acknowledge(self, upto: int) -> None:
-        for _ in range(min(upto, self.drawn()) - self.taken):
+        for _ in range(min(upto, self.read_count()) - self.taken):
             self.kept_bytes -= len(self.kept.popleft()[1])
             self.taken += 1
 
 
 class SnapshotSender:
-    """Streams out. `send` runs in a task of the host."""
+    """`send` runs in a task of the host."""
 
     def __init__(self, transport: Transport, *, bytes_per_second: int) -> None:
         self.resumed = 0  # streams that went on after a break
         self.sent_bytes = 0
         self._transport = transport
-        self._pace = SendRate(bytes_per_second)
+        self._rate = SendRate(bytes_per_second)
         self._streams: dict[tuple[GroupId, int], _OutStream] = {}
         self._last_stream = 0
 
@@ -108,8 +110,8 @@ class SnapshotSender:
         chunks: Iterable[bytes],
         wanted: Callable[[], bool],
     ) -> bool:
-        """Whether the receiver has the snapshot. `wanted` is asked on the way: a deposed leader
-        stops. Never raises for what the peer or the network does."""
+        """Returns whether the receiver has the snapshot. `wanted` is checked again and again: a
+        deposed leader stops. Never raises because of the peer or the network."""
         self._last_stream += 1
         number = self._last_stream
         begin = SnapshotFrame(FrameKind.BEGIN, group, number, 0, term, meta.index, meta.term)
@@ -119,10 +121,10 @@ class SnapshotSender:
         try:
             while stream.verdict is None:
                 await self._find_position(stream)
-                await self._go_on(stream)
+                await self._send_pieces(stream)
             self._check(stream)
         except StreamBroken as broken:
-            _log.info("snapshot of group %d to %d broke off: %s", group, to, broken)
+            _log.info("snapshot of group %d to node %d was aborted: %s", group, to, broken)
             stop = SnapshotFrame(FrameKind.STOP, group, number)
             self._transport.send(to, SNAPSHOTS, stop.pieces())
             return False
@@ -131,7 +133,7 @@ class SnapshotSender:
         return True
 
     def answered(self, node: NodeId, frame: SnapshotFrame) -> None:
-        """TAKEN, HELD, DONE or REFUSED of a receiver."""
+        """TAKEN, HELD, DONE or REFUSED from a receiver."""
         stream = self._streams.get((frame.group, frame.stream))
         if stream is None or stream.to != node:
             return
@@ -146,44 +148,44 @@ class SnapshotSender:
             stream.answered = stream.known = True
             stream.ended = False
         stream.heard_at = asyncio.get_running_loop().time()
-        stream.moved.set()
+        stream.progress.set()
 
     async def _find_position(self, stream: _OutStream) -> None:
-        """Returns when the receiver has said what it holds, or its verdict."""
+        """Returns when the receiver has answered with its position or its verdict."""
         stream.heard_at = asyncio.get_running_loop().time()
         stream.answered = False
         while not stream.answered and stream.verdict is None:
-            stream.session = await self._linked(stream)
+            stream.session = await self._connection(stream)
             stream.asked += 1
             question = stream.begin
             if stream.known:
                 question = SnapshotFrame(FrameKind.WHERE, stream.group, stream.number)
             question.asked = stream.asked
             self._transport.send(stream.to, SNAPSHOTS, question.pieces())
-            await self._news(stream)
+            await self._answer(stream)
         self._check(stream)
         if stream.taken and stream.verdict is None and stream.ended_at is None:
             self.resumed += 1
             _log.info(
-                "snapshot of group %d to %d goes on after piece %d",
+                "snapshot of group %d to node %d goes on after piece %d",
                 stream.group,
                 stream.to,
                 stream.taken,
             )
 
-    async def _go_on(self, stream: _OutStream) -> None:
-        """Send from the position on. Returns when all is said, or when the receiver must be
-        asked: the connection is another, or it has been silent."""
+    async def _send_pieces(self, stream: _OutStream) -> None:
+        """Send from the position on. Returns when the receiver has answered with its verdict, or
+        when it must be asked for its position: on a new connection, or after a timeout."""
         while stream.verdict is None and self._transport.session(stream.to) == stream.session:
             self._check(stream)
             frame = self._next(stream)
             if frame is None:
-                if not await self._news(stream):
+                if not await self._answer(stream):
                     return
                 continue
             if not self._transport.send(stream.to, SNAPSHOTS, frame.pieces()):
                 await asyncio.sleep(_POLL_SECONDS)  # the link is full, or gone
-                self._be_patient(stream, STALL_SECONDS, since=stream.heard_at)
+                self._check_deadline(stream, STALL_SECONDS, since=stream.heard_at)
                 continue
             if frame.kind is FrameKind.END:
                 stream.ended = True
@@ -191,50 +193,52 @@ class SnapshotSender:
             else:
                 stream.position += 1
                 self.sent_bytes += len(frame.data)
-                await self._pace.take(len(frame.data))
+                await self._rate.take(len(frame.data))
 
     def _next(self, stream: _OutStream) -> SnapshotFrame | None:
-        """What to send now; None: wait for the receiver."""
-        if stream.position > stream.drawn():
+        """The next frame to send; None: wait for the receiver."""
+        if stream.position > stream.read_count():
             if stream.kept_bytes >= WINDOW_BYTES:
                 return None
             piece = next(stream.pieces, None)
             if piece is None:
                 if stream.ended:
                     return None
-                return SnapshotFrame(FrameKind.END, stream.group, stream.number, stream.drawn())
+                return SnapshotFrame(
+                    FrameKind.END, stream.group, stream.number, stream.read_count()
+                )
             stream.kept.append(piece)
             stream.kept_bytes += len(piece[1])
         kind, data = stream.kept[stream.position - stream.taken - 1]
         return SnapshotFrame(kind, stream.group, stream.number, stream.position, data=data)
 
-    async def _linked(self, stream: _OutStream) -> int:
-        """The connection to the receiver, waiting for one if need be."""
+    async def _connection(self, stream: _OutStream) -> int:
+        """The session with the receiver; waits until there is one."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not (session := self._transport.session(stream.to)):
             self._check(stream)
-            self._be_patient(stream, RESUME_SECONDS, since=began)
+            self._check_deadline(stream, RESUME_SECONDS, since=began)
             await asyncio.sleep(_POLL_SECONDS)
-            stream.heard_at = loop.time()  # silence is counted from the new connection on
+            stream.heard_at = loop.time()  # the timeout starts with the new connection
         return session
 
-    async def _news(self, stream: _OutStream) -> bool:
-        """Wait a while for word of the receiver; whether there was any."""
+    async def _answer(self, stream: _OutStream) -> bool:
+        """Wait for an answer of the receiver, but not long; whether there was one."""
         self._check(stream)
-        self._be_patient(stream, STALL_SECONDS, since=stream.heard_at)
+        self._check_deadline(stream, STALL_SECONDS, since=stream.heard_at)
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                await stream.moved.wait()
+                await stream.progress.wait()
         except TimeoutError:
             return False
         finally:
-            stream.moved.clear()
+            stream.progress.clear()
         self._check(stream)
         return True
 
-    def _be_patient(self, stream: _OutStream, seconds: float, *, since: float) -> None:
-        if stream.ended_at is not None:  # an installation may hold up the whole receiver
+    def _check_deadline(self, stream: _OutStream, seconds: float, *, since: float) -> None:
+        if stream.ended_at is not None:  # installing may block the whole receiver
             seconds, since = INSTALL_SECONDS, stream.ended_at
         if asyncio.get_running_loop().time() > since + seconds:
             raise StreamBroken("the receiver does not answer")
@@ -245,11 +249,11 @@ class SnapshotSender:
         if stream.lost:
             raise StreamBroken("the receiver has lost a part of it")
         if stream.verdict is None and not stream.wanted():
-            raise StreamBroken("it is not ours to send any more")
+            raise StreamBroken("outdated: this node no longer leads, or has cut its log beyond it")
 
 
 def _cut(chunks: Iterable[bytes]) -> Iterator[Piece]:
-    """The machine's chunks in pieces of bounded size."""
+    """Cut the machine's chunks into pieces of bounded size."""
     for chunk in chunks:
         view = memoryview(chunk)
         start = 0

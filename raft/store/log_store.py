@@ -295,11 +295,13 @@ class LogStore:
         grows = bool(batch.entries or batch.hard_states or batch.snapshots)
         if self.full and grows and not may_wait and not self._fits(batch):
             raise StoreFull("the disk is full")
-        column = self._log_handle
-        raw, records = encode_records(batch, reader=self.reader, column=column)
-        pieces = encode_pieces(batch, raw, reader=self.reader, column=column, begun=self._begun)
+        raw, records = encode_records(batch, reader=self.reader, column=self._log_handle)
         try:
-            for piece in pieces:
+            # The handle must not be in a local variable: an exception keeps this frame alive, and
+            # a handle keeps the database open, which then cannot be reopened.
+            for piece in encode_pieces(
+                batch, raw, reader=self.reader, column=self._log_handle, begun=self._begun
+            ):
                 self._write(piece, self._waiting_options if may_wait else self._write_options)
         except StoreBusy:
             self._begun.update(batch.entries)

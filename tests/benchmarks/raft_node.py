@@ -1,7 +1,7 @@
-"""What the Raft benchmarks share: nodes that are processes of their own, and who asks them.
+"""Shared by the Raft benchmarks: nodes as separate processes, and the functions that query them.
 
 A node runs the benchmark's own script with `--node`. It answers each line on its stdin with one
-line of JSON, and ends when its stdin does."""
+line of JSON, and exits when its stdin is closed."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ VOTERS = [node_id(name) for name in NAMES]
 ROOT = Path(__file__).parents[2]
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-# -- one node, as a process of its own
+# -- one node, in a separate process
 
 
-class Counting:
-    """The machine: knows how far it is. There is no state, so the log may be cut."""
+class CountingMachine:
+    """A machine that only knows its applied index. It has no state, so the log may be cut."""
 
     __slots__ = ("applied",)
 
@@ -61,7 +61,7 @@ class Counting:
 async def open_host(
     name: str, directory: str, ports: Sequence[int], limits: HostLimits | None = None
 ) -> tuple[Host, Transport]:
-    """A host that is linked to the others but does not run yet. The first three ports are those
+    """A host that is connected to the others but does not run yet. The first three ports are those
     of the nodes, in the order of NAMES."""
     store = LogStore.open(directory, node_name=name, cluster_name="bench")
     mine, *others = sorted(ports[:3], key=lambda port: port != ports[NAMES.index(name)])
@@ -78,7 +78,7 @@ async def open_host(
     return Host(node=node_id(name), store=store, transport=transport, limits=limits), transport
 
 
-async def questions() -> AsyncIterator[str]:
+async def requests() -> AsyncIterator[str]:
     """The lines on stdin."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
@@ -88,7 +88,7 @@ async def questions() -> AsyncIterator[str]:
         yield line.strip()
 
 
-# -- who asks them
+# -- the benchmark itself
 
 
 def free_ports(count: int) -> list[int]:
@@ -125,7 +125,7 @@ def ask(process: subprocess.Popen[str], line: str = "") -> dict[str, Any]:
 
 
 def leader_of(processes: Sequence[subprocess.Popen[str]]) -> int:
-    """Which of them says that it leads. Ends the benchmark when none does."""
+    """The number of the leader. Exits when there is none after a while."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for number, process in enumerate(processes):
@@ -133,7 +133,7 @@ def leader_of(processes: Sequence[subprocess.Popen[str]]) -> int:
                 return number
         time.sleep(0.1)
     kill(processes)
-    sys.exit("the nodes elect no leader")
+    sys.exit("the nodes did not elect a leader")
 
 
 def cpu_of(processes: Sequence[subprocess.Popen[str]]) -> float:

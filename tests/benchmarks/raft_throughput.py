@@ -3,13 +3,13 @@
     python tests/benchmarks/raft_throughput.py [--seconds 5] [--directory DIR]
         [--sizes 256 4096 65536] [--profile LEADER.pstats]
 
-Three processes; the leader proposes as fast as back-pressure allows. Reported per entry size:
+Three processes; the leader proposes as fast as backpressure allows. Reported per entry size:
 MB/s of proposals applied on the leader, from the first to the last of the run; CPU of all three
-nodes per entry and per byte, and of the leader alone. Beside them what this disk, warm, gives to
-one process that appends and flushes 8 MB at a time: three nodes on one disk write everything
-three times, at least.
+nodes per entry and per byte, and of the leader alone. For comparison: what this disk, warmed up,
+gives one process that appends and flushes 8 MB at a time. Three nodes on one disk write everything
+at least three times.
 
-Wanted: 100 MB/s with 64 KB entries."""
+Goal: 100 MB/s with 64 KB entries."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from typing import Any
 
 from raft_node import (
     VOTERS,
-    Counting,
+    CountingMachine,
     ask,
     cpu_of,
     free_ports,
     leader_of,
     open_host,
-    questions,
-    say,
+    print_line,
+    requests,
     start_nodes,
 )
 
@@ -45,13 +45,15 @@ SIZES = (256, 4096, 65536)
 WARM_MB = 1500  # what three nodes write in a few seconds
 GROUP = GroupId(1)
 WAITING_MAX = 32 << 20
-PER_TURN_BYTES = 1 << 20  # proposed in one turn of the loop, then others have theirs
+PER_TURN_BYTES = 1 << 20  # proposed in one turn of the loop, before other callbacks run
 
 
-# -- one node, as a process of its own
+# -- one node, in a separate process
 
 
-async def propose(host: Host, machine: Counting, size: int, seconds: float) -> dict[str, float]:
+async def propose(
+    host: Host, machine: CountingMachine, size: int, seconds: float
+) -> dict[str, float]:
     loop = asyncio.get_running_loop()
     data = os.urandom(size)
     start, cpu, first = loop.time(), time.process_time(), machine.applied
@@ -64,7 +66,7 @@ async def propose(host: Host, machine: Counting, size: int, seconds: float) -> d
             await asyncio.sleep(0.001)
         else:
             await asyncio.sleep(0)
-    while machine.applied < last:  # what is under way belongs to this run
+    while machine.applied < last:  # what was proposed belongs to this run
         await asyncio.sleep(0.001)
     passed, count = loop.time() - start, machine.applied - first
     after = host.statistics()
@@ -81,29 +83,29 @@ async def propose(host: Host, machine: Counting, size: int, seconds: float) -> d
 
 
 async def serve(name: str, directory: str, ports: list[int], profile: str | None) -> None:
-    """Lines on stdin: `size seconds` runs, an empty one asks who leads."""
+    """Lines on stdin: `size seconds` runs, an empty one asks whether this node leads."""
     limits = HostLimits(waiting_bytes_max=WAITING_MAX)
     host, _ = await open_host(name, directory, ports, limits)
-    machine = Counting()
+    machine = CountingMachine()
     host.add_group(GROUP, voters=VOTERS, machine=machine, applied=Index(0))
     task = asyncio.create_task(host.run())
-    watch = cProfile.Profile()
-    async for line in questions():
+    profiler = cProfile.Profile()
+    async for line in requests():
         facts: dict[str, Any] = {"leads": host.leader(GROUP) == host.node}
         if line:
             size, seconds = line.split()
             if profile:
-                watch.enable()
+                profiler.enable()
             facts |= await propose(host, machine, int(size), float(seconds))
-            watch.disable()
-        say(json.dumps(facts))
+            profiler.disable()
+        print_line(json.dumps(facts))
     if profile and host.leader(GROUP) == host.node:
-        watch.dump_stats(profile)
+        profiler.dump_stats(profile)
     await host.stop()
     await task
 
 
-# -- who asks them
+# -- the benchmark itself
 
 
 def measure(
@@ -115,7 +117,7 @@ def measure(
         try:
             for size in sizes:
                 rate = warm(Path(path), WARM_MB)
-                say(f"this disk, one process, 8 MB at a time: {rate:.0f} MB/s flushed")
+                print_line(f"this disk, one process, 8 MB at a time: {rate:.0f} MB/s flushed")
                 leader = processes[leader_of(processes)]
                 cpu = cpu_of(processes)
                 run = ask(leader, f"{size} {seconds}")
@@ -131,7 +133,7 @@ def measure(
 
 def report(size: int, run: dict[str, Any], cpu: float) -> None:
     entries = max(1, run["entries"])
-    say(
+    print_line(
         f"{size:6d} B: {entries * size / run['seconds'] / 1e6:6.1f} MB/s, "
         f"{entries / run['seconds']:8.0f} entries/s; "
         f"CPU of all nodes {cpu / entries * 1e6:6.1f} us per entry, "

@@ -1,15 +1,15 @@
-"""Our Raft beside etcd: three nodes each on this machine, real fsync, the same client for both.
+"""Our Raft compared with etcd: three nodes each on this machine, real fsync, same client.
 
     python tests/benchmarks/raft_vs_etcd.py [--seconds 10] [--repeat 3] [--directory DIR]
 
-Measured in turns, ours and etcd's: writes per second of 64 clients with 256 B values, each with one
-write under way, and the median latency of one client. Clients are connections of one process that
-writes ready-made requests and looks at as little of the answers as it must: to etcd's leader gRPC
-calls of Put, to our leader frames of 256 B that are answered by one byte when they are committed.
-That etcd has done what it answered is read from its revision afterwards. Needs etcd (Debian:
+Ours and etcd are measured in turns: writes per second of 64 clients with 256 B values, each with
+one write in flight, and the median latency of one client. Clients are connections of one process
+that sends prepared requests and parses as little of the answers as possible: gRPC Put calls to
+etcd's leader, frames of 256 B to our leader, which answers with one byte when a value is committed.
+etcd's revision shows afterwards that it has done what it answered. Needs etcd (Debian:
 etcd-server). The throughput of one busy group is measured by raft_throughput.py.
 
-Wanted: 5 times etcd's writes per second, a median no worse."""
+Goals: 5 times etcd's writes per second, and a median latency no worse."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from typing import Any
 from raft_node import (
     NAMES,
     VOTERS,
-    Counting,
+    CountingMachine,
     cpu_of,
     free_ports,
     kill,
     leader_of,
     open_host,
-    questions,
-    say,
+    print_line,
+    requests,
     start_nodes,
 )
 
@@ -52,11 +52,11 @@ KEY = b"k"
 VALUE = b"v" * 256
 
 
-# -- one of our nodes, as a process of its own
+# -- one of our nodes, in a separate process
 
 
-class Answering(Counting):
-    """The machine: answers the connection whose proposal was applied."""
+class AnsweringMachine(CountingMachine):
+    """A machine that answers the connection whose proposal was applied."""
 
     __slots__ = ("waiting",)
 
@@ -74,9 +74,9 @@ class Answering(Counting):
 
 
 class Client(asyncio.Protocol):
-    """Every value that comes is proposed."""
+    """Proposes every value it receives."""
 
-    def __init__(self, host: Host, machine: Answering) -> None:
+    def __init__(self, host: Host, machine: AnsweringMachine) -> None:
         self._host, self._machine = host, machine
         self._pending = b""
 
@@ -92,17 +92,17 @@ class Client(asyncio.Protocol):
 
 
 async def serve(name: str, directory: str, ports: list[int]) -> None:
-    """Clients connect to one of the last three ports; lines on stdin ask for facts."""
+    """Clients connect to one of the last three ports; lines on stdin ask whether it leads."""
     limits = HostLimits(waiting_bytes_max=16 << 20)
     host, _ = await open_host(name, directory, ports, limits)
-    machine = Answering()
+    machine = AnsweringMachine()
     host.add_group(GROUP, voters=VOTERS, machine=machine, applied=Index(0))
     clients = await asyncio.get_running_loop().create_server(
         lambda: Client(host, machine), "127.0.0.1", ports[3 + NAMES.index(name)]
     )
     task = asyncio.create_task(host.run())
-    async for _ in questions():
-        say(json.dumps({"leads": host.leader(GROUP) == host.node}))
+    async for _ in requests():
+        print_line(json.dumps({"leads": host.leader(GROUP) == host.node}))
     clients.close()
     await host.stop()
     await task
@@ -120,7 +120,7 @@ class Cluster:
         return cpu_of(self.processes)
 
     def revision(self) -> int:
-        """Of etcd: one more with every put."""
+        """Of etcd: it grows by one with every put."""
         status = _post(self.port, "/v3/maintenance/status") or {}
         return int(status.get("header", {}).get("revision", 0))
 
@@ -169,7 +169,7 @@ def start_etcd(directory: Path) -> Cluster:
                 return cluster
         time.sleep(0.1)
     cluster.stop()
-    sys.exit("etcd elects no leader")
+    sys.exit("etcd did not elect a leader")
 
 
 def _post(port: int, path: str) -> dict[str, Any] | None:
@@ -188,7 +188,7 @@ def _post(port: int, path: str) -> dict[str, Any] | None:
 
 
 class Writer(asyncio.Protocol):
-    """One client: the next request goes out when the last one is answered."""
+    """One client: sends the next request when the previous one is answered."""
 
     def __init__(self, latencies: list[float]) -> None:
         self._latencies = latencies
@@ -231,9 +231,9 @@ def _literal(text: bytes) -> bytes:
 
 
 class EtcdWriter(Writer):
-    """Just enough of HTTP/2 (RFC 9113) and gRPC for one unary call after the other: headers are
-    constant because nothing is added to the compression table, answers are known by their frames,
-    and the window for answers is opened once for all."""
+    """Just enough of HTTP/2 (RFC 9113) and gRPC for one unary call after the other. Headers are
+    constant because nothing is added to the compression table; answers are recognized by their
+    frames; the window for answers is opened once."""
 
     _FRAME = struct.Struct(">BHBBI")  # length (24 bits), type, flags, stream
     _DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
@@ -285,13 +285,13 @@ class EtcdWriter(Writer):
             self._has_data = True
         elif kind == self._HEADERS and flags & self._END_STREAM:
             if not self._has_data:
-                raise RuntimeError(f"etcd refuses a put: {payload!r}")
+                raise RuntimeError(f"etcd refused a put: {payload!r}")
             self.answered()
         elif kind in (self._SETTINGS, self._PING) and not flags & self._ACK:
             answer = payload if kind == self._PING else b""
             self._connection.write(self._frame(kind, self._ACK, 0, answer))
         elif kind in (self._RST, self._GOAWAY):
-            raise RuntimeError(f"etcd ends it: {payload!r}")
+            raise RuntimeError(f"etcd closed the stream: {payload!r}")
 
 
 @dataclass
@@ -333,7 +333,7 @@ def drive(cluster: Cluster, *, clients: int, seconds: float) -> Run:
 
 def measure(seconds: float, repeat: int, directory: str | None) -> None:
     if shutil.which("etcd") is None:
-        sys.exit("etcd is not here: apt-get install etcd-server")
+        sys.exit("etcd is not installed: apt-get install etcd-server")
     runs: dict[str, list[tuple[Run, Run]]] = {"raft": [], "etcd": []}
     for _ in range(repeat):
         for name, start in (("raft", start_ours), ("etcd", start_etcd)):
@@ -345,15 +345,15 @@ def measure(seconds: float, repeat: int, directory: str | None) -> None:
                 finally:
                     cluster.stop()
             runs[name].append((many, one))
-            say(
+            print_line(
                 f"{name}: {many.per_second:8.0f} writes/s by 64 clients "
                 f"(median {many.median_ms:.2f} ms, {many.cpu_us:.0f} us CPU each), "
                 f"one client: median {one.median_ms:.2f} ms"
             )
     rate = {n: statistics.median(m.per_second for m, _ in r) for n, r in runs.items()}
     latency = {n: statistics.median(o.median_ms for _, o in r) for n, r in runs.items()}
-    say(f"64 clients: {rate['raft'] / rate['etcd']:.1f} times etcd (wanted: 5)")
-    say(f"one client: median {latency['raft']:.2f} ms, etcd {latency['etcd']:.2f} ms")
+    print_line(f"64 clients: {rate['raft'] / rate['etcd']:.1f} times etcd (goal: 5)")
+    print_line(f"one client: median {latency['raft']:.2f} ms, etcd {latency['etcd']:.2f} ms")
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""Hosts over real stores and real sockets on loopback, all in one process: what the tests of the
-host stand on."""
+"""Hosts over real stores and real sockets on loopback, all in one process, for tests of the
+host."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ NO_TAIL = HostLimits(tail_bytes_max=1)  # followers are served from the stored l
 
 class Ledger:
     """A dict as a state machine: an entry is JSON of [key, value]. Its state lives in column
-    "state" as one record, written when told to."""
+    "state" as one record, written by `save`."""
 
     def __init__(self, store: LogStore, group: GroupId = G) -> None:
         self.values: dict[str, Any] = {}
         self.applied = Index(0)
-        self.indices: list[int] = []  # seen by this object, for order and gaps
+        self.indices: list[int] = []  # applied by this object, to check order and gaps
         self.news: list[tuple[NodeId | None, bool]] = []
         self.restored: list[SnapshotMeta] = []
         self.fail_at: Index | None = None
@@ -53,7 +53,7 @@ class Ledger:
         for entry in entries:
             if entry.index == self.fail_at:
                 raise ValueError("planted")
-            assert entry.index == self.applied + 1, "a gap or a repetition"
+            assert entry.index == self.applied + 1, "a gap or a duplicate"
             self.applied = entry.index
             self.indices.append(entry.index)
             if entry.kind is EntryKind.NORMAL:
@@ -83,7 +83,7 @@ class Ledger:
 
 
 class Node:
-    """Store, transport, host and ledgers of one server; may be killed and started again."""
+    """Store, transport, host and ledgers of one server; can be killed and started again."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -165,7 +165,7 @@ class Cluster:
         return [node for node in self.nodes if node.alive]
 
     async def leader(self, group: GroupId = G) -> Node:
-        """A leader whose followers agree."""
+        """Wait for a leader that all nodes agree on."""
 
         def agreed() -> bool:
             leaders = {n.host.leader(group) for n in self.alive}
@@ -175,7 +175,7 @@ class Cluster:
         return next(n for n in self.alive if n.leads(group))
 
     async def put(self, key: str, value: Any, group: GroupId = G) -> None:
-        """Propose at whoever leads, until it is applied there."""
+        """Propose on the leader until the value is applied there."""
         data = json.dumps([key, value]).encode()
         while True:
             node = await self.leader(group)
@@ -189,8 +189,8 @@ class Cluster:
                 return
 
     async def leave_behind(self, absent: Node, values: Sequence[Any], *, cut: int) -> None:
-        """The values are put while the node is away, and the others cut their logs beyond `cut`:
-        when it starts again only a snapshot can help."""
+        """Put the values while the node is down, and let the others cut their logs beyond `cut`, so
+        that it needs a snapshot when it starts again."""
         await self.settled()
         await absent.kill()
         for i, value in enumerate(values):
@@ -201,7 +201,7 @@ class Cluster:
         await absent.start()
 
     async def settled(self, group: GroupId = G) -> None:
-        """All that live have applied the same."""
+        """Wait until all running nodes have applied the same."""
 
         def same() -> bool:
             ledgers = [n.ledgers[group] for n in self.alive]
@@ -250,7 +250,7 @@ def run(
 
 
 class GatedFlush:
-    """Holds flushes of a store back until it is opened."""
+    """Blocks the flushes of a store until the gate is opened."""
 
     def __init__(self, store: LogStore) -> None:
         self.gate = threading.Event()
@@ -265,8 +265,8 @@ class GatedFlush:
 
 
 class BrokenDisk:
-    """Stands before the database of a store; one operation fails until the disk is mended. The
-    database does not fail with it, as a real one would: a test that wants that fills a disk."""
+    """Wraps the database of a store; one operation fails until the disk is repaired. RocksDB itself
+    does not notice, as it would with a real failure: a test for that fills a real disk."""
 
     def __init__(self, store: LogStore, operation: str, error: OSError) -> None:
         self.probes = 0
@@ -284,6 +284,6 @@ class BrokenDisk:
         self.probes += 1
         raise self._error
 
-    def mend(self) -> None:
-        """From now on an attempt to open the store succeeds."""
+    def repair(self) -> None:
+        """From now on the store can be reopened."""
         self._store.probe = self._probe  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Transports of several nodes in one process over real sockets, and a proxy that harms bytes."""
+"""Transports of several nodes in one process over real sockets, and a proxy that alters bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
 
 
 class Cluster:
-    """Starts transports and keeps what they report."""
+    """Starts transports and records what they report."""
 
     def __init__(self) -> None:
         self.transports: list[Transport] = []
@@ -100,8 +100,8 @@ def cluster_test(body: Callable[[Cluster], Awaitable[None]]) -> None:
 
 
 class Proxy:
-    """Stands before a transport's port. Bytes to it are counted and may be altered; connections
-    may be cut. The transport must advertise `port`, or it is dialled directly."""
+    """A TCP proxy before a transport's port. Bytes to it are counted and may be altered;
+    connections may be cut. The transport must advertise `port`, or it is dialed directly."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -120,7 +120,7 @@ class Proxy:
         await self._listener.close()
 
     def cut(self) -> None:
-        """End every connection that stands."""
+        """Close every open connection."""
         assert self._listener is not None
         self._listener.cut()
 

@@ -45,7 +45,7 @@ asyncio.run(main())
 
 def test_what_was_applied_before_a_kill_is_in_the_log_after_it(tmp_path: Path) -> None:
     promised = 0
-    for _ in range(2):  # the second life starts from the first one's log
+    for _ in range(2):  # the second run starts from the log of the first
         with subprocess.Popen(
             [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True
         ) as child:
@@ -56,7 +56,7 @@ def test_what_was_applied_before_a_kill_is_in_the_log_after_it(tmp_path: Path) -
                 if promised > goal:
                     break
             child.kill()
-            for line in child.stdout:  # what it still said before it died
+            for line in child.stdout:  # what it printed before it was killed
                 if line.endswith("\n"):
                     promised = int(line)
         store = LogStore.open(tmp_path, node_name="n", cluster_name="c")

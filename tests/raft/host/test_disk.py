@@ -1,4 +1,4 @@
-"""What a host makes of its disk: flushes before promises, refusals, failures."""
+"""The host and its disk: flushes before promises, refused writes, failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_failing_disk_stops_every_promise_of_the_node(
     assert "disk has failed" in caplog.text
 
 
-def test_a_refused_write_is_tried_again(tmp_path: Path) -> None:
+def test_a_refused_write_is_retried(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         await c.put("k", 1)
         (node,) = c.nodes
@@ -79,7 +79,7 @@ def test_nothing_is_applied_before_a_majority_has_flushed(tmp_path: Path) -> Non
         _, index = leader.host.propose(G, b'["k", 2]')
         await until(lambda: all(gate.waiting.is_set() for gate in gates))
         await until(lambda: leader.host.status(G).core.persisted_index == index)
-        # Heartbeats go on meanwhile: nobody loses patience, and nobody applies.
+        # Heartbeats go on meanwhile: no election starts, and nothing is applied.
         beats = leader.transport.statistics().sent_frames + 20
         await until(lambda: leader.transport.statistics().sent_frames > beats)
         assert leader.host.status(G).core.commit < index
@@ -100,7 +100,7 @@ def test_a_leader_counts_itself_only_after_its_own_flush(tmp_path: Path) -> None
         node.host.propose(G, b'["k", 2]')
         await until(gate.waiting.is_set)
         rounds = node.host.statistics().rounds
-        node.host.propose(G, b'["k", 3]')  # gathers for the next flush
+        node.host.propose(G, b'["k", 3]')  # collected for the next flush
         await until(lambda: node.host.statistics().rounds > rounds)
         assert node.ledger.values == {"k": 1}
         gate.gate.set()
@@ -109,8 +109,8 @@ def test_a_leader_counts_itself_only_after_its_own_flush(tmp_path: Path) -> None
     run(tmp_path, body, names=["solo"])
 
 
-def test_a_busy_group_fills_the_disk_but_not_all_of_the_queue_before_it(tmp_path: Path) -> None:
-    """It may have more than one Ready before the disk, or it would write one per flush; and other
+def test_a_busy_group_keeps_the_disk_busy_without_blocking_other_groups(tmp_path: Path) -> None:
+    """It may have more than one Ready waiting for the disk, or it would write one per flush. Other
     groups do not wait until it has written everything."""
     other = GroupId(2)
 

@@ -1,4 +1,4 @@
-"""A host whose disk fails and works again: silent and readable, then back without a restart."""
+"""A disk that fails and works again: the host serves reads only, then recovers by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEMORY = GroupId(5)
 
 
 @pytest.mark.parametrize("operation", ["flush_wal", "write"])
-def test_a_failed_node_serves_reads_and_comes_back_when_the_disk_does(
+def test_a_failed_node_serves_reads_and_recovers_when_the_disk_works_again(
     tmp_path: Path, operation: str
 ) -> None:
     async def body(c: Cluster) -> None:
@@ -44,11 +44,11 @@ def test_a_failed_node_serves_reads_and_comes_back_when_the_disk_does(
             rest = next(n for n in c.nodes if n is not victim and n.leads())
             rest.host.propose(G, json.dumps([f"k{i}", i]).encode())
         await until(lambda: all(n.ledger.values.get("k19") == 19 for n in c.nodes if n != victim))
-        await until(lambda: disk.probes > 2)  # it tries, and stays silent as long as it must
+        await until(lambda: disk.probes > 2)  # it retries, and stays silent meanwhile
         with pytest.raises(GroupStopped, match="disk has failed"):
             victim.host.propose(G, b'["k", 3]')
         assert (victim.ledger.applied, victim.ledger.values) == (applied, values)
-        disk.mend()
+        disk.repair()
         await until(lambda: victim.host.statistics().healthy)
         assert victim.host.statistics().recoveries == 1
         await c.put("after", 1)
@@ -64,7 +64,7 @@ def test_a_failed_node_serves_reads_and_comes_back_when_the_disk_does(
     run(tmp_path, body, recovers=True)
 
 
-def test_a_node_recovers_again_and_again(tmp_path: Path) -> None:
+def test_a_node_recovers_repeatedly(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         (node,) = c.nodes
         for turn in range(1, 4):
@@ -72,7 +72,7 @@ def test_a_node_recovers_again_and_again(tmp_path: Path) -> None:
             disk = BrokenDisk(node.store, "flush_wal", EIO)
             node.host.propose(G, b'["x", 1]')
             await until(lambda: not node.host.statistics().healthy)
-            disk.mend()
+            disk.repair()
             await until(lambda: node.host.statistics().recoveries == turn)  # noqa: B023
             await c.put("after", turn)
             assert {f"k{i}" for i in range(1, turn + 1)} <= set(node.ledger.values)
@@ -94,7 +94,7 @@ def test_groups_in_memory_go_on_while_the_disk_is_broken(tmp_path: Path) -> None
         victim.host.store_failed(EIO)
         await c.put("k", 2, MEMORY)
         assert victim.leads(MEMORY)
-        disk.mend()
+        disk.repair()
         await until(lambda: victim.host.statistics().healthy)
         await c.put("k", 3, MEMORY)
         await c.put("k", 3)
@@ -109,7 +109,7 @@ def test_groups_in_memory_go_on_while_the_disk_is_broken(tmp_path: Path) -> None
 def test_a_vote_that_was_not_confirmed_is_written_again_before_it_counts(
     tmp_path: Path, operation: str
 ) -> None:
-    """The group is in memory, its term and vote are not."""
+    """The log of the group is in memory; its term and vote are stored."""
 
     async def body(c: Cluster) -> None:
         (node,) = c.nodes
@@ -124,7 +124,7 @@ def test_a_vote_that_was_not_confirmed_is_written_again_before_it_counts(
         ticks = node.host._ticker.ticks
         await until(lambda: node.host._ticker.ticks > ticks + 30)  # time for many elections
         assert not node.leads(MEMORY)
-        disk.mend()
+        disk.repair()
         await until(lambda: node.leads(MEMORY))
         assert node.store.hard_state(MEMORY).term == node.host.status(MEMORY).core.term
         assert node.store.hard_state(MEMORY).vote == node.node
@@ -133,7 +133,7 @@ def test_a_vote_that_was_not_confirmed_is_written_again_before_it_counts(
 
 
 class ScriptedCore:
-    """Gives out Readies that were made before, and remembers which were reported persisted."""
+    """Returns prepared Readies, and records which were reported as persisted."""
 
     def __init__(self, *readies: Ready) -> None:
         self.readies, self.persisted_numbers = list(readies), list[int]()
@@ -149,8 +149,8 @@ class ScriptedCore:
         self.persisted_numbers.append(number)
 
 
-def test_a_promise_that_leans_on_a_failed_flush_waits_with_it(tmp_path: Path) -> None:
-    """It brings nothing to write itself, so it could pass for one whose flush is done."""
+def test_a_promise_that_depends_on_a_failed_flush_waits_with_it(tmp_path: Path) -> None:
+    """It writes nothing itself, so it could be mistaken for one whose flush is done."""
     me = node_id("a")
 
     def ready(number: int, hard_state: HardState | None) -> Ready:
@@ -176,20 +176,20 @@ def test_a_promise_that_leans_on_a_failed_flush_waits_with_it(tmp_path: Path) ->
         count = rounds.count
         await until(lambda: not core.readies and rounds.count > count)
         assert core.persisted_numbers == []
-        disk.mend()
+        disk.repair()
         await until(lambda: core.persisted_numbers == [1, 2])
 
     run(tmp_path, body, names=["a"], recovers=True)
 
 
 def test_what_the_log_showed_is_in_new_files_after_reopening(tmp_path: Path) -> None:
-    """After a failed flush the write-ahead log may be in the page cache only. Take it away."""
+    """After a failed flush the write-ahead log may be in the page cache only: delete it."""
     store = LogStore.open(tmp_path / "a", node_name="a", cluster_name="t")
     batch = LogBatch()
     batch.put_entries(G, [Entry(Index(1), Term(1), b"one")])
     store.write(batch)
     before = {file.name for file in (tmp_path / "a").glob("*.log")}
-    BrokenDisk(store, "flush_wal", EIO).mend()
+    BrokenDisk(store, "flush_wal", EIO).repair()
     with pytest.raises(StoreFailed):
         store.flush()
     store.reopen()
@@ -208,17 +208,17 @@ def test_no_flush_counts_after_one_that_failed(tmp_path: Path) -> None:
     disk = BrokenDisk(store, "flush_wal", EIO)
     with pytest.raises(StoreFailed, match="Input/output"):
         store.flush()
-    disk._operation = ""  # the disk works again, but who knows what the kernel has dropped
-    with pytest.raises(StoreFailed, match="before"):
+    disk._operation = ""  # the disk works again, but the kernel may have dropped pages
+    with pytest.raises(StoreFailed, match="already failed"):
         store.flush()
-    with pytest.raises(StoreFailed, match="before"):
+    with pytest.raises(StoreFailed, match="already failed"):
         store.flush_state()
     store.close()
 
 
-def test_a_store_is_not_opened_anew_beside_a_flush_or_an_iterator(tmp_path: Path) -> None:
+def test_a_store_is_not_reopened_during_a_flush_or_an_iteration(tmp_path: Path) -> None:
     store = LogStore.open(tmp_path, node_name="a", cluster_name="t")
-    with store._under_way(), pytest.raises(StoreBusy):
+    with store._keeping_open(), pytest.raises(StoreBusy):
         store.reopen()
     store.state_column()[b"k"] = b"v"
     reading = store.state_column().items()
@@ -242,8 +242,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_disk_that_was_full_to_the_last_byte(small_disk: Path) -> None:
-    """Without the reserve that would have stopped the node before: RocksDB itself fails."""
+def test_recovery_from_a_disk_that_was_completely_full(small_disk: Path) -> None:
+    """Without the reserve, which would stop the node earlier, RocksDB itself fails."""
 
     async def body(c: Cluster) -> None:
         (node,) = c.nodes
@@ -258,7 +258,7 @@ def test_a_disk_that_was_full_to_the_last_byte(small_disk: Path) -> None:
                 lambda: ledger.applied >= index or not node.host.statistics().healthy  # noqa: B023
             )
         assert "No space left" in str(node.host.statistics().failure)
-        acked = dict(node.ledger.values)  # still to be read
+        acked = dict(node.ledger.values)  # reads still work
         assert len(acked) > 1
         with pytest.raises(GroupStopped):
             node.host.propose(G, b"[]")

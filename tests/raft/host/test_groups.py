@@ -30,7 +30,7 @@ def members(node: Node) -> set[NodeId]:
     return set(node.host.status(G).core.voters)
 
 
-def test_members_change_and_the_one_who_left_is_not_listened_to(
+def test_members_change_and_messages_of_a_former_member_are_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="raft.host")
@@ -56,7 +56,7 @@ def test_members_change_and_the_one_who_left_is_not_listened_to(
             (frame,) = encode_frames([(G, stray)])
             leaving.transport.send(leader.node, RAFT_CONTROL, frame, control=True)
         await until(lambda: leader.host.statistics().refused_messages >= 3)
-        # A restart finds the members in the log, not in what add_group is told.
+        # After a restart the members come from the log, not from the arguments of add_group.
         await c.nodes[3].kill()
         await c.nodes[3].start()
         assert members(c.nodes[3]) == set(wanted)
@@ -85,13 +85,13 @@ def test_a_read_barrier_shows_every_write_before_it(tmp_path: Path) -> None:
         others = [n for n in c.nodes if n is not leader]
         for node in others:
             await node.kill()
-        with pytest.raises(NotLeader):  # nobody confirms it, and the leader gives up
+        with pytest.raises(NotLeader):  # no follower confirms it, and the leader steps down
             await leader.host.read_barrier(G)
 
     run(tmp_path, body)
 
 
-def test_idle_groups_sleep_and_wake_by_a_proposal(tmp_path: Path) -> None:
+def test_idle_groups_sleep_and_a_proposal_wakes_them(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         await c.put("k", 1)
         await until(lambda: all(n.host.statistics().awake == 0 for n in c.nodes))
@@ -100,7 +100,9 @@ def test_idle_groups_sleep_and_wake_by_a_proposal(tmp_path: Path) -> None:
         ticks = c.nodes[0].host._ticker.ticks
         await until(lambda: c.nodes[0].host._ticker.ticks > ticks + 60)  # several election timeouts
         worked = [n.host.statistics().rounds - r for n, r in zip(c.nodes, rounds, strict=True)]
-        assert max(worked) < 10, "awake, a heartbeat every other tick makes thirty and more"
+        assert max(worked) < 10, (
+            "an awake group would have sent a heartbeat every other tick, at least thirty"
+        )
         assert [n.host.status(G).core.term for n in c.nodes] == terms
         assert all(n.host.leader(G) for n in c.nodes)
         await c.put("k", 2)
@@ -110,7 +112,7 @@ def test_idle_groups_sleep_and_wake_by_a_proposal(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_the_death_of_a_node_wakes_the_groups_it_led(tmp_path: Path) -> None:
+def test_losing_a_node_wakes_the_groups_it_led(tmp_path: Path) -> None:
     groups = [GroupId(n) for n in range(1, 31)]
 
     async def body(c: Cluster) -> None:
@@ -134,7 +136,7 @@ def test_the_death_of_a_node_wakes_the_groups_it_led(tmp_path: Path) -> None:
     run(tmp_path, body, groups=groups)
 
 
-def test_a_member_that_lost_its_memory_only_log_is_a_learner_until_it_caught_up(
+def test_a_member_that_lost_its_log_in_memory_does_not_vote_until_it_caught_up(
     tmp_path: Path,
 ) -> None:
     memory = GroupId(5)
@@ -160,7 +162,7 @@ def test_a_member_that_lost_its_memory_only_log_is_a_learner_until_it_caught_up(
         assert other.host.statistics().recovering == 1
         await until(lambda: other.host.role(memory) is Role.FOLLOWER)
         assert other.ledgers[memory].values == {"k": 2}
-        # All of them at once: there is nothing left, and they start afresh.
+        # All of them at once: nothing is left, and the group starts from scratch.
         for node in c.nodes:
             await node.kill()
         for node in c.nodes:
@@ -197,7 +199,7 @@ def test_a_damaged_log_is_given_up_and_fetched_again(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_messages_for_unknown_groups_are_counted_and_named_once(
+def test_messages_for_unknown_groups_are_counted_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="raft.host")
@@ -239,7 +241,7 @@ def test_an_entry_beyond_the_limit_is_refused_and_nothing_else(
     assert caplog.text.count("refused an entry of 1001 bytes: it is too large") == 1
 
 
-def test_a_full_disk_silences_the_node_until_space_returns(
+def test_a_full_disk_silences_the_node_until_it_has_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full: set[str] = set()
@@ -261,7 +263,7 @@ def test_a_full_disk_silences_the_node_until_space_returns(
         assert "full" in str(leader.host.statistics().failure)
         with pytest.raises(GroupStopped, match="full"):
             leader.host.propose(G, b"[]")
-        assert leader.ledger.values == {"k": 1}, "what is there can be read"
+        assert leader.ledger.values == {"k": 1}, "stored values can be read"
         rest = [n for n in c.nodes if n is not leader]
         await until(lambda: any(n.leads() for n in rest))
         other = next(n for n in rest if n.leads())
@@ -277,7 +279,7 @@ def test_a_full_disk_silences_the_node_until_space_returns(
     run(tmp_path, body)
 
 
-def test_metrics_tell_terms_leaders_latencies_and_depths(tmp_path: Path) -> None:
+def test_metrics_show_terms_leaders_latencies_and_queue_depths(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         for i in range(10):

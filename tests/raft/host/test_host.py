@@ -16,6 +16,7 @@ from raft.core.messages import Message, MessageKind
 from raft.core.ready import CoreConfig
 from raft.host.group import GroupBusy, GroupStopped, UnknownGroup
 from raft.host.host import HostLimits
+from raft.host.ticker import Ticker
 from raft.transport.codec import encode_frames
 from raft.transport.handshake import LinkClass
 from raft.transport.transport import RAFT_CONTROL
@@ -40,7 +41,7 @@ def test_a_single_node_commits_and_remembers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_three_nodes_apply_the_same_and_survive_the_death_of_each(
+def test_three_nodes_apply_the_same_and_survive_the_loss_of_each(
     tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     async def body(c: Cluster) -> None:
@@ -90,7 +91,7 @@ def test_many_groups_share_rounds_and_flushes(tmp_path: Path) -> None:
     run(tmp_path, body, groups=groups)
 
 
-def test_leadership_can_be_handed_over(tmp_path: Path) -> None:
+def test_leadership_can_be_transferred(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         await c.put("k", 1)
@@ -135,7 +136,7 @@ def test_a_failing_machine_stops_its_group_only(
     assert any(r.levelno == logging.CRITICAL and r.exc_info for r in caplog.records)
 
 
-def test_a_message_in_anothers_name_ends_the_connection(tmp_path: Path) -> None:
+def test_a_message_with_a_forged_sender_ends_the_connection(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         await c.put("k", 1)
@@ -187,6 +188,25 @@ def test_a_late_tick_counts_as_one_and_causes_no_election(tmp_path: Path) -> Non
     run(tmp_path, body, config=CoreConfig(election_ticks=50))
 
 
+def test_a_stall_right_after_a_late_tick_is_measured_too() -> None:
+    async def main() -> None:
+        ticker, stop = Ticker(tick_ms=10, election_ticks=10), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def tick() -> None:
+            if ticker.ticks > 1:
+                stop.set()
+                return
+            time.sleep(0.05)  # the next tick is late, and waits for the sockets
+            loop.call_later(0.001, time.sleep, 0.3)
+
+        await ticker.run(tick, stop)
+        assert ticker.late >= 1
+        assert ticker.lag_max > 0.25
+
+    asyncio.run(main())
+
+
 def test_a_group_without_a_log_on_disk(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         memory = GroupId(5)
@@ -199,15 +219,17 @@ def test_a_group_without_a_log_on_disk(tmp_path: Path) -> None:
                 applied=Index(0),
                 persistent=False,
             )
-        for group in (G, memory):  # no election is left that could write
+        for group in (G, memory):  # no election that could write is running
             await c.put("first", 0, group)
             await c.settled(group)
         writes = [node.store.statistics().writes for node in c.nodes]
         for i in range(10):
             await c.put(f"k{i}", i, memory)
         await c.settled(memory)
-        assert writes == [node.store.statistics().writes for node in c.nodes], "nobody waits"
-        assert c.nodes[0].store.reader(memory).last_index() == 0, "promises are stored, no entry"
+        assert writes == [node.store.statistics().writes for node in c.nodes], "no promise waits"
+        assert c.nodes[0].store.reader(memory).last_index() == 0, (
+            "term and vote are stored, entries are not"
+        )
 
     run(tmp_path, body)
 

@@ -1,4 +1,4 @@
-"""When a leader may answer reads without asking anybody."""
+"""When a leader may serve reads without asking its followers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from tests.support.host_rig import Cluster, G, run, until
 TICK_S, ELECTION_TICKS = 0.05, 10
 
 
-def test_ticks_keep_time_while_a_lease_of_them_fits_into_an_election_timeout() -> None:
+def test_ticks_keep_time_while_a_lease_fits_into_an_election_timeout() -> None:
     pace = TickPace(tick_seconds=TICK_S, election_ticks=ELECTION_TICKS)
     now = 100.0
     for _ in range(ELECTION_TICKS // 2):
         pace.ticked(now)
         now += TICK_S
-    assert not pace.keeps_time(now), "it has not seen enough"
+    assert not pace.keeps_time(now), "not enough ticks yet"
     pace.ticked(now)
     assert pace.keeps_time(now)
     now += 0.1  # a busy loop
     assert pace.keeps_time(now)
-    now += 5.0  # stopped
+    now += 5.0  # the process was stopped
     assert not pace.keeps_time(now)
     pace.ticked(now)
     for _ in range(ELECTION_TICKS // 2):
-        assert not pace.keeps_time(now), "a lease from before may still look fresh by its ticks"
+        assert not pace.keeps_time(now), (
+            "by ticks alone, a lease from before the pause may still look valid"
+        )
         now += TICK_S
         pace.ticked(now)
     assert pace.keeps_time(now)
@@ -45,12 +47,12 @@ def test_slow_ticks_never_keep_time() -> None:
     pace = TickPace(tick_seconds=TICK_S, election_ticks=ELECTION_TICKS)
     now = 100.0
     for _ in range(5 * ELECTION_TICKS):
-        now += 2 * TICK_S  # each a tick late: a lease lasts as long as others wait to elect
+        now += 2 * TICK_S  # each a tick late: a lease would last as long as an election timeout
         pace.ticked(now)
         assert not pace.keeps_time(now)
 
 
-def test_a_leader_reads_at_once_awake_and_asleep_and_nobody_else_does(tmp_path: Path) -> None:
+def test_only_a_leader_reads_without_a_barrier_awake_and_asleep(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         followers = [n for n in c.nodes if n is not leader]
@@ -58,7 +60,7 @@ def test_a_leader_reads_at_once_awake_and_asleep_and_nobody_else_does(tmp_path: 
         await until(lambda: leader.host.reads_are_current(G))
         await until(lambda: leader.host.statistics().awake == 0)
         await until(lambda: leader.host.reads_are_current(G))
-        assert leader.host.statistics().awake == 0, "the question wakes nobody"
+        assert leader.host.statistics().awake == 0, "asking does not wake the group"
         assert not any(n.host.reads_are_current(G) for n in followers)
         assert not leader.host.reads_are_current(GroupId(99))
         for node in followers:
@@ -68,7 +70,7 @@ def test_a_leader_reads_at_once_awake_and_asleep_and_nobody_else_does(tmp_path: 
     run(tmp_path, body)
 
 
-def test_a_pause_makes_a_leader_ask_before_it_reads(tmp_path: Path) -> None:
+def test_after_a_pause_a_leader_needs_a_barrier(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         await until(lambda: leader.host.reads_are_current(G))
@@ -80,7 +82,7 @@ def test_a_pause_makes_a_leader_ask_before_it_reads(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_a_group_of_one_needs_nobody(tmp_path: Path) -> None:
+def test_a_group_of_one_always_reads_without_a_barrier(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         time.sleep(0.6)
@@ -90,21 +92,21 @@ def test_a_group_of_one_needs_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "asleep", "lease", "current"),
+    ("reachable", "asleep", "lease", "current"),
     [
         ({1, 2}, False, True, True),
-        ({1, 2}, False, False, False),  # awake: only a lease tells
-        ({1, 2}, True, False, True),  # asleep there is none, but who is there would have told us
+        ({1, 2}, False, False, False),  # awake: only a lease counts
+        ({1, 2}, True, False, True),  # asleep: no lease, but reachable nodes would have told us
         (set(), True, False, False),
-        (set(), False, True, False),  # broken links: others may elect at once
+        (set(), False, True, False),  # broken links: the others may elect at once
     ],
 )
-def test_a_lease_or_sleep_counts_only_with_a_majority_in_reach(
-    there: set[int], asleep: bool, lease: bool, current: bool
+def test_a_lease_or_sleep_counts_only_with_a_reachable_majority(
+    reachable: set[int], asleep: bool, lease: bool, current: bool
 ) -> None:
     core = SimpleNamespace(
         role=Role.LEADER, asleep=asleep, lease_holds=lambda: lease, keeps_quorum=bool
     )
     pace = cast(TickPace, SimpleNamespace(keeps_time=lambda _: True))
     reads = GroupReads(cast(RaftCore, core))
-    assert reads.are_current(pace, cast(set[NodeId], there)) is current
+    assert reads.are_current(pace, cast(set[NodeId], reachable)) is current

@@ -22,7 +22,7 @@ LONG_S = 3600.0
 
 
 class GatedStore(LogStore):
-    """A store whose flushes wait while the gate is shut."""
+    """A store whose flushes wait while the gate is closed."""
 
     gate: threading.Event
 
@@ -91,7 +91,7 @@ def run_solo(
 
 
 async def rounds(solo: Solo, count: int = 20) -> None:
-    """Ticks pass, and whatever can happen without the disk has happened."""
+    """Wait for some ticks, so that everything that needs no disk can happen."""
     for _ in range(count):
         await asyncio.sleep(TICK_MS / 1000)
 
@@ -117,7 +117,7 @@ def test_nothing_is_applied_before_its_flush(
     run_solo(tmp_path, body, interval_s=interval_s, relaxed=relaxed)
 
 
-def test_entries_of_a_relaxed_group_wait_for_no_flush(tmp_path: Path) -> None:
+def test_entries_of_a_relaxed_group_do_not_wait_for_a_flush(tmp_path: Path) -> None:
     async def body(solo: Solo) -> None:
         await solo.leads()
         await rounds(solo)
@@ -130,7 +130,7 @@ def test_entries_of_a_relaxed_group_wait_for_no_flush(tmp_path: Path) -> None:
     run_solo(tmp_path, body, interval_s=LONG_S)
 
 
-def test_what_was_promised_is_flushed_within_the_interval_once(tmp_path: Path) -> None:
+def test_promised_entries_are_flushed_once_within_the_interval(tmp_path: Path) -> None:
     async def body(solo: Solo) -> None:
         await solo.leads()
         await until(lambda: solo.flushes >= 2)  # the vote, and the entry of the new term
@@ -145,7 +145,7 @@ def test_what_was_promised_is_flushed_within_the_interval_once(tmp_path: Path) -
     run_solo(tmp_path, body, interval_s=0.05)
 
 
-def test_votes_are_flushed_before_they_are_given_also_by_a_relaxed_group(tmp_path: Path) -> None:
+def test_a_relaxed_group_flushes_its_votes_before_it_sends_them(tmp_path: Path) -> None:
     async def body(solo: Solo) -> None:
         await rounds(solo, 50)
         assert solo.host.role(G) is not Role.LEADER
@@ -155,7 +155,7 @@ def test_votes_are_flushed_before_they_are_given_also_by_a_relaxed_group(tmp_pat
     run_solo(tmp_path, body, interval_s=LONG_S, open_gate=False)
 
 
-def test_a_log_that_lost_its_end_goes_on_behind_the_state(tmp_path: Path) -> None:
+def test_a_log_that_lost_its_end_goes_on_after_the_state(tmp_path: Path) -> None:
     async def body(solo: Solo) -> None:
         await solo.leads()
         await solo.put()

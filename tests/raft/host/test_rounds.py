@@ -20,7 +20,7 @@ VOTE = Message(MessageKind.VOTE_REPLY, ME, OTHER, Term(1))
 
 
 class ScriptedCore:
-    """Gives out Readies that were made before, and records which were reported as persisted."""
+    """Returns prepared Readies, and records which were reported as persisted."""
 
     def __init__(self) -> None:
         self.readies: list[Ready] = []
@@ -144,7 +144,7 @@ def test_appends_leave_at_once_and_answers_after_the_flush_of_their_batch() -> N
     flushed = d.rounds.flushed(flush_of(written))
     assert one.core.persisted_numbers == [1]
     assert sent(flushed) == [(1, MessageKind.APPEND_REPLY)]
-    assert d.rounds.marked == 1, "what is committed by the flush is looked at next"
+    assert d.rounds.marked == 1, "the flush may have committed something"
 
 
 def test_a_vote_leaves_after_the_flush_that_holds_it() -> None:
@@ -202,7 +202,7 @@ def test_a_promise_without_a_write_waits_for_the_earlier_flush_of_its_group() ->
 # several rounds in flight
 
 
-def test_rounds_that_come_during_a_flush_share_the_next_batch() -> None:
+def test_rounds_during_a_flush_share_the_next_batch() -> None:
     d, one, two = Driver(), group(1), group(2)
     one.add(data=b"a", after=[ANSWER])
     written = d.write(d.begin(one))
@@ -297,7 +297,7 @@ def test_nothing_joins_a_batch_that_is_being_written() -> None:
 # refused writes
 
 
-def test_a_refused_batch_is_handed_out_again_with_what_came_meanwhile() -> None:
+def test_a_refused_batch_is_handed_out_again_with_later_changes() -> None:
     d, one, two = Driver(), group(1), group(2)
     one.add(data=b"a", after=[ANSWER])
     number = batch_of(d.begin(one)).number
@@ -311,7 +311,7 @@ def test_a_refused_batch_is_handed_out_again_with_what_came_meanwhile() -> None:
     assert len(sent(d.rounds.flushed(flush_of(d.write(again))))) == 2
 
 
-def test_a_refused_write_waits_for_a_flush_that_began_meanwhile() -> None:
+def test_a_refused_write_is_not_retried_during_a_flush() -> None:
     d, one, two = Driver(), group(1, relaxed=True), group(2)
     one.add(data=b"a")
     assert d.write(d.begin(one)).flush_later
@@ -437,7 +437,7 @@ def test_a_group_that_breaks_an_invariant_is_reported_and_the_others_go_on() -> 
     assert sent(failing) == []
 
 
-def test_a_stopped_group_is_neither_asked_nor_answered() -> None:
+def test_a_stopped_group_takes_no_part_and_sends_nothing() -> None:
     d, one = Driver(), group()
     one.add(data=b"x", after=[ANSWER])
     written = d.write(d.begin(one))

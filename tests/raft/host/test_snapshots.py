@@ -24,12 +24,12 @@ def test_a_node_that_missed_a_compaction_catches_up_by_snapshot(tmp_path: Path) 
         await until(lambda: bool(absent.ledger.restored))
         await c.settled()
         for i in range(5):
-            await c.put(f"z{i}", i)  # and the log goes on from there
+            await c.put(f"z{i}", i)  # and the log continues from there
         await c.settled()
         assert len(absent.ledger.values) == 66
         assert absent.host.statistics().snapshots_installed == 1
         await until(lambda: leader.host.statistics().snapshots_sent == 1)
-        await absent.kill()  # what was installed is on disk, state and log
+        await absent.kill()  # state and log of the snapshot are on disk
         await absent.start()
         await c.settled()
         assert not absent.ledger.restored
@@ -51,7 +51,7 @@ def test_a_snapshot_larger_than_its_window_streams_while_the_log_goes_on(tmp_pat
     run(tmp_path, body, compaction=EAGER, limits=NO_TAIL)
 
 
-def test_a_leader_that_dies_while_it_streams_is_replaced(tmp_path: Path) -> None:
+def test_a_leader_lost_during_a_stream_is_replaced(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         absent = next(n for n in c.nodes if n is not leader)
@@ -67,7 +67,7 @@ def test_a_leader_that_dies_while_it_streams_is_replaced(tmp_path: Path) -> None
     run(tmp_path, body, compaction=EAGER, limits=NO_TAIL)
 
 
-def test_a_machine_ahead_of_its_log_is_damage_unless_an_installation_was_noted(
+def test_a_machine_ahead_of_its_log_is_damage_unless_an_installation_was_recorded(
     tmp_path: Path,
 ) -> None:
     async def body(c: Cluster) -> None:
@@ -91,7 +91,7 @@ def test_a_machine_ahead_of_its_log_is_damage_unless_an_installation_was_noted(
     run(tmp_path, body, names=["solo"])
 
 
-def test_a_cut_keeps_what_followers_and_streams_will_read() -> None:
+def test_compaction_keeps_what_followers_and_streams_will_read() -> None:
     policy = CompactionPolicy(
         keep_entries=100, keep_bytes=1000, lag_bytes_max=4000, step_entries=10, step_bytes=10**9
     )
@@ -116,7 +116,7 @@ def test_a_cut_keeps_what_followers_and_streams_will_read() -> None:
     assert cut(900, 100, average=10) == 800  # too far behind: it will get a snapshot
 
 
-def test_a_cut_link_does_not_make_the_snapshot_start_again(tmp_path: Path) -> None:
+def test_a_lost_link_does_not_restart_the_snapshot(tmp_path: Path) -> None:
     slow = HostLimits(tail_bytes_max=1, snapshot_bytes_per_second=16 << 20)
 
     async def body(c: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Snapshot streams between two transports: cut, harmed, resumed, replaced, paced."""
+"""Snapshot streams between two transports: interrupted, resumed, replaced, rate-limited."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATE = 16 << 20
 
 
 class Pair:
-    """Node `a` takes snapshots, node `b` gives them; only what b sends crosses the proxy."""
+    """Node `a` receives snapshots, node `b` sends them; only what b sends crosses the proxy."""
 
     def __init__(self, a: Transport, b: Transport, proxy: Proxy, directory: Path) -> None:
         self.a, self.b, self.proxy = a, b, proxy
@@ -36,7 +36,7 @@ class Pair:
         self.whole: list[list[bytes]] = []
         self.metas: list[SnapshotMeta] = []
         self.finish_at_once = True
-        self.drop: set[int] = set()  # numbers of pieces that get lost, each once
+        self.drop: set[int] = set()  # numbers of pieces to lose, each once
         a.register(SNAPSHOTS, self._to_receiver, borrowed=True)
         b.register(SNAPSHOTS, lambda node, v: self.sender.answered(node, read_frame(v)))
 
@@ -86,7 +86,7 @@ async def a_pair(c: Cluster, directory: Path) -> AsyncIterator[Pair]:
 
 
 def some_chunks(nbytes: int) -> list[bytes]:
-    """Of sizes around those of a piece, and one of nothing."""
+    """Chunks of about the size of a piece, and an empty one."""
     sizes = [1000, PIECE_BYTES, PIECE_BYTES + 1, 0, 3 * PIECE_BYTES - 1, 5 * PIECE_BYTES]
     chunks: list[bytes] = []
     while sum(map(len, chunks)) < nbytes:
@@ -94,7 +94,9 @@ def some_chunks(nbytes: int) -> list[bytes]:
     return chunks
 
 
-def test_a_cut_link_resumes_where_the_receiver_stands(tmp_path: Path) -> None:
+def test_after_a_lost_link_the_stream_resumes_at_the_position_of_the_receiver(
+    tmp_path: Path,
+) -> None:
     async def body(c: Cluster) -> None:
         async with a_pair(c, tmp_path) as pair:
             chunks = some_chunks(8 << 20)
@@ -109,7 +111,7 @@ def test_a_cut_link_resumes_where_the_receiver_stands(tmp_path: Path) -> None:
             assert await sending
             assert pair.whole == [chunks]
             assert pair.sender.resumed == 2
-            # What was on its way at a cut is sent again, and no more than that.
+            # Only what was in flight when the link was lost is sent again.
             again = pair.sender.sent_bytes - total
             assert 0 <= again <= 2 * (WINDOW_BYTES + PIECE_BYTES)
             assert pair.proxy.bytes_to_target - before < total + again + (1 << 18)
@@ -117,10 +119,12 @@ def test_a_cut_link_resumes_where_the_receiver_stands(tmp_path: Path) -> None:
     cluster_test(body)
 
 
-def test_a_lost_piece_is_asked_for_and_nothing_before_it_sent_again(
+def test_the_stream_goes_back_to_a_lost_piece_and_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raft.snapshot.outbound.ASK_SECONDS", 60.0)  # the sender would not ask
+    monkeypatch.setattr(
+        "raft.snapshot.outbound.ASK_SECONDS", 60.0
+    )  # the sender would not ask by itself
 
     async def body(c: Cluster) -> None:
         async with a_pair(c, tmp_path) as pair:
@@ -135,7 +139,7 @@ def test_a_lost_piece_is_asked_for_and_nothing_before_it_sent_again(
     cluster_test(body)
 
 
-def test_lost_last_pieces_are_found_at_the_end(tmp_path: Path) -> None:
+def test_lost_last_pieces_are_noticed_at_the_end(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         async with a_pair(c, tmp_path) as pair:
             pair.drop = {3}
@@ -145,8 +149,10 @@ def test_lost_last_pieces_are_found_at_the_end(tmp_path: Path) -> None:
     cluster_test(body)
 
 
-def test_lost_answers_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last word of the receiver is lost with its connection; the sender asks and hears it."""
+def test_the_sender_asks_again_for_a_lost_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The final answer is lost with its connection; the sender asks, and gets it again."""
     monkeypatch.setattr("raft.snapshot.outbound.ASK_SECONDS", 0.05)
 
     async def body(c: Cluster) -> None:
@@ -168,8 +174,8 @@ def test_lost_answers_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.Mo
     cluster_test(body)
 
 
-def test_an_installation_may_take_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions meanwhile neither disturb it nor give the snapshot a second time."""
+def test_a_slow_installation_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions of the sender neither disturb it nor offer the snapshot twice."""
     monkeypatch.setattr("raft.snapshot.outbound.ASK_SECONDS", 0.02)
 
     async def body(c: Cluster) -> None:
@@ -187,7 +193,7 @@ def test_an_installation_may_take_its_time(tmp_path: Path, monkeypatch: pytest.M
     cluster_test(body)
 
 
-def test_a_receiver_that_forgot_refuses_and_the_sender_gives_up(
+def test_a_receiver_that_lost_the_stream_refuses_it_and_the_sender_gives_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="raft.snapshot")
@@ -239,7 +245,7 @@ def test_memory_is_bounded_and_large_chunks_travel_in_pieces(
                     drawn += 1
                     yield bytes(PIECE_BYTES)
 
-            pair.drop = set(range(1, 10_000))  # the receiver takes nothing
+            pair.drop = set(range(1, 10_000))  # the receiver reads nothing
             sending = asyncio.create_task(pair.send(chunks()))
             await until(lambda: pair.incoming() is not None)
             (stream,) = pair.sender._streams.values()
@@ -265,7 +271,7 @@ def test_memory_is_bounded_and_large_chunks_travel_in_pieces(
     cluster_test(body)
 
 
-def test_all_streams_together_keep_to_the_rate(tmp_path: Path) -> None:
+def test_all_streams_together_stay_below_the_rate(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         async with a_pair(c, tmp_path) as pair:
             began = time.monotonic()
@@ -275,7 +281,7 @@ def test_all_streams_together_keep_to_the_rate(tmp_path: Path) -> None:
     cluster_test(body)
 
 
-def test_a_receiver_without_room_refuses_the_stream_only(
+def test_a_receiver_without_disk_space_refuses_only_the_stream(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(c: Cluster) -> None:

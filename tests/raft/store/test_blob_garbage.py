@@ -1,4 +1,4 @@
-"""What deleted values leave in the files of the database, and when it is taken back."""
+"""Garbage that deleted values leave in blob files, and when its space is reclaimed."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def known_garbage(column: Rdict) -> int:
     return column.property_int_value("rocksdb.live-blob-file-garbage-size") or 0
 
 
-def test_what_is_alive_is_never_moved_by_itself(store: LogStore, tmp_path: Path) -> None:
+def test_live_values_are_not_moved_by_compaction(store: LogStore, tmp_path: Path) -> None:
     column = store.state_column()
     for part in range(8):
         put(column, range(2 * part, 320, 16))
     column.compact_range(None, None)
     files = files_of_values(tmp_path / "db")
     assert len(files) == 8
-    put(column, range(1, 320, 16))  # among the others, whose keys are written again
+    put(column, range(1, 320, 16))  # between the others, whose keys are written again
     column.compact_range(None, None)
     assert files.items() <= files_of_values(tmp_path / "db").items()
 
@@ -83,17 +83,17 @@ def test_reclaims_when_more_than_half_is_garbage(store: LogStore, tmp_path: Path
     assert dict(column.items()) == {key: key * (VALUE_BYTES // 8) for key in alive}
 
 
-def test_many_deletes_together_become_known_as_garbage(store: LogStore, tmp_path: Path) -> None:
+def test_many_deletes_together_are_recognized_as_garbage(store: LogStore, tmp_path: Path) -> None:
     column = store.state_column()
     put(column, range(600))
     delete(column, range(590))
     deadline = time.monotonic() + WAIT_S
     while sum(files_of_values(tmp_path / "db").values()) > 200 * VALUE_BYTES:
-        assert time.monotonic() < deadline, "the database does not look at what was deleted"
+        assert time.monotonic() < deadline, "the database did not notice the deletes"
         time.sleep(0.01)
 
 
-def test_the_host_reclaims_by_itself(store: LogStore, tmp_path: Path) -> None:
+def test_the_host_reclaims_garbage_by_itself(store: LogStore, tmp_path: Path) -> None:
     column = store.state_column()
     put(column, range(100))
     delete(column, range(90))

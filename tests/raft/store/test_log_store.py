@@ -59,7 +59,7 @@ def all_entries(store: LogStore, group: GroupId = G) -> list[Entry]:
 
 
 def crash_image(source: Path, target: Path) -> Path:
-    """What a process that died now would leave behind (the page cache survives it)."""
+    """What a crash of the process now would leave on disk (the page cache survives it)."""
     shutil.copytree(source, target)
     return target
 
@@ -151,7 +151,7 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
     assert [e.index for e in all_entries(store)] == [51, 52]
     assert store.reader(G).snapshot() == SnapshotMeta(Index(50), Term(9))
     assert [e.index for e in all_entries(store, GroupId(8))] == [1]
-    assert store.reader(G).entries(Index(50), Index(52), 1000) == []  # cut away
+    assert store.reader(G).entries(Index(50), Index(52), 1000) == []  # compacted
     with pytest.raises(StoreError):
         store.compact(LogBatch(), G, Index(60))
     batch = LogBatch()
@@ -161,7 +161,7 @@ def test_compaction_and_snapshots_move_the_start_of_the_log(tmp_path: Path) -> N
     store.close()
 
 
-def test_an_installation_that_has_begun_is_remembered_until_the_log_follows(
+def test_a_started_installation_is_recorded_until_the_log_is_replaced(
     tmp_path: Path,
 ) -> None:
     store = open_store(tmp_path)
@@ -240,7 +240,7 @@ def test_a_crash_never_leaves_less_than_a_conflicting_append_replaces(tmp_path: 
     store.close()
 
 
-def test_what_a_refused_write_has_begun_does_not_outlive_it(
+def test_a_partly_refused_write_leaves_no_stale_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path)
@@ -260,7 +260,7 @@ def test_what_a_refused_write_has_begun_does_not_outlive_it(
     with pytest.raises(StoreBusy):
         store.write(batch)
     assert store.reader(G).last_index() == 3
-    batch.put_entries(G, entries(5, 5, term=2))  # another leader: 6 to 9 were never there
+    batch.put_entries(G, entries(5, 5, term=2))  # another leader: 6 to 9 never existed there
     store.write(batch)
     expected = [*entries(1, 3), *entries(4, 4, size=40_000), *entries(5, 5, term=2)]
     assert all_entries(store) == expected
@@ -331,16 +331,16 @@ def test_a_log_shorter_than_its_commit_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "cluster", "sentence"),
+    ("node", "cluster", "reason"),
     [("n2", "c", 'belongs to server "n1"'), ("n1", "d", 'belongs to cluster "c"')],
 )
-def test_another_owners_directory_is_refused(
-    tmp_path: Path, node: str, cluster: str, sentence: str
+def test_the_directory_of_another_server_is_refused(
+    tmp_path: Path, node: str, cluster: str, reason: str
 ) -> None:
     store = open_store(tmp_path)
     incarnation = store.identity.incarnation
     store.close()
-    with pytest.raises(WrongDirectory, match=sentence):
+    with pytest.raises(WrongDirectory, match=reason):
         open_store(tmp_path, node=node, cluster=cluster)
     store = open_store(tmp_path)
     assert store.identity.incarnation == incarnation
@@ -370,12 +370,12 @@ def test_state_written_without_the_log_is_durable_after_flush_state(tmp_path: Pa
 
 
 def test_flush_releases_the_interpreter_lock_and_writes_go_on_meanwhile(tmp_path: Path) -> None:
-    """Pins the behaviour of rocksdict the host relies on: while `flush` runs in a thread, this
-    thread keeps counting, and `write` is accepted."""
-    store = LogStore.open(tmp_path, node_name="n1", cluster_name="c")  # room for all: no stall
+    """The host relies on this behavior of rocksdict: while `flush` runs in a thread, this thread
+    keeps counting, and `write` is accepted."""
+    store = LogStore.open(tmp_path, node_name="n1", cluster_name="c")  # large enough: no stall
     turns_during_flush = writes_during_flush = 0
     index = 1
-    for _ in range(10):  # a single flush may be over before the scheduler lets us look
+    for _ in range(10):  # a single flush may end before this thread is scheduled
         append(store, G, entries(index, index + 1, size=1 << 20))
         index += 2
         flushing = threading.Event()
@@ -440,7 +440,7 @@ def test_a_failed_flush_or_write_is_final(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_was_taken_before_the_disk_was_full_still_fits(
+def test_writes_accepted_before_the_disk_was_full_still_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuning = StoreTuning(log_buffer_bytes=8 << 20, free_bytes_min=1 << 20)
@@ -457,7 +457,7 @@ def test_what_was_taken_before_the_disk_was_full_still_fits(
     store.close()
 
 
-def test_who_writes_much_notices_by_himself_that_the_disk_is_full(
+def test_a_large_write_checks_the_disk_space_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuning = StoreTuning(log_buffer_bytes=8 << 20, free_bytes_min=1 << 20)

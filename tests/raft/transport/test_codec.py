@@ -1,4 +1,4 @@
-"""Messages to bytes and back; bytes that are no messages."""
+"""Encoding and decoding messages; bytes that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_messages_of_many_groups_come_back(batch: list[tuple[GroupId, Message]])
 
 
 @given(st.lists(messages(), min_size=1, max_size=3), st.data())
-def test_a_frame_cut_anywhere_is_an_error_or_whole_messages(
+def test_a_truncated_frame_is_an_error_or_whole_messages(
     batch: list[tuple[GroupId, Message]], data: st.DataObject
 ) -> None:
     whole = b"".join(encode_frames(batch)[0])
@@ -65,7 +65,7 @@ def test_a_frame_cut_anywhere_is_an_error_or_whole_messages(
 
 
 @given(st.binary(max_size=300))
-def test_garbage_raises_nothing_but_codec_error(raw: bytes) -> None:
+def test_garbage_raises_only_codec_error(raw: bytes) -> None:
     try:
         decode_frame(raw)
     except CodecError:
@@ -93,7 +93,7 @@ def test_large_batches_become_several_frames_in_order() -> None:
     assert [g for frame in frames for g, _ in decode_frame(b"".join(frame))] == [0, 1, 2, 3, 4]
 
 
-def test_a_lying_entry_count_is_refused() -> None:
+def test_a_wrong_entry_count_is_refused() -> None:
     whole = bytearray(
         b"".join(
             encode_frames([(GroupId(1), Message(MessageKind.VOTE, NodeId(1), NodeId(2), Term(1)))])[

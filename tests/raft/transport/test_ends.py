@@ -1,4 +1,4 @@
-"""Transports that are stopped at any moment leave nothing behind; dialling backs off."""
+"""Transports that are stopped at any moment leave nothing open; dialing backs off."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def node(name: str, port: int, routes: list[int], **options: Any) -> Transport:
 def test_nodes_stopped_right_after_their_start_leave_no_socket(
     turns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`turns` of the loop after the start: in the middle of connects, accepts and handshakes."""
+    """Stopped `turns` of the loop after the start: during connects, accepts and handshakes."""
 
     async def body() -> None:
         ports = free_ports(3)
@@ -87,8 +87,8 @@ def test_a_stopped_transport_frees_its_port(host: str) -> None:
     cluster_test(body)
 
 
-def test_dialling_backs_off_to_the_last_delay() -> None:
-    """Attempts to a port that hangs up at once come ever more seldom."""
+def test_dialing_backs_off_to_the_last_delay() -> None:
+    """Attempts to reach a port that closes connections at once become less frequent."""
 
     async def body() -> None:
         attempts: list[float] = []

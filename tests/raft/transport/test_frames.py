@@ -1,4 +1,4 @@
-"""Frames that are damaged, too long or of another version end their connection and no more."""
+"""Frames that are damaged, too long or of another version close their connection only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD = 13  # length, its complement, checksum: 4 bytes each, then the channel
 
 
 def sealed(channel: int, payload: bytes) -> bytes:
-    """The layout, a second time."""
+    """The layout of a sealed frame, written down independently."""
     size = len(payload)
     crc = crc32(payload, size ^ channel << 24)
     return struct.pack("<IIIB", size, 0xFFFFFFFF - size, crc, channel) + payload
@@ -48,7 +48,7 @@ async def behind_a_proxy(c: Cluster) -> AsyncIterator[tuple[Transport, Transport
 
 
 @pytest.mark.parametrize(
-    ("offset", "size", "sentence"),
+    ("offset", "size", "reason"),
     [
         pytest.param(0, 1000, "with a wrong length field", id="length"),
         pytest.param(7, 1000, "with a wrong length field", id="complement"),
@@ -60,7 +60,7 @@ async def behind_a_proxy(c: Cluster) -> AsyncIterator[tuple[Transport, Transport
     ],
 )
 def test_a_damaged_frame_ends_its_connection_only(
-    caplog: pytest.LogCaptureFixture, offset: int, size: int, sentence: str
+    caplog: pytest.LogCaptureFixture, offset: int, size: int, reason: str
 ) -> None:
     async def body(c: Cluster) -> None:
         async with behind_a_proxy(c) as (a, b, proxy):
@@ -81,10 +81,10 @@ def test_a_damaged_frame_ends_its_connection_only(
         cluster_test(body)
     (line,) = [r.getMessage() for r in caplog.records]
     assert line.startswith("a: link from b lost: frame")
-    assert sentence in line
+    assert reason in line
 
 
-def test_a_frame_beyond_the_limit_is_named_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_frame_beyond_the_limit_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     async def body(c: Cluster) -> None:
         small = TransportLimits(frame_bytes_max=1000, retry_last_seconds=0.1)
         a = await c.start("a", limits=small)
@@ -100,7 +100,7 @@ def test_a_frame_beyond_the_limit_is_named_and_counted(caplog: pytest.LogCapture
     assert line == "a: link from b lost: frame of 1001 bytes exceeds the limit of 1000"
 
 
-def test_many_small_pieces_and_every_cut_of_the_bytes_give_the_same_frames() -> None:
+def test_frames_do_not_depend_on_how_the_bytes_are_split() -> None:
     """A raw peer writes byte by byte what a link would write at once."""
 
     async def body(c: Cluster) -> None:
@@ -109,8 +109,8 @@ def test_many_small_pieces_and_every_cut_of_the_bytes_give_the_same_frames() -> 
         a.register(16, lambda _node, payload: got.append(payload))
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         nonce = (await reader.readexactly(4 + 1 + 22))[-16:]
-        stranger = LocalPeer(node_id("x"), "x", "c", None, dict, port=1)
-        hello = stranger.hello(LinkClass.BULK, peers=[], their_nonce=nonce, accepting=False)
+        peer = LocalPeer(node_id("x"), "x", "c", None, dict, port=1)
+        hello = peer.hello(LinkClass.BULK, peers=[], their_nonce=nonce, accepting=False)
         frames = [b"", b"y", b"three", bytes(300)]
         stream = sealed(0, frame(HELLO, hello)) + b"".join(sealed(16, f) for f in frames)
         for position in range(len(stream)):
@@ -129,7 +129,7 @@ def test_many_small_pieces_and_every_cut_of_the_bytes_give_the_same_frames() -> 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind", "sentence"),
+    ("wrong", "kind", "reason"),
     [
         ({"version": 1}, "version", f"peer protocol version 1, expected {VERSION}"),
         (
@@ -143,17 +143,17 @@ def test_many_small_pieces_and_every_cut_of_the_bytes_give_the_same_frames() -> 
     ],
 )
 def test_a_wrong_hello_is_refused(
-    caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], kind: str, sentence: str
+    caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], kind: str, reason: str
 ) -> None:
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         nonce = (await reader.readexactly(4 + 1 + 22))[-16:]
-        stranger = LocalPeer(node_id("x"), "x", "c", None, dict, port=1)
-        hello = stranger.hello(LinkClass.BULK, peers=[], their_nonce=nonce, accepting=False)
+        peer = LocalPeer(node_id("x"), "x", "c", None, dict, port=1)
+        hello = peer.hello(LinkClass.BULK, peers=[], their_nonce=nonce, accepting=False)
         writer.write(sealed(0, frame(HELLO, msgspec.structs.replace(hello, **wrong))))
         answer = await reader.read()
-        assert msgspec.json.decode(answer[HEAD + 1 :])["reason"].startswith(sentence)
+        assert msgspec.json.decode(answer[HEAD + 1 :])["reason"].startswith(reason)
         writer.close()
         assert a.statistics().refused == {kind: 1}
         assert not a.peers()
@@ -161,10 +161,10 @@ def test_a_wrong_hello_is_refused(
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)
     (line,) = [r.getMessage() for r in caplog.records]
-    assert line.startswith(f"a: we refused the server at 127.0.0.1: {sentence}")
+    assert line.startswith(f"a: we refused the server at 127.0.0.1: {reason}")
 
 
-def test_a_server_of_an_older_version_is_refused_with_a_sentence(
+def test_a_server_of_an_older_version_is_refused_with_a_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its greeting is read although its frames have no checksums."""
@@ -185,7 +185,7 @@ def test_a_server_of_an_older_version_is_refused_with_a_sentence(
     assert line.endswith(f"it speaks peer protocol version 1, we speak {VERSION}")
 
 
-def test_the_greeting_is_what_an_older_version_can_read() -> None:
+def test_an_older_version_can_read_the_greeting() -> None:
     """Version 1 read u32 length, u8 channel, then "G", the magic, the version, a nonce."""
 
     async def body(c: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Votes and heartbeats travel on a link of their own, which bulk and snapshots cannot reach."""
+"""Votes and heartbeats have a link of their own, apart from bulk traffic and snapshots."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["loop_kind"]  # a fixture: every test here runs on both event loops
 BULKY = {MessageKind.APPEND, MessageKind.APPEND_REPLY, MessageKind.SNAPSHOT}
 
 
-class Noted:
-    """Stands for a transport: which messages went where."""
+class RecordingTransport:
+    """Records which channel and link messages were sent on."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, bool]] = []
@@ -32,16 +32,16 @@ class Noted:
 
 
 @pytest.mark.parametrize("kind", MessageKind)
-def test_every_kind_of_message_has_its_link(kind: MessageKind) -> None:
-    noted = Noted()
+def test_every_kind_of_message_uses_its_link(kind: MessageKind) -> None:
+    transport = RecordingTransport()
     group = cast(Group, SimpleNamespace(id=GroupId(1)))
     messages = [Message(kind, NodeId(1), NodeId(2), Term(1))]
-    send_messages(cast(Transport, noted), [(group, messages)])
-    assert noted.sent == [(RAFT_BULK, False) if kind in BULKY else (RAFT_CONTROL, True)]
+    send_messages(cast(Transport, transport), [(group, messages)])
+    assert transport.sent == [(RAFT_BULK, False) if kind in BULKY else (RAFT_CONTROL, True)]
 
 
-def test_a_heartbeat_passes_bulk_and_snapshots_that_stand_still() -> None:
-    """The bulk link is stopped with its queue full; the control link has nothing waiting."""
+def test_a_heartbeat_overtakes_blocked_bulk_traffic_and_snapshots() -> None:
+    """The bulk link is blocked and its queue full; the control link is empty."""
 
     async def body(c: Cluster) -> None:
         a = await c.start("a")

@@ -1,4 +1,4 @@
-"""Mutual TLS between nodes: who has no good certificate is refused, and nobody else notices."""
+"""Mutual TLS between nodes: a node without a valid certificate is refused, others go on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Certificates:
     def contexts(
         self, name: str | None, *, verify: bool = True
     ) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """For accepting and dialling. `verify` is False: a dialer that takes any server."""
+        """For accepting and dialing. `verify` is False: a dialer that accepts any server."""
         accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         dialling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         accepting.verify_mode = ssl.CERT_REQUIRED
@@ -94,7 +94,7 @@ async def undisturbed(c: Cluster, a: Transport, b: Transport) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "sentence"),
+    ("shown", "reason"),
     [
         ("unknown", "its certificate was rejected: unable to get local issuer certificate"),
         ("expired", "its certificate was rejected: certificate has expired"),
@@ -105,25 +105,25 @@ def test_a_dialer_without_a_good_certificate_is_refused(
     certificates: Certificates,
     caplog: pytest.LogCaptureFixture,
     shown: str | None,
-    sentence: str,
+    reason: str,
 ) -> None:
     async def body(c: Cluster) -> None:
         a, b = await good_pair(c, certificates)
         x = await c.start(
             "x", a.port, tls=certificates.contexts(shown, verify=False), limits=PATIENT
         )
-        await until(lambda: a.statistics().refused.get("tls", 0) >= 2)  # it tries again
+        await until(lambda: a.statistics().refused.get("tls", 0) >= 2)  # it retries
         assert not x.peers()
         await undisturbed(c, a, b)
 
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("a: ")]
-    assert lines == [f"a: TLS handshake with 127.0.0.1 failed: {sentence}"]
+    assert lines == [f"a: TLS handshake with 127.0.0.1 failed: {reason}"]
 
 
 @pytest.mark.parametrize(
-    ("shown", "sentence"),
+    ("shown", "reason"),
     [
         ("unknown", "unable to get local issuer certificate"),
         ("expired", "certificate has expired"),
@@ -131,7 +131,7 @@ def test_a_dialer_without_a_good_certificate_is_refused(
     ],
 )
 def test_an_accepting_server_without_a_good_certificate_is_refused(
-    certificates: Certificates, caplog: pytest.LogCaptureFixture, shown: str, sentence: str
+    certificates: Certificates, caplog: pytest.LogCaptureFixture, shown: str, reason: str
 ) -> None:
     async def body(c: Cluster) -> None:
         x = await c.start("x", tls=certificates.contexts(shown), limits=PATIENT)
@@ -144,7 +144,7 @@ def test_an_accepting_server_without_a_good_certificate_is_refused(
         cluster_test(body)
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("a: ")]
     assert line.startswith("a: TLS handshake with the server at 127.0.0.1:")
-    assert line.endswith(f"its certificate was rejected: {sentence}")
+    assert line.endswith(f"its certificate was rejected: {reason}")
 
 
 def test_a_connection_without_tls_is_closed(
@@ -165,14 +165,14 @@ def test_a_connection_without_tls_is_closed(
     assert line == "a: TLS handshake with 127.0.0.1 failed: http request"
 
 
-def test_connections_that_never_begin_are_few_and_short(certificates: Certificates) -> None:
+def test_unfinished_handshakes_are_bounded_in_number_and_time(certificates: Certificates) -> None:
     async def body(c: Cluster) -> None:
         tls = certificates.contexts("good")
         limits = TransportLimits(handshakes_max=2, connect_seconds=0.5)
         a = await c.start("a", tls=tls, limits=limits)
         silent = [await asyncio.open_connection("127.0.0.1", a.port) for _ in range(5)]
         await until(lambda: a.statistics().refused.get("handshake") == 3)
-        await until(lambda: a.statistics().refused.get("tls") == 2)  # those two were too late
+        await until(lambda: a.statistics().refused.get("tls") == 2)  # the other two timed out
         for _, writer in silent:
             writer.transport.abort()
         b = await c.start("b", a.port, tls=tls)

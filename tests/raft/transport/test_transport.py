@@ -40,7 +40,7 @@ def test_one_seed_makes_a_full_mesh_quickly() -> None:
     cluster_test(body)
 
 
-def test_frames_keep_their_order_on_any_size() -> None:
+def test_frames_of_any_size_keep_their_order() -> None:
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         b = await c.start("b", a.port)
@@ -65,7 +65,7 @@ def test_frames_keep_their_order_on_any_size() -> None:
     cluster_test(body)
 
 
-def test_own_address_is_recognised_and_dropped() -> None:
+def test_our_own_address_is_recognized_and_not_dialed() -> None:
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         port = a.port
@@ -103,9 +103,11 @@ def test_wrong_credentials_are_refused_with_one_line_on_both_sides(
         cluster_test(body)
 
 
-def test_credentials_are_asked_of_the_accepting_side_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_accepting_side_must_prove_its_credentials_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def body(c: Cluster) -> None:
-        a = await c.start("a")  # asks for nothing, and cannot prove anything
+        a = await c.start("a")  # requires no credentials, and cannot prove any
         b = await c.start("b", a.port, credentials=("u", "secret"))
         await until(lambda: "does not have the credentials" in caplog.text)
         assert not b.connected(a.node)
@@ -122,7 +124,7 @@ def test_a_node_of_another_cluster_is_refused(caplog: pytest.LogCaptureFixture) 
         await until(lambda: len(a._acceptor._pending) == 0)
         assert not a.peers()
         assert not b.peers()
-        await until(lambda: a.statistics().refused.get("cluster", 0) >= 2)  # it tries again
+        await until(lambda: a.statistics().refused.get("cluster", 0) >= 2)  # it retries
         assert caplog.text.count('belongs to cluster "other"') == 2  # logged once on each side
 
     with caplog.at_level(logging.WARNING):
@@ -139,14 +141,14 @@ def test_a_second_server_of_the_same_name_is_refused(caplog: pytest.LogCaptureFi
         assert 'another server has the name "b"' in caplog.text
         assert a.peers()[b.node].port == b.port
         assert not twin.connected(a.node)
-        await c.start("a", b.port)  # and one that meets its own name
+        await c.start("a", b.port)  # and one that has the name of the node it dials
         await until(lambda: 'another server has the name "a"' in caplog.text)
 
     with caplog.at_level(logging.WARNING):
         cluster_test(body)
 
 
-def test_a_restarted_node_is_found_again_on_another_port() -> None:
+def test_a_restarted_node_is_found_on_another_port() -> None:
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         b = await c.start("b", a.port)
@@ -179,12 +181,12 @@ def test_garbage_on_the_port_ends_only_that_connection() -> None:
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
             writer.write(garbage)
-            rest = await reader.read()  # the greeting, perhaps a refusal, then the end
+            rest = await reader.read()  # the greeting, perhaps a refusal, then end of file
             assert b"JRP1" in rest
             writer.close()
         silent, writer = await asyncio.open_connection("127.0.0.1", a.port)
         assert await silent.read(1 << 16)
-        await silent.read()  # closed when the handshake does not come
+        await silent.read()  # closed when the handshake times out
         writer.close()
         assert c.is_full_mesh()
         assert b.send(a.node, 16, b"still here")
@@ -192,7 +194,7 @@ def test_garbage_on_the_port_ends_only_that_connection() -> None:
     cluster_test(body)
 
 
-def test_a_frame_that_cannot_be_taken_ends_its_connection_and_it_comes_back(
+def test_a_frame_that_raises_closes_its_connection_which_is_dialed_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def body(c: Cluster) -> None:
@@ -212,7 +214,7 @@ def test_a_frame_that_cannot_be_taken_ends_its_connection_and_it_comes_back(
     cluster_test(body)
 
 
-def test_a_lying_length_of_a_peer_ends_its_connection() -> None:
+def test_a_wrong_frame_length_closes_the_connection() -> None:
     async def body(c: Cluster) -> None:
         a = await c.start("a", limits=TransportLimits(frame_bytes_max=1000, ping_seconds=0.05))
         b = await c.start("b", a.port)
@@ -224,7 +226,7 @@ def test_a_lying_length_of_a_peer_ends_its_connection() -> None:
     cluster_test(body)
 
 
-def test_a_full_queue_drops_and_says_so() -> None:
+def test_a_full_queue_drops_frames_and_send_returns_false() -> None:
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         limits = TransportLimits(bulk_queue_bytes_max=1 << 20)
@@ -238,7 +240,7 @@ def test_a_full_queue_drops_and_says_so() -> None:
         assert b.pending_bytes(a.node) > 0
         assert b.statistics().dropped_frames == 8
         await until(lambda: len(got) == 2)
-        assert b.send(a.node, 16, bytes(2 << 20))  # one frame always fits an empty queue
+        assert b.send(a.node, 16, bytes(2 << 20))  # an empty queue takes a frame of any size
         await until(lambda: len(got) == 3)
         assert not b.send(NodeId(12345), 16, b"nobody")
 
@@ -260,8 +262,8 @@ def test_a_changed_hello_reaches_every_peer() -> None:
     cluster_test(body)
 
 
-def test_a_link_that_falls_silent_is_given_up() -> None:
-    """A proxy that swallows everything after the handshake stands for a dead machine."""
+def test_a_silent_link_is_closed() -> None:
+    """A proxy that drops everything after the handshake simulates a dead machine."""
 
     async def body(c: Cluster) -> None:
         a = await c.start("a")
@@ -279,12 +281,12 @@ def test_a_link_that_falls_silent_is_given_up() -> None:
                     tasks.create_task(pump(reader, far_writer))
                     tasks.create_task(pump(far_reader, writer))
             except* OSError:
-                pass  # one end is gone: the other is closed as well
+                pass  # one end is closed: close the other as well
             finally:
                 far_writer.transport.abort()
 
         listener = Listener(proxy)
-        # `advertise` sends a's dials to the proxy as well: both directions cross it.
+        # `advertise` makes others dial the proxy as well: both directions cross it.
         b = await c.start("b", listener.port, advertise=("127.0.0.1", 1))
         await until(lambda: b.connected(a.node))
         swallow.set()
