@@ -1,4 +1,4 @@
-"""Purge by filter: by index if few subjects match, otherwise in parts that are equal on replicas."""
+"""Purge by filter: by index if few subjects match, otherwise in parts equal on all replicas."""
 
 from __future__ import annotations
 

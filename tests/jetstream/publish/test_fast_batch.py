@@ -55,10 +55,10 @@ def test_a_block_of_one_batch_is_stored_in_one_call_and_acked_at_its_end() -> No
 def test_a_block_and_single_rows_lead_to_the_same_state() -> None:
     replies = [*batch_of(9), *batch_of(7, batch="c", flow=1)]
     at_once, one_by_one = Driver(allow_batched=True), Driver(allow_batched=True)
-    told = send(at_once, replies)
+    answers = send(at_once, replies)
     for one in replies:
         last = send(one_by_one, [one])
-    assert told[-1][1] == last[-1][1] == Stored(16, batch="c", count=7)
+    assert answers[-1][1] == last[-1][1] == Stored(16, batch="c", count=7)
     assert at_once.seqs() == one_by_one.seqs()
 
 
@@ -117,9 +117,9 @@ def test_idle_batches_are_dropped_without_a_reply() -> None:
 def test_the_limit_on_open_batches_applies_to_whole_blocks() -> None:
     driver = Driver(allow_batched=True)
     starts = [reply(1, 0, batch=f"n{i}") for i in range(OPEN_MAX + 2)]
-    told = send(driver, starts)
+    answers = send(driver, starts)
     refused = (TOO_MANY, "batch publish too many inflight")
-    assert [row for row, answer in told if answer == refused] == [OPEN_MAX, OPEN_MAX + 1]
+    assert [row for row, answer in answers if answer == refused] == [OPEN_MAX, OPEN_MAX + 1]
     assert len(driver.stream._publishes.fast_batches) == OPEN_MAX
 
 

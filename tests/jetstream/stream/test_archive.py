@@ -62,7 +62,7 @@ def test_s2_readers_see_only_skippable_chunks() -> None:
     assert raw.startswith(S2_IDENTIFIER)
     at = len(S2_IDENTIFIER)
     while at < len(raw):
-        assert 0x80 <= raw[at] <= 0xFD, "a type that the format tells readers to pass over"
+        assert 0x80 <= raw[at] <= 0xFD, "a chunk type that readers skip"
         at += 4 + int.from_bytes(raw[at + 1 : at + 4], "little")
     assert at == len(raw)
 

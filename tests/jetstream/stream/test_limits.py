@@ -1,4 +1,4 @@
-"""Limits, purge, delete, configuration changes and mirrors: what is stored, what the state shows."""
+"""Limits, purge, delete, configuration changes, mirrors: stored messages and stream state."""
 
 from __future__ import annotations
 

@@ -71,7 +71,9 @@ def test_a_full_stream_refuses_the_rest_and_accepts_it_later() -> None:
     assert result.position == 2
     assert result.refused is not None
     assert result.refused.err_code == 10077
-    assert source(driver, [(5, "a", {})], after=4) == Sourced(2), "nothing overtakes the refused"
+    assert source(driver, [(5, "a", {})], after=4) == Sourced(2), (
+        "a later message must not overtake the refused one"
+    )
     driver.configure(max_msgs=10)
     assert source(driver, rows[2:], after=2) == Sourced(4)
 
