@@ -23,13 +23,13 @@ IsStored = Callable[[int], bool]
 class Deadlines:
     """`stored` arguments tell whether a sequence is still stored."""
 
-    __slots__ = ("_ageing_from", "_due", "_heap", "_never")
+    __slots__ = ("_aging_from", "_due", "_heap", "_never")
 
     def __init__(self) -> None:
         self._due: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._never: dict[int, None] = {}
-        self._ageing_from = 0  # every stored message below it is protected
+        self._aging_from = 0  # every stored message below it is protected
 
     def __len__(self) -> int:
         return len(self._due)
@@ -61,15 +61,15 @@ class Deadlines:
         """Sequences that max_age must not remove."""
         return self._never
 
-    def first_ageing(self, first_seq: int, following: Callable[[int], int]) -> int:
+    def first_aging(self, first_seq: int, following: Callable[[int], int]) -> int:
         """The first stored sequence that max_age may remove, 0 if there is none.
 
         `following(seq)` is the first stored sequence at or above `seq`, or 0."""
         if not self._never:
             return first_seq
-        seq = following(max(first_seq, self._ageing_from))
+        seq = following(max(first_seq, self._aging_from))
         while seq in self._never:
-            self._ageing_from = seq + 1
+            self._aging_from = seq + 1
             seq = following(seq + 1)
         return seq
 
@@ -97,7 +97,7 @@ class Deadlines:
 
     def clear(self) -> None:
         self._replace(())
-        self._ageing_from = 0
+        self._aging_from = 0
 
     def _replace(self, entries: Iterable[tuple[int, int]]) -> None:
         self._due = dict(entries)

@@ -18,7 +18,7 @@ from broker.store import search
 from broker.store.block.block import Block, BlockBuilder, Rows
 from broker.store.block.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
-from broker.store.index.index import SubjectFilter, SubjectIndex, subjects_taken
+from broker.store.index.index import SubjectFilter, SubjectIndex, matching_subjects
 from broker.store.memory_db import MemoryDb
 from broker.store.removal import Removal
 from broker.store.segments import BlockCache, Segments
@@ -355,7 +355,7 @@ class MessageStore:
     def subjects_matching(self, *patterns: bytes) -> Iterator[bytes]:
         """Each subject once; sorted for a single pattern. The store must not change during the
         iteration."""
-        return subjects_taken(self.index, SubjectFilter(patterns))
+        return matching_subjects(self.index, SubjectFilter(patterns))
 
     def last_row(self, subject: bytes) -> tuple[Rows, int] | None:
         """Block and row of the last message of a subject, None if it has none."""

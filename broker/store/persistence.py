@@ -133,10 +133,10 @@ def checkpoint(store: MessageStore, batch: StateBatch) -> int:
     Call `written` once the batch is in the database. If writing fails, the replica must stop."""
     segments = store.segments
     group = segments.files.group
-    for first_seq in segments.gone:  # before the puts: a restored store may reuse these keys
+    for first_seq in segments.discarded:  # before the puts: a restored store may reuse these keys
         for kind in (BLOCK, SUMMARY, DELETES):
             batch.delete(key(group, kind, first_seq))
-    segments.gone.clear()
+    segments.discarded.clear()
     store.deadlines.prune(store.messages, store.has)
     queued = 0
     for segment in segments.all:
@@ -234,7 +234,9 @@ def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> 
     segments.clear()
     store.index.clear()
     store.deadlines.clear()
-    segments.gone += [seq for seq, _ in segments.files.scan(SUMMARY) if seq not in segments.gone]
+    segments.discarded += [
+        seq for seq, _ in segments.files.scan(SUMMARY) if seq not in segments.discarded
+    ]
     _set_counters(store, state)
     for chunk in chunks:
         (size,) = _LENGTH.unpack_from(chunk)

@@ -212,7 +212,7 @@ class Segments:
     floor: int = 1  # the stream's first sequence: rows below it are removed
     builder: BlockBuilder = field(default_factory=BlockBuilder)
     unwritten_bytes: int = 0  # of sealed segments
-    gone: list[int] = field(default_factory=list)  # first sequences to delete from disk
+    discarded: list[int] = field(default_factory=list)  # first sequences to delete from disk
     # Subjects that are no longer needed. Freeing a large dict takes milliseconds, so
     # persistence.work_ahead frees one at a time.
     spent: list[Subjects] = field(default_factory=list)
@@ -337,7 +337,7 @@ class Segments:
         elif segment.view is not None:
             self.unwritten_bytes -= segment.nbytes
         self.cache.discard(self.files.group, segment.first_seq)
-        self.gone.append(segment.first_seq)
+        self.discarded.append(segment.first_seq)
         segment.view = None
         del self.all[position]
         del self._starts[position]

@@ -1,4 +1,4 @@
-"""A stream under test: commands by name, one entry each, results as values."""
+"""A stream under test: each method applies one command as a log entry and returns its result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def block(rows: list[Row]) -> bytes:
 
 
 def comparable(result: object) -> object:
-    """A result without identities: errors compare by what they say."""
+    """The result as plain values, so that errors compare by code and text."""
     if isinstance(result, JetStreamError):
         return (int(result.err_code), result.description)
     if isinstance(result, PublishResult):
@@ -66,7 +66,7 @@ def comparable(result: object) -> object:
 
 
 class Driver:
-    """Applies commands at rising indexes; `log` is what a replica would replay."""
+    """Applies commands at rising indexes; a replica can replay `log`."""
 
     def __init__(self, db: Any = None, **config: Any) -> None:
         config.setdefault("subjects", ("s.>",))
@@ -103,8 +103,8 @@ class Driver:
     def noted(
         self, rows: list[Row], *, bounds: Bounds | None = None, replies: Sequence[str] = ()
     ) -> Any:
-        """A batch with bounds, or with replies that may be marks of fast batches; what each row
-        was answered: (row, answer)."""
+        """A batch with bounds, or with reply subjects that may be fast batch marks. Returns the
+        exceptions as (row, answer)."""
         prefix = noted_prefix(time_ns=self.now, origin=0, session=0, batch_no=0, bounds=bounds)
         marked = [(row, reply.encode()) for row, reply in enumerate(replies) if reply]
         result = self.entry(prefix + encode_marks(fast_spans(marked)) + block(rows))
@@ -112,7 +112,7 @@ class Driver:
         return [(row, comparable(what)) for row, what in result.exceptions]
 
     def publish(self, subject: str = "s.a", data: str = "x", **pairs: str) -> Any:
-        """The sequence, or what the row was answered instead. Header names: `_` is `-`."""
+        """The sequence, or the exception of the row. In header names `_` stands for `-`."""
         named = {name.replace("_", "-"): value for name, value in pairs.items()}
         result = self.batch([(subject.encode(), named, data.encode())])
         assert isinstance(result, PublishResult)
@@ -158,7 +158,7 @@ class Driver:
         return self.run(DeleteConsumer(self.now, name))
 
     def deliver(self, name: str, *seqs: int) -> None:
-        """Tell the log that these were delivered to the consumer for the first time."""
+        """Apply first deliveries of these messages to the consumer."""
         consumer = self.stream.consumers[name]
         assert isinstance(consumer, Consumer)
         state = consumer.state

@@ -88,6 +88,7 @@ class ResultImage(msgspec.Struct, array_like=True, frozen=True):
     exceptions: list[tuple[int, int, int, str]]
 
 
+# In place of an err_code. These numbers are on disk.
 _DUPLICATE, _STORED, _COUNTED, _COMMITTED, _STAGED, _FAST_REPLY = range(6)
 
 
@@ -185,18 +186,17 @@ def _answer_image(what: RowAnswer) -> tuple[int, int, str]:
 
 
 def _answer(seq: int, err_code: int, text: str) -> RowAnswer:
-    match err_code:
-        case 0:
-            return Duplicate(seq, batch=text)
-        case 1 | 2:
-            return Stored(seq, val=text)
-        case 3:
-            count, _, batch = text.partition(" ")
-            return Stored(seq, batch=batch, count=int(count))
-        case 4:
-            return Staged()
-        case 5:
-            return FastBatchReply(text)
+    if err_code == _DUPLICATE:
+        return Duplicate(seq, batch=text)
+    if err_code in (_STORED, _COUNTED):
+        return Stored(seq, val=text)
+    if err_code == _COMMITTED:
+        count, _, batch = text.partition(" ")
+        return Stored(seq, batch=batch, count=int(count))
+    if err_code == _STAGED:
+        return Staged()
+    if err_code == _FAST_REPLY:
+        return FastBatchReply(text)
     return JetStreamError(ErrCode(err_code), text)
 
 

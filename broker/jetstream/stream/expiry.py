@@ -43,7 +43,7 @@ def next_message_expiry(writer: MessageWriter) -> int | None:
         times.append(store.deadlines.next_due(store.has))
     if writer.schedules:
         times.append(writer.schedules.next_due(store.has))
-    first = _first_ageing(store) if max_age > 0 else 0
+    first = _first_aging(store) if max_age > 0 else 0
     found = store.rows(first) if first else None
     if found is not None:
         times.append(found[0].time(found[1]) + max_age)
@@ -88,12 +88,12 @@ def _is_marker(raw: bytes) -> bool:
 def _aged(store: MessageStore, bound: int) -> Iterable[int]:
     """Sequences below `bound` that max_age removes."""
     protected = _protected(store, bound)
-    return (seq for seq in range(_first_ageing(store) or bound, bound) if seq not in protected)
+    return (seq for seq in range(_first_aging(store) or bound, bound) if seq not in protected)
 
 
-def _first_ageing(store: MessageStore) -> int:
+def _first_aging(store: MessageStore) -> int:
     """The first sequence that max_age may remove; 0 if there is none."""
-    return store.deadlines.first_ageing(store.first_seq, lambda seq: store.next_matching((), seq))
+    return store.deadlines.first_aging(store.first_seq, lambda seq: store.next_matching((), seq))
 
 
 def _protected(store: MessageStore, bound: int) -> set[int]:

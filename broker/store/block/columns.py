@@ -14,11 +14,9 @@ from typing import Final
 from isal.isal_zlib import crc32
 
 from broker.store.block.block import Block, Rows
+from broker.store.block.block_py import CRC_AT, CRC_FROM, HAS_SEQS, HEADER, padded
 
-_HEADER_SIZE: Final = 64
 _FLAGS_AT: Final = 6
-_CRC_AT: Final = 12
-_CRC_FROM: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Columns:
         self.block = block
         view = memoryview(block.raw).cast("B")
         count = block.rows
-        at = _HEADER_SIZE + (8 * count if view[_FLAGS_AT] & 1 else 0)
+        at = HEADER.size + (8 * count if view[_FLAGS_AT] & HAS_SEQS else 0)
         self.times = view[at : at + 8 * count].cast("q")
         at += 8 * count
         ends_size = 4 * (count + 1)
@@ -82,11 +80,11 @@ class Columns:
 
     def header_span(self, i: int) -> tuple[int, int]:
         """Start and end of the headers of row i in the raw block."""
-        at = self._blobs_at + _padded(self.block.subjects_len)
+        at = self._blobs_at + padded(self.block.subjects_len)
         return at + self.header_ends[i], at + self.header_ends[i + 1]
 
     def data_span(self, i: int) -> tuple[int, int]:
-        at = self._blobs_at + _padded(self.block.subjects_len) + _padded(self.block.headers_len)
+        at = self._blobs_at + padded(self.block.subjects_len) + padded(self.block.headers_len)
         return at + self.data_ends[i], at + self.data_ends[i + 1]
 
     def rows_of(self, subject: bytes) -> list[tuple[int, int]]:
@@ -124,9 +122,5 @@ def blanked(block: Block, i: int) -> bytes:
     columns = Columns(block)
     for start, stop in (columns.header_span(i), columns.data_span(i)):
         raw[start:stop] = bytes(stop - start)
-    pack_into("<I", raw, _CRC_AT, crc32(memoryview(raw)[_CRC_FROM:]))
+    pack_into("<I", raw, CRC_AT, crc32(memoryview(raw)[CRC_FROM:]))
     return bytes(raw)
-
-
-def _padded(size: int) -> int:
-    return (size + 7) & ~7

@@ -26,8 +26,8 @@ __all__ = [
     "SubjectFilter",
     "SubjectIndex",
     "among_hashes",
+    "matching_subjects",
     "subject_hashes",
-    "subjects_taken",
 ]
 
 _REST: Final = b">"
@@ -62,7 +62,7 @@ class SubjectFilter:
         return any(self(subject) for subject in subjects)
 
 
-def subjects_taken(index: SubjectIndex, wanted: SubjectFilter) -> Iterator[bytes]:
+def matching_subjects(index: SubjectIndex, wanted: SubjectFilter) -> Iterator[bytes]:
     """Stored subjects that some pattern matches, each once. The index must not change during the
     iteration.
 

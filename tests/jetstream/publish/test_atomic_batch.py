@@ -1,6 +1,6 @@
-"""Atomic batches: all members or none, and who is told what. Spec: JetStream sheet 3.7.
+"""Atomic batches: all members are stored, or none; the answer to each. Spec: NATS ADR-50.
 
-The codes are those of the real server, case by case."""
+The error codes are those of nats-server in each case."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def member(driver: Driver, batch: str, seq: object, commit: str = "", **more: An
 
 
 def commit(driver: Driver, *members: Member, data: str = "x", batch: str = "b") -> Any:
-    """What the last member is answered; those before it are held."""
+    """The answer to the last member; the ones before it are staged."""
     for at, (subject, pairs) in enumerate(members, 1):
         last = at == len(members)
         named = {name.replace("-", "_"): value for name, value in pairs.items()}
@@ -49,7 +49,7 @@ def code(answer: object) -> tuple[int, str]:
     return int(answer.err_code), answer.description
 
 
-def test_members_are_held_until_the_commit_and_then_stored_together() -> None:
+def test_members_are_staged_until_the_commit_and_then_stored_together() -> None:
     driver = batching()
     assert member(driver, "b", 1, subject="s.a") == Staged()
     assert member(driver, "b", 2, subject="s.b") == Staged()
@@ -73,7 +73,7 @@ def test_an_end_of_batch_is_not_stored() -> None:
     assert message.headers.endswith(b"Nats-Batch-Sequence: 1\r\nNats-Batch-Commit: 1\r\n\r\n")
 
 
-def test_rows_behind_a_commit_are_told_their_sequences() -> None:
+def test_rows_after_a_commit_are_acked_with_their_sequences() -> None:
     driver = batching()
     held = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"}
     last = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "1"}
@@ -158,7 +158,7 @@ def test_one_refused_member_refuses_the_batch(case: Refused) -> None:
     assert len(driver.stream._publishes.atomic_batches) == 0
 
 
-def test_members_are_refused_at_once() -> None:
+def test_members_that_are_refused_before_the_commit() -> None:
     driver = batching(max_msg_size=200)
     assert code(member(driver, "b", 2))[0] == 10176
     assert code(member(driver, "b", 1001)) == (10199, "atomic publish batch is too large: 1000")
@@ -185,7 +185,7 @@ def test_a_gap_ends_the_batch() -> None:
     assert len(driver.stream._publishes.atomic_batches) == 0
 
 
-def test_where_somebody_leads_abandoned_batches_are_told() -> None:
+def test_the_leader_collects_abandoned_batches() -> None:
     driver = batching()
     member(driver, "follower", 1)
     member(driver, "follower", 3)
@@ -204,7 +204,7 @@ def test_where_somebody_leads_abandoned_batches_are_told() -> None:
     ]
 
 
-def test_a_level_we_have_is_taken_and_not_stored() -> None:
+def test_a_required_api_level_that_is_met_is_not_stored() -> None:
     driver = batching()
     assert member(driver, "b", 1, "1", Nats_Required_Api_Level="2") == Stored(1, batch="b", count=1)
     message = driver.stream.store.get(1)

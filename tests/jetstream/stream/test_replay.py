@@ -1,4 +1,4 @@
-"""Replicas that apply the same entries are equal, wherever they were checkpointed or restored."""
+"""Replicas that apply the same entries are equal, even after restarts and snapshots."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def random_rows(draw: random.Random) -> list[tuple[bytes, dict[str, str], bytes]
 
 
 class History:
-    """A driver that does something random; what it applied is in its log."""
+    """A driver that applies random commands; they are in its log."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -123,14 +123,14 @@ class History:
 
 
 class Replica:
-    """Applies a log, now and then dying, or taking over a snapshot of itself."""
+    """Applies a log; sometimes it restarts from its checkpoint, or restores its own snapshot."""
 
     def __init__(self, driver: Driver, draw: random.Random) -> None:
         self.driver, self.draw = driver, draw
         self.forget()
 
     def forget(self) -> None:
-        """A follower that never saw the stream."""
+        """Start over with an empty database."""
         self.db = MemoryDb()
         self.open()
 
@@ -149,7 +149,7 @@ class Replica:
             if chance < 0.15:
                 self.checkpoint()
             elif chance < 0.20:
-                self.open()  # what was not checkpointed is applied again
+                self.open()  # entries after the checkpoint are applied again
             elif chance < 0.25:
                 chunks = list(self.stream.snapshot())
                 if self.draw.random() < 0.5:
@@ -164,7 +164,7 @@ class Replica:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_replicas_are_equal_whatever_happened_to_them(
+def test_replicas_are_equal_after_restarts_and_snapshots(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "SEAL_ROWS", 7)
