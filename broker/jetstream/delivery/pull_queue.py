@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from broker.jetstream.config import ConsumerConfig, PriorityPolicy
+from broker.jetstream.config.consumer_rules import MAX_WAITING_DEFAULT
 from broker.jetstream.delivery.effects import StatusMessage
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.strict_json import decode
@@ -21,7 +22,6 @@ from broker.jetstream.times import go_duration
 
 PRIORITIES: Final = 10
 HEARTBEAT_NS_MIN: Final = 10_000_000  # shorter intervals are raised to this
-MAX_WAITING_DEFAULT: Final = 512
 
 NO_MESSAGES: Final = "404 No Messages"
 REQUESTS_PENDING: Final = "408 Requests Pending"
@@ -33,7 +33,6 @@ CONSUMER_DELETED: Final = "409 Consumer Deleted"
 CONSUMER_IS_PUSH: Final = "409 Consumer is push based"
 LEADERSHIP_CHANGE: Final = "409 Leadership Change"
 SERVER_SHUTDOWN: Final = "409 Server Shutdown"
-REQUIRED_API_LEVEL: Final = "412 Required Api Level"
 
 Interest = Callable[[bytes], bool]
 
