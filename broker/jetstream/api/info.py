@@ -91,7 +91,7 @@ class DesiredCluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The group behind a stream or consumer. `replicas` are the others, sorted by name."""
+    """The Raft group of a stream or consumer. `replicas` are the other members, sorted by name."""
 
     name: str = ""
     raft_group: str = ""

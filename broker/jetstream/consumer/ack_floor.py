@@ -111,16 +111,16 @@ class AckState:
     def remove(self, sequences: Iterable[int]) -> list[int]:
         """These were removed from the stream. Returns those that were pending."""
         pending, exhausted = self.pending, self.exhausted
-        gone = []
+        removed = []
         for sequence in sequences:
             if pending.pop(sequence, None) is not None:
-                gone.append(sequence)
+                removed.append(sequence)
             elif sequence in exhausted:
                 exhausted.remove(sequence)
                 self.redelivered.pop(sequence, None)
-        self._forget_counts(gone)
+        self._forget_counts(removed)
         self._raise_floor()
-        return gone
+        return removed
 
     def remove_range(self, first: int, last: int) -> list[int]:
         """As `remove` for first..last inclusive; costs at most one step per tracked message."""

@@ -1,3 +1,3 @@
-"""Delivery on the leader of a stream: what is sent to whom, acks, redelivery, flow control.
+"""Delivery on the leader of a stream: receivers, acks, redelivery, flow control.
 
 Start with `engine.py`. Everything here is volatile and rebuilt when leadership changes."""

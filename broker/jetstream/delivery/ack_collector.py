@@ -80,7 +80,7 @@ class AckCollector:
         self.reconfigure()
 
     def reconfigure(self) -> None:
-        """The configuration changed: start sampling anew."""
+        """The configuration changed: restart sampling."""
         config = self._consumer.config
         sampled = config.sample_percent and config.ack_policy is AckPolicy.EXPLICIT
         self._sampler = (
@@ -176,7 +176,7 @@ class AckCollector:
                     self._advise("max_deliver", seq)
                 self._give_up(exhausted)
                 seqs = [seq for seq in seqs if seq in live.pending]
-        self._cursor.redelivery.again(seqs)
+        self._cursor.redelivery.enqueue(seqs)
 
     def removed(self, seqs: list[int]) -> None:
         """These messages were pending and have been removed from the stream."""
@@ -226,7 +226,7 @@ class AckCollector:
 
     def _nak(self, seq: int, delay_ns: int | None, now: int) -> None:
         if delay_ns is not None:
-            self._cursor.redelivery.later(seq, now + delay_ns)
+            self._cursor.redelivery.schedule(seq, now + delay_ns)
         else:
             self.redeliver([seq])
 

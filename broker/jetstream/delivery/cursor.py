@@ -173,8 +173,8 @@ class Cursor:
 
     def removed(self, seqs: Sequence[int]) -> list[int]:
         """Messages were removed from the stream. Returns those that were pending."""
-        gone = self.live.remove(seqs)
-        self.redelivery.forget(gone)
+        were_pending = self.live.remove(seqs)
+        self.redelivery.forget(were_pending)
         self._num_pending.removed(max(seqs), self.next_seq)
         if self._initial:
             for seq in seqs:
@@ -182,12 +182,12 @@ class Cursor:
                 if at < len(self._initial) and self._initial[at] == seq:
                     del self._initial[at]
             self._leave_initial()
-        return gone
+        return were_pending
 
     def removed_range(self, first: int, last: int) -> list[int]:
         """As `removed`, for every sequence from `first` to `last`."""
-        gone = self.live.remove_range(first, last)
-        self.redelivery.forget(gone)
+        were_pending = self.live.remove_range(first, last)
+        self.redelivery.forget(were_pending)
         self._num_pending.removed(last, self.next_seq)
         if self._initial:
             low, high = bisect_left(self._initial, first), bisect_right(self._initial, last)
@@ -195,7 +195,7 @@ class Cursor:
             self._leave_initial()
         if first <= self.next_seq <= last:
             self.next_seq = last + 1
-        return gone
+        return were_pending
 
     def pass_over(self, last: int) -> None:
         """Nothing up to `last` is left to deliver."""
@@ -204,19 +204,19 @@ class Cursor:
 
     def _take_initial(self, limit_rows: int) -> RowGroups:
         groups: RowGroups = []
-        gone: list[int] = []
+        removed: list[int] = []
         for seq in self._initial[:limit_rows]:
             located = self.store.rows(seq)
             if located is None:
-                gone.append(seq)
+                removed.append(seq)
                 continue
             rows, index = located
             if groups and groups[-1][0] is rows:
                 groups[-1][1].append(index)
             else:
                 groups.append((rows, [index]))
-        if gone:
-            self.removed(gone)
+        if removed:
+            self.removed(removed)
         return groups
 
     def _leave_initial(self) -> None:

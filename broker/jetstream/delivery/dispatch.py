@@ -47,12 +47,12 @@ class Dispatch:
         """Deliver as much as the limits allow. Returns the number of messages sent."""
         self.more_work = False
         budget = self._limits.messages
-        sent = self._again(receivers, now, budget)
+        sent = self._redeliver(receivers, now, budget)
         if not self._cursor.redelivery.queued:
-            sent += self._new(receivers, now, budget - sent)
+            sent += self._deliver_new(receivers, now, budget - sent)
         return sent
 
-    def _again(self, receivers: Receivers, now: int, budget: int) -> int:
+    def _redeliver(self, receivers: Receivers, now: int, budget: int) -> int:
         """The redelivery queue, oldest entry first."""
         cursor, sent = self._cursor, 0
         while sent < budget:
@@ -78,7 +78,7 @@ class Dispatch:
         self.more_work = True
         return sent
 
-    def _new(self, receivers: Receivers, now: int, budget: int) -> int:
+    def _deliver_new(self, receivers: Receivers, now: int, budget: int) -> int:
         """New messages, as far as max_ack_pending and the receivers allow."""
         if budget <= 0 or receivers.next(now) is None:
             return 0

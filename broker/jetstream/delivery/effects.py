@@ -1,4 +1,4 @@
-"""Effects: what the delivery of one consumer asks its caller to do, in order.
+"""Effects: what the caller of a delivery engine must do, in order.
 
 Owns: the values between Delivery (engine.py) and the code around it that has sockets and Raft.
 May not touch: sockets, Raft, consumer state.
@@ -23,7 +23,7 @@ class Deliver:
     """Send rows[indices] to `to`, each under its own stream subject, as encode_deliveries does.
 
     The k-th message has consumer sequence consumer_seq + k, delivery count delivered[k] (1 if
-    None) and reports `pending - k` messages still pending behind it. With headers_only each
+    None) and reports `pending - k` messages still pending after it. With headers_only each
     message is sent as `headers_only_block(rows, i)` with an empty payload.
     """
 

@@ -42,8 +42,8 @@ from broker.jetstream.delivery.receivers import PullReceivers, PushReceiver, Rec
 
 
 class Delivery:
-    """`has_interest` tells whether a pull's reply subject has a subscriber; push consumers are
-    told by `set_interest`."""
+    """`has_interest(reply)`: whether the reply subject of a pull request has a subscriber. For push
+    consumers the caller reports that with `set_interest`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Delivery:
             self._push.bind(bound=bound, now=now)
             self._idle.bound(bound=bound, now=now)
             if bound and self.consumer.config.ack_policy is AckPolicy.FLOW_CONTROL:
-                self._cursor.redelivery.again(sorted(self._cursor.live.pending))
+                self._cursor.redelivery.enqueue(sorted(self._cursor.live.pending))
 
     def close(self, line: str) -> list[Effect]:
         """Stop: `line` is CONSUMER_DELETED, LEADERSHIP_CHANGE or SERVER_SHUTDOWN."""
@@ -240,7 +240,7 @@ class Delivery:
         )
 
     def unpin(self) -> None:
-        """A client asked for it; the next request that is served gets pinned."""
+        """Requested by a client. The next request that is served gets pinned."""
         if self._pull is not None and self._pull.pin is not None:
             self._pull.pin.unpin("admin")
 
@@ -265,7 +265,7 @@ class Delivery:
         self._push.bind(bound=bound, now=now)
         self._idle.bound(bound=bound, now=now)
         if old.deliver_subject != config.deliver_subject:
-            self._cursor.redelivery.again(sorted(self._cursor.live.pending))
+            self._cursor.redelivery.enqueue(sorted(self._cursor.live.pending))
 
     def was_reset(self) -> None:
         self._last_delivered_ns = 0

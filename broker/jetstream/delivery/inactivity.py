@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 from zlib import crc32
 
-DEFAULT_THRESHOLD_NS: Final = 5_000_000_000
+from broker.jetstream.config.consumer_rules import INACTIVE_THRESHOLD_DEFAULT_NS
+
 RETRY_NS: Final = 5_000_000_000  # a deletion that was proposed and lost is proposed again
 _JITTER_MIN_NS: Final = 100_000_000
 _JITTER_SPAN_NS: Final = 900_000_000
@@ -26,7 +27,7 @@ class Inactivity:
         # Jitter, so that many consumers created together are not deleted together. It is derived
         # from the name instead of drawn, to keep this deterministic.
         spread = crc32(name.encode()) % _JITTER_SPAN_NS
-        exact = push and threshold_ns != DEFAULT_THRESHOLD_NS
+        exact = push and threshold_ns != INACTIVE_THRESHOLD_DEFAULT_NS
         self._jitter_ns = 0 if exact else _JITTER_MIN_NS + spread
         self._since: int | None = now  # None: in use
 

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from broker.jetstream.config import ConsumerConfig, PriorityPolicy
+from broker.jetstream.config.consumer_rules import MAX_WAITING_DEFAULT
 from broker.jetstream.delivery.effects import StatusMessage
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.strict_json import decode
@@ -21,7 +22,6 @@ from broker.jetstream.times import go_duration
 
 PRIORITIES: Final = 10
 HEARTBEAT_NS_MIN: Final = 10_000_000  # shorter intervals are raised to this
-MAX_WAITING_DEFAULT: Final = 512
 
 NO_MESSAGES: Final = "404 No Messages"
 REQUESTS_PENDING: Final = "408 Requests Pending"
@@ -33,7 +33,6 @@ CONSUMER_DELETED: Final = "409 Consumer Deleted"
 CONSUMER_IS_PUSH: Final = "409 Consumer is push based"
 LEADERSHIP_CHANGE: Final = "409 Leadership Change"
 SERVER_SHUTDOWN: Final = "409 Server Shutdown"
-REQUIRED_API_LEVEL: Final = "412 Required Api Level"
 
 Interest = Callable[[bytes], bool]
 
@@ -129,78 +128,80 @@ class _Body(msgspec.Struct):
 _decoder: Final = msgspec.json.Decoder(_Body)
 
 
-def parse_pull(body: bytes, reply: bytes, now: int, config: ConsumerConfig) -> PullRequest | bytes:
+def parse_pull(
+    payload: bytes, reply: bytes, now: int, config: ConsumerConfig
+) -> PullRequest | bytes:
     """The request, or the header block of the status that refuses it."""
-    text = body.strip()
+    text = payload.strip()
     if text.startswith(b"{"):
         try:
-            asked = _decoder.decode(text)
+            body = _decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
             # Go's decoder also accepts nulls and keys in another case.
             try:
-                asked = decode(text, _Body, strict=False)
+                body = decode(text, _Body, strict=False)
             except JetStreamError as refusal:
                 reason = refusal.description.removeprefix("invalid JSON: ")
                 return status(f"400 Bad Request - {reason}")
-        refused = _refusal(asked, config)
+        refused = _refusal(body, config)
         if refused:
             return status(refused)
-        return _request(asked, reply, now)
+        return _request(body, reply, now)
     batch = _integer(text) if text else 1
     if 0 < config.max_batch < batch:
         return status(f"409 Exceeded MaxRequestBatch of {config.max_batch}")
     return PullRequest(reply, batch=batch)
 
 
-def _request(asked: _Body, reply: bytes, now: int) -> PullRequest:
-    request = PullRequest(reply, batch=asked.batch)
-    request.max_bytes = max(asked.max_bytes, 0)
-    request.no_wait = asked.no_wait
-    request.priority = asked.priority
-    request.min_pending = asked.min_pending
-    request.min_ack_pending = asked.min_ack_pending
-    request.grouped = bool(asked.group)
-    request.pin_id = asked.id
-    if asked.expires > 0:
-        request.expires_at = now + asked.expires
-    if asked.idle_heartbeat > 0:
-        request.heartbeat_ns = max(asked.idle_heartbeat, HEARTBEAT_NS_MIN)
+def _request(body: _Body, reply: bytes, now: int) -> PullRequest:
+    request = PullRequest(reply, batch=body.batch)
+    request.max_bytes = max(body.max_bytes, 0)
+    request.no_wait = body.no_wait
+    request.priority = body.priority
+    request.min_pending = body.min_pending
+    request.min_ack_pending = body.min_ack_pending
+    request.grouped = bool(body.group)
+    request.pin_id = body.id
+    if body.expires > 0:
+        request.expires_at = now + body.expires
+    if body.idle_heartbeat > 0:
+        request.heartbeat_ns = max(body.idle_heartbeat, HEARTBEAT_NS_MIN)
         request.heartbeat_at = now + request.heartbeat_ns
     return request
 
 
-def _refusal(asked: _Body, config: ConsumerConfig) -> str:
-    if asked.expires < 0:
+def _refusal(body: _Body, config: ConsumerConfig) -> str:
+    if body.expires < 0:
         return "408 Request Timeout"
-    if asked.idle_heartbeat > 0 and 2 * asked.idle_heartbeat > asked.expires:
+    if body.idle_heartbeat > 0 and 2 * body.idle_heartbeat > body.expires:
         return "400 Bad Request - heartbeat value too large"
-    if 0 < config.max_batch < asked.batch:
+    if 0 < config.max_batch < body.batch:
         return f"409 Exceeded MaxRequestBatch of {config.max_batch}"
-    if 0 < config.max_expires < asked.expires:
+    if 0 < config.max_expires < body.expires:
         return f"409 Exceeded MaxRequestExpires of {go_duration(config.max_expires)}"
-    if 0 < config.max_bytes < asked.max_bytes:
+    if 0 < config.max_bytes < body.max_bytes:
         return f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}"
-    return _priority_refusal(asked, config)
+    return _priority_refusal(body, config)
 
 
-def _priority_refusal(asked: _Body, config: ConsumerConfig) -> str:
+def _priority_refusal(body: _Body, config: ConsumerConfig) -> str:
     policy = config.priority_policy
-    if not 0 <= asked.priority < PRIORITIES:
+    if not 0 <= body.priority < PRIORITIES:
         return "400 Bad Request - Priority must be between 0 and 9"
-    if (asked.min_pending or asked.min_ack_pending) and policy is not PriorityPolicy.OVERFLOW:
+    if (body.min_pending or body.min_ack_pending) and policy is not PriorityPolicy.OVERFLOW:
         return "400 Bad Request - Not a Overflow Priority consumer"
-    if asked.id and policy is not PriorityPolicy.PINNED_CLIENT:
+    if body.id and policy is not PriorityPolicy.PINNED_CLIENT:
         return "400 Bad Request - Not a Pinned Client Priority consumer"
     if policy is not PriorityPolicy.NONE:
-        if not asked.group:
+        if not body.group:
             return "400 Bad Request - Priority Group missing"
-        if asked.group not in config.priority_groups:
+        if body.group not in config.priority_groups:
             return "400 Bad Request - Invalid Priority Group"
     return ""
 
 
 def _integer(text: bytes) -> int:
-    """An integer text is a batch size; any other text asks for one message."""
+    """An integer text is a batch size; any other text means one message."""
     try:
         return int(text) if len(text) < 20 else 1
     except ValueError:

@@ -58,17 +58,17 @@ class Redelivery:
         if seq in self._queued:
             return
         if self._backoff:
-            self.later(seq, now + self._wait_ns(deliveries))
+            self.schedule(seq, now + self._wait_ns(deliveries))
         else:
             self.sent((seq,), now)
 
-    def later(self, seq: int, at: int) -> None:
+    def schedule(self, seq: int, at: int) -> None:
         """Redeliver at `at`; replaces any earlier deadline (a NAK with a delay)."""
         self._queued.discard(seq)
         self._due[seq] = at
         heappush(self._heap, (at, seq))
 
-    def again(self, seqs: Iterable[int]) -> None:
+    def enqueue(self, seqs: Iterable[int]) -> None:
         """Append to the redelivery queue."""
         for seq in seqs:
             if seq not in self._queued:

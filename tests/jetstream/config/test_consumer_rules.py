@@ -218,9 +218,9 @@ def test_limits_of_server_and_account_lower_the_defaults() -> None:
     )
     config = create("CREATE.S.c", '{"ack_policy":"explicit"}', view=view).config
     assert (config.max_ack_pending, config.max_batch) == (400, 50)
-    for asked, err_code in (('"max_ack_pending":401', 10121), ('"max_batch":51', 10125)):
+    for requested, err_code in (('"max_ack_pending":401', 10121), ('"max_batch":51', 10125)):
         with pytest.raises(JetStreamError) as refused:
-            create("CREATE.S.c", f'{{"ack_policy":"explicit",{asked}}}', view=view)
+            create("CREATE.S.c", f'{{"ack_policy":"explicit",{requested}}}', view=view)
         assert refused.value.err_code == err_code
 
 
@@ -395,7 +395,7 @@ def test_consumer_limit_counts_visible_consumers(
 
 
 def test_consumers_of_mirrors_become_durable_where_acks_count() -> None:
-    asked = ConsumerConfig(
+    requested = ConsumerConfig(
         name="JS_MIRROR_x",
         direct=True,
         sourcing=True,
@@ -403,9 +403,9 @@ def test_consumers_of_mirrors_become_durable_where_acks_count() -> None:
         ack_wait=S,
         max_deliver=1,
     )
-    on_limits = sourcing_consumer(asked, stream=STREAMS["S"], suffix="abc")
+    on_limits = sourcing_consumer(requested, stream=STREAMS["S"], suffix="abc")
     assert (on_limits.name, on_limits.direct) == ("JS_MIRROR_x-abc", True)
-    kept = sourcing_consumer(asked, stream=STREAMS["W"], suffix="abc")
+    kept = sourcing_consumer(requested, stream=STREAMS["W"], suffix="abc")
     assert (kept.durable_name, kept.ack_policy, kept.direct) == (
         "JS_MIRROR_x",
         AckPolicy.FLOW_CONTROL,

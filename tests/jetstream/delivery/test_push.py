@@ -170,8 +170,8 @@ def test_requests_share_many_messages_in_runs() -> None:
 def test_closed_engine_sends_nothing() -> None:
     bench = Bench(ack_policy="explicit", durable_name="C")
     bench.pull("r", '{"batch":1,"expires":1000000000}')
-    (told,) = bench.delivery.close("409 Leadership Change")
-    assert isinstance(told, StatusMessage)
+    (ended,) = bench.delivery.close("409 Leadership Change")
+    assert isinstance(ended, StatusMessage)
     bench.publish("a")
     bench.pull("r", "1")
     assert bench.pump() == []
