@@ -40,7 +40,7 @@ def build(options: Options) -> Runtime:
 
 
 class Runtime:
-    """Implements broker.main.Runtime."""
+    """Implements broker.main.ClusterRuntime."""
 
     scan_subject = SCAN_SUBJECT
 
