@@ -1,4 +1,4 @@
-"""Advisories and metrics of a running server: sent, complete, and as their schemas say."""
+"""Advisories and metrics of a running server: sent, complete, and valid by their schemas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 class Listener:
-    """Takes events under one subject, checks each against its schema."""
+    """Receives events on one subject and checks each against its schema."""
 
     def __init__(self, subscription: Any) -> None:
         self.subscription = subscription
@@ -60,7 +60,9 @@ async def consumer(client: Any, stream: str, **config: object) -> Body:
     return made
 
 
-def test_streams_and_consumers_tell_when_they_come_change_and_go(server: LocalCluster) -> None:
+def test_create_modify_and_delete_of_streams_and_consumers_are_announced(
+    server: LocalCluster,
+) -> None:
     async def work() -> None:
         client = await connect(*server.nodes)
         streams = await Listener.on(client, "$JS.EVENT.ADVISORY.STREAM.*.ACTED")
@@ -73,10 +75,10 @@ def test_streams_and_consumers_tell_when_they_come_change_and_go(server: LocalCl
         await consumer(client, "ACTED")
         await consumer(client, "ACTED", description="changed")
         await api(client, "STREAM.DELETE.ACTED")
-        told = [(await streams.next())["action"] for _ in range(3)]
-        assert told == ["create", "modify", "delete"], "a repeated create changes nothing"
-        told = [(await consumers.next())["action"] for _ in range(2)]
-        assert told == ["create", "delete"]
+        actions = [(await streams.next())["action"] for _ in range(3)]
+        assert actions == ["create", "modify", "delete"], "a repeated create changes nothing"
+        actions = [(await consumers.next())["action"] for _ in range(2)]
+        assert actions == ["create", "delete"]
         assert not streams.subscription.pending_msgs
         assert not consumers.subscription.pending_msgs
         await client.close()
@@ -84,7 +86,7 @@ def test_streams_and_consumers_tell_when_they_come_change_and_go(server: LocalCl
     run(work)
 
 
-def test_every_use_of_the_api_is_audited_but_reads_of_messages(server: LocalCluster) -> None:
+def test_every_api_request_is_audited_except_reads_of_messages(server: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*server.nodes)
         await fresh(client, "AUDIT")
@@ -94,21 +96,21 @@ def test_every_use_of_the_api_is_audited_but_reads_of_messages(server: LocalClus
         assert (await audit.next())["subject"] == "$JS.API.INFO"
         await api(client, "STREAM.MSG.GET.AUDIT", {"seq": 1})
         await api(client, "STREAM.MSG.GET.AUDIT", {"seq": 99})
-        told = await audit.next()
-        assert told["request"] == '{"seq": 99}'
-        assert json.loads(told["response"])["error"]["err_code"] == 10037
-        assert told["server"] == "adv-1"
-        assert told["client"]["acc"] == "$G"
-        assert told["client"]["lang"] == "python3"
+        event = await audit.next()
+        assert event["request"] == '{"seq": 99}'
+        assert json.loads(event["response"])["error"]["err_code"] == 10037
+        assert event["server"] == "adv-1"
+        assert event["client"]["acc"] == "$G"
+        assert event["client"]["lang"] == "python3"
         after = (await api(client, "INFO"))["api"]
-        assert after["total"] == before["total"] + 2, "the first INFO and the refused read"
+        assert after["total"] == before["total"] + 2, "the first INFO and the failed read"
         assert after["errors"] == before["errors"] + 1
         await client.close()
 
     run(work)
 
 
-def test_naks_terminations_and_spent_messages_are_told(server: LocalCluster) -> None:
+def test_naks_terminations_and_max_deliveries_are_announced(server: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*server.nodes)
         await fresh(client, "FATES")
@@ -123,22 +125,24 @@ def test_naks_terminations_and_spent_messages_are_told(server: LocalCluster) -> 
         first, second, _third = await pull.fetch(3)
         await first.ack()
         await client.publish(second.reply, b"+TERM not wanted")
-        told = await ended.next()
-        assert (told["stream_seq"], told["consumer_seq"]) == (2, 2)
-        assert (told["deliveries"], told["reason"]) == (1, "not wanted")
+        event = await ended.next()
+        assert (event["stream_seq"], event["consumer_seq"]) == (2, 2)
+        assert (event["deliveries"], event["reason"]) == (1, "not wanted")
         (again,) = await pull.fetch(1, timeout=10)
         await again.nak()
-        told = await naked.next()
-        assert (told["stream_seq"], told["consumer_seq"], told["deliveries"]) == (3, 4, 2)
-        told = await spent.next()
-        assert (told["stream"], told["stream_seq"], told["deliveries"]) == ("FATES", 3, 2)
+        event = await naked.next()
+        assert (event["stream_seq"], event["consumer_seq"], event["deliveries"]) == (3, 4, 2)
+        event = await spent.next()
+        assert (event["stream"], event["stream_seq"], event["deliveries"]) == ("FATES", 3, 2)
         await client.close()
 
     run(work)
 
 
 @pytest.mark.parametrize(("freq", "wanted"), [("100%", 20), ("25", 5), ("0", 0)])
-def test_acks_are_sampled_as_often_as_asked(server: LocalCluster, freq: str, wanted: int) -> None:
+def test_acks_are_sampled_at_the_configured_rate(
+    server: LocalCluster, freq: str, wanted: int
+) -> None:
     async def work() -> None:
         client = await connect(*server.nodes)
         await fresh(client, "SAMPLED")
@@ -153,36 +157,36 @@ def test_acks_are_sampled_as_often_as_asked(server: LocalCluster, freq: str, wan
         for message in messages[:20]:
             await message.ack_sync()
         seen = [await metric.next() for _ in range(wanted)]
-        assert all(told["ack_time"] > 0 and told["deliveries"] == 1 for told in seen)
-        assert all(told["stream_seq"] == told["consumer_seq"] for told in seen)
+        assert all(event["ack_time"] > 0 and event["deliveries"] == 1 for event in seen)
+        assert all(event["stream_seq"] == event["consumer_seq"] for event in seen)
         assert not metric.subscription.pending_msgs
         await client.close()
 
     run(work)
 
 
-def test_pauses_are_told_when_they_begin_and_end(server: LocalCluster) -> None:
+def test_the_start_and_end_of_a_pause_are_announced(server: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*server.nodes)
         await fresh(client, "PAUSED")
         pauses = await Listener.on(client, "$JS.EVENT.ADVISORY.CONSUMER.PAUSE.PAUSED.C")
         await consumer(client, "PAUSED", pause_until="2099-01-01T00:00:00Z")
-        told = await pauses.next()
-        assert (told["paused"], told["pause_until"]) == (True, "2099-01-01T00:00:00Z")
+        event = await pauses.next()
+        assert (event["paused"], event["pause_until"]) == (True, "2099-01-01T00:00:00Z")
         await api(client, "CONSUMER.PAUSE.PAUSED.C", {})
         assert (await pauses.next())["paused"] is False
         until = (datetime.now(UTC) + timedelta(seconds=0.4)).isoformat()
         await api(client, "CONSUMER.PAUSE.PAUSED.C", {"pause_until": until})
         assert (await pauses.next())["paused"] is True
-        told = await pauses.next()
-        assert told["paused"] is False, "the time has come"
-        assert told["timestamp"] >= told["pause_until"]
+        event = await pauses.next()
+        assert event["paused"] is False, "the pause is over"
+        assert event["timestamp"] >= event["pause_until"]
         await client.close()
 
     run(work)
 
 
-def test_a_new_leader_is_told_on_every_node(tmp_path: Path) -> None:
+def test_a_new_leader_is_announced_on_every_node(tmp_path: Path) -> None:
     async def work(cluster: LocalCluster) -> None:
         clients = [await connect(node) for node in cluster.nodes]
         await (
@@ -209,10 +213,10 @@ def test_a_new_leader_is_told_on_every_node(tmp_path: Path) -> None:
 
         await eventually(stepped, "a new leader")
         for listener in streams:
-            told = await listener.next()
-            assert told["account"] == "$G"
-            assert told["leader"] != old.name or listener is not streams[0]
-            assert {peer["name"] for peer in told["replicas"]} | {told["leader"]} == {
+            event = await listener.next()
+            assert event["account"] == "$G"
+            assert event["leader"] != old.name or listener is not streams[0]
+            assert {peer["name"] for peer in event["replicas"]} | {event["leader"]} == {
                 node.name for node in cluster.nodes
             }
         assert (await consumers.next())["consumer"] == "C"

@@ -1,4 +1,4 @@
-"""One pass over every endpoint of a running server: each answer is what its schema says."""
+"""One request to every API endpoint of a running server: each answer matches its schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAM = {
     "subject_transform": {"src": "s.x", "dest": "s.y"}, "compression": "s2",
 }  # fmt: skip
 NO_ANSWER = {
-    # endpoints of the system account, which clients of others are not answered
+    # endpoints of the system account; other accounts get no answer
     "meta_leader_stepdown_response", "meta_server_remove_response", "account_purge_response",
 }  # fmt: skip
 
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 class Asking:
-    """Calls endpoints, checks answers, remembers which types it has seen succeed and fail."""
+    """Calls endpoints, checks answers, and records which types succeeded and failed."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
