@@ -1,4 +1,4 @@
-"""The chart, rendered: what the tests of this folder share.
+"""The rendered chart, shared by the tests of this folder.
 
 Owns: finding helm, rendering a value set once per Kubernetes version.
 May not touch: a cluster. No Kubernetes runs here; manifests are checked, not applied."""

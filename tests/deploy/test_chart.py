@@ -1,6 +1,6 @@
-"""The chart lints, renders, and fits the Kubernetes schemas and itself.
+"""The chart passes the linter, renders, and matches the Kubernetes schemas.
 
-Owns: what a schema cannot say: names that must agree across objects, and the order of time limits.
+Owns: what a schema cannot express: names that must agree across objects, and the order of timeouts.
 Spec: Kubernetes API schemas (bundled with kubernetes-validate); Pod Security "restricted"."""
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_chart_lints_strictly(helm: Helm, values: str) -> None:
 
 @pytest.mark.parametrize("kube", KUBE_VERSIONS)
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_manifests_fit_the_strict_schemas(render: Render, values: str, kube: str) -> None:
+def test_manifests_match_the_strict_schemas(render: Render, values: str, kube: str) -> None:
     manifests = render(values, kube=kube)
     assert manifests
     for manifest in manifests:
@@ -100,7 +100,7 @@ def test_manifests_fit_the_strict_schemas(render: Render, values: str, kube: str
             kubernetes_validate.validate(manifest, kube, strict=True)
 
 
-def test_strict_schemas_catch_a_misspelt_field(render: Render) -> None:
+def test_strict_schemas_catch_a_misspelled_field(render: Render) -> None:
     manifest = only(render(), "StatefulSet")
     manifest["spec"]["minReadySecond"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -148,7 +148,7 @@ def test_bad_values_are_refused(helm: Helm, setting: str) -> None:
     assert done.stderr.strip()
 
 
-def test_a_release_name_no_service_can_carry_is_refused(helm: Helm) -> None:
+def test_a_release_name_that_is_not_a_valid_service_name_is_refused(helm: Helm) -> None:
     done = helm.run("template", "1st", str(CHART))
     assert done.returncode != 0
     assert "begin with a letter" in done.stderr
@@ -167,7 +167,7 @@ def test_every_value_has_a_comment_and_a_schema() -> None:
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_selectors_choose_the_broker_pods_and_no_others(render: Render, values: str) -> None:
+def test_selectors_match_the_broker_pods_and_no_others(render: Render, values: str) -> None:
     manifests = render(values)
     stateful = only(manifests, "StatefulSet")
     pod_labels = stateful["spec"]["template"]["metadata"]["labels"].items()
@@ -193,7 +193,7 @@ def test_selectors_choose_the_broker_pods_and_no_others(render: Render, values: 
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_what_is_referenced_exists(render: Render, values: str) -> None:
+def test_every_reference_exists(render: Render, values: str) -> None:
     manifests = render(values)
     given = yaml.safe_load((CHART / "ci" / f"{values}-values.yaml").read_text())
     brought = {given.get("tls", {}).get("secretName")}
@@ -231,7 +231,7 @@ def test_what_is_referenced_exists(render: Render, values: str) -> None:
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_nodes_find_each_other_by_the_headless_service(render: Render, values: str) -> None:
+def test_nodes_find_each_other_through_the_headless_service(render: Render, values: str) -> None:
     manifests = render(values)
     stateful = only(manifests, "StatefulSet")
     headless = {
@@ -264,7 +264,7 @@ def test_a_changed_setting_restarts_the_nodes(render: Render) -> None:
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_each_probe_asks_its_own_question(render: Render, values: str) -> None:
+def test_each_probe_has_its_own_check(render: Render, values: str) -> None:
     container = server(render(values))
     asked = {
         name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")

@@ -1,6 +1,6 @@
-"""The rendered configuration file and the test pod's script, read by those who will read them.
+"""The rendered configuration file is loaded, and the script of the test pod is run.
 
-Owns: standing in for the kubelet: environment variables as a pod would see them."""
+Owns: the environment variables that a kubelet would set for the pod."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conftest import VALUE_SETS, Manifest, Render, configuration, of_kind, only
 
 
 def environment(manifests: list[Manifest]) -> dict[str, str]:
-    """The variables a kubelet would set, with the given Secrets, after $(X) expansion."""
+    """The variables that a kubelet would set, after $(X) expansion."""
     secret = {"user": "orders", "password": "12-abc", "route-password": "77"}
     variables = {"POD_NAME": "jr-jetraft-0"}
     for variable in server(manifests)["env"]:
@@ -29,10 +29,8 @@ def environment(manifests: list[Manifest]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("values", [v for v in VALUE_SETS if v not in {"tls", "everything"}])
-def test_configuration_is_one_that_nats_server_takes(
-    render: Render, values: str, tmp_path: Path
-) -> None:
-    """A second reader of the same grammar. The remotes of "everything" are our own addition."""
+def test_nats_server_accepts_the_configuration(render: Render, values: str, tmp_path: Path) -> None:
+    """A second parser of the same grammar. The remotes of "everything" are our extension."""
     binary = Path(sys.executable).with_name("nats-server")
     if not binary.exists():
         assert os.environ.get("CI") != "true"
@@ -52,7 +50,7 @@ def test_configuration_is_one_that_nats_server_takes(
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_configuration_means_what_the_values_say(
+def test_the_configuration_has_the_values_of_the_chart(
     render: Render, values: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from broker.config.load import load, parse_flags
@@ -94,22 +92,22 @@ def test_configuration_means_what_the_values_say(
         assert options.tls.verify
 
 
-JETRAFT_STAND_IN = """#!/bin/sh
+FAKE_JETRAFT = """#!/bin/sh
 printf '%s\\n' "$*" >> "$RECORD"
 if [ "$2" = get ]; then echo "[1] helm.test.$3: hello from $3"; fi
 """
 
 
 def test_the_test_pod_uses_commands_that_exist(render: Render, tmp_path: Path) -> None:
-    """The pod's script runs through, and each command it gives is one that jetraft takes."""
+    """The script of the pod succeeds, and every command in it is one that jetraft accepts."""
     from click.testing import CliRunner
 
     from broker.cli.main import cli
 
     (pod,) = of_kind(render(), "Pod")
-    stand_in, record = tmp_path / "jetraft", tmp_path / "record"
-    stand_in.write_text(JETRAFT_STAND_IN)
-    stand_in.chmod(0o755)
+    fake, record = tmp_path / "jetraft", tmp_path / "record"
+    fake.write_text(FAKE_JETRAFT)
+    fake.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RECORD": str(record)}
     command = pod["spec"]["containers"][0]["command"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

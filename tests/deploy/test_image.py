@@ -1,6 +1,6 @@
-"""The Dockerfile and the compose file are sane without a docker daemon.
+"""The Dockerfile and the compose file, checked without a docker daemon.
 
-Owns: what can be read off the files. Building the image needs a daemon and is not tested here."""
+Owns: what can be checked by reading the files. Building the image needs a daemon."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_image_builds_in_one_stage_and_runs_in_another() -> None:
     assert not any(name == "COPY" for name, _ in final)  # nothing but installed wheels
 
 
-def test_image_runs_as_a_user_without_rights() -> None:
+def test_image_runs_as_an_unprivileged_user() -> None:
     final = instructions()
     users = [rest for name, rest in final if name == "USER"]
     assert users == ["10001:10001"]
@@ -79,7 +79,7 @@ def test_every_import_package_enters_the_build() -> None:
             assert (ROOT / name / "__init__.py").exists()
 
 
-def test_compose_starts_three_nodes_that_know_each_other() -> None:
+def test_compose_starts_three_nodes_with_routes_to_each_other() -> None:
     services = compose()["services"]
     assert len(services) == 3
     published: set[str] = set()

@@ -1,7 +1,7 @@
-"""The pod of a one-node release, run on this machine: a kubelet in fifty lines.
+"""The pod of a one-node release, run on this machine without Kubernetes.
 
-Owns: files, variables, probes and the preStop command as the rendered StatefulSet has them. Only
-paths and ports are moved, because those of a container belong to somebody else here."""
+Owns: files, variables, probes and the preStop command as in the rendered StatefulSet. Only paths
+and ports differ, because those of the container may be in use on this machine."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Pod:
     process: subprocess.Popen[bytes]
 
     def command(self, words: list[str]) -> list[str]:
-        """`jetraft` as this tree has it, and the container's paths as they are here."""
+        """The command with our `jetraft` and with the paths of this machine."""
         here = [word.replace("/etc/jetraft/", f"{self.folder}/") for word in words]
         here = [word.replace("/run/jetraft/", f"{self.folder}/") for word in here]
         assert here[0] == "jetraft"
         return [sys.executable, "-m", "broker", *here[1:]]
 
     def probe(self, name: str) -> int:
-        """The status of the probe's own request; 0 when nobody answers."""
+        """The status of the request of the probe; 0 if there is no answer."""
         path = self.container[name]["httpGet"]["path"]
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor_port}{path}") as answer:
@@ -91,7 +91,7 @@ def wait_until_started(pod: Pod) -> None:
         time.sleep(0.05)
 
 
-def test_the_pod_starts_answers_its_probes_and_leaves_politely(pod: Pod) -> None:
+def test_the_pod_starts_answers_its_probes_and_drains_on_stop(pod: Pod) -> None:
     wait_until_started(pod)
     assert pod.probe("livenessProbe") == 200
     assert pod.probe("readinessProbe") == 200

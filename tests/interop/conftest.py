@@ -1,4 +1,4 @@
-"""One server, and one cluster of three, for all tests of this folder."""
+"""One server and one cluster of three, shared by the tests of this folder that do not harm them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """The real server, for what both must answer alike."""
+    """nats-server, for tests in which both servers must answer alike."""
     place = tmp_path_factory.mktemp("reference")
     with LocalCluster(place, size=1, name="reference", command=nats_server()) as cluster:
         yield cluster

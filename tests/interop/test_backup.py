@@ -1,4 +1,4 @@
-"""Snapshots and restores, byte by byte through the API and with the command-line tool."""
+"""Snapshots and restores, through the API and with the command-line tool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,15 @@ import nats.errors
 import pytest
 
 from broker.local import LocalCluster
-from tests.support.clusters import connect, eventually, run
+from tests.support.clusters import WITHIN_S, connect, eventually, run
 from tests.support.interop import Body, api, check
 
 MESSAGES = 400
 TOOL = os.environ.get("NATS_CLI") or shutil.which("nats")
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    place: Path = tmp_path_factory.mktemp("backup")
-    with LocalCluster(place, name="bak") as running:
-        yield running
-
-
 async def filled(client: Any, name: str, *, replicas: int = 3, **config: object) -> Body:
-    """A stream with gaps, headers, ids and a consumer in the middle of it."""
+    """A stream with gaps, headers, message ids and a consumer that has read a part of it."""
     await api(client, f"STREAM.DELETE.{name}")
     body = {"name": name, "subjects": [f"{name}.>"], "num_replicas": replicas, **config}
     made = await api(client, f"STREAM.CREATE.{name}", body)
@@ -88,9 +80,9 @@ def same(one: Body, other: Body) -> None:
         assert one[part] == other[part]
 
 
-def test_a_restored_stream_is_the_one_that_was_saved(cluster: LocalCluster) -> None:
+def test_a_restored_stream_equals_the_saved_one(three: LocalCluster) -> None:
     async def work() -> None:
-        clients = [await connect(node) for node in cluster.nodes]
+        clients = [await connect(node) for node in three.nodes]
         before = await filled(clients[0], "SAVED")
         consumer = await api(clients[0], "CONSUMER.INFO.SAVED.C")
         archive, answer = await snapshot(clients[1], "SAVED")
@@ -112,7 +104,7 @@ def test_a_restored_stream_is_the_one_that_was_saved(cluster: LocalCluster) -> N
 
         async def alike() -> bool:
             states = []
-            for node in cluster.nodes:
+            for node in three.nodes:
                 (account,) = node.http("/jsz?streams=1")["account_details"]  # type: ignore[misc]
                 states += [s["state"] for s in account["stream_detail"] if s["name"] == "SAVED"]
             return len(states) == 3 and states[0] == states[1] == states[2]
@@ -124,9 +116,9 @@ def test_a_restored_stream_is_the_one_that_was_saved(cluster: LocalCluster) -> N
     run(work)
 
 
-def test_what_cannot_be_restored_leaves_no_stream_behind(cluster: LocalCluster) -> None:
+def test_a_failed_restore_leaves_no_stream_behind(three: LocalCluster) -> None:
     async def work() -> None:
-        client = await connect(*cluster.nodes)
+        client = await connect(*three.nodes)
         await filled(client, "ONCE")
         archive, answer = await snapshot(client, "ONCE", chunk_size=100_000)
         config = answer["config"]
@@ -145,62 +137,72 @@ def test_what_cannot_be_restored_leaves_no_stream_behind(cluster: LocalCluster) 
         names = await api(client, "STREAM.NAMES", {"subject": "ONCE.>"})
         assert names["streams"] is None
         made = await restore(client, "ONCE", archive, config | {"max_msgs": 10})
-        assert made["state"]["messages"] == 10, "a smaller limit holds at once"
+        assert made["state"]["messages"] == 10, "a lower limit applies at once"
         await client.close()
 
     run(work)
 
 
-def test_a_client_that_does_not_listen_or_answer_is_told_and_left(cluster: LocalCluster) -> None:
+async def snapshot_without_interest(client: Any) -> None:
+    done = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.SNAPSHOT_COMPLETE.UNHEARD")
+    await client.flush()
+    bad = await api(client, "STREAM.SNAPSHOT.UNHEARD", {"deliver_subject": "a.*"})
+    assert bad["error"]["err_code"] == 10015
+    await api(client, "STREAM.SNAPSHOT.UNHEARD", {"deliver_subject": "nobody.listens"})
+    event = json.loads((await done.next_msg(timeout=WITHIN_S)).data)
+    check(event)
+    assert "No Interest" in event["error"]
+
+
+async def snapshot_without_flow_control(client: Any) -> None:
+    silent = await client.subscribe("silent")
+    request = {"deliver_subject": "silent", "chunk_size": 1024, "window_size": 4096}
+    await api(client, "STREAM.SNAPSHOT.UNANSWERED", request)
+    seen = [await silent.next_msg(timeout=WITHIN_S) for _ in range(5)]
+    assert [len(message.data) for message in seen] == [1024] * 4 + [0], "the window is four"
+    assert seen[4].headers["Status"] == "408"
+    assert seen[4].headers["Description"] == "No Flow Response"
+
+
+async def restore_without_an_end(client: Any) -> None:
+    done = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.RESTORE_COMPLETE.GONE")
+    await client.flush()
+    body = {"config": {"name": "GONE", "subjects": ["gone"]}}
+    answer = await api(client, "STREAM.RESTORE.GONE", body)
+    await client.request(answer["deliver_subject"], b"something", timeout=10)
+    event = json.loads((await done.next_msg(timeout=WITHIN_S)).data)
+    check(event)
+    assert event["bytes"] == 9
+    with pytest.raises(nats.errors.NoRespondersError):
+        await client.request(answer["deliver_subject"], b"more", timeout=10)
+    names = await api(client, "STREAM.NAMES", {"subject": "gone"})
+    assert names["streams"] is None
+
+
+def test_snapshots_and_restores_of_clients_that_stopped_answering_end(
+    three: LocalCluster,
+) -> None:
+    """Side by side, because each of them waits for a timeout of the server."""
+
     async def work() -> None:
-        client = await connect(*cluster.nodes)
-        await filled(client, "LEFT", replicas=1)
-        done = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.SNAPSHOT_COMPLETE.LEFT")
-        await client.flush()
-        bad = await api(client, "STREAM.SNAPSHOT.LEFT", {"deliver_subject": "a.*"})
-        assert bad["error"]["err_code"] == 10015
-        await api(client, "STREAM.SNAPSHOT.LEFT", {"deliver_subject": "nobody.listens"})
-        told = json.loads((await done.next_msg(timeout=10)).data)
-        check(told)
-        assert "No Interest" in told["error"]
-        silent = await client.subscribe("silent")
-        request = {"deliver_subject": "silent", "chunk_size": 1024, "window_size": 4096}
-        await api(client, "STREAM.SNAPSHOT.LEFT", request)
-        seen = [await silent.next_msg(timeout=10) for _ in range(5)]
-        assert [len(message.data) for message in seen] == [1024] * 4 + [0], "the window is four"
-        assert seen[4].headers["Status"] == "408"
-        assert seen[4].headers["Description"] == "No Flow Response"
+        client = await connect(*three.nodes)
+        for name in ("UNHEARD", "UNANSWERED"):
+            await filled(client, name, replicas=1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(snapshot_without_interest(client))
+            group.create_task(snapshot_without_flow_control(client))
+            group.create_task(restore_without_an_end(client))
         await client.close()
 
     run(work)
 
 
-def test_an_abandoned_restore_is_forgotten(cluster: LocalCluster) -> None:
-    async def work() -> None:
-        client = await connect(*cluster.nodes)
-        done = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.RESTORE_COMPLETE.GONE")
-        await client.flush()
-        body = {"config": {"name": "GONE", "subjects": ["gone"]}}
-        answer = await api(client, "STREAM.RESTORE.GONE", body)
-        await client.request(answer["deliver_subject"], b"something", timeout=10)
-        told = json.loads((await done.next_msg(timeout=20)).data)
-        check(told)
-        assert told["bytes"] == 9
-        with pytest.raises(nats.errors.NoRespondersError):
-            await client.request(answer["deliver_subject"], b"more", timeout=10)
-        names = await api(client, "STREAM.NAMES", {"subject": "gone"})
-        assert names["streams"] is None
-        await client.close()
-
-    run(work)
-
-
-def test_the_tool_saves_and_restores(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_the_tool_saves_and_restores(three: LocalCluster, tmp_path: Path) -> None:
     if TOOL is None:
         pytest.skip("the nats command-line tool is not installed")
 
     async def call(*words: str) -> str:
-        server = ["-s", cluster.nodes[1].url]
+        server = ["-s", three.nodes[1].url]
         done = await asyncio.to_thread(
             subprocess.run, [TOOL, *server, "stream", *words], capture_output=True, text=True,
             timeout=60, check=False,
@@ -209,7 +211,7 @@ def test_the_tool_saves_and_restores(cluster: LocalCluster, tmp_path: Path) -> N
         return done.stdout
 
     async def work() -> None:
-        client = await connect(*cluster.nodes)
+        client = await connect(*three.nodes)
         before = await filled(client, "TOOL")
         await call("backup", "TOOL", str(tmp_path / "saved"))
         await call("rm", "TOOL", "-f")

@@ -1,7 +1,7 @@
-"""Bad requests: the same ones to us and to the reference server, and the same answers.
+"""Bad requests: sent to our server and to nats-server, with the same answers.
 
 An answer is compared by its error code and text, or by the status of the first message that comes
-back; silence must be silence on both sides. Afterwards our log holds no exception."""
+back; a request must stay unanswered on both sides or on none. Our log has no exception."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import pytest
 from broker.local import LocalCluster
 from tests.support.clusters import nats_server, run
 
-QUIET_S = 0.4  # after it a request counts as unanswered
+QUIET_S = 0.4  # without an answer for this long, a request counts as unanswered
+PATIENT_S = 10.0  # the same for a request that only one server seems to answer
 LONG = "N" * 300
 STREAM = {"name": "BAD", "subjects": ["bad.>"], "max_msg_size": 1000}
 
-# We count in signed numbers; see the last test for what lies beyond.
+# Our sequences are signed; the last test covers larger ones.
 UNSIGNED = ("first_seq", "opt_start_seq", "rate_limit_bps")
 
 Case = tuple[str, bytes]
@@ -256,7 +257,7 @@ ACKS = [
     for body in (b"", b"+ACK", b"-NAK", b'-NAK {"delay":-1}', b"-NAK {", b"+WPI", b"+TERM", b"?")
 ]
 
-UNHEARD = [  # acks and pulls that no consumer listens to
+UNHEARD = [  # acks and pulls of consumers that do not exist
     (subject, b"")
     for subject in (
         "$JS.ACK.BAD",
@@ -287,13 +288,13 @@ GROUPS = {
 
 
 class Bench:
-    """One client of one server, which asks and describes the answers."""
+    """A client of one server that sends requests and describes the answers."""
 
-    def __init__(self, client: Any) -> None:
-        self.client = client
+    def __init__(self, client: Any, quiet_s: float = QUIET_S) -> None:
+        self.client, self.quiet_s = client, quiet_s
 
     async def reset(self) -> None:
-        """The one stream and consumer that the requests are about."""
+        """Create the stream and consumer that the requests are about."""
         for name in json.loads((await self._ask(*api("STREAM.NAMES"))).data)["streams"] or []:
             await self._ask(*api(f"STREAM.DELETE.{name}"))
         await self._ask("$JS.API.STREAM.CREATE.BAD", json.dumps(STREAM).encode())
@@ -309,7 +310,7 @@ class Bench:
         heard = await self.client.subscribe(inbox)
         try:
             await self.client.publish(subject, body, reply=inbox)
-            message = await heard.next_msg(timeout=QUIET_S)
+            message = await heard.next_msg(timeout=self.quiet_s)
         except (nats.errors.TimeoutError, TimeoutError):
             return "silence"
         finally:
@@ -320,7 +321,7 @@ class Bench:
 def described(message: Any) -> str:
     headers = message.headers or {}
     if "Status" in headers:
-        # What is wrong with a body is told in the words of each server's JSON reader.
+        # The reason for a bad body is the text of each server's own JSON parser.
         text = headers.get("Description", "").partition(" - json")[0].partition(" - unexpected")[0]
         return f"status {headers['Status']} {text}".strip()
     try:
@@ -333,12 +334,12 @@ def described(message: Any) -> str:
     return "10025" if code == 10025 else f"{code} {error['description']}"
 
 
-async def survey(url: str, cases: list[Case]) -> list[str]:
+async def survey(url: str, cases: list[Case], quiet_s: float) -> list[str]:
     client = await nats.connect(url)
-    bench = Bench(client)
+    bench = Bench(client, quiet_s)
     found = ["fine"]
     for subject, body in cases:
-        if not found[-1][0].isdigit():  # what was refused has changed nothing
+        if not found[-1][0].isdigit():  # an error has changed nothing
             await bench.reset()
         found.append(await bench.answer(subject, body))
     await client.close()
@@ -354,23 +355,32 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalClu
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_bad_requests_are_answered_as_by_the_real_server(
+def test_bad_requests_are_answered_as_by_nats_server(
     servers: tuple[LocalCluster, str], group: str
 ) -> None:
     cluster, reference = servers
     cases = GROUPS[group]
 
-    async def work() -> list[list[str]]:
-        asked = (survey(cluster.urls[0], cases), survey(reference, cases))
-        return list(await asyncio.gather(*asked))
+    async def differences(cases: list[Case], quiet_s: float) -> list[tuple[Case, str, str]]:
+        ours, theirs = await asyncio.gather(
+            survey(cluster.urls[0], cases, quiet_s), survey(reference, cases, quiet_s)
+        )
+        return [
+            (case, mine, other)
+            for case, mine, other in zip(cases, ours, theirs, strict=True)
+            if mine != other
+        ]
 
-    ours, theirs = run(work)
-    different = [
+    async def work() -> list[tuple[Case, str, str]]:
+        # On a busy machine an answer may come after QUIET_S.
+        found = await differences(cases, QUIET_S)
+        return await differences([case for case, _, _ in found], PATIENT_S)
+
+    shown = [
         f"{subject[:60]} {body[:110]!r}\n    ours   {mine}\n    theirs {other}"
-        for (subject, body), mine, other in zip(cases, ours, theirs, strict=True)
-        if mine != other
+        for (subject, body), mine, other in run(work)
     ]
-    assert not different, "\n" + "\n".join(different)
+    assert not shown, "\n" + "\n".join(shown)
     assert "Traceback" not in cluster.nodes[0].log_path.read_text()
 
 
@@ -381,7 +391,7 @@ def numbers(info: Any) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def test_acks_of_nothing_change_nothing(servers: tuple[LocalCluster, str]) -> None:
+def test_acks_of_unknown_deliveries_change_nothing(servers: tuple[LocalCluster, str]) -> None:
     cluster, _ = servers
 
     async def work() -> None:
@@ -401,7 +411,7 @@ def test_acks_of_nothing_change_nothing(servers: tuple[LocalCluster, str]) -> No
 
 
 @pytest.mark.parametrize("seq", [2**62 + 1, 2**63 - 1, 2**63, 2**64])
-def test_a_sequence_without_room_to_count_on_is_refused_and_stops_nothing(
+def test_a_sequence_at_the_limit_is_refused_and_breaks_nothing(
     servers: tuple[LocalCluster, str], seq: int
 ) -> None:
     cluster, _ = servers
@@ -411,7 +421,7 @@ def test_a_sequence_without_room_to_count_on_is_refused_and_stops_nothing(
         bench = Bench(client)
         await bench.reset()
         assert await bench.answer(*create(first_seq=seq)) == "10025"
-        await bench.reset()  # streams can still be made
+        await bench.reset()  # streams can still be created
         await client.close()
 
     run(work)

@@ -1,4 +1,4 @@
-"""A server with a domain and limits: the API under both prefixes, buckets through it, refusals."""
+"""A server with a domain and limits: the API under both prefixes, buckets, refusals."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def test_the_api_answers_under_the_domain_too(server: LocalCluster) -> None:
         inbox = await client.subscribe("pulled")
         await client.publish(subject, b"", reply="pulled")
         assert (await inbox.next_msg(timeout=10)).data == b"1"
-        told = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.DELETED.KV_B")
+        deleted = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.DELETED.KV_B")
         await client.flush()
         await api(client, "STREAM.DELETE.KV_B", prefix="$JS.hub.API.")
-        assert json.loads((await told.next_msg(timeout=10)).data)["domain"] == "hub"
+        assert json.loads((await deleted.next_msg(timeout=10)).data)["domain"] == "hub"
         await client.close()
 
     run(work)
 
 
-def test_what_the_server_grants_is_not_overbooked(server: LocalCluster) -> None:
+def test_reservations_do_not_exceed_the_limits_of_the_server(server: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*server.nodes)
 
@@ -67,7 +67,7 @@ def test_what_the_server_grants_is_not_overbooked(server: LocalCluster) -> None:
         assert await refusal("F1", max_bytes=12_000_000) == 0
         assert await refusal("F2", max_bytes=12_000_000) == 10047
         assert await refusal("F2", max_bytes=8_000_000) == 0
-        assert await refusal("F3") == 0, "without a bound nothing is set aside"
+        assert await refusal("F3") == 0, "without max_bytes nothing is reserved"
         assert await refusal("M1", max_bytes=11_000_000, storage="memory") == 10028
         assert await refusal("D1", duplicate_window=61_000_000_000) == 10052
         info = await api(client, "INFO")
@@ -78,7 +78,7 @@ def test_what_the_server_grants_is_not_overbooked(server: LocalCluster) -> None:
     run(work)
 
 
-def test_consumers_get_and_keep_the_limits_of_the_server(server: LocalCluster) -> None:
+def test_consumers_are_subject_to_the_limits_of_the_server(server: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*server.nodes)
         await api(client, "STREAM.CREATE.L", {"name": "L", "subjects": ["l.>"]})

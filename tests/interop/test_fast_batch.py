@@ -1,4 +1,4 @@
-"""Fast batches: word for word what the real server tells a publisher, on one node and on three."""
+"""Fast batches: the answers of nats-server, word for word, on one node and on three."""
 
 from __future__ import annotations
 
@@ -100,15 +100,15 @@ SCRIPTS: dict[str, list[Step]] = {
 }  # fmt: skip
 
 
-async def told(client: Any, name: str, steps: Sequence[Step]) -> list[tuple[int, Any]]:
-    """Everything a publisher hears: (index of the step, body)."""
+async def answers_to(client: Any, name: str, steps: Sequence[Step]) -> list[tuple[int, Any]]:
+    """All answers to a publisher: (index of the step, body)."""
     inbox = client.new_inbox()
     heard = await client.subscribe(f"{inbox}.>")
     found = []
     for index, (batch, flow, gap, seq, op, headers) in enumerate(steps):
         reply = f"{inbox}.{batch}.{flow}.{gap}.{seq}.{op}.$FI"
         await client.publish(f"{name}.x", b"body", reply=reply, headers=headers or None)
-        # An ordinary publish behind it: when that is answered, the step has told everything.
+        # An ordinary publish after it: its answer shows that all answers to the step have arrived.
         await client.publish(f"{name}.x", b"behind", reply=f"{inbox}.behind")
         while (message := await heard.next_msg(timeout=20)).subject != f"{inbox}.behind":
             assert message.subject == reply
@@ -119,10 +119,10 @@ async def told(client: Any, name: str, steps: Sequence[Step]) -> list[tuple[int,
 
 
 async def one(client: Any, steps: Sequence[Step], **config: Any) -> Any:
-    """What is told of the steps, and what the stream holds in the end."""
+    """The answers to the steps, and the messages in the stream at the end."""
     fields = {"name": "FAST", "subjects": ["FAST.x"], "allow_batched": True, **config}
     assert "error" not in await api(client, "STREAM.CREATE.FAST", fields)
-    heard = await told(client, "FAST", steps)
+    heard = await answers_to(client, "FAST", steps)
     state = (await api(client, "STREAM.INFO.FAST"))["state"]
     stored = [
         (await api(client, "STREAM.MSG.GET.FAST", {"seq": seq})).get("message", {}).get("hdrs")
@@ -145,7 +145,7 @@ async def compare(
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_publisher_hears_what_the_real_server_says(
+def test_a_publisher_gets_the_answers_of_nats_server(
     single: LocalCluster, reference: LocalCluster, script: str
 ) -> None:
     run(lambda: compare(single, reference, SCRIPTS[script]))
@@ -158,19 +158,19 @@ def test_a_publisher_hears_what_the_real_server_says(
         {"no_ack": False, "retention": "interest"}, {"allow_batched": True, "max_msgs": 2},
     ],
 )  # fmt: skip
-def test_rules_of_the_stream_hold_for_its_members(
+def test_rules_of_the_stream_apply_to_messages_of_a_batch(
     single: LocalCluster, reference: LocalCluster, config: dict[str, Any]
 ) -> None:
     run(lambda: compare(single, reference, SCRIPTS["whole"], **config))
 
 
-def test_a_batch_goes_on_under_the_next_leader(three: LocalCluster) -> None:
+def test_a_batch_continues_under_the_next_leader(three: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*three.nodes)
         fields = {"name": "FAST", "subjects": ["FAST.x"], "allow_batched": True, "num_replicas": 3}
         await api(client, "STREAM.CREATE.FAST", fields)
         before = await leader_of(client, three, "FAST")
-        first = await told(client, "FAST", [step(1, START, flow=2), step(2, APPEND, flow=2)])
+        first = await answers_to(client, "FAST", [step(1, START, flow=2), step(2, APPEND, flow=2)])
         assert [body for _, body in first] == [
             {"type": "ack", "seq": 0, "msgs": 2}, {"stream": "FAST", "seq": 2},
             {"type": "ack", "seq": 2, "msgs": 2}, {"stream": "FAST", "seq": 4},
@@ -181,7 +181,7 @@ def test_a_batch_goes_on_under_the_next_leader(three: LocalCluster) -> None:
             return (await leader_of(client, three, "FAST")).name != before.name
 
         await eventually(moved, "another leader")
-        rest = await told(client, "FAST", [*appended(3, 4, flow=2), step(5, COMMIT, flow=2)])
+        rest = await answers_to(client, "FAST", [*appended(3, 4, flow=2), step(5, COMMIT, flow=2)])
         assert [body for _, body in rest] == [
             {"stream": "FAST", "seq": 6},
             {"type": "ack", "seq": 4, "msgs": 2}, {"stream": "FAST", "seq": 8},

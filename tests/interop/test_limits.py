@@ -1,4 +1,4 @@
-"""Limits on what an account and a server hold: refused and counted as the real server does."""
+"""Storage limits of accounts and servers: refused and counted as by nats-server."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ no_auth_user: a
 Script = Callable[[Any], Awaitable[list[Any]]]
 
 
-async def told(answer: dict[str, Any]) -> Any:
+def outcome(answer: dict[str, Any]) -> Any:
     return answer.get("error") or answer.get("seq") or answer.get("state", {}).get("bytes")
 
 
 async def add(client: Any, name: str, **config: Any) -> Any:
     body = {"name": name, "subjects": [f"{name}.>"], **config}
-    return await told(await api(client, f"STREAM.CREATE.{name}", body))
+    return outcome(await api(client, f"STREAM.CREATE.{name}", body))
 
 
 async def pub(client: Any, name: str, *sizes: int, **headers: str) -> list[Any]:
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     answers = []
     for size in sizes:
-        said = await client.request(f"{name}.a", b"x" * size, timeout=10, headers=named or None)
-        answers.append(await told(json.loads(said.data)))
+        answer = await client.request(f"{name}.a", b"x" * size, timeout=10, headers=named or None)
+        answers.append(outcome(json.loads(answer.data)))
     return answers
 
 
@@ -118,7 +118,7 @@ async def ours(place: Path, script: Script, jetstream: JetStreamOptions) -> list
     return answers
 
 
-def test_an_account_is_refused_what_the_real_server_refuses(tmp_path: Path) -> None:
+def test_an_account_over_its_limits_is_refused_as_by_nats_server(tmp_path: Path) -> None:
     async def work() -> None:
         granted = {"$G": AccountStore(max_memory=1000, max_storage=2000)}
         options = JetStreamOptions(store_dir=str(tmp_path / "ours"), accounts=granted)
@@ -128,7 +128,7 @@ def test_an_account_is_refused_what_the_real_server_refuses(tmp_path: Path) -> N
     run(work)
 
 
-def test_a_server_is_full_where_the_real_one_is(tmp_path: Path) -> None:
+def test_a_server_is_full_at_the_same_point_as_nats_server(tmp_path: Path) -> None:
     async def work() -> None:
         options = JetStreamOptions(
             store_dir=str(tmp_path / "ours"), max_memory_store=4000, max_file_store=6000
@@ -140,8 +140,8 @@ def test_a_server_is_full_where_the_real_one_is(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_full_server_loses_nothing_and_takes_more_when_there_is_room(tmp_path: Path) -> None:
-    """Three replicas, publishers that do not wait, and a limit in the middle of their batches."""
+def test_a_full_server_loses_nothing_and_accepts_more_after_a_purge(tmp_path: Path) -> None:
+    """Three replicas, publishers that do not wait, and a limit reached in the middle of a batch."""
 
     async def work(cluster: LocalCluster) -> None:
         client = await connect(*cluster.nodes)
@@ -162,7 +162,7 @@ def test_a_full_server_loses_nothing_and_takes_more_when_there_is_room(tmp_path:
         assert 0 < len(acked) < 400
         for seq in (1, len(acked)):
             message = (await api(client, "STREAM.MSG.GET.F", {"seq": seq}))["message"]
-            assert message["data"], "an acked message is there"
+            assert message["data"], "an acked message is stored"
         assert (await api(client, "STREAM.INFO.F"))["state"]["messages"] == len(acked)
         before = await leader_of(client, cluster, "F")
         await api(client, "STREAM.LEADER.STEPDOWN.F")
@@ -171,7 +171,9 @@ def test_a_full_server_loses_nothing_and_takes_more_when_there_is_room(tmp_path:
             return (await leader_of(client, cluster, "F")).name != before.name
 
         await eventually(moved, "another leader")
-        assert (await pub(client, "f", 1))[0]["err_code"] == 10023, "the next leader counts too"
+        assert (await pub(client, "f", 1))[0]["err_code"] == 10023, (
+            "the next leader enforces it too"
+        )
         await api(client, "STREAM.PURGE.F")
         assert (await pub(client, "f", 1)) == [len(acked) + 1]
         await client.close()

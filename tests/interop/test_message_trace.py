@@ -1,4 +1,4 @@
-"""Traced messages: the same ones to us and to the reference server, and the same events."""
+"""Traced messages: sent to our server and to nats-server, with the same events."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def service_called(scene: Scene) -> int:
     served = scene.clients["x"]
     while len(served.heard) < 2:
         await served.operation()
-    # The header that tells of the client holds a time, and where a trace goes on is a secret.
+    # The client-info header contains a time, and the destination of the trace is hidden.
     served.heard = [(subject, "", payload) for subject, _, payload in served.heard]
     return 2
 
@@ -234,7 +234,7 @@ USER = {"external": "c"}
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
-    """Of our server and of the reference, with the same configuration."""
+    """The ports of our server and of nats-server, with the same configuration."""
     ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     with (
         Process("-c", configuration(ours)) as here,
@@ -258,7 +258,7 @@ async def played(port: int, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_traces_are_those_of_the_reference_server(ports: tuple[int, int], name: str) -> None:
+def test_traces_are_those_of_nats_server(ports: tuple[int, int], name: str) -> None:
     ours, theirs = (run(lambda port=port: played(port, name)) for port in ports)  # type: ignore[misc]
     assert ours == theirs
     assert ours["traced"] or name == "not_traced"

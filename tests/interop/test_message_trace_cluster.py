@@ -1,4 +1,4 @@
-"""Traces that cross nodes: each server tells its part, as the reference server's would."""
+"""Traces across nodes: every server sends its part, as in a cluster of nats-server."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ async def opened(node: LocalNode, name: str, *subjects: str) -> Client:
 
 
 async def linked(publisher: Client, subject: str, subscriber: Client) -> None:
-    """Until what the one publishes is heard by the other."""
+    """Wait until messages of the publisher reach the subscriber."""
     while not subscriber.heard:
         publisher.send(f"PUB {subject} 4\r\nlink\r\n")
         await publisher.flush()
         await subscriber.flush()
-    # What is still on its way comes before this, on every link.
+    # Messages still in flight arrive before this one, on every link.
     publisher.send(f"PUB {subject} 4\r\nlast\r\n")
     while subscriber.heard[-1][2] != b"last":
         await subscriber.operation()
@@ -45,7 +45,7 @@ async def linked(publisher: Client, subject: str, subscriber: Client) -> None:
 
 
 async def traced(cluster: LocalCluster, headers: str) -> tuple[list[Any], list[Any]]:
-    """The three parts of one trace by server, and what the subscribers heard."""
+    """The three parts of one trace by server, and the messages of the subscribers."""
     one, two, three = cluster.nodes
     tracer = await opened(one, "tracer", "t")
     plain = await opened(two, "plain", "p.x", "p.*")
@@ -72,7 +72,7 @@ async def traced(cluster: LocalCluster, headers: str) -> tuple[list[Any], list[A
 
 
 def comparable(parts: list[dict[str, Any]]) -> list[Any]:
-    """Hops are numbered in an order of the server's own: they are named by where they lead."""
+    """The numbering of hops is not specified: replace numbers with the names of the servers."""
     parts.sort(key=lambda part: str(part["server"]["name"]))
     egress = [event for event in parts[0]["events"] if event["type"] == "eg"]
     leads_to = {event["hop"]: event["name"] for event in egress}
@@ -90,7 +90,7 @@ def comparable(parts: list[dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("headers", [DEST, ONLY])
-def test_every_node_tells_its_part(
+def test_every_node_sends_its_part_of_the_trace(
     three: LocalCluster, their_three: LocalCluster, headers: str
 ) -> None:
     ours = run(lambda: traced(three, headers))

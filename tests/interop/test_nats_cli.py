@@ -182,4 +182,4 @@ def test_request_and_reply(cli: Cli) -> None:
     with cli.running("reply", "ask", "answer {{Request}}") as shown:
         assert "Listening on" in shown.readline()
         answers = (cli("request", "ask", "me", "--raw").strip() for _ in range(50))
-        assert "answer me" in answers  # the first ones may come before its SUB: no responders
+        assert "answer me" in answers  # the first requests may arrive before its SUB: no responders

@@ -24,7 +24,7 @@ Runner = Callable[[Test], None]
 
 @asynccontextmanager
 async def connected(cluster: LocalCluster) -> AsyncIterator[Any]:
-    """A client of the last node, which leads no more than its share."""
+    """A client of the last node, which does not lead every stream."""
     client = await nats.connect(cluster.nodes[-1].url)
     try:
         yield client
@@ -34,7 +34,7 @@ async def connected(cluster: LocalCluster) -> AsyncIterator[Any]:
 
 @pytest.fixture(params=["single", "three"])
 def run(request: pytest.FixtureRequest) -> Runner:
-    """Runs a test with a client, and removes the streams it left."""
+    """Runs a test with a client and deletes the streams that the test left."""
     cluster: LocalCluster = request.getfixturevalue(request.param)
 
     def run_one(test: Test) -> None:
@@ -108,7 +108,7 @@ def test_streams_are_created_found_updated_and_deleted(run: Runner) -> None:
     run(test)
 
 
-def test_publishes_are_answered_deduplicated_and_compared(run: Runner) -> None:
+def test_publishes_are_acked_deduplicated_and_checked(run: Runner) -> None:
     async def test(client: Any) -> None:
         context = client.jetstream()
         await context.add_stream(name="S", subjects=["s.*"])
@@ -255,7 +255,7 @@ def test_key_value_watch(run: Runner) -> None:
         await bucket.put("b.1", b"2")
         watcher = await bucket.watch("a.*")
         assert (await watcher.updates(timeout=WITHIN_S)).value == b"1"
-        assert await watcher.updates(timeout=WITHIN_S) is None  # all that was there
+        assert await watcher.updates(timeout=WITHIN_S) is None  # end of the initial values
         await bucket.put("a.2", b"3")
         await bucket.put("b.2", b"4")
         await bucket.delete("a.1")

@@ -1,4 +1,4 @@
-"""`nats server ...` of the official tool, by a user of the system account of three nodes."""
+"""`nats server ...` of the official tool, as a user of the system account of three nodes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_connections_of_all_servers_are_reported(admin: Cli, cluster: LocalClust
 
 
 def _requested(admin: Cli, *words: str) -> list[Any]:
-    """One document per server, a line each or over several."""
+    """One document per server, each on one line or several."""
     text, found = admin("server", "request", *words), []
     decoder = json.JSONDecoder()
     while text.strip():
@@ -99,7 +99,7 @@ def _requested(admin: Cli, *words: str) -> list[Any]:
     ["variables", "connections", "subscriptions", "routes", "accounts", "gateways", "leafnodes",
      "jetstream", "jetstream-health"],
 )  # fmt: skip
-def test_documents_are_requested_of_all_servers(admin: Cli, document: str) -> None:
+def test_all_servers_send_the_requested_document(admin: Cli, document: str) -> None:
     found = _requested(admin, document)
     assert sorted(one["server"]["name"] for one in found) == NAMES
     assert all("data" in one for one in found)
@@ -139,7 +139,7 @@ def test_a_client_of_another_server_is_kicked(admin: Cli, cluster: LocalCluster)
     assert [one["reason"] for one in kicked] == ["Kicked"]
 
 
-def test_a_configuration_is_loaded_again(admin: Cli) -> None:
+def test_the_configuration_is_reloaded(admin: Cli) -> None:
     before = _requested(admin, "variables", "--name", "sys-2")[0]
     admin("server", "config", "reload", before["server"]["id"], "--force")
     after = _requested(admin, "variables", "--name", "sys-2")[0]
@@ -151,7 +151,7 @@ def test_events_of_clients_are_shown(admin: Cli, cluster: LocalCluster) -> None:
     seen = Event()
 
     def come_and_go() -> None:
-        while not seen.is_set():  # the first ones may come before the other node hears of the SUB
+        while not seen.is_set():  # the first events may precede the SUB on the other node
             otto("pub", "a", "b")
 
     with admin.running("events") as shown:
@@ -159,11 +159,11 @@ def test_events_of_clients_are_shown(admin: Cli, cluster: LocalCluster) -> None:
         clients = Thread(target=come_and_go)
         clients.start()
         try:
-            told = _up_to(shown, "Client Disconnection") + _up_to(shown, "User: otto")
+            events = _up_to(shown, "Client Disconnection") + _up_to(shown, "User: otto")
         finally:
             seen.set()
             clients.join()
-    assert "Client Connection" in told
+    assert "Client Connection" in events
 
 
 def _up_to(shown: IO[str], text: str) -> str:
@@ -188,7 +188,7 @@ def test_raft_groups_are_shown(admin: Cli) -> None:
     assert len({one["leader"] for one in groups}) == 1
 
 
-def test_routes_tell_who_is_at_the_other_end(admin: Cli) -> None:
+def test_routes_name_the_remote_server(admin: Cli) -> None:
     ids = {one["server"]["name"]: one["server"]["id"] for one in admin.json("server", "ls")}
     for one in _requested(admin, "routes"):
         others = {name: ids[name] for name in NAMES if name != one["server"]["name"]}
@@ -202,14 +202,14 @@ def test_routes_tell_who_is_at_the_other_end(admin: Cli) -> None:
     assert all(route["in_msgs"] > 0 and route["out_msgs"] > 0 for route in asked_at)
 
 
-def test_only_the_leader_answers_where_only_it_is_asked(admin: Cli) -> None:
+def test_a_request_for_the_leader_is_answered_by_the_leader_only(admin: Cli) -> None:
     shown = admin("request", "$SYS.REQ.SERVER.PING.JSZ", '{"leader_only":true}', "--raw",
                   "--replies", "0", "--timeout", "3s")  # fmt: skip
     (answer,) = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
     assert answer["data"]["meta_cluster"]["leader"] == answer["server"]["name"]
 
 
-def test_streams_are_told_by_their_leader_where_only_it_is_asked(admin: Cli) -> None:
+def test_a_request_for_stream_leaders_is_answered_by_them_only(admin: Cli) -> None:
     body = '{"streams":true,"stream_leader_only":true}'
     shown = admin("request", "$SYS.REQ.SERVER.PING.JSZ", body, "--raw",
                   "--replies", "3", "--timeout", "10s")  # fmt: skip

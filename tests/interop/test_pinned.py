@@ -1,4 +1,4 @@
-"""Pinned clients over the wire: ids, statuses, the API, what is told."""
+"""Pinned clients over the wire: ids, statuses, the API, advisories."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_one_client_is_served_until_it_is_unpinned_or_silent(server: LocalCluste
     run(work)
 
 
-def test_unpin_refuses_what_it_must(server: LocalCluster) -> None:
+def test_bad_unpin_requests_are_refused(server: LocalCluster) -> None:
     async def work() -> None:
         client = await connect(*server.nodes)
         await api(client, "STREAM.CREATE.Q", {"name": "Q", "subjects": ["q"]})

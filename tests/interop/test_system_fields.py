@@ -1,4 +1,4 @@
-"""Documents and events of the system account have the fields that the real server's have."""
+"""Documents and events of the system account have the fields of nats-server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.local import LocalCluster, LocalNode
 from tests.interop.test_nats_system import ACCOUNTS
 from tests.support.clusters import WITHIN_S, nats_server, run
 
-# What we have nothing to say about, by document; "" is the part about the server.
+# Fields that we do not have, by document; "" is the part about the server.
 LEFT_OUT = {
     "": {"feature_flags"},
     "STATSZ": set(),
@@ -43,7 +43,7 @@ async def _connect(node: LocalNode, user: str) -> Any:
 
 
 async def _answers(node: LocalNode) -> dict[str, Any]:
-    """By service, and by the subject of an event."""
+    """Answers by service name, and events by subject."""
     admin = await _connect(node, "admin")
     events = await admin.subscribe("$SYS.ACCOUNT.A.*")
     await admin.flush()
@@ -72,7 +72,7 @@ def _missing(ours: Any, theirs: Any, left_out: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [*SERVICES, "CONNECT", "DISCONNECT"])
-def test_nothing_is_missing(answers: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
+def test_no_field_is_missing(answers: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
     ours, theirs = answers[0][name], answers[1][name]
     assert _missing(ours, theirs, set()) == set()
     assert _missing(ours["server"], theirs["server"], LEFT_OUT[""]) == set()
@@ -82,7 +82,7 @@ def test_nothing_is_missing(answers: tuple[dict[str, Any], dict[str, Any]], name
             assert _missing(ours[part], theirs[part], left_out | {"name_tag"}) == set(), part
 
 
-def test_nothing_is_missing_inside(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_no_nested_field_is_missing(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     ours, theirs = answers
     for document, listed in (("SERVER.PING.CONNZ", "connections"),
                              ("ACCOUNT.A.STATZ", "account_statz")):  # fmt: skip

@@ -1,4 +1,4 @@
-"""A reader gets each message of its range once, whatever happens to the replicas."""
+"""A reader gets every message of its range exactly once, whatever happens to the replicas."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read(cluster: Cluster, first: int, last: int, **more: object) -> list[int]:
     return seqs_of(read_range(asked, LOGIN, pause=no_pause, fail_on_data_loss=fail))
 
 
-def test_columns_become_the_messages_without_a_copy_of_the_payload() -> None:
+def test_a_batch_has_the_messages_without_a_copy_of_the_payload() -> None:
     raw = block_of(11, 40)
     columns = read_columns(raw, verify=True)
     schema = arrow_schema([*DEFAULT_COLUMNS, "time_ns", "stream"])
@@ -110,7 +110,7 @@ def test_columns_become_the_messages_without_a_copy_of_the_payload() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 5, 20, 25, 40, 64, 200, 2000])
-def test_a_damaged_block_is_recognised(at: int) -> None:
+def test_a_damaged_block_is_detected(at: int) -> None:
     raw = bytearray(block_of(1, 100))
     raw[at] ^= 0xFF
     with pytest.raises(BlockDamaged):
@@ -118,12 +118,12 @@ def test_a_damaged_block_is_recognised(at: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 63, 64, 200])
-def test_a_short_block_is_recognised(size: int) -> None:
+def test_a_short_block_is_detected(size: int) -> None:
     with pytest.raises(BlockDamaged):
         read_columns(block_of(1, 100)[:size], verify=False)
 
 
-def test_lying_ends_are_refused_even_without_the_checksum() -> None:
+def test_wrong_offsets_are_refused_even_without_the_checksum() -> None:
     raw = bytearray(block_of(1, 100))
     ends_at = 64 + 8 * 100
     raw[ends_at + 4 : ends_at + 8] = (2**31 - 1).to_bytes(4, "little")
@@ -131,7 +131,7 @@ def test_lying_ends_are_refused_even_without_the_checksum() -> None:
         read_columns(bytes(raw), verify=False)
 
 
-def test_a_frame_whose_block_begins_otherwise_is_refused() -> None:
+def test_a_frame_with_the_wrong_check_is_refused() -> None:
     block = block_of(1, 3)
     _, check = FRAME.unpack(frame_header(block))
     check_frame(check, block)
@@ -172,7 +172,7 @@ def test_the_range_is_exact(cluster: Cluster, first: int, last: int) -> None:
     assert read(cluster, first, last) == list(range(first, last + 1))
 
 
-def test_deleted_rows_never_leave_the_replica(cluster: Cluster) -> None:
+def test_deleted_rows_are_not_sent(cluster: Cluster) -> None:
     store = cluster.leader.store
     store.delete(2, 250, 251, 500, 501, *range(1001, 1501), 2999)
     assert read(cluster, 1, 3000) == store.expected()
@@ -185,9 +185,7 @@ def test_deleted_rows_never_leave_the_replica(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("patterns", [("orders.eu.>",), ("orders.*.3", "orders.us.4"), ("none",)])
-def test_other_subjects_never_leave_the_replica(
-    cluster: Cluster, patterns: tuple[str, ...]
-) -> None:
+def test_rows_of_other_subjects_are_not_sent(cluster: Cluster, patterns: tuple[str, ...]) -> None:
     from broker.subjects.grammar import matches
 
     expected = [
@@ -206,17 +204,17 @@ def test_a_replica_that_dies_in_the_middle_is_replaced(cluster: Cluster) -> None
     asked = [json.loads(peer.requests[0])["first"] for peer in (first, second, third)]
     assert asked == sorted(asked)
     assert asked[0] == 1
-    assert asked[1] > 1  # it went on where the first had got to
+    assert asked[1] > 1  # it continued where the first had stopped
 
 
-def test_a_bit_flipped_on_the_way_costs_a_retry_and_no_row(cluster: Cluster) -> None:
+def test_a_bit_flipped_in_transit_causes_a_retry_and_loses_no_row(cluster: Cluster) -> None:
     for at in (100, 30_000):
         cluster.peers[0].faults.flip_byte_at = at
         assert read(cluster, 1, 3000) == list(range(1, 3001))
         assert cluster.peers[0].faults.flip_byte_at is None
 
 
-def test_replicas_that_lag_or_are_busy_are_passed_over(cluster: Cluster) -> None:
+def test_replicas_that_lag_or_are_busy_are_skipped(cluster: Cluster) -> None:
     behind, busy, last = cluster.peers
     behind.store = Store.filled(1000)
     busy.faults.busy = True
@@ -224,7 +222,7 @@ def test_replicas_that_lag_or_are_busy_are_passed_over(cluster: Cluster) -> None
     assert (len(behind.requests), len(busy.requests), len(last.requests)) == (1, 1, 1)
 
 
-def test_when_nobody_answers_the_reader_says_what_each_said(cluster: Cluster) -> None:
+def test_when_no_replica_serves_the_error_names_the_reason_of_each(cluster: Cluster) -> None:
     cluster.stop_peer(cluster.peers[0])
     cluster.peers[1].faults.busy = True
     cluster.peers[2].store = Store.filled(1000)
@@ -236,7 +234,7 @@ def test_when_nobody_answers_the_reader_says_what_each_said(cluster: Cluster) ->
     assert str(cluster.peers[0].port) in text
 
 
-def test_lost_messages_are_named_or_skipped(cluster: Cluster) -> None:
+def test_lost_messages_are_reported_or_skipped(cluster: Cluster) -> None:
     cluster.leader.store.expire(700)
     with pytest.raises(DataLost) as lost:
         read(cluster, 400, 1000)
@@ -245,7 +243,7 @@ def test_lost_messages_are_named_or_skipped(cluster: Cluster) -> None:
     assert read(cluster, 100, 200, fail_on_data_loss=False) == []
 
 
-def test_retention_that_overtakes_a_scan_is_noticed(cluster: Cluster) -> None:
+def test_messages_removed_during_a_scan_are_reported(cluster: Cluster) -> None:
     store = cluster.leader.store
     cluster.peers[0].faults.pause_after_bytes = 10_000
     slices = read_range(wanted(cluster, 1, 3000), LOGIN, pause=no_pause)
@@ -273,7 +271,7 @@ def test_a_request_no_replica_can_serve_fails_at_once(cluster: Cluster) -> None:
     assert sum(len(peer.requests) for peer in cluster.peers) == 1
 
 
-def test_a_plan_comes_from_whichever_server_lives(cluster: Cluster) -> None:
+def test_a_plan_comes_from_any_server_that_is_alive(cluster: Cluster) -> None:
     planner = Planner(endpoints_of(cluster.servers), LOGIN, pause=no_pause)
     assert planner.plan(STREAM).last_seq == 3000
     cluster.stop_peer(cluster.peers[0])
@@ -284,7 +282,7 @@ def test_a_plan_comes_from_whichever_server_lives(cluster: Cluster) -> None:
     planner.close()
 
 
-def test_a_wrong_password_is_not_tried_again() -> None:
+def test_a_wrong_password_is_not_retried() -> None:
     with Cluster(Store.filled(10), password="right") as cluster:
         asked = wanted(cluster, 1, 10)
         with pytest.raises(LoginRefused):

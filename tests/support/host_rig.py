@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from broker.local import free_ports
 from raft.core.messages import Entry, EntryKind
 from raft.host.compaction import CompactionPolicy
 from raft.host.host import Host, HostLimits
@@ -111,7 +112,7 @@ class Node:
             name=self.name,
             cluster="t",
             listen_host="127.0.0.1",
-            listen_port=self.port,
+            listen_port=self.port or free_ports(1)[0],  # still free after a kill
             routes=[("127.0.0.1", n.port) for n in self.cluster.nodes if n.port and n is not self],
             limits=FAST_LINKS,
         )

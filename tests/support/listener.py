@@ -1,8 +1,8 @@
-"""A port on which a test plays a server: whoever was accepted is closed again at the end.
+"""A listening port for fake servers in tests; closing it closes every accepted connection.
 
 Owns: its listening socket and every connection made to it.
-asyncio's own server forgets a connection that was accepted in the turn in which it is closed: the
-socket stays open until it is collected, in the middle of another test."""
+asyncio's own server loses a connection that is accepted in the loop turn in which the server is
+closed: the socket stays open until garbage collection, in the middle of another test."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class Listener:
         asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
 
     def refuse(self) -> None:
-        """No more connections; those that stand go on."""
+        """Accept no more connections; existing ones stay open."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
             self._socket = None
 
     def cut(self) -> None:
-        """End every connection that stands."""
+        """Abort every open connection."""
         for writer in self._writers:
             writer.transport.abort()
 
     async def close(self) -> None:
         self.refuse()
         while self._serving:
-            self.cut()  # a connection may have been made just now: again, until there is none
+            self.cut()  # repeat: a connection may have been accepted meanwhile
             await asyncio.wait(self._serving, timeout=0.01)
 
     def _accept(self, listening: socket.socket) -> None:
         try:
             connection, _ = listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # gone before we came
+            return  # the client has gone already
         serving = asyncio.get_running_loop().create_task(self._serve(connection))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)

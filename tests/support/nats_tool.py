@@ -1,6 +1,4 @@
-"""The official command-line tool `nats`, as tests use it.
-
-It must be on the PATH, or named by NATS_CLI."""
+"""Runs the official command-line tool `nats`, which must be on the PATH or named by NATS_CLI."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ needs_the_tool = pytest.mark.skipif(
 
 @dataclass(slots=True)
 class Cli:
-    """The tool, connected to one server, with a home of its own."""
+    """The tool, connected to one server, with its own home directory."""
 
     url: str
     home: Path
@@ -44,7 +42,7 @@ class Cli:
         return [TOOL, *arguments]
 
     def __call__(self, *arguments: str, text: str | None = None) -> str:
-        """What it printed. It must not fail."""
+        """Run it and return its output; fails the test if the command fails."""
         done = subprocess.run(
             self.command(*arguments),
             env=self.environment,
@@ -64,7 +62,7 @@ class Cli:
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[IO[str]]:
-        """Its output while it runs; it is killed at the end, or when it takes too long."""
+        """Its output while it runs; it is killed at the end, or after WITHIN_S."""
         with subprocess.Popen(
             self.command(*arguments),
             env=self.environment,
@@ -74,16 +72,16 @@ class Cli:
             text=True,
         ) as process:
             assert process.stdout is not None
-            patience = Timer(WITHIN_S, process.kill)
-            patience.start()
+            limit = Timer(WITHIN_S, process.kill)
+            limit.start()
             try:
                 yield process.stdout
             finally:
-                patience.cancel()
+                limit.cancel()
                 process.kill()
 
     def on_a_terminal(self, *arguments: str) -> str:
-        """For commands that refuse to page into a pipe."""
+        """For commands that need a terminal."""
         ours, theirs = pty.openpty()
         with subprocess.Popen(
             self.command(*arguments),
@@ -103,7 +101,7 @@ def _read_all(terminal: int) -> bytes:
     while select.select([terminal], [], [], WITHIN_S)[0]:
         try:
             shown += os.read(terminal, 65536)
-        except OSError:  # the other side has gone
+        except OSError:  # the command has ended
             break
     os.close(terminal)
     return shown

@@ -1,7 +1,7 @@
-"""Replicas for readers to read from: real sockets, the real parser, the real serving side.
+"""Fake replicas for tests of bulk reads, with real sockets, parser and scan server.
 
-Owns: the faults a test wants: a replica that dies in the middle, lags, refuses, or lies.
-May not touch: Raft. The replicas share one message store unless told otherwise."""
+Owns: the faults: a replica that dies in the middle, lags, refuses, or sends damaged bytes.
+May not touch: Raft. The replicas share one message store unless a test replaces it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def block_of(first: int, last: int) -> bytes:
 
 
 class Store(MessageStore):
-    """The broker's own message store, with the messages a test wants."""
+    """The message store of the broker, filled by a test."""
 
     @staticmethod
     def filled(rows: int, *, block_rows: int = 500) -> Store:
@@ -77,16 +77,16 @@ class Store(MessageStore):
 
 @dataclass
 class Faults:
-    """What happens to scans of one replica."""
+    """Faults in the scans of one replica."""
 
-    die_after_bytes: int | None = None  # once: the connection is cut, and so is the listener
-    flip_byte_at: int | None = None  # once: one bit of the answer is wrong
+    die_after_bytes: int | None = None  # once: the connection and the listener are closed
+    flip_byte_at: int | None = None  # once: one bit of the answer is flipped
     busy: bool = False
     pause_after_bytes: int | None = None  # stop sending and wait for `resume`
 
 
 class Peer:
-    """One replica's client port."""
+    """The client port of one replica."""
 
     def __init__(self, cluster: Cluster, name: str, store: Store) -> None:
         self.cluster = cluster
@@ -189,7 +189,7 @@ class Peer:
 
 
 class Cluster:
-    """Replicas in one background loop. The last one leads."""
+    """Replicas on an event loop in a background thread. The last one is the leader."""
 
     def __init__(self, store: Store, *, replicas: int = 3, password: str = "") -> None:
         self.password = password

@@ -1,4 +1,4 @@
-"""Traced messages sent to any server, and what came of them in a form that can be compared."""
+"""Sends traced messages to any server and returns the trace events in a comparable form."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ accounts {{
 
 @dataclass(slots=True)
 class Client:
-    """Speaks the protocol itself: headers leave byte for byte as written."""
+    """A client that writes the protocol itself, so that headers are sent byte for byte."""
 
     name: str
     reader: asyncio.StreamReader
@@ -77,7 +77,7 @@ class Client:
             pass
 
     async def operation(self) -> bytes:
-        """The next thing the server says; messages and errors are kept."""
+        """Read the next operation of the server; messages and errors are recorded."""
         async with asyncio.timeout(WITHIN_S):
             line = (await self.reader.readline()).strip()
             words = line.decode().split(" ")
@@ -94,7 +94,7 @@ class Client:
 
 
 class Scene:
-    """Clients of one server. `end` gives everything that was traced, heard and refused."""
+    """Clients of one server. `end` returns all trace events, messages and errors."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -106,7 +106,7 @@ class Scene:
         return found
 
     async def subscriber(self, name: str, *subjects: str, user: str = "a") -> Client:
-        """With a queue: "subject queue"."""
+        """`subjects` may name a queue group: "subject queue"."""
         found = await self.client(name, user)
         for sid, subject in enumerate(subjects, 1):
             found.send(f"SUB {subject} {sid}\r\n")
@@ -114,8 +114,8 @@ class Scene:
         return found
 
     async def end(self, *, events: int, user: str = "a") -> dict[str, Any]:
-        """A last traced message shows that nothing else comes: events of streams are late, so
-        their number is awaited first."""
+        """Wait for this many events, because events of streams arrive late; then for the event of a
+        last message, which shows that nothing else was traced."""
         tracer = self.clients["tracer"]
         while sum(subject == "t" for subject, _, _ in tracer.heard) < events:
             await tracer.operation()
@@ -125,45 +125,45 @@ class Scene:
             await tracer.operation()
         for one in self.clients.values():
             await one.flush()
-        return self._told()
+        return self._report()
 
-    def _told(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         names = {one.cid: one.name for one in self.clients.values()}
-        told: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         for name, one in self.clients.items():
             heard = [
                 [subject, headers, readable(payload)]
                 for subject, headers, payload in one.heard
                 if not subject.startswith("t")
             ]
-            told[name] = {"heard": heard, "errors": one.errors}
+            report[name] = {"heard": heard, "errors": one.errors}
         traced = [
             (subject, headers, comparable(json.loads(payload), names))
             for subject, headers, payload in self.clients["tracer"].heard
             if subject == "t"
         ]
-        told["traced"] = sorted(traced, key=json.dumps)
+        report["traced"] = sorted(traced, key=json.dumps)
         for one in self.clients.values():
             one.close()
-        return told
+        return report
 
 
 def readable(payload: bytes) -> Any:
-    """Blanks in JSON mean nothing."""
+    """JSON is decoded, because blanks in it do not matter."""
     return json.loads(payload) if payload.startswith(b"{") else payload.decode()
 
 
 def comparable(event: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
-    """Without times and numbers that differ from run to run; cids become the clients' names."""
+    """Without times and numbers that differ between runs; client ids become client names."""
     server = event["server"]
-    server.pop("feature_flags", None)  # switches of that server's own
+    server.pop("feature_flags", None)  # differs between server versions
     event["server"] = {"name": server["name"], "fields": list(server)}
     for one in event["events"]:
         assert len(one.pop("ts")) > len("2026-01-01T00:00:00")
         one["fields"] = list(one)
         if one.get("kind") == 0:
             one["cid"] = names[one["cid"]]
-    # A server goes through subscriptions in an order of its own.
+    # The order of subscriptions is not specified.
     first, *rest = event["events"]
     event["events"] = [first, *sorted(rest, key=json.dumps)]
     return event
