@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.config.apply_websocket import BadWebSocket, check_websocket
 from broker.config.check_accounts import BadAccounts, check_accounts, usable_imports
+from broker.config.check_websocket import BadWebSocket, check_websocket
 from broker.config.claims import BadClaims
 from broker.config.options import (
     DEFAULT_HOST,

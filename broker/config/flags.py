@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from broker.config.draft import BadOptions, Draft
-from broker.config.values import BadValue, route_address
+from broker.config.file.values import BadValue, route_address
 
 USAGE = """\
 Usage: jetraft serve [options]

@@ -10,11 +10,11 @@ from hashlib import sha256
 
 from msgspec.structs import replace
 
-from broker.config.apply import BadConfiguration, apply
 from broker.config.draft import BadOptions, Draft
+from broker.config.file.apply import BadConfiguration, apply
+from broker.config.file.parser import ParseError, parse_file
 from broker.config.flags import CommandLine, UsageError, parse_flags
 from broker.config.options import Options
-from broker.config.parser import ParseError, parse_file
 
 __all__ = ["BadSettings", "CommandLine", "Loaded", "UsageError", "load", "parse_flags"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.config.file.parser import Item, ParseError, parse
+from broker.config.file.values import BadValue, parse_duration
 from broker.config.load import BadSettings, load, parse_flags
 from broker.config.options import MIB, SECOND, Options
-from broker.config.parser import Item, ParseError, parse
-from broker.config.values import BadValue, parse_duration
 
 
 def plain(value: object) -> object:

@@ -23,7 +23,7 @@ from broker.cluster.peers.channels import (
 )
 from broker.cluster.peers.interest import Interest
 from broker.cluster.peers.rpc import Rpc
-from broker.config.values import BadValue, route_address, split_address
+from broker.config.file.values import BadValue, route_address, split_address
 from broker.server.client.tls import route_contexts
 from broker.server.process.listening import has_port, join_host_port
 from broker.server.services import StartFailed

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+from broker.config.file.parser import Item
 from broker.config.options import DEFAULT_CLUSTER_PORT
-from broker.config.parser import Item
 
 NANOSECONDS = {
     "ns": 1,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from broker.config import values
 from broker.config.draft import Draft
-from broker.config.parser import Item
-from broker.config.values import BadValue
+from broker.config.file import values
+from broker.config.file.parser import Item
+from broker.config.file.values import BadValue
 from broker.credentials import jwt
 
 _MEMORY = re.compile(r"\s*mem(ory)?\s*", re.IGNORECASE)

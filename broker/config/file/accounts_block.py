@@ -11,14 +11,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from broker.config import known_keys as known
-from broker.config import values
-from broker.config.apply_auth import permissions, read_users
 from broker.config.draft import Draft
+from broker.config.file import unsupported_keys as known
+from broker.config.file import values
+from broker.config.file.authorization_block import permissions, read_users
+from broker.config.file.parser import Item, Map
+from broker.config.file.report import ConfigReport
+from broker.config.file.values import BadValue
 from broker.config.options import AccountOptions, AccountStore, Export, Import, User
-from broker.config.parser import Item, Map
-from broker.config.report import ConfigReport
-from broker.config.values import BadValue
 from broker.credentials import nkeys
 from broker.subjects import valid_subject
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from broker.config.parser import Item, Map
-from broker.config.values import BadValue
+from broker.config.file.parser import Item, Map
+from broker.config.file.values import BadValue
 
 Target = TypeVar("Target")
 

@@ -1,7 +1,8 @@
-"""The `websocket` block: its keys, and which of them exclude each other.
+"""The `websocket` block: its keys.
 
-Owns: reading that block and its checks.
-May not touch: the tls block inside, which is read like any other.
+Owns: reading that block.
+May not touch: the tls block inside, which is read like any other; which keys exclude each other
+(check_websocket.py).
 Spec: NATS server configuration, websocket."""
 
 from __future__ import annotations
@@ -10,18 +11,11 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from broker.config import known_keys as known
-from broker.config import values
-from broker.config.options import Authorization, WebSocketOptions
-from broker.config.parser import Item, Map
-from broker.config.report import ConfigReport
-from broker.config.values import BadValue
-
-TLS_MISSING = "websocket requires TLS configuration"
-
-
-class BadWebSocket(Exception):
-    """str() is the message for the operator."""
+from broker.config.file import unsupported_keys as known
+from broker.config.file import values
+from broker.config.file.parser import Item, Map
+from broker.config.file.report import ConfigReport
+from broker.config.file.values import BadValue
 
 
 def _headers(key: str, item: Item) -> dict[str, str]:
@@ -126,23 +120,3 @@ def _map(key: str, item: Item) -> Map:
     if not isinstance(item.value, dict):
         raise BadValue(f"Expected {key} to be a map, got {type(item.value).__name__}")
     return item.value
-
-
-def check_websocket(options: WebSocketOptions, auth: Authorization) -> None:
-    """Raises BadWebSocket."""
-    if options.tls is None and not options.no_tls:
-        raise BadWebSocket(TLS_MISSING)
-    if options.no_auth_user and not auth.users:
-        raise BadWebSocket(
-            f'no_auth_user: "{options.no_auth_user}" present, but users/nkeys are not defined'
-        )
-    if options.no_auth_user and options.no_auth_user not in (user.name for user in auth.users):
-        raise BadWebSocket(
-            f'no_auth_user: "{options.no_auth_user}" not present as user or nkey in '
-            "authorization block or account configuration"
-        )
-    for name, value in (("username", options.user), ("token", options.token)):
-        if auth.users and value:
-            raise BadWebSocket(
-                f"websocket authentication {name} not compatible with presence of users/nkeys"
-            )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.config import known_keys as known
-from broker.config import values
+from broker.config.file import unsupported_keys as known
+from broker.config.file import values
+from broker.config.file.parser import Item, Map
+from broker.config.file.report import ConfigReport
+from broker.config.file.values import BadValue
 from broker.config.options import Permissions, ResponseRules, SubjectRules, User
-from broker.config.parser import Item, Map
-from broker.config.report import ConfigReport
-from broker.config.values import BadValue
 from broker.credentials import nkeys
 from broker.subjects import valid_subject
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from broker.config import known_keys as known
-from broker.config import values
-from broker.config.apply_accounts import apply_accounts
-from broker.config.apply_auth import apply_authorization
-from broker.config.apply_operator import apply_operator, apply_preload, apply_resolver
-from broker.config.apply_websocket import apply_websocket
 from broker.config.draft import Draft
-from broker.config.parser import Item, Map
-from broker.config.report import ConfigReport
-from broker.config.values import BadValue
+from broker.config.file import unsupported_keys as known
+from broker.config.file import values
+from broker.config.file.accounts_block import apply_accounts
+from broker.config.file.authorization_block import apply_authorization
+from broker.config.file.operator_block import apply_operator, apply_preload, apply_resolver
+from broker.config.file.parser import Item, Map
+from broker.config.file.report import ConfigReport
+from broker.config.file.values import BadValue
+from broker.config.file.websocket_block import apply_websocket
 
 Setter: TypeAlias = Callable[["_File", str, Item], None]
 

@@ -1,0 +1,1 @@
+"""The configuration file: its grammar, and one module per block of keys."""
