@@ -1,7 +1,7 @@
 """Operator mode: which preloaded accounts are signed by a trusted operator.
 
 Owns: the signature rule for accounts, and the options that an account JWT carries.
-May not touch: the configuration file (apply_operator.py reads it).
+May not touch: the configuration file (file/operator_block.py reads it).
 Spec: NATS server configuration, operator mode; NATS JWT, operator and account claims."""
 
 from __future__ import annotations

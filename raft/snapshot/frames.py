@@ -11,7 +11,7 @@ pieces it holds, also without being asked when a piece is missing. The stream go
     frame  kind u8, group u64, stream u64, number u64, term u64, index u64, log_term u64,
            asked u64, data
 
-The data of BEGIN are the members at the snapshot (raft/core/confchange.py). In BEGIN, WHERE and
+The data of BEGIN are the members at the snapshot (raft/core/membership.py). In BEGIN, WHERE and
 HELD `asked` counts the questions: an answer to an earlier question is ignored."""
 
 from __future__ import annotations

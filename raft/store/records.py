@@ -9,7 +9,7 @@ or that is stored under the wrong key, is noticed before it is used.
     entry  term u64, kind u8, crc u32, then the data (little-endian)
     group  term, vote, commit, snapshot index and term, index and term of a snapshot whose
            installation has begun (0 if none), lives: u64 each; the members at the snapshot
-           and those at the installation: size u16 and the bytes of raft/core/confchange.py
+           and those at the installation: size u16 and the bytes of raft/core/membership.py
            each, size 0 for those the group started with; crc u32. A record that ends after the
            terms was written by an earlier version: no lives, no members"""
 

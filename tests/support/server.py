@@ -40,7 +40,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def running_broker(options: Options) -> AsyncIterator[Broker]:
-    """A whole node, as main.py wires it, on the loop of the test."""
+    """A whole node, as broker/main.py wires it, on the loop of the test."""
     async with Tasks() as tasks:
         broker = Broker(options, tasks)
         try:

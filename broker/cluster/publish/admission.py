@@ -26,13 +26,13 @@ class LogWriter(Protocol):
     def failure(self) -> BaseException | None: ...
 
 
-class SubjectFilter(Protocol):
+class ConsumerFilter(Protocol):
     def wants(self, subject: bytes) -> bool: ...
 
 
 class ConsumedStream(Protocol):
     @property
-    def consumers(self) -> Mapping[str, SubjectFilter]: ...
+    def consumers(self) -> Mapping[str, ConsumerFilter]: ...
 
 
 class AssignedReplica(Protocol):
