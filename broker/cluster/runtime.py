@@ -29,17 +29,17 @@ SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # planning and reading need the same
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
 
-def build(options: Options) -> Runtime:
+def build(options: Options) -> ClusterRuntime:
     """Called by the server when the options ask for a cluster or JetStream."""
     if options.jetstream is not None and options.cluster is not None:
         if not options.server_name:
             raise StartFailed("jetstream cluster requires `server_name` to be set")
         if not options.cluster.name:
             raise StartFailed("jetstream cluster requires `cluster.name` to be set")
-    return Runtime(options)
+    return ClusterRuntime(options)
 
 
-class Runtime:
+class ClusterRuntime:
     """Implements broker.main.Runtime."""
 
     scan_subject = SCAN_SUBJECT
