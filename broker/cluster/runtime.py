@@ -2,7 +2,7 @@
 
 Owns: their start and stop order, and what monitoring reads of them.
 May not touch: how any of it works; this is wiring.
-Spec: broker/main.py (Runtime); nats-server monitoring for the documents."""
+Spec: broker/main.py (ClusterRuntime); nats-server monitoring for the documents."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # planning and reading need the same
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
 
-def build(options: Options) -> ClusterRuntime:
+def build(options: Options) -> Runtime:
     """Called by the server when the options ask for a cluster or JetStream."""
     if options.jetstream is not None and options.cluster is not None:
         if not options.server_name:
             raise StartFailed("jetstream cluster requires `server_name` to be set")
         if not options.cluster.name:
             raise StartFailed("jetstream cluster requires `cluster.name` to be set")
-    return ClusterRuntime(options)
+    return Runtime(options)
 
 
-class ClusterRuntime:
-    """Implements broker.main.Runtime."""
+class Runtime:
+    """Implements broker.main.ClusterRuntime."""
 
     scan_subject = SCAN_SUBJECT
 
