@@ -6,7 +6,7 @@ import sys
 
 
 def run() -> int:
-    """`serve` starts without the other commands' imports: a server must be up in no time."""
+    """`serve` starts without importing the other commands: a server must start quickly."""
     if sys.argv[1:2] == ["serve"]:
         from broker.cli.serve import serve
 

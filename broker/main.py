@@ -48,7 +48,7 @@ IDLE_WITHIN_S = 0.25  # shutdown waits this long for a moment without unanswered
 ANSWERED_WITHIN_S = 2.0  # and this long for their answers once nothing more is read
 
 
-class Runtime(ObservedRuntime, BulkReads, Protocol):
+class ClusterRuntime(ObservedRuntime, BulkReads, Protocol):
     """The cluster and JetStream (broker/cluster/runtime.py)."""
 
     async def start(self, server: Server) -> None:
@@ -112,6 +112,7 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
     for warning in loaded.warnings:
         logger.warning("%s", warning)
     gc.set_threshold(GC_THRESHOLD, 20, 50)
+    gc.enable()
     import uvloop
 
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -122,7 +123,7 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
     os._exit(code)
 
 
-def build_runtime(options: Options) -> Runtime | None:
+def build_runtime(options: Options) -> ClusterRuntime | None:
     """Imported only when the options ask for it. Raises StartFailed when the import fails."""
     if options.jetstream is None and options.cluster is None:
         return None
@@ -130,7 +131,7 @@ def build_runtime(options: Options) -> Runtime | None:
         module = importlib.import_module(RUNTIME_MODULE)
     except ImportError as error:
         raise StartFailed(f"Can't start JetStream: {error}") from error
-    return cast(Runtime, module.build(options))
+    return cast(ClusterRuntime, module.build(options))
 
 
 def nothing_to_reload() -> None:
@@ -236,7 +237,7 @@ class Broker:
         logger.info("Server Exiting..")
         self.finished.set()
 
-    async def _answer_publishes(self, runtime: Runtime) -> None:
+    async def _answer_publishes(self, runtime: ClusterRuntime) -> None:
         """Answer what was published here before its client is closed. Best is a moment in which
         nothing is unanswered; if there is none, stop reading and wait for the answers."""
         await runtime.hand_over()

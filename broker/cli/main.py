@@ -1,9 +1,9 @@
-"""The jetraft command: one word per thing a user wants to do.
+"""The jetraft command and its subcommands.
 
 Owns: the command tree and its help.
-May not touch: what the commands do; each lives in its own module, imported when it is asked for,
-because `serve` must be ready within a blink.
-Spec: `serve` takes nats-server's own flags (core contract 6.1), so it is not parsed here."""
+May not touch: what the commands do. Each lives in a module of its own that is imported when the
+command is used, so that `serve` and `--help` start quickly.
+Spec: `serve` takes nats-server's own flags, so they are not parsed here."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point. `serve` leaves at once for the server, past the command tree."""
+    """Entry point. `serve` bypasses the command tree."""
     if sys.argv[1:2] == ["serve"]:
         from broker.cli.serve import serve
 

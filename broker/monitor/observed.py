@@ -16,7 +16,7 @@ from broker.accounts import Account
 from broker.config.options import Options, WebSocketOptions
 from broker.server.client.connections import Connections
 from broker.server.client.info import ClientUrls
-from broker.server.client.settings import Settings
+from broker.server.client.settings import ServerSettings
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.loop_lag import LoopLag
 from broker.server.process.times import timestamp
@@ -37,7 +37,7 @@ class ObservedServer(Protocol):
     @property
     def options(self) -> Options: ...
     @property
-    def settings(self) -> Settings: ...
+    def settings(self) -> ServerSettings: ...
     @property
     def identity(self) -> ServerIdentity: ...
     @property

@@ -18,7 +18,7 @@ from broker.server.client.close_reason import Reason
 from broker.server.client.connections import Connections
 from broker.server.client.info import ClientInfo, ClientUrls
 from broker.server.client.listener_profile import ClientContext
-from broker.server.client.settings import Settings
+from broker.server.client.settings import ServerSettings
 from broker.server.listeners.client_listener import ClientListener
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.log import logger
@@ -41,7 +41,7 @@ class Server:
 
     def __init__(self, options: Options, spawn: Spawn) -> None:
         self.spawn = spawn
-        self.settings = Settings(options)
+        self.settings = ServerSettings(options)
         self.identity = ServerIdentity.create(options.server_name, options.host)
         self.accounts = AccountTable(options.accounts)
         for name in (GLOBAL_ACCOUNT, options.system_account):
@@ -206,7 +206,7 @@ class _RequestingClients:
     """What an imported service is told about the client that asked."""
 
     def __init__(
-        self, connections: Connections, identity: ServerIdentity, settings: Settings
+        self, connections: Connections, identity: ServerIdentity, settings: ServerSettings
     ) -> None:
         self._connections = connections
         self._identity = identity

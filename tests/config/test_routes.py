@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from broker.config.options import ClusterOptions, TlsOptions
-from broker.main import Runtime
+from broker.main import ClusterRuntime
 from broker.server.services import StartFailed
 from tests.support.server import local, run, running_broker, until
 
 
 @asynccontextmanager
-async def node(name: str, cluster: ClusterOptions) -> AsyncIterator[Runtime]:
+async def node(name: str, cluster: ClusterOptions) -> AsyncIterator[ClusterRuntime]:
     async with running_broker(local(server_name=name, cluster=cluster)) as broker:
         assert broker.runtime is not None
         yield broker.runtime

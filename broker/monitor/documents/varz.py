@@ -7,15 +7,14 @@ Spec: NATS monitoring, /varz; traffic counts payload and header bytes only."""
 from __future__ import annotations
 
 import os
-import platform
 import resource
 import time
 
 from broker.config.options import VERSION, Options
 from broker.monitor.observed import Observed, ObservedListener
 from broker.server.client.connections import Counters
-from broker.server.client.info import ClientUrls
-from broker.server.client.settings import Settings
+from broker.server.client.info import PYTHON, ClientUrls
+from broker.server.client.settings import ServerSettings
 from broker.server.process.times import span, timestamp
 from broker.server.services import Document
 
@@ -56,7 +55,7 @@ def varz(observed: Observed, *, cpu: float, requests: dict[str, int], http_port:
         "server_name": observed.name,
         "version": VERSION,
         "proto": 1,
-        "go": f"python{platform.python_version()}",
+        "go": PYTHON,
         "host": observed.host,
         "port": server.port,
         **_security(server.settings),
@@ -129,7 +128,7 @@ def _traffic(traffic: Counters) -> Document:
     }
 
 
-def _security(settings: Settings) -> Document:
+def _security(settings: ServerSettings) -> Document:
     document: Document = {}
     if settings.authenticator.required:
         document["auth_required"] = True

@@ -1,8 +1,9 @@
-"""The CONNECT line of a client: what it says about itself and wants from us.
+"""The CONNECT line of a client: its options and credentials.
 
-Owns: the defaults, and the tolerant reading of that JSON.
-May not touch: the decision whether it may enter.
-Spec: core contract 1.5; keys in any case, unknown keys ignored, verbose and echo default true."""
+Owns: the defaults, and the tolerant decoding of that JSON.
+May not touch: the decision whether the client is admitted (login.py).
+Spec: NATS client protocol, CONNECT; keys in any case, unknown keys are ignored, verbose and echo
+default to true."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class ConnectOptions:
 
     @property
     def shown_user(self) -> str:
-        """Who wanted to come in, as the log says it."""
+        """The user, as the log shows it."""
         if self.nkey:
             return f'Nkey "{self.nkey}"'
         if self.jwt:
@@ -61,7 +62,7 @@ class ConnectOptions:
         )
 
     def completed(self, brought: Credentials) -> ConnectOptions:
-        """With credentials that came another way, where CONNECT names none."""
+        """With the credentials that came in another way, where CONNECT has none."""
         if brought.empty:
             return self
         return replace(
@@ -115,7 +116,7 @@ def _typed(key: str, value: object, kind: type) -> object:
 
 
 def redacted(text: bytes) -> str:
-    """The CONNECT line as a trace may show it."""
+    """The CONNECT line without its secrets."""
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

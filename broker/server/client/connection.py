@@ -22,7 +22,7 @@ from broker.server.client.close_reason import Reason
 from broker.server.client.connect_options import ConnectOptions
 from broker.server.client.connection_timers import ConnectionTimers
 from broker.server.client.listener_profile import ListenerProfile
-from broker.server.client.login import Login
+from broker.server.client.login import ClientLogin
 from broker.server.client.operations import Operations
 from broker.server.client.outbound import Outbound
 from broker.server.client.tls import HANDSHAKE_RECORD, TlsFailed, TlsLayer
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         parser = ClientParser(
             max_control_line=limits.max_control_line, max_payload=limits.max_payload
         )
-        self.login = Login(
+        self.login = ClientLogin(
             self, profile, self.client, self.timers,
             brought=brought, parser=parser,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from broker.config.options import Limits
 from broker.server.client.client_sink import ClientSink
 from broker.server.client.close_reason import Reason
 from broker.server.client.connect_options import ConnectOptions
-from broker.server.client.settings import Settings
+from broker.server.client.settings import ServerSettings
 from broker.server.process.log import logger
 from broker.subjects import Subscription
 
@@ -129,7 +129,7 @@ class Counters:
 class Connections(Mapping[int, OpenConnection]):
     """The open connections of clients, by id. Those of the server itself are in `internal`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._open: dict[int, OpenConnection] = {}
         self.internal: set[OpenConnection] = set()  # neither counted, listed nor limited

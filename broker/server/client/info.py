@@ -7,20 +7,22 @@ Spec: NATS client protocol, INFO; false values of optional fields are left out."
 from __future__ import annotations
 
 import asyncio
-import platform
+import sys
 from collections.abc import Callable, Sequence
 
 from broker.config.options import VERSION
-from broker.server.client.settings import Settings
+from broker.server.client.settings import ServerSettings
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.listening import advertised, has_port
 from broker.server.services import Document
+
+PYTHON = "python{}.{}.{}".format(*sys.version_info)
 
 
 class ClientInfo:
     """One per server. `shared` is rebuilt by `refresh` when a source of it has changed."""
 
-    def __init__(self, settings: Settings, identity: ServerIdentity) -> None:
+    def __init__(self, settings: ServerSettings, identity: ServerIdentity) -> None:
         self._settings = settings
         self._identity = identity
         self.port = 0  # of the client listener, once it is bound
@@ -37,7 +39,7 @@ class ClientInfo:
             "server_name": self._identity.name,
             "version": VERSION,
             "proto": 1,
-            "go": f"python{platform.python_version()}",
+            "go": PYTHON,
             "host": host,
             "port": port,
             "headers": options.headers,
@@ -66,7 +68,7 @@ def _split(text: str, port: int) -> tuple[str, int]:
 class ClientUrls:
     """Where clients can connect (host:port): to this server, and to its peers."""
 
-    def __init__(self, settings: Settings, host: str) -> None:
+    def __init__(self, settings: ServerSettings, host: str) -> None:
         self._settings = settings
         self._host = host
         self.port = 0  # of the client listener, once it is bound

@@ -18,7 +18,7 @@ from broker.accounts.authentication import Authenticator
 from broker.config.options import STANDARD, TlsOptions
 from broker.server.client.connections import Connections
 from broker.server.client.info import ClientInfo, ClientUrls
-from broker.server.client.settings import Settings
+from broker.server.client.settings import ServerSettings
 from broker.server.process.tasks import Spawn
 from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.router import Router
@@ -30,7 +30,7 @@ from broker.server.tracing.tracing import Tracing
 class ClientContext:
     """What all connections of one server share."""
 
-    settings: Settings
+    settings: ServerSettings
     info: ClientInfo
     urls: ClientUrls
     connections: Connections

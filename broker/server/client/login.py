@@ -29,7 +29,7 @@ class LoginConnection(ClosableConnection, Protocol):
         """The first CONNECT was accepted."""
 
 
-class Login:
+class ClientLogin:
     """Begins anonymous where the server admits that, otherwise unauthorized until CONNECT."""
 
     __slots__ = (

@@ -17,7 +17,7 @@ from broker.server.client.client_sink import OK, ClientSink
 from broker.server.client.close_reason import VIOLATION_REASONS, ClosableConnection, Reason
 from broker.server.client.connection_timers import ConnectionTimers
 from broker.server.client.listener_profile import ListenerProfile
-from broker.server.client.login import Login
+from broker.server.client.login import ClientLogin
 from broker.server.client.outbound import Outbound
 from broker.server.process.log import TRACE, logger
 from broker.server.routing.fair_queue import TURN_S
@@ -57,7 +57,7 @@ class Operations:
         *,
         outbound: Outbound,
         timers: ConnectionTimers,
-        login: Login,
+        login: ClientLogin,
         parser: ClientParser,
     ) -> None:
         self._connection = connection

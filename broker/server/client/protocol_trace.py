@@ -1,8 +1,8 @@
-"""Protocol tracing (-V): what a client sent and what it was sent, as nats-server shows it.
+"""Protocol tracing (-V): what a client sent and what was sent to it, as nats-server logs it.
 
 Owns: the text of trace lines.
-May not touch: the connection; it is handed the facts.
-Spec: core contract 6.5: `<<- [SUB foo 1]`, `<<- MSG_PAYLOAD: ["hello"]`, secrets redacted."""
+May not touch: the connection.
+Spec: nats-server, trace log: `<<- [SUB foo 1]`, `<<- MSG_PAYLOAD: ["hello"]`, secrets redacted."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def _payload(payload: bytes, limit: int) -> str:
 
 
 def outbound(data: bytes) -> str:
-    """The first line of something sent."""
+    """The first line of what is sent."""
     return f"->> [{_text(data.partition(bytes((13, 10)))[0])}]"

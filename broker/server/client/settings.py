@@ -16,7 +16,7 @@ from broker.server.client.tls import load_context
 DEFAULT_AUTH_SECONDS = 2.0
 
 
-class Settings:
+class ServerSettings:
     """Read `options` anew each time: a reload replaces the object."""
 
     __slots__ = ("authenticator", "loaded", "options", "tls_context")

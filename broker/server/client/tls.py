@@ -1,8 +1,8 @@
 """TLS on a socket that is already open: records in, plain bytes out, and back.
 
-Owns: the SSL objects of one connection and the contexts made from the configuration.
+Owns: the SSL objects of one connection, and the contexts made from the configuration.
 May not touch: the transport; it only turns bytes into bytes.
-Spec: core contract 4; the upgrade follows the INFO on the same socket."""
+Spec: NATS client protocol, TLS: the upgrade follows the INFO on the same socket."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HANDSHAKE_RECORD = 0x16  # the first byte of a TLS ClientHello
 
 
 class TlsFailed(Exception):
-    """The peer broke the handshake or the records."""
+    """The handshake failed or a record is invalid."""
 
 
 def server_context(options: TlsOptions) -> ssl.SSLContext:
-    """Raises OSError or ssl.SSLError when the files are missing or do not fit."""
+    """Raises OSError or ssl.SSLError when a file is missing or does not match the other."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = (
         ssl.TLSVersion.TLSv1_3 if options.min_version == "1.3" else ssl.TLSVersion.TLSv1_2
@@ -64,7 +64,7 @@ def client_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 def route_contexts(options: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """For links between nodes: (accepting, dialling); both sides show a certificate.
+    """For links between nodes: (accepting, dialing); both sides present a certificate.
 
     Raises StartFailed."""
     try:
@@ -83,12 +83,12 @@ class TlsLayer:
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.established = False
-        self.ended = False  # the peer said it will send no more
+        self.ended = False  # the peer has closed its side
 
     def receive(self, chunk: bytes) -> bytes:
-        """Plain bytes that the records carried; advances the handshake on the way.
+        """Decrypt; advances the handshake before that.
 
-        Raises TlsFailed on bad records and on a refused certificate."""
+        Raises TlsFailed on a bad record and on a refused certificate."""
         self._incoming.write(chunk)
         try:
             if not self.established:
@@ -121,16 +121,16 @@ class TlsLayer:
         return self._outgoing.read()
 
     def farewell(self) -> bytes:
-        """The record that says we close; a peer may wait for it."""
+        """The close_notify record; a peer may wait for it."""
         if not self.established:
             return b""
-        # It then wants the peer's answer, or the session is broken: ours is written anyway.
+        # It raises because the answer of the peer is missing; our record is written anyway.
         with suppress(ssl.SSLError, OSError):
             self._object.unwrap()
         return self._outgoing.read()
 
     def pending_output(self) -> bytes:
-        """Handshake records that must go out."""
+        """Handshake records to send."""
         return self._outgoing.read()
 
     def description(self) -> tuple[str, str]:

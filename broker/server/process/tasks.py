@@ -45,7 +45,12 @@ class Tasks:
     def spawn(self, work: Coroutine[Any, Any, None], /, *, name: str) -> None:
         task = self._group.create_task(_logged(work, name), name=name)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._running.discard(task)
+            work.close()  # a task that was cancelled before its first step has not awaited it
+
+        task.add_done_callback(done)
 
     def cancel(self) -> None:
         """End everything, except for the task that calls this."""

@@ -1,9 +1,9 @@
-"""Work that took its time waits here until others had theirs.
+"""Fair queue: work that used up its time slice waits until the other work has had its own.
 
-Owns: one queue for the whole server, of which each round of the loop does about one turn's worth.
+Owns: one queue for the whole server; each round of the loop carries out about one slice of it.
 May not touch: what the work is; it is a callback.
-A turn of each of forty clients in every round would be a fifth of a second for all others.
-Spec: architecture, invariant 6."""
+Without the queue, forty busy clients with a slice each would block the loop for 0.2 s per round.
+Spec: docs/ARCHITECTURE.md, "Invariants": no call blocks the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-TURN_S = 0.005  # after it the work of a client or of a stream waits until others had their turn
+TURN_S = 0.005  # the time slice of a client or a stream
 
 
 class FairQueue:
@@ -25,7 +25,7 @@ class FairQueue:
         self._due = False
 
     def wait(self, act: Callable[[], None]) -> None:
-        """Do it in a later round of the loop."""
+        """Call it in a later round of the loop."""
         self._waiting.append(act)
         self._schedule()
 
@@ -42,6 +42,6 @@ class FairQueue:
                 self._waiting.popleft()()
                 if perf_counter() > deadline:
                     break
-        finally:  # one that raises is reported by the loop, and ends no turn but its own
+        finally:  # a callback that raises is reported by the loop; the others still run
             if self._waiting:
                 self._schedule()

@@ -1,8 +1,8 @@
-"""Names that belong to servers: clients may neither publish to them nor be answered there.
+"""Subjects reserved for servers: clients may neither publish to them nor name them as reply.
 
 Owns: the prefixes, and the search for them in a run of publishes.
 May not touch: connections; the caller answers the client.
-Spec: core contract 1.3 and 2.2."""
+Spec: nats-server, reserved prefixes; the list is fixed, whatever the server has enabled."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ REPLIES = (b"_R_.", b"$JS.ACK.", b"_GR_.")
 
 
 def refusals(run: PubRun) -> dict[int, str]:
-    """Row -> text of the -ERR. One look per segment, a row by row one only where it must be."""
+    """Row -> text of the -ERR. Checked per segment; row by row only where replies differ."""
     found: dict[int, str] = {}
     for subject, start, stop in run.segments():
         if subject.startswith(SUBJECTS):
             text = f'Permissions Violation for Publish to "{_shown(subject)}"'
             found.update(dict.fromkeys(range(start, stop), text))
-        elif run.any_reply(start, stop) and not _harmless(run, start, stop):
+        elif run.any_reply(start, stop) and not _none_reserved(run, start, stop):
             for row in range(start, stop):
                 reply = run.message(row)[1]
                 if reply.startswith(REPLIES):
@@ -33,8 +33,8 @@ def refusals(run: PubRun) -> dict[int, str]:
     return found
 
 
-def _harmless(run: PubRun, start: int, stop: int) -> bool:
-    """A shared beginning of all replies that is not reserved speaks for every one of them."""
+def _none_reserved(run: PubRun, start: int, stop: int) -> bool:
+    """Whether all replies share a prefix that is not reserved: then none of them is."""
     if stop - start == 1:
         return not run.message(start)[1].startswith(REPLIES)
     replies = ReplyColumn()

@@ -8,7 +8,6 @@ Spec: NATS ADR-41, message tracing; details as in nats-server 2.15."""
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from random import randrange
 from typing import Any, Protocol, cast, runtime_checkable
@@ -324,6 +323,8 @@ class Tracing:
         headers = b""
         accepted = trace.request["header"].get("Accept-Encoding", [""])[0].lower()
         if "gzip" in accepted and "snappy" not in accepted and "s2" not in accepted:
+            import gzip  # few traces ask for it
+
             body = gzip.compress(body)
             headers = b"NATS/1.0\r\n%b: %b\r\n\r\n" % _GZIP
         self._router.publish(trace.account, trace.dest, b"", headers, body)
