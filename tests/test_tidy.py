@@ -59,7 +59,9 @@ MAY_IMPORT = {
 }  # fmt: skip
 PURE = (
     "broker.wire", "broker.subjects", "broker.jetstream", "broker.credentials", "raft.core",
-    "raft.types",
+    "raft.types", "broker.cluster.publish.outbox_core", "broker.cluster.publish.publish_batch",
+    "broker.cluster.consumer_requests.waiting_for_leader",
+    "broker.cluster.consumer_requests.waiting_pulls",
 )  # fmt: skip
 FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "socket", "os", "logging", "threading", "secrets"}
 

@@ -145,12 +145,14 @@ class OutboxCore:
         batch.number = self._next_number
         self._next_number += 1
         self._waiting.append(batch)
-        self._hold(len(batch.block))
+        self.held_bytes += len(batch.block)
+        self.overfull = self.held_bytes > self._held_bytes_max
 
     def send(self, now_s: float) -> list[OutboxEffect]:
         """Move waiting batches into the window."""
         effects: list[OutboxEffect] = []
-        self._fill_window(effects, now_s)
+        if self._waiting:
+            self._fill_window(effects, now_s)
         return effects
 
     def resend(self, now_s: float) -> list[OutboxEffect]:
@@ -178,21 +180,26 @@ class OutboxCore:
                 break
             batch = waiting.popleft()
             in_flight.append(batch)
-            self._transmit(effects, batch)
+            effects.append(TransmitBatch(self.session, batch.number, batch))
         if self.deadline_s is None:
             self._set_deadline(now_s)
+
+    def _resend_before(self, effects: list[OutboxEffect], number: int) -> None:
+        """A leader answers in order. The batches before an answered one were dropped by a replica
+        that did not lead yet, or their answers were lost together with a former leader."""
+        effects += [
+            TransmitBatch(self.session, batch.number, batch)
+            for batch in self.in_flight
+            if batch.number < number
+        ]
 
     def _resend_all(self, effects: list[OutboxEffect], now_s: float) -> None:
         self._resend_after_s = RESEND_AFTER_S
         self._send_in_flight(effects, now_s)
 
     def _send_in_flight(self, effects: list[OutboxEffect], now_s: float) -> None:
-        for batch in self.in_flight:
-            self._transmit(effects, batch)
+        effects += [TransmitBatch(self.session, batch.number, batch) for batch in self.in_flight]
         self._set_deadline(now_s)
-
-    def _transmit(self, effects: list[OutboxEffect], batch: PublishBatch) -> None:
-        effects.append(TransmitBatch(self.session, batch.number, batch))
 
     def _set_deadline(self, now_s: float) -> None:
         if self.in_flight:
@@ -224,13 +231,11 @@ class OutboxCore:
             self._set_deadline(now_s)
         effects.append(AcknowledgeBatch(batch, answer))
         if overtaken:
-            # A leader answers in order. The earlier batches were dropped by a replica that did not
-            # lead yet, or their answers were lost together with a former leader.
-            for earlier in self.in_flight:
-                if earlier.number < answer.number:
-                    self._transmit(effects, earlier)
-        self._fill_window(effects, now_s)
-        self._resume(effects)
+            self._resend_before(effects, answer.number)
+        if self._waiting:
+            self._fill_window(effects, now_s)
+        if self._paused:
+            self._resume(effects)
         return effects
 
     def _refused(self, effects: list[OutboxEffect], answer: BatchAnswer, now_s: float) -> None:
@@ -294,17 +299,14 @@ class OutboxCore:
         return [PausePublisher(publisher)]
 
     def _resume(self, effects: list[OutboxEffect]) -> None:
-        if self._paused and self.held_bytes <= self._held_bytes_max // 2:
+        if self.held_bytes <= self._held_bytes_max // 2:
             effects += [ResumePublisher(publisher) for publisher in self._paused]
             self._paused.clear()
 
-    def _hold(self, size: int) -> None:
-        self.held_bytes += size
-        self.overfull = self.held_bytes > self._held_bytes_max
-
     def _release(self, batch: PublishBatch) -> None:
         self.in_flight.remove(batch)
-        self._hold(-len(batch.block))
+        self.held_bytes -= len(batch.block)
+        self.overfull = self.held_bytes > self._held_bytes_max
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -321,7 +323,8 @@ class OutboxCore:
         self.deadline_s = None
         self.in_flight.clear()
         self._waiting.clear()
-        self._hold(-self.held_bytes)
+        self.held_bytes = 0
+        self.overfull = False
         effects: list[OutboxEffect] = []
         self._resume(effects)
         return effects

@@ -70,7 +70,7 @@ class OutboxTable:
         self._outboxes[assignment.group].silent = assignment.config.no_ack
 
     def removed(self, assignment: Assignment) -> None:
-        """The stream is deleted: its waiting publishers are told that nobody responds."""
+        """The stream was deleted: publishers that wait for an ack get "no responders"."""
         self._release(assignment)
         outbox = self._outboxes.pop(assignment.group, None)
         if outbox is not None:
