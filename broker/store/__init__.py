@@ -1,9 +1,11 @@
-"""Stored messages: columnar blocks, the segments they are in, the index of their subjects.
+"""Messages of a stream on disk and in memory: columnar blocks, a subject index, checkpoints.
 
-Begin with `messages` (one stream's messages) and `block_py` (the format). Around them:
+Begin with `messages.py` (MessageStore, the messages of one stream). Around it:
 
-- codecs, chosen by broker.wire: block builder_py deliveries_py, and their compiled twins
-- finding: index index_py hashes_py scan
-- segments and what lies in them: segments columns deadlines
-- messages leave: removal compaction
-- on disk: persistence files state_db"""
+- `block/`: the block format, its codecs and its columns; `block_py.py` states the format
+- `index/`: the subject index and subject filters; `index_py.py` states what it means
+- `segments.py`: the list of blocks of a stream, sealing, the block cache
+- `search.py`: reading by filter; `removal.py`: removing messages; `deadlines.py`: per-message TTLs
+- `persistence.py`: checkpoints, loading, snapshots, the digest
+- `state_keys.py`: key layout and database interface; `state_db.py` (RocksDB) and `memory_db.py`
+  implement it"""

@@ -1,10 +1,12 @@
-"""Messages with an end of their own: when each is to go, or that age must not touch it.
+"""Deadlines of messages with a TTL: when each one expires, or that max_age must not remove it.
 
-Owns: the times, by sequence, and their order.
-May not touch: the messages; what is removed for other reasons is noticed later. All of it follows
-from the stored messages, so it is no state of its own: a replica may know entries of messages
-that are gone, and acts no differently for it.
-Spec: JetStream sheet 3.10: stored time + TTL; `never` also protects from max_age."""
+Owns: the expiry times, by sequence, and their order.
+May not touch: the messages; entries of messages that were removed for other reasons are dropped
+later.
+Spec: NATS ADR-43 (per-message TTL): time stored + TTL; "never" also protects from max_age.
+
+Everything here follows from the stored messages. Replicas may differ in the stale entries they
+still hold, and must not behave differently because of that."""
 
 from __future__ import annotations
 
@@ -13,21 +15,21 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 NEVER: Final = 2**63 - 1
-_FORGOTTEN_MAX: Final = 1024  # entries of removed messages, beyond as many as there are messages
+_STALE_MAX: Final = 1024  # stale entries allowed on top of twice the number of messages
 
-Stored = Callable[[int], bool]
+IsStored = Callable[[int], bool]
 
 
 class Deadlines:
-    """`stored`, where it is asked for, tells whether a sequence is still there."""
+    """`stored` arguments tell whether a sequence is still stored."""
 
-    __slots__ = ("_ageing_from", "_due", "_heap", "_never")
+    __slots__ = ("_aging_from", "_due", "_heap", "_never")
 
     def __init__(self) -> None:
         self._due: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._never: dict[int, None] = {}
-        self._ageing_from = 0  # below it, whatever is stored is protected
+        self._aging_from = 0  # every stored message below it is protected
 
     def __len__(self) -> int:
         return len(self._due)
@@ -39,15 +41,15 @@ class Deadlines:
         else:
             heappush(self._heap, (due_ns, seq))
 
-    def next_due(self, stored: Stored) -> int | None:
-        """When the next message is to go."""
+    def next_due(self, stored: IsStored) -> int | None:
+        """When the next message expires, None if none does."""
         heap = self._heap
         while heap and not stored(heap[0][1]):
             self._due.pop(heappop(heap)[1], None)
         return heap[0][0] if heap else None
 
     def take_due(self, now_ns: int) -> list[int]:
-        """Sequences whose time has come, ascending; they are forgotten here."""
+        """Remove and return the sequences that have expired, ascending."""
         found: list[int] = []
         while self._heap and self._heap[0][0] <= now_ns:
             seq = heappop(self._heap)[1]
@@ -56,25 +58,25 @@ class Deadlines:
         return sorted(found)
 
     def protected(self) -> Iterable[int]:
-        """Sequences that age must not touch."""
+        """Sequences that max_age must not remove."""
         return self._never
 
-    def first_ageing(self, first_seq: int, following: Callable[[int], int]) -> int:
-        """The first stored sequence that max_age may take, 0 when there is none.
+    def first_aging(self, first_seq: int, following: Callable[[int], int]) -> int:
+        """The first stored sequence that max_age may remove, 0 if there is none.
 
-        `following(seq)` is the first stored one at or above `seq`, or 0."""
+        `following(seq)` is the first stored sequence at or above `seq`, or 0."""
         if not self._never:
             return first_seq
-        seq = following(max(first_seq, self._ageing_from))
+        seq = following(max(first_seq, self._aging_from))
         while seq in self._never:
-            self._ageing_from = seq + 1
+            self._aging_from = seq + 1
             seq = following(seq + 1)
         return seq
 
-    # -- to disk and back -------------------------------------------------------------------------
+    # -- persistence ------------------------------------------------------------------------------
 
     def of_range(self, first_seq: int, last_seq: int) -> list[int]:
-        """Sequence and time, one pair after another, of the entries in the range."""
+        """The entries in the range as a flat list: sequence, time, sequence, time, ..."""
         if not self._due:
             return []
         due = self._due
@@ -88,14 +90,14 @@ class Deadlines:
         for at in range(0, len(pairs), 2):
             self.set(pairs[at], pairs[at + 1])
 
-    def prune(self, messages: int, stored: Stored) -> None:
-        """Forget messages that are gone, if they have become many."""
-        if len(self._due) > 2 * messages + _FORGOTTEN_MAX:
+    def prune(self, messages: int, stored: IsStored) -> None:
+        """Drop stale entries, if there are many."""
+        if len(self._due) > 2 * messages + _STALE_MAX:
             self._replace((seq, due) for seq, due in self._due.items() if stored(seq))
 
     def clear(self) -> None:
         self._replace(())
-        self._ageing_from = 0
+        self._aging_from = 0
 
     def _replace(self, entries: Iterable[tuple[int, int]]) -> None:
         self._due = dict(entries)

@@ -1,12 +1,12 @@
 """The messages of one stream: appended at the end, removed anywhere, found by sequence or subject.
 
 Owns: the segments, the subject index and the counters of a stream.
-May not touch: clocks, limits, who may publish; it does what it is told. Times and sequences of
-the stream only rise.
-Spec: JetStream sheet 2.3 (state), 4.4-4.6 (purge, first_seq, delete); DESIGN section 5.
+May not touch: clocks, limits, permissions; the caller decides what is stored and removed.
+Spec: NATS JetStream stream state (messages, bytes, first_seq, last_seq), purge and delete.
 
-Cost: an append costs its own rows and distinct subjects, whatever is stored already. Removal by
-sequence costs one row; dropping from the front costs the rows dropped, or one step per block."""
+Times and sequences of a stream only rise. The cost of an append depends on its own rows and
+distinct subjects, not on what is stored already. Removing one sequence costs one row; dropping
+from the front costs the dropped rows, or one step per whole block."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from broker.store import scan
+from broker.store import search
 from broker.store.block.block import Block, BlockBuilder, Rows
-from broker.store.columns import FILE_SIZING, Sizing, blanked
+from broker.store.block.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
-from broker.store.files import BlockFiles, MemoryDb
-from broker.store.index.index import SubjectFilter, SubjectIndex, subjects_taken
+from broker.store.index.index import SubjectFilter, SubjectIndex, matching_subjects
+from broker.store.memory_db import MemoryDb
 from broker.store.removal import Removal
 from broker.store.segments import BlockCache, Segments
+from broker.store.state_keys import BlockFiles
 
-TRAIL_MAX = 4096  # messages per subject; more are found by looking into blocks
+TRAIL_MAX = 4096  # messages per subject; larger subjects are searched for in blocks
 FILTERS_KEPT_MAX = 256
 SEGMENTS_PER_TAKE_MAX = 64
-FEW_SUBJECTS = 64  # so many are looked for one by one
-PURGE_SPAN = 8192  # sequences that one part of a purge looks at
+FEW_SUBJECTS = 64  # a purge of at most so many subjects is not split into parts
+PURGE_SPAN = 8192  # sequences that one part of a purge covers
 _EVERYTHING = SubjectFilter(())
 
 
 @dataclass(frozen=True, slots=True)
 class PurgePart:
-    """What a part of a purge did, and with what the next one goes on."""
+    """The result of one part of a purge, and the arguments of the next one."""
 
     count: int
-    next_seq: int  # 0: that was the last part
-    bound: int  # nothing from here on is removed
-    left: int  # messages that match, at most
+    next_seq: int  # 0: this was the last part
+    bound: int  # messages from here on are kept
+    left: int  # matching messages that remain, at most
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class StoredMessage:
 
 
 class MessageStore:
-    """See the module. `first_seq` is the next sequence to come while nothing is stored."""
+    """While nothing is stored, `first_seq` is the next sequence."""
 
     def __init__(
         self,
@@ -63,12 +64,12 @@ class MessageStore:
         self.sizing = sizing
         self.segments = Segments(files or MemoryDb().files(0), cache or BlockCache())
         self.index = SubjectIndex()
-        self.deadlines = Deadlines()  # set by whoever reads TTLs; no message goes by itself
+        self.deadlines = Deadlines()  # filled by the caller; no message expires by itself
         self.last_seq = 0
-        self.last_time = 0  # of the last message ever stored; stays when that one is removed
+        self.last_time = 0  # of the last message ever stored, even if it was removed since
         self.messages = 0
         self.bytes = 0
-        self.trail_max = 0  # subjects with up to so many messages remember where these are
+        self.trail_max = 0  # subjects with at most so many messages have a trail; 0: none has
         self._removal = Removal(self)
         self._filters: dict[tuple[bytes, ...], SubjectFilter] = {}
 
@@ -76,12 +77,12 @@ class MessageStore:
 
     @property
     def first_seq(self) -> int:
-        """Of the oldest stored message; last_seq + 1 when there is none."""
+        """Sequence of the oldest stored message; last_seq + 1 if there is none."""
         return self.segments.floor
 
     @property
     def first_time(self) -> int:
-        """Of the oldest stored message; 0 when there is none."""
+        """Time of the oldest stored message; 0 if there is none."""
         found = self.rows(self.first_seq)
         return found[0].time(found[1]) if found else 0
 
@@ -94,7 +95,7 @@ class MessageStore:
         """Sequences between first and last that are not stored, skipped ones included."""
         return self.last_seq + 1 - self.first_seq - self.messages
 
-    # -- growing ----------------------------------------------------------------------------------
+    # -- appending --------------------------------------------------------------------------------
 
     def append(self, subject: bytes, headers: bytes, data: bytes, *, time_ns: int) -> int:
         seq = self.last_seq + 1
@@ -133,8 +134,8 @@ class MessageStore:
         return first
 
     def append_sequenced(self, block: Block) -> int:
-        """Rows with their own sequences and times (mirrors). Gaps become skipped sequences; rows
-        not above last_seq are left out. Returns how many rows were stored."""
+        """Rows that carry their sequences and times (mirrors). Gaps become skipped sequences; rows
+        at or below last_seq are skipped. Returns how many rows were stored."""
         repeated = block.first_at_or_after(self.last_seq + 1)
         if repeated == block.rows:
             return 0
@@ -174,7 +175,7 @@ class MessageStore:
             )
 
     def skip_to(self, seq: int) -> None:
-        """The next message gets at least this sequence; those between are never stored."""
+        """The next message gets at least this sequence; the ones in between stay unused."""
         if seq - 1 <= self.last_seq:
             return
         self.last_seq = seq - 1
@@ -195,10 +196,10 @@ class MessageStore:
         self.last_seq = last_seq
         self.last_time = last_time
 
-    # -- shrinking --------------------------------------------------------------------------------
+    # -- removing ---------------------------------------------------------------------------------
 
     def remove(self, seq: int) -> bool:
-        """False when it is not stored."""
+        """False if it is not stored."""
         return self._removal.one(seq)
 
     def remove_many(self, seqs: Iterable[int]) -> int:
@@ -206,8 +207,8 @@ class MessageStore:
         return self._removal.many(seqs)
 
     def erase(self, seq: int) -> bool:
-        """Remove, and overwrite headers and data. Older copies in the database and in the log
-        are the caller's to get rid of (broker.cluster.flushing)."""
+        """Remove the message and overwrite its headers and data. Older copies in the database and
+        in the log are the caller's task (broker/cluster/replica/state_flush.py)."""
         found = self.rows(seq)
         if found is None:
             return False
@@ -221,12 +222,12 @@ class MessageStore:
         return True
 
     def drop_before(self, seq: int) -> int:
-        """Remove every message below `seq`. Returns how many there were."""
+        """Remove every message below `seq`. Returns how many were removed."""
         return self._removal.before(min(seq, self.last_seq + 1))
 
     def purge(self, subject: bytes | None = None, up_to: int | None = None, keep: int = 0) -> int:
-        """Remove messages (of a subject, wildcards allowed) below `up_to`, but for the newest
-        `keep` of them. Returns how many. An `up_to` beyond the end moves the end along."""
+        """Remove messages (of a subject or pattern) below `up_to`, except the newest `keep`.
+        Returns how many. If `up_to` is above the last sequence, the next message gets `up_to`."""
         if subject and subject != b">":
             part = self.purge_part(subject, up_to, keep)
             count = part.count
@@ -236,7 +237,7 @@ class MessageStore:
             return count
         bound = self.last_seq + 1 if up_to is None else min(up_to, self.last_seq + 1)
         if keep:
-            bound = min(bound, scan.nth_newest(self.segments, _EVERYTHING, keep))
+            bound = min(bound, search.nth_newest(self.segments, _EVERYTHING, keep))
         count = self._removal.before(bound)
         if up_to is not None and not self.messages:
             self.skip_to(up_to)
@@ -251,9 +252,9 @@ class MessageStore:
         start: int = 0,
         left: int = 0,
     ) -> PurgePart:
-        """As `purge` for a subject or pattern, a bounded part at a time. A few subjects are found
-        by the index and go at once; many are looked for in the next stretch of sequences, which
-        is the same on every replica, however its blocks are cut."""
+        """As `purge` for a subject or pattern, in parts of bounded work. A few subjects are found
+        by the index and purged in one part. Otherwise a part covers a range of sequences, so that
+        every replica removes the same messages, however its blocks are cut."""
         bound = self.last_seq + 1 if up_to is None else min(up_to, self.last_seq + 1)
         if start == 0:
             subjects = tuple(self.index.matching(subject))
@@ -263,7 +264,7 @@ class MessageStore:
             few = len(subjects) <= FEW_SUBJECTS
             wanted = SubjectFilter(subjects) if few else self._filter((subject,))
             if keep:
-                bound = min(bound, scan.nth_newest(self.segments, wanted, keep))
+                bound = min(bound, search.nth_newest(self.segments, wanted, keep))
                 left -= keep
             if few:
                 return PurgePart(self._removal.matching(wanted, bound), 0, bound, 0)
@@ -283,35 +284,35 @@ class MessageStore:
         return excess
 
     def remember_trails(self, count_max: int) -> None:
-        """Expect `drop_oldest_of` for subjects with up to so many messages; 0: do not."""
+        """Prepare for `drop_oldest_of` with this limit: keep trails of subjects. 0: keep none."""
         self.trail_max = count_max if 0 < count_max <= TRAIL_MAX else 0
         if not self.trail_max:
             self.index.forget_trails()
 
     def drop_oldest(self, count: int) -> None:
         """Remove the `count` oldest messages: max_msgs."""
-        self._removal.before(scan.nth_oldest(self.segments, count + 1) or self.last_seq + 1)
+        self._removal.before(search.nth_oldest(self.segments, count + 1) or self.last_seq + 1)
 
     def drop_to_size(self, bytes_max: int) -> None:
-        """Remove the oldest messages until the rest is not larger: max_bytes."""
+        """Remove the oldest messages until at most `bytes_max` are stored: max_bytes."""
         excess = self.bytes - bytes_max
         if excess > 0:
-            bound = scan.behind_size(self.segments, excess, self.sizing)
+            bound = search.behind_size(self.segments, excess, self.sizing)
             self._removal.before(bound or self.last_seq + 1)
 
     def track_removals(self, *, on: bool) -> None:
-        """From now on remember what is removed, for `take_removals`."""
+        """Whether removals are recorded for `take_removals`."""
         self._removal.tracking = on
         self._removal.journal.clear()
 
     def take_removals(self) -> list[tuple[int, int]]:
-        """Inclusive ranges, in order of removal, in which nothing is stored any more."""
+        """Inclusive ranges removed since the last call, in order of removal."""
         return self._removal.take_journal()
 
     # -- one message ------------------------------------------------------------------------------
 
     def rows(self, seq: int) -> tuple[Rows, int] | None:
-        """Where the stored message `seq` is, None when it is not stored."""
+        """Block and row of the message `seq`, None if it is not stored."""
         segments = self.segments
         position = segments.at(seq)
         if position < 0 or seq < segments.floor:
@@ -324,7 +325,7 @@ class MessageStore:
         return (rows, i) if i >= 0 else None
 
     def has(self, seq: int) -> bool:
-        """Whether it is stored; reads no block unless its sequences have gaps."""
+        """Whether it is stored. Reads a block only if the sequences of that block have gaps."""
         segments = self.segments
         position = segments.at(seq)
         if position < 0 or seq < segments.floor:
@@ -345,44 +346,45 @@ class MessageStore:
     # -- by subject and time ----------------------------------------------------------------------
 
     def subject_state(self, subject: bytes) -> tuple[int, int, int] | None:
-        """(count, first sequence, last sequence), None when the subject has no message."""
+        """(count, first sequence, last sequence), None if the subject has no message."""
         entry = self.index.get(subject)
         if entry is None:
             return None
         return entry.count, self._first_of(subject), self._last_of(subject)
 
     def subjects_matching(self, *patterns: bytes) -> Iterator[bytes]:
-        """Each once; of one pattern sorted. The store must not change while it is read."""
-        return subjects_taken(self.index, SubjectFilter(patterns))
+        """Each subject once; sorted for a single pattern. The store must not change during the
+        iteration."""
+        return matching_subjects(self.index, SubjectFilter(patterns))
 
     def last_row(self, subject: bytes) -> tuple[Rows, int] | None:
-        """Where the last message of a subject is, None when it has none."""
+        """Block and row of the last message of a subject, None if it has none."""
         entry = self.index.get(subject)
         if entry is None:
             return None
         return self.rows(entry.last) or self.rows(self._last_of(subject))
 
     def last_of_subject(self, subject: bytes) -> int:
-        """Its last stored sequence, 0 when it has none."""
+        """Sequence of its last message, 0 if it has none."""
         return self._last_of(subject) if subject in self.index else 0
 
     def next_matching(self, filters: tuple[bytes, ...], start: int) -> int:
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
             return 0
-        return scan.next_matching(self.segments, wanted, start=start, last=self.last_seq)
+        return search.next_matching(self.segments, wanted, start=start, last=self.last_seq)
 
     def last_matching(self, filters: tuple[bytes, ...], up_to: int | None = None) -> int:
         wanted = self._filter(filters)
         if up_to is None and wanted.literals:
             return max(self.last_of_subject(subject) for subject in wanted.literals)
         last = self.last_seq if up_to is None else min(up_to, self.last_seq)
-        return scan.last_matching(self.segments, wanted, last=last)
+        return search.last_matching(self.segments, wanted, last=last)
 
     def take(
         self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
     ) -> list[tuple[Rows, list[int]]]:
-        """Matching rows from `start` on, grouped by block; see `examine` for a bounded walk."""
+        """Matching rows from `start` on, grouped by block; `examine` does so with bounded work."""
         taken = self.examine(filters, start, limit_rows, limit_bytes)
         while not taken.count and taken.next_seq <= self.last_seq and limit_rows > 0:
             taken = self.examine(filters, taken.next_seq, limit_rows, limit_bytes)
@@ -390,12 +392,12 @@ class MessageStore:
 
     def examine(
         self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
-    ) -> scan.Taken:
-        """As `take`, but gives up after a bounded number of blocks; go on at its `next_seq`."""
+    ) -> search.MatchedRows:
+        """As `take`, but stops after a bounded number of blocks; continue at its `next_seq`."""
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
-            return scan.Taken([], self.last_seq + 1, 0)
-        return scan.take(
+            return search.MatchedRows([], self.last_seq + 1, 0)
+        return search.take(
             self.segments,
             wanted,
             start=start,
@@ -416,21 +418,21 @@ class MessageStore:
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
             return 0
-        return scan.count_matching(self.segments, wanted, start=start)
+        return search.count_matching(self.segments, wanted, start=start)
 
     def first_at_time(self, time_ns: int) -> int:
-        """First message not older than the time, 0 when there is none."""
-        return scan.first_at_time(self.segments, time_ns)
+        """Sequence of the first message that is not older, 0 if there is none."""
+        return search.first_at_time(self.segments, time_ns)
 
     def expired_before(self, cutoff_ns: int) -> int:
-        """The sequence up to which (exclusive) the front is not younger than the cutoff."""
-        return scan.first_at_time(self.segments, cutoff_ns + 1) or self.last_seq + 1
+        """Every message below this sequence is as old as the cutoff, or older."""
+        return search.first_at_time(self.segments, cutoff_ns + 1) or self.last_seq + 1
 
     # -- ranges -----------------------------------------------------------------------------------
 
     def blocks(self, first: int, last: int) -> Iterator[bytes]:
-        """Stored rows of the range as sealed blocks; untouched blocks go out as they are."""
-        return scan.blocks(self.segments, first=first, last=last)
+        """Stored rows of the range as sealed blocks; blocks without removed rows are not copied."""
+        return search.blocks(self.segments, first=first, last=last)
 
     def deleted_ranges(
         self, first: int | None = None, last: int | None = None
@@ -438,10 +440,10 @@ class MessageStore:
         """Inclusive ranges between first and last sequence that are not stored, ascending."""
         low = self.first_seq if first is None else max(first, self.first_seq)
         high = self.last_seq if last is None else min(last, self.last_seq)
-        return scan.gaps(self.segments, first=low, last=high)
+        return search.gaps(self.segments, first=low, last=high)
 
     def deleted_sequences(self, limit: int) -> tuple[int, ...]:
-        """The first of those ranges' sequences. A gap may be as wide as sequences can count."""
+        """The first `limit` sequences of those ranges; a range can be enormous."""
         gaps = self.deleted_ranges()
         return tuple(islice((seq for a, b in gaps for seq in range(a, b + 1)), limit))
 
@@ -458,7 +460,7 @@ class MessageStore:
         return wanted
 
     def _beyond(self, subjects: tuple[bytes, ...], start: int) -> bool:
-        """No message of these subjects can be at or above `start`."""
+        """True only if no message of these subjects is at or above `start`."""
         entries = map(self.index.get, subjects)
         return all(entry is None or entry.last < start for entry in entries)
 

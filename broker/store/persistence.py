@@ -1,10 +1,11 @@
-"""A message store on its way to disk, back from disk, and over to another replica.
+"""Persistence of a message store: checkpoints, loading, compaction, snapshots, the digest.
 
-Owns: the records of a store (blocks, summaries, deletes, counters), their writing and loading,
-snapshot chunks and the digest.
-May not touch: the Raft log. What is not checkpointed yet is replayed from there.
-Spec: DESIGN section 5 (state without write-ahead log, cut the log only below what is flushed),
-section 10.2 (replicas at the same index have the same digest)."""
+Owns: the records of a store (blocks, summaries, deletes, counters), their writing and loading, the
+chunks of a snapshot, and the digest.
+May not touch: the Raft log. Entries after the last checkpoint are replayed from it, so the log is
+truncated only below what was flushed.
+Spec: docs/ARCHITECTURE.md, "What is on disk" and "Invariants" (replicas at the same index have the
+same state)."""
 
 from __future__ import annotations
 
@@ -17,10 +18,9 @@ import msgspec
 from pyroaring import BitMap64
 
 from broker.store.block.block import Block, BlockBuilder, BlockDamaged
-from broker.store.files import BLOCK, DELETES, SUMMARY, StateBatch, key
 from broker.store.index.index import SubjectFilter, subject_hashes
 from broker.store.messages import MessageStore
-from broker.store.scan import live_stretches
+from broker.store.search import live_block, live_stretches
 from broker.store.segments import (
     SEAL_BYTES,
     SEAL_ROWS,
@@ -28,8 +28,11 @@ from broker.store.segments import (
     SegmentSummary,
     View,
 )
+from broker.store.state_keys import BLOCK, DELETES, SUMMARY, StateBatch, key
 
-CHECKPOINT_BYTES: Final = 2 << 20  # a batch of more is copied as it grows, milliseconds per MB
+LIVE_SHARE: Final = 4  # a block is compacted when at most one row in so many is stored
+COMPACTIONS_PER_CHECKPOINT: Final = 2
+CHECKPOINT_BYTES: Final = 2 << 20  # copying a larger batch takes milliseconds per MB
 _EVERYTHING: Final = SubjectFilter(())
 _LENGTH: Final = Packing("<I")
 _ROW: Final = Packing("<qqIII")
@@ -37,7 +40,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class StoreImage(msgspec.Struct, array_like=True, frozen=True):
-    """The counters. They travel in the stream's own record, so that they fit its index."""
+    """The counters. They are part of the stream's record, so that they match its index."""
 
     first_seq: int = 1
     last_seq: int = 0
@@ -46,16 +49,16 @@ class StoreImage(msgspec.Struct, array_like=True, frozen=True):
     bytes: int = 0
 
 
-class Deletes(msgspec.Struct, array_like=True, frozen=True):
-    """Which rows of a block are gone. Only written for blocks where some are."""
+class DeletedRows(msgspec.Struct, array_like=True, frozen=True):
+    """Which rows of a block are removed. Only written for blocks with removed rows."""
 
     live: int
     live_size: int
-    deleted: bytes  # a serialised bitmap, empty when rows are only gone below the first sequence
+    deleted: bytes  # a serialized bitmap; empty if only rows below first_seq are removed
 
 
 class SegmentImage(msgspec.Struct, array_like=True, frozen=True):
-    """Head of a snapshot chunk; the block follows."""
+    """Header of a snapshot chunk; the block follows."""
 
     first_seq: int
     live: int
@@ -65,7 +68,7 @@ class SegmentImage(msgspec.Struct, array_like=True, frozen=True):
 
 
 _summary: Final = msgspec.msgpack.Decoder(SegmentSummary)
-_deletes: Final = msgspec.msgpack.Decoder(Deletes)
+_deletes: Final = msgspec.msgpack.Decoder(DeletedRows)
 _segment_image: Final = msgspec.msgpack.Decoder(SegmentImage)
 
 
@@ -77,19 +80,20 @@ def image(store: MessageStore) -> StoreImage:
 
 
 def needs_checkpoint(store: MessageStore) -> bool:
-    """So much waits in memory that it should be written soon. Just then a block was sealed, and
-    the growing one, which has to be written too, is small."""
+    """True if so many bytes are unwritten that a checkpoint is due. This becomes true when a block
+    is sealed, which is a good time: the growing block, which is written too, is small then."""
     return store.segments.unwritten_bytes > CHECKPOINT_BYTES
 
 
 def overdue(store: MessageStore) -> bool:
-    """So much waits in memory that nothing more may be applied before it is written."""
+    """Backpressure: true if so many bytes are unwritten that no entry may be applied before a
+    checkpoint."""
     return store.segments.unwritten_bytes > 4 * CHECKPOINT_BYTES
 
 
 def work_ahead(store: MessageStore) -> bool:
-    """Do a part of what the next checkpoint would do; False when nothing is left. A block of many
-    subjects takes milliseconds for each of its parts, so they are taken one per turn."""
+    """Do a part of the next checkpoint's work; False if nothing is left. For a block with many
+    subjects each part takes milliseconds, so the caller does one part per loop turn."""
     segments = store.segments
     for segment in segments.all:
         if segment.written or segment.summary is not None or segment is segments.tail:
@@ -97,12 +101,23 @@ def work_ahead(store: MessageStore) -> bool:
         if segment.subjects is None:
             segments.subjects(segment)
         else:
-            segment.summary = _encode(_summarise(store, segment))
+            segment.summary = _encode(_summarize(store, segment))
             segment.hashes = subject_hashes(segment.subjects)
         return True
     if segments.spent:
         segments.spent.pop()
     return bool(segments.spent)
+
+
+def compact(store: MessageStore) -> bool:
+    """Rewrite one block in which most rows are removed, to free their space; the next checkpoint
+    writes it. The digest does not change. False if no block qualifies."""
+    segments = store.segments
+    for segment in segments.all:
+        if segment.live * LIVE_SHARE <= segment.rows and segment is not segments.tail:
+            segments.shrink(segment, live_block(segments, segment))
+            return True
+    return False
 
 
 def unwritten_bytes(store: MessageStore) -> int:
@@ -112,41 +127,40 @@ def unwritten_bytes(store: MessageStore) -> int:
 
 
 def checkpoint(store: MessageStore, batch: StateBatch) -> int:
-    """Queue everything that changed. The growing block is written as it is, and again later.
+    """Queue everything that changed. The growing block is written as it is now, and again later.
     Returns how many bytes of blocks were queued.
 
-    Call `written` once the batch is in the database. If writing fails, the replica must stop.
-    """
+    Call `written` once the batch is in the database. If writing fails, the replica must stop."""
     segments = store.segments
     group = segments.files.group
-    for first_seq in segments.gone:  # first: a restored store may use the same keys again
+    for first_seq in segments.discarded:  # before the puts: a restored store may reuse these keys
         for kind in (BLOCK, SUMMARY, DELETES):
             batch.delete(key(group, kind, first_seq))
-    segments.gone.clear()
+    segments.discarded.clear()
     store.deadlines.prune(store.messages, store.has)
     queued = 0
     for segment in segments.all:
         if not segment.written:
             raw = _raw(store, segment)
             batch.put(key(group, BLOCK, segment.first_seq), raw)
-            summary = segment.summary or _encode(_summarise(store, segment))
+            summary = segment.summary or _encode(_summarize(store, segment))
             batch.put(key(group, SUMMARY, segment.first_seq), summary)
             segment.summary = None
             segment.nbytes = len(raw)
             segment.written = True
             segment.deletes_written = segment.live == segment.rows
-            if segment.deletes_written:  # what an earlier shape of the block had lost is no more
+            if segment.deletes_written:  # the record may exist from before a compaction
                 batch.delete(key(group, DELETES, segment.first_seq))
             queued += len(raw)
         if not segment.deletes_written:
-            deletes = Deletes(segment.live, segment.live_size, _bitmap(segment))
+            deletes = DeletedRows(segment.live, segment.live_size, _bitmap(segment))
             batch.put(key(group, DELETES, segment.first_seq), _encode(deletes))
             segment.deletes_written = True
     return queued
 
 
 def written(store: MessageStore) -> None:
-    """The last checkpoint's batch is in the database: blocks need not be held any longer."""
+    """The last checkpoint's batch is in the database: move its blocks to the cache."""
     segments = store.segments
     for segment in segments.all:
         if segment.written and segment.view is not None and segment is not segments.tail:
@@ -155,7 +169,7 @@ def written(store: MessageStore) -> None:
             segment.view = None
             if segment.subjects is not None:
                 segments.spent.append(segment.subjects)
-                segment.name(segment.subjects)
+                segment.set_subjects(segment.subjects)
 
 
 def load(store: MessageStore, state: StoreImage) -> None:
@@ -175,7 +189,7 @@ def load(store: MessageStore, state: StoreImage) -> None:
             max_time=summary.max_time,
             written=True,
         )
-        segment.name(summary.subjects)
+        segment.set_subjects(summary.subjects)
         if first_seq in deletes:
             _apply_deletes(segment, deletes[first_seq])
         segments.add(segment)
@@ -189,7 +203,7 @@ def load(store: MessageStore, state: StoreImage) -> None:
 
 
 def snapshot(store: MessageStore) -> Iterator[bytes]:
-    """One chunk per segment. What is in memory is taken now, the rest is read when asked for."""
+    """One chunk per segment. Blocks in memory are taken now, the others are read when needed."""
     segments = store.segments
     frozen = segments.files.frozen()
     heads: list[tuple[SegmentImage, bytes | None]] = []
@@ -215,12 +229,14 @@ def snapshot(store: MessageStore) -> Iterator[bytes]:
 
 
 def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> None:
-    """Replace everything; the next checkpoint removes what was written before."""
+    """Replace the whole content. The next checkpoint deletes the records written before."""
     segments = store.segments
     segments.clear()
     store.index.clear()
     store.deadlines.clear()
-    segments.gone += [seq for seq, _ in segments.files.scan(SUMMARY) if seq not in segments.gone]
+    segments.discarded += [
+        seq for seq, _ in segments.files.scan(SUMMARY) if seq not in segments.discarded
+    ]
     _set_counters(store, state)
     for chunk in chunks:
         (size,) = _LENGTH.unpack_from(chunk)
@@ -238,7 +254,7 @@ def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> 
         segment.live_size = store.sizing.of_block(block)
         segment.subjects = block.subject_summary()
         if head.live != block.rows:
-            _apply_deletes(segment, Deletes(head.live, head.live_size, head.deleted))
+            _apply_deletes(segment, DeletedRows(head.live, head.live_size, head.deleted))
             segment.deletes_written = False
         segments.add(segment)
         store.deadlines.load(head.deadlines)
@@ -249,7 +265,8 @@ def restore(store: MessageStore, state: StoreImage, chunks: Iterable[bytes]) -> 
 
 
 def digest(store: MessageStore) -> bytes:
-    """Of what is stored, however it is cut into blocks. Reads everything: for checks only."""
+    """Digest of the stored messages, however they are cut into blocks. Reads everything: for
+    checks only."""
     state = sha256(_encode(image(store)))
     segments = store.segments
     for segment in segments.all:
@@ -275,7 +292,7 @@ def _raw(store: MessageStore, segment: Segment) -> bytes:
     return bytes(rows.raw)
 
 
-def _summarise(store: MessageStore, segment: Segment) -> SegmentSummary:
+def _summarize(store: MessageStore, segment: Segment) -> SegmentSummary:
     view = store.segments.view(segment)
     subjects = store.segments.subjects(segment)
     if segment.live == segment.rows:
@@ -309,14 +326,14 @@ def _bitmap(segment: Segment) -> bytes:
     return raw
 
 
-def _apply_deletes(segment: Segment, deletes: Deletes) -> None:
+def _apply_deletes(segment: Segment, deletes: DeletedRows) -> None:
     segment.live = deletes.live
     segment.live_size = deletes.live_size
     segment.deleted = BitMap64.deserialize(deletes.deleted) if deletes.deleted else None
 
 
 def _index(store: MessageStore, segment: Segment, summary: SegmentSummary | None) -> None:
-    """Tell the subject index of a loaded segment; its block is read only where rows are gone."""
+    """Add a loaded segment to the subject index; reads its block only if rows are removed."""
     home = segment.first_seq
     added = store.index.added
     if summary is not None and segment.live == segment.rows:
@@ -339,7 +356,7 @@ def _index(store: MessageStore, segment: Segment, summary: SegmentSummary | None
 
 
 def _reopen_tail(store: MessageStore) -> None:
-    """The last block goes on growing if it is small."""
+    """Make the last block the growing one again, if it is small."""
     segments = store.segments
     if not segments.all:
         return
@@ -367,7 +384,7 @@ def _set_counters(store: MessageStore, state: StoreImage) -> None:
 
 
 def _check(store: MessageStore) -> None:
-    """What was loaded must add up, or it is not what was written."""
+    """Compare the counters with the loaded segments. Raises BlockDamaged if they differ."""
     live = sum(segment.live for segment in store.segments.all)
     size = sum(segment.live_size for segment in store.segments.all)
     if (live, size) != (store.messages, store.bytes):

@@ -1,37 +1,55 @@
-"""Taking messages out of a store: one, a stretch at the front, or all that match.
+"""Removing messages from a store: one, many, everything below a sequence, or all that match.
 
 Owns: the bookkeeping of a removal (segments, index, counters, the first sequence) and the journal
-of what was removed.
-May not touch: why something is removed.
-Spec: JetStream sheet 4.4-4.6. A segment without stored rows is dropped; the first sequence always
-is that of a stored message, or one behind the last."""
+of removed ranges.
+May not touch: the reasons for a removal.
+Spec: NATS JetStream stream state: first_seq is the sequence of a stored message, or last_seq + 1. A
+segment without stored rows is dropped."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from broker.store.index.index import SubjectEntry, SubjectFilter
-from broker.store.scan import live_stretches, row_at, without_deleted
-from broker.store.segments import Segment, View
+from broker.store.block.block import Rows
+from broker.store.block.columns import Sizing
+from broker.store.index.index import SubjectEntry, SubjectFilter, SubjectIndex
+from broker.store.search import live_stretches, row_at, without_deleted
+from broker.store.segments import Segment, Segments, View
 
-if TYPE_CHECKING:
-    from broker.store.messages import MessageStore
-
-_FEW_ROWS = 4  # so few rows are asked one by one; more go by runs of equal subjects
+_FEW_ROWS = 4  # so few rows are read one by one; for more, runs of equal subjects are used
 _EVERYTHING = SubjectFilter(())
 
-Stretch = tuple[int, int]
+Stretch = tuple[int, int]  # a range of rows: first, last + 1
+
+
+class ShrinkingStore(Protocol):
+    """What a removal reads and changes of a MessageStore."""
+
+    messages: int
+    bytes: int
+
+    @property
+    def last_seq(self) -> int: ...
+    @property
+    def trail_max(self) -> int: ...
+    @property
+    def segments(self) -> Segments: ...
+    @property
+    def index(self) -> SubjectIndex: ...
+    @property
+    def sizing(self) -> Sizing: ...
+    def rows(self, seq: int, /) -> tuple[Rows, int] | None: ...
 
 
 class Removal:
-    """The removing half of a MessageStore."""
+    """The half of a MessageStore that removes messages."""
 
     __slots__ = ("journal", "store", "tracking")
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: ShrinkingStore) -> None:
         self.store = store
         self.tracking = False
         self.journal: list[tuple[int, int]] = []
@@ -47,7 +65,7 @@ class Removal:
         return True
 
     def many(self, seqs: Iterable[int]) -> int:
-        """Those of the ascending sequences that are stored go; neighbours go together."""
+        """Remove those of the ascending sequences that are stored; adjacent ones in one step."""
         store, segments = self.store, self.store.segments
         messages, floor = store.messages, segments.floor
         segment: Segment | None = None
@@ -74,7 +92,7 @@ class Removal:
         return messages - store.messages
 
     def _stored_row(self, segment: Segment, seq: int) -> int:
-        """The row of a sequence inside the segment, -1 when it is gone or never was."""
+        """The row of a sequence in the segment, -1 if it is not stored."""
         if segment.deleted is not None and seq in segment.deleted:
             return -1
         if segment.contiguous:
@@ -82,7 +100,7 @@ class Removal:
         return self.store.segments.view(segment).rows.index_of(seq)
 
     def before(self, bound: int) -> int:
-        """Everything below `bound` goes; the cheap way to remove."""
+        """Remove everything below `bound`; whole segments are dropped without reading them."""
         store, segments = self.store, self.store.segments
         floor, messages = segments.floor, store.messages
         if bound <= floor:
@@ -112,8 +130,8 @@ class Removal:
         return messages - store.messages
 
     def matching(self, wanted: SubjectFilter, bound: int, *, start: int = 0) -> int:
-        """Every match in [start, bound) goes. Of patterns there should be many matches: what a
-        block may hold is not asked for them, because the answer takes as long as looking."""
+        """Remove every match in [start, bound). For a pattern, blocks are not tested for matches
+        beforehand: with the many matches expected, the test takes as long as the search."""
         store, segments = self.store, self.store.segments
         messages = store.messages
         for segment in list(segments.from_seq(start)):
@@ -126,7 +144,7 @@ class Removal:
         return messages - store.messages
 
     def oldest_of(self, subject: bytes, entry: SubjectEntry, count: int) -> None:
-        """The `count` oldest messages of the subject go."""
+        """Remove the `count` oldest messages of the subject."""
         trail = self.store.index.trail_of(entry)
         if trail is not None:
             rest = len(trail) > 2 * count
@@ -142,13 +160,13 @@ class Removal:
                 count -= self._take_rows(segment, stretches)
                 left = self.store.index.get(subject)
                 if left is not None:
-                    left.first = newest  # gone, but nearer to the next than the old bound
+                    left.first = newest  # removed, but a better lower bound than before
             if left is not None and left.count <= self.store.trail_max:
                 left.trail = self._trail(subject, left)
         self._settle_floor()
 
     def _oldest_by_trail(self, subject: bytes, trail: array[int], count: int) -> None:
-        """Consecutive sequences go together; no block is read."""
+        """Remove by the sequences and sizes in the trail; no block is read."""
         store, segments = self.store, self.store.segments
         at, stop = 0, 2 * count
         while at < stop:
@@ -165,7 +183,7 @@ class Removal:
             self._count_out(segment, count=last - first + 1, size=size)
 
     def _trail(self, subject: bytes, entry: SubjectEntry) -> array[int]:
-        """Where all messages of the subject are, and their sizes, by reading their blocks."""
+        """Rebuild the trail (sequence and size of every message) by reading the blocks."""
         trail = array("q")
         segments, sizing = self.store.segments, self.store.sizing
         for segment in self._may_hold(subject, entry):
@@ -231,7 +249,7 @@ class Removal:
         raise AssertionError(f"subject {subject!r} counts {entry.count} messages, none is stored")
 
     def _may_hold(self, subject: bytes, entry: SubjectEntry) -> Iterator[Segment]:
-        """Where its messages can be, ascending."""
+        """Segments that may contain messages of the subject, ascending."""
         segments = self.store.segments
         for segment in segments.from_seq(max(entry.first, segments.floor)):
             if segment.first_seq > entry.last:
@@ -248,7 +266,7 @@ class Removal:
     # -- bookkeeping ------------------------------------------------------------------------------
 
     def _take_rows(self, segment: Segment, stretches: list[Stretch], *, mark: bool = True) -> int:
-        """Rows that are stored stop being so. Unless `mark`, the caller raises the floor."""
+        """Remove stored rows. With `mark` False the caller raises the floor instead of marking."""
         if not stretches:
             return 0
         store = self.store
@@ -260,7 +278,7 @@ class Removal:
             size += store.sizing.of_stretch(rows, view.columns, begin, end)
             for subject, gone in _subjects(view, begin, end):
                 store.index.removed(subject, gone)
-                # A trail that lost something in its middle no longer adds up: trail_of sees it.
+                # A trail that lost a message in the middle no longer adds up; trail_of notices.
             if mark:
                 self._mark(segment, view, begin, end)
         self._count_out(segment, count=count, size=size)
@@ -287,12 +305,12 @@ class Removal:
 
     def _mark_range(self, segment: Segment, first: int, last: int) -> None:
         if first == self.store.segments.floor:
-            self.set_floor(last + 1)  # a queue read in order needs no bitmap
+            self.set_floor(last + 1)  # a work queue that is acked in order needs no bitmap
         else:
             segment.mark_deleted(first, last)
         if self.tracking:
-            # Consecutive removals become one range: how blocks are cut must not show here,
-            # because consumers on every replica learn from it.
+            # Consecutive removals become one range. Consumers on every replica act on the journal,
+            # so it must not depend on how blocks are cut.
             journal = self.journal
             if journal and journal[-1][1] == first - 1:
                 journal[-1] = (journal[-1][0], last)
@@ -300,7 +318,7 @@ class Removal:
                 journal.append((first, last))
 
     def _forget_segment(self, segment: Segment) -> None:
-        """A whole segment leaves at the front; its block is read only if rows were missing."""
+        """Uncount a whole segment at the front; its block is read only if rows were removed."""
         store, segments = self.store, self.store.segments
         if segment.live == segment.rows:
             for subject, facts in segments.subjects(segment).items():
@@ -315,7 +333,7 @@ class Removal:
         store.bytes -= segment.live_size
 
     def _settle_floor(self) -> None:
-        """The first sequence moves up to a stored message."""
+        """Raise the first sequence to that of a stored message."""
         store, segments = self.store, self.store.segments
         if not segments.all:
             self.set_floor(store.last_seq + 1)
@@ -334,7 +352,7 @@ class Removal:
 
 
 def _subjects(view: View, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """(subject, rows) of the stretch; a subject may come several times."""
+    """(subject, number of rows) in the stretch; a subject may appear several times."""
     if end - begin <= _FEW_ROWS:
         for row in range(begin, end):
             yield view.rows.subject(row), 1

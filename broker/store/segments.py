@@ -1,8 +1,9 @@
-"""Segments: the stretches of a stream that are one block each, and the rows behind them.
+"""Segments: ranges of a stream's sequences that are stored as one block each.
 
 Owns: the ordered list of segments, the growing last one, sealing, and the cache of loaded blocks.
-May not touch: counters of the stream, the subject index, when things are written.
-Spec: DESIGN section 5: blocks of 1-2 MB; a sealed block waits in memory until it is written."""
+May not touch: the counters of the stream, the subject index, when blocks are written.
+Spec: docs/ARCHITECTURE.md, "What is on disk". A sealed block is about 1 MB and stays in memory
+until a checkpoint has written it."""
 
 from __future__ import annotations
 
@@ -16,42 +17,42 @@ import msgspec
 from pyroaring import BitMap64
 
 from broker.store.block.block import Block, BlockBuilder, BlockDamaged, Rows
-from broker.store.columns import Columns
-from broker.store.files import BLOCK, SUMMARY, BlockFiles
+from broker.store.block.columns import Columns
 from broker.store.index.index import SubjectFilter, among_hashes, subject_hashes
+from broker.store.state_keys import BLOCK, SUMMARY, BlockFiles
 
 SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192
-SUBJECTS_HELD_MAX: Final = 64  # more subjects than this are read from the summary when needed
-CACHE_BYTES_MAX: Final = 48 << 20  # one cache serves all streams of a node
-_SEARCHES_MAX: Final = 32  # subjects looked for one by one, before all are listed
-_SELECTIONS_MAX: Final = 8  # remembered filters per loaded block
+SUBJECTS_HELD_MAX: Final = 64  # of a segment; more are read from its summary when needed
+CACHE_BYTES_MAX: Final = 48 << 20  # for all streams of a node together
+_SEARCHES_MAX: Final = 32  # searches for single subjects before all subjects are listed
+_SELECTIONS_MAX: Final = 8  # filters with cached results per loaded block
 
-Run = tuple[bytes, int, int]  # subject, start row, row behind the last
+Run = tuple[bytes, int, int]  # subject, first row, last row + 1
 
 
 Subjects = dict[bytes, list[int]]  # subject -> [rows, first row, last row]
 
 
 class SegmentSummary(msgspec.Struct, array_like=True, frozen=True):
-    """What is known of a block without reading it."""
+    """What is known about a block without reading it."""
 
     last_seq: int
     rows: int
     nbytes: int
     max_time: int
-    size: int  # what its rows count for in the stream's bytes
-    subjects: Subjects  # instead of rows: distance from the segment's first sequence
-    last_sizes: list[int]  # per subject the size of its last row, or nothing
-    deadlines: list[int] = []  # pairs of sequence and time, see Deadlines
+    size: int  # of all its rows, as counted in the `bytes` of the stream
+    subjects: Subjects  # here with distances from the first sequence instead of rows
+    last_sizes: list[int]  # size of the last row of each subject; empty without trails
+    deadlines: list[int] = []  # pairs of sequence and expiry time, see Deadlines
 
 
 @dataclass(slots=True)
 class Segment:
     """Invariant: a row is stored iff its sequence is not below the stream's first sequence and
-    not in `deleted`; `live` and `live_size` count just those rows."""
+    not in `deleted`; `live` and `live_size` count exactly the stored rows."""
 
-    first_seq: int  # where its range begins; stays when a compaction drops the first row
+    first_seq: int  # start of its range; does not change when a compaction drops the first row
     last_seq: int = 0
     rows: int = 0
     live: int = 0
@@ -59,15 +60,15 @@ class Segment:
     nbytes: int = 0
     max_time: int = 0
     deleted: BitMap64 | None = None
-    subjects: Subjects | None = None  # None: too many to hold, or still growing
-    hashes: bytes | None = None  # of its subjects, where these are too many to hold
-    view: View | None = None  # held until it is written; always for the growing one
-    summary: bytes | None = None  # worked out before the checkpoint that writes it
+    subjects: Subjects | None = None  # None: too many to keep in memory, or still growing
+    hashes: bytes | None = None  # of its subjects, if they are too many to keep in memory
+    view: View | None = None  # set until the block is written, and for the growing segment
+    summary: bytes | None = None  # encoded ahead of the checkpoint that writes it
     written: bool = False
     deletes_written: bool = True
 
-    def name(self, subjects: Subjects) -> None:
-        """These are the subjects of its block, which is written by now."""
+    def set_subjects(self, subjects: Subjects) -> None:
+        """Keep the subjects of a written block, or only their hashes if there are many."""
         few = len(subjects) <= SUBJECTS_HELD_MAX
         self.subjects = subjects if few else None
         self.hashes = None if few else self.hashes or subject_hashes(subjects)
@@ -83,7 +84,7 @@ class Segment:
 
 
 class View:
-    """The rows of one segment, with what readers have worked out about them."""
+    """The rows of one segment, with cached results of earlier reads."""
 
     __slots__ = ("_columns", "_postings", "_runs", "_searches", "_selections", "rows")
 
@@ -96,14 +97,14 @@ class View:
         self._selections: dict[tuple[bytes, ...], tuple[int, list[tuple[int, int]]]] = {}
 
     def grown(self, runs: Sequence[Run], offset: int) -> None:
-        """Rows were appended at `offset`: keep what readers already asked for up to date."""
+        """Rows were appended at `offset`: update the cached results."""
         if self._runs is not None:
             self._runs += [(name, start + offset, stop + offset) for name, start, stop in runs]
             self._postings = None if self._postings is None else self._post(len(runs))
 
     @property
     def tracked(self) -> bool:
-        """Does `grown` need to be told the subjects of new rows?"""
+        """Whether `grown` must be called when rows are appended."""
         return self._runs is not None
 
     @property
@@ -114,13 +115,13 @@ class View:
 
     @property
     def columns(self) -> Columns | None:
-        """The integer columns, if these are the rows of a block."""
+        """The integer columns of a block; None for rows that are still growing."""
         if self._columns is None and isinstance(self.rows, Block):
             self._columns = Columns(self.rows)
         return self._columns
 
     def stretches_of(self, subject: bytes) -> list[tuple[int, int]]:
-        """Where the rows of one subject are, ascending."""
+        """Ranges of rows with this subject, ascending."""
         columns = self.columns
         if self._postings is None and columns is not None and self._searches < _SEARCHES_MAX:
             self._searches += 1
@@ -138,7 +139,7 @@ class View:
         return postings
 
     def select(self, wanted: SubjectFilter) -> list[tuple[int, int]]:
-        """Stretches of rows whose subject the filter takes, ascending."""
+        """Ranges of rows whose subject the filter matches, ascending."""
         if not wanted.patterns:
             return [(0, self.rows.rows)]
         if len(wanted.literals) == 1:
@@ -160,7 +161,7 @@ class View:
 
 
 class BlockCache:
-    """Loaded blocks, least recently used first out. One may serve all streams of a node."""
+    """LRU cache of loaded blocks; one cache serves all streams of a node."""
 
     __slots__ = ("_bytes", "_max_bytes", "_views")
 
@@ -196,35 +197,38 @@ class BlockCache:
 
 def _weight(view: View) -> int:
     rows = view.rows
-    return 2 * rows.nbytes if isinstance(rows, Block) else 0  # twice: runs and stretches grow on it
+    # Twice the block: the cached results of a View can become as large as the block itself.
+    return 2 * rows.nbytes if isinstance(rows, Block) else 0
 
 
 @dataclass(slots=True)
 class Segments:
-    """Ascending segments without overlap; the last one may still grow (`tail`)."""
+    """Segments in ascending order, without overlap. The last one may still grow (`tail`)."""
 
     files: BlockFiles
     cache: BlockCache
     all: list[Segment] = field(default_factory=list)
-    tail: Segment | None = None  # the last of `all`, while it grows
-    floor: int = 1  # the stream's first sequence: rows below are gone, whatever `deleted` says
+    tail: Segment | None = None  # the last of `all`, while it is growing
+    floor: int = 1  # the stream's first sequence: rows below it are removed
     builder: BlockBuilder = field(default_factory=BlockBuilder)
     unwritten_bytes: int = 0  # of sealed segments
-    gone: list[int] = field(default_factory=list)  # written once, to be deleted at the checkpoint
-    spent: list[Subjects] = field(default_factory=list)  # freeing them takes time, see persistence
+    discarded: list[int] = field(default_factory=list)  # first sequences to delete from disk
+    # Subjects that are no longer needed. Freeing a large dict takes milliseconds, so
+    # persistence.work_ahead frees one at a time.
+    spent: list[Subjects] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
 
     def at(self, seq: int) -> int:
-        """Position of the segment whose range holds `seq`; -1 when it is below the first."""
+        """Position of the segment whose range includes `seq`; -1 if it is below the first one."""
         return bisect_right(self._starts, seq) - 1
 
     def from_seq(self, seq: int) -> Iterator[Segment]:
-        """Segments that may hold rows at or above `seq`."""
+        """Segments that may contain rows at or above `seq`."""
         for position in range(max(self.at(seq), 0), len(self.all)):
             yield self.all[position]
 
     def growing(self, next_seq: int) -> Segment:
-        """The segment that takes the row `next_seq`."""
+        """The segment to which the row `next_seq` is appended."""
         if self.tail is None:
             self.builder = BlockBuilder(next_seq)
             self.tail = Segment(next_seq, view=View(self.builder))
@@ -240,7 +244,7 @@ class Segments:
             self.seal()
 
     def seal(self) -> None:
-        """The tail becomes a block of its own. It is queued in memory for the next checkpoint."""
+        """Turn the tail into a block; it stays in memory until the next checkpoint."""
         segment = self.tail
         if segment is None:
             return
@@ -253,7 +257,7 @@ class Segments:
         self.unwritten_bytes += segment.nbytes
 
     def view(self, segment: Segment) -> View:
-        """Its rows, read from the files if need be. Raises BlockDamaged."""
+        """Its rows, read from disk if necessary. Raises BlockDamaged."""
         if segment.view is not None:
             return segment.view
         view = self.cache.get(self.files.group, segment.first_seq)
@@ -266,7 +270,7 @@ class Segments:
         return view
 
     def subjects(self, segment: Segment) -> Subjects:
-        """Subjects of all its rows, gone ones included."""
+        """Subjects of all its rows, including removed ones."""
         if segment.subjects is not None:
             return segment.subjects
         if segment.view is not None:
@@ -280,7 +284,7 @@ class Segments:
         return msgspec.msgpack.decode(raw, type=SegmentSummary).subjects
 
     def may_hold(self, segment: Segment, wanted: SubjectFilter) -> bool:
-        """False only when no row of the segment can match."""
+        """False only if no row of the segment can match."""
         if not wanted.patterns or segment is self.tail:
             return True
         if wanted.literals:
@@ -288,13 +292,13 @@ class Segments:
         return wanted.any_of(self.subjects(segment))
 
     def holds(self, segment: Segment, subject: bytes) -> bool:
-        """False only when no row of the segment has the subject."""
+        """False only if no row of the segment has the subject."""
         if segment.subjects is not None:
             return subject in segment.subjects
         return segment.hashes is None or among_hashes(segment.hashes, subject)
 
     def replace_rows(self, segment: Segment, raw: bytes) -> None:
-        """The block was rewritten, with the same rows (secure erase)."""
+        """Replace the block by a rewritten one with the same rows (secure erase)."""
         block = Block(raw, verify=False)
         if segment is self.tail:
             self.builder = BlockBuilder(segment.first_seq)
@@ -310,7 +314,7 @@ class Segments:
         segment.written = False
 
     def shrink(self, segment: Segment, raw: bytes) -> None:
-        """The block of a sealed segment was rewritten with nothing but its stored rows."""
+        """Replace the block of a sealed segment by one with only its stored rows (compaction)."""
         block = Block(raw, verify=False)
         if segment.view is not None:
             self.unwritten_bytes -= segment.nbytes
@@ -326,20 +330,20 @@ class Segments:
         segment.written = segment.deletes_written = False
 
     def discard(self, position: int) -> None:
-        """Nothing in the segment is stored any more."""
+        """Drop a segment in which no row is stored."""
         segment = self.all[position]
         if segment is self.tail:
             self.tail = None
         elif segment.view is not None:
             self.unwritten_bytes -= segment.nbytes
         self.cache.discard(self.files.group, segment.first_seq)
-        self.gone.append(segment.first_seq)
+        self.discarded.append(segment.first_seq)
         segment.view = None
         del self.all[position]
         del self._starts[position]
 
     def discard_front(self, count: int) -> None:
-        """As `discard` for the first `count` segments, in one go."""
+        """As `discard` for the first `count` segments, in linear time."""
         kept, starts = self.all[count:], self._starts[count:]
         del self.all[count:], self._starts[count:]
         self.clear()

@@ -1,10 +1,12 @@
-"""The column family `state`: applied blocks and stream records in RocksDB.
+"""The column family `state` in RocksDB: applied blocks and stream records.
 
 Owns: reading and writing that column family. Writes skip the write-ahead log, because the Raft
 log can replay them; they are durable only after `flush`.
 May not touch: the column family `raft`, the meaning of values.
-Spec: DESIGN section 5. `flush` blocks for as long as the disk needs: call it on the storage
-thread. `write` and reads hold the interpreter lock, so batches stay small."""
+Spec: docs/ARCHITECTURE.md, "What is on disk".
+
+`flush` blocks until the disk is done: call it on the storage thread. `write` and reads hold the
+GIL, so batches must stay small."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import Any
 
 from rocksdict import Rdict, Snapshot, WriteBatch, WriteOptions
 
-from broker.store.files import BlockReader, Result, StateBatch, key, seq_of
+from broker.store.state_keys import BlockReader, Result, StateBatch, key, seq_of
 
 
 class RocksBatch:
@@ -34,7 +36,7 @@ class RocksBatch:
 
 
 class StateDb:
-    """One per node. `db` is opened in raw mode by its owner and must hold the column family."""
+    """One per node. Its owner opens `db` in raw mode, with the column family."""
 
     def __init__(
         self,
@@ -43,22 +45,22 @@ class StateDb:
         column: str = "state",
         write: Callable[[WriteBatch, WriteOptions], None] | None = None,
     ) -> None:
-        """`write` in place of the database's own, for an owner who must hear of failures."""
+        """`write` replaces the write of the database, so that the owner sees failures."""
         self._name = column
         self._write = write
         self.take(db)
         options: Any = WriteOptions()
-        options.disable_wal = True  # a property, whatever the stub says
+        options.disable_wal = True  # the type stub does not know this property
         self._without_wal: WriteOptions = options
 
     def take(self, db: Rdict) -> None:
-        """The database to use, at first or after it was opened anew."""
+        """Use this database: called once at the start, and again after it was reopened."""
         self._db = db
         self._column = db.get_column_family(self._name)
         self._handle: Any = db.get_column_family_handle(self._name)
 
     def let_go(self) -> None:
-        """Hold nothing of the database any more: it is about to be closed."""
+        """Release all handles: the database is about to be closed."""
         self._handle = None
         self._column.close()
 
@@ -76,7 +78,7 @@ class StateDb:
         write(batch.raw, self._without_wal)
 
     def flush(self) -> None:
-        """Everything written before this call survives a crash after it."""
+        """Everything written before this call is durable when it returns."""
         self._column.flush(wait=True)
 
     def files(self, group: int) -> RocksFiles:
@@ -85,7 +87,7 @@ class StateDb:
 
 @dataclass(slots=True)
 class RocksFiles:
-    """The keys of one group."""
+    """The records of one group."""
 
     group: int
     column: Rdict
@@ -108,10 +110,10 @@ class RocksFiles:
 
 @dataclass(slots=True)
 class FrozenFiles:
-    """The group's keys as they were when the database snapshot was taken.
+    """The records of one group at the time of a database snapshot.
 
-    Only subscripts reach the right column family on a snapshot (rocksdict 0.3.29 iterates over the
-    default one), and they raise for a missing key: ask only for what was there."""
+    On a snapshot, rocksdict 0.3.29 iterates over the default column family; only subscripts use the
+    right one, and they raise for a missing key. So `get` is only for keys that exist."""
 
     group: int
     view: Snapshot

@@ -1,4 +1,4 @@
-"""Gaps between stored sequences may be wider than anything that could be listed or counted off."""
+"""Gaps between stored sequences can be too wide to list every missing sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FAR = 1 << 60
 
 
 def with_a_gap() -> MessageStore:
-    """As of a mirror whose origin was purged up to a sequence far ahead."""
+    """As in a mirror whose origin was purged up to a much higher sequence."""
     store = MessageStore()
     store.append(b"a", b"", b"x", time_ns=1)
     builder = BlockBuilder(FAR)
@@ -18,7 +18,7 @@ def with_a_gap() -> MessageStore:
     return store
 
 
-def test_deleted_sequences_are_named_up_to_a_limit() -> None:
+def test_deleted_sequences_are_listed_up_to_a_limit() -> None:
     store = with_a_gap()
     assert store.num_deleted == FAR - 2
     assert store.deleted_sequences(3) == (2, 3, 4)

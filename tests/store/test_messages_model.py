@@ -1,4 +1,4 @@
-"""MessageStore against a twin that is a dict: any order of operations, checkpoints and reloads."""
+"""MessageStore against a dict as model: random operations, checkpoints and reloads."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rocksdict import Options, Rdict
 
 from broker.store import persistence, segments
 from broker.store.block.block import Block, BlockBuilder
-from broker.store.columns import FILE_SIZING, MEMORY_SIZING
-from broker.store.compaction import compact
-from broker.store.files import MemoryDb
+from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
+from broker.store.memory_db import MemoryDb
 from broker.store.messages import MessageStore
+from broker.store.persistence import compact
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
 from broker.subjects import matches
@@ -51,7 +51,7 @@ class Kept:
 
 
 class Twin:
-    """The dumb one: everything in a dict, every question a loop."""
+    """The model: messages in a dict, every query a loop."""
 
     def __init__(self, *, memory: bool) -> None:
         self.memory = memory
@@ -258,7 +258,7 @@ class StoreModel(RuleBasedStateMachine):
         self.store.track_removals(on=self.tracking)
         assert persistence.digest(self.store) == before
 
-    # -- questions --------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @rule(filters=st.sampled_from(FILTERS), data=st.data())
     def filtered(self, filters: tuple[bytes, ...], data: st.DataObject) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints, restarts and snapshots of a store: what is read, what is kept, what is refused."""
+"""Checkpoints, restarts, snapshots and compaction of a message store."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from rocksdict import Options, Rdict
 
 from broker.store import persistence, segments
 from broker.store.block.block import Block, BlockBuilder, BlockDamaged
-from broker.store.compaction import compact
-from broker.store.files import BLOCK, KINDS, MemoryDb, key, wipe
+from broker.store.memory_db import MemoryDb
 from broker.store.messages import MessageStore
+from broker.store.persistence import compact
 from broker.store.segments import BlockCache, View
 from broker.store.state_db import StateDb
+from broker.store.state_keys import BLOCK, KINDS, key, wipe
 
 
 @pytest.fixture(params=["memory", "rocksdb"])
@@ -58,7 +59,7 @@ def reopened(db: Any, state: persistence.StoreImage) -> MessageStore:
 
 
 class CountingFiles:
-    """Files that tell which blocks were read."""
+    """Records which blocks are read."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.group, self.read = inner, inner.group, []  # type: ignore[var-annotated]
@@ -73,7 +74,7 @@ class CountingFiles:
         return getattr(self.inner, name)
 
 
-def test_a_restart_reads_only_blocks_that_lost_rows_and_the_last(db: Any) -> None:
+def test_a_restart_reads_only_blocks_with_removed_rows_and_the_last(db: Any) -> None:
     store = filled(db, 45)
     store.remove(25)
     state = checkpoint(db, store)
@@ -84,7 +85,7 @@ def test_a_restart_reads_only_blocks_that_lost_rows_and_the_last(db: Any) -> Non
     assert persistence.digest(loaded) == persistence.digest(store)
 
 
-def test_blocks_that_are_not_written_yet_can_be_read(db: Any) -> None:
+def test_unwritten_blocks_can_be_read(db: Any) -> None:
     store = filled(db, 35)
     assert [m.data for m in map(store.get, (1, 15, 35)) if m] == [b"0", b"14", b"34"]
     assert persistence.unwritten_bytes(store) > 0
@@ -93,7 +94,7 @@ def test_blocks_that_are_not_written_yet_can_be_read(db: Any) -> None:
     assert [m.data for m in map(store.get, (1, 15, 35)) if m] == [b"0", b"14", b"34"]
 
 
-def test_a_checkpoint_is_wanted_when_enough_waits() -> None:
+def test_a_checkpoint_is_due_when_enough_is_unwritten() -> None:
     store = MessageStore()
     assert not persistence.needs_checkpoint(store)
     while not persistence.needs_checkpoint(store):
@@ -106,7 +107,7 @@ def test_a_checkpoint_is_wanted_when_enough_waits() -> None:
     assert store.bytes <= 4 * persistence.CHECKPOINT_BYTES + segments.SEAL_BYTES + 100_100
 
 
-def test_work_ahead_is_what_the_checkpoint_would_do(db: Any) -> None:
+def test_work_ahead_does_the_work_of_the_checkpoint(db: Any) -> None:
     one, other = filled(db, 45), filled(db, 45, group=2)
     parts = 0
     while persistence.work_ahead(one):
@@ -122,7 +123,7 @@ def test_work_ahead_is_what_the_checkpoint_would_do(db: Any) -> None:
     assert list(batches[0].values.values()) == list(batches[1].values.values())
 
 
-def test_work_ahead_is_done_again_for_a_block_that_was_erased_from(db: Any) -> None:
+def test_work_ahead_is_repeated_for_a_block_with_an_erased_message(db: Any) -> None:
     store = filled(db, 25)
     while persistence.work_ahead(store):
         continue
@@ -132,13 +133,13 @@ def test_work_ahead_is_done_again_for_a_block_that_was_erased_from(db: Any) -> N
     assert persistence.digest(reopened(db, state)) == persistence.digest(store)
 
 
-def test_an_unchanged_store_writes_nothing_again(db: Any) -> None:
+def test_an_unchanged_store_writes_nothing(db: Any) -> None:
     store = filled(db, 25)
     checkpoint(db, store)
     assert persistence.checkpoint(store, db.begin()) == 0
 
 
-def test_dropped_blocks_leave_the_files(db: Any) -> None:
+def test_dropped_blocks_are_deleted_from_disk(db: Any) -> None:
     store = filled(db, 30)
     checkpoint(db, store)
     store.drop_before(21)
@@ -151,7 +152,7 @@ def test_dropped_blocks_leave_the_files(db: Any) -> None:
     assert not [seq for kind in KINDS for seq, _ in db.files(1).scan(kind)]
 
 
-def test_a_snapshot_outlives_what_happens_while_it_is_sent(db: Any) -> None:
+def test_a_snapshot_is_not_changed_by_writes_while_it_is_sent(db: Any) -> None:
     store = filled(db, 38)
     store.remove(17)
     state, before = checkpoint(db, store), persistence.digest(store)
@@ -160,7 +161,7 @@ def test_a_snapshot_outlives_what_happens_while_it_is_sent(db: Any) -> None:
     store.drop_before(35)
     store.append(b"s.new", b"", b"", time_ns=99)
     checkpoint(db, store)
-    other = filled(db, 13, group=2)  # has something of its own, which goes
+    other = filled(db, 13, group=2)  # its own content is replaced
     checkpoint(db, other)
     persistence.restore(other, state, [first, *chunks])
     assert persistence.digest(other) == before
@@ -173,7 +174,7 @@ def test_a_snapshot_outlives_what_happens_while_it_is_sent(db: Any) -> None:
     assert persistence.digest(loaded) == before
 
 
-def test_damage_is_met_with_an_error_not_with_wrong_data(db: Any) -> None:
+def test_reading_a_damaged_block_raises(db: Any) -> None:
     store = filled(db, 30)
     state = checkpoint(db, store)
     raw = bytearray(db.files(1).get(BLOCK, 11) or b"")
@@ -187,7 +188,7 @@ def test_damage_is_met_with_an_error_not_with_wrong_data(db: Any) -> None:
         loaded.get(15)
 
 
-def test_counters_that_do_not_fit_the_blocks_are_refused(db: Any) -> None:
+def test_counters_that_do_not_match_the_blocks_are_refused(db: Any) -> None:
     store = filled(db, 30)
     state = checkpoint(db, store)
     store.drop_before(21)
@@ -196,7 +197,7 @@ def test_counters_that_do_not_fit_the_blocks_are_refused(db: Any) -> None:
         reopened(db, state)
 
 
-def test_groups_are_apart(db: Any) -> None:
+def test_groups_are_independent(db: Any) -> None:
     first, second = filled(db, 12, group=1), filled(db, 15, group=2)
     state = checkpoint(db, first)
     checkpoint(db, second)
@@ -204,7 +205,7 @@ def test_groups_are_apart(db: Any) -> None:
     assert persistence.digest(first) != persistence.digest(second)
 
 
-def test_compaction_keeps_what_is_stored_and_frees_the_rest(db: Any) -> None:
+def test_compaction_keeps_stored_rows_and_frees_the_rest(db: Any) -> None:
     store = MessageStore(db.files(1))
     for k in range(30):
         store.append(b"s.%d" % k, b"", b"x" * 500, time_ns=k + 1)

@@ -1,11 +1,11 @@
-"""A purge by filter: by index where few subjects match, in equal parts on every replica else."""
+"""Purge by filter: by index if few subjects match, otherwise in parts equal on all replicas."""
 
 from __future__ import annotations
 
 import pytest
 
 from broker.store import messages, persistence
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from broker.store.messages import MessageStore, PurgePart
 from broker.subjects import matches
 
@@ -37,7 +37,7 @@ def parts(store: MessageStore, pattern: bytes, up_to: int | None, keep: int) -> 
 @pytest.mark.parametrize("few", [0, 64])
 @pytest.mark.parametrize("pattern", [b"s.*.odd", b"s.>", b"s.3.odd", b"*.none", b"s.12.*"])
 @pytest.mark.parametrize(("up_to", "keep"), [(None, 0), (333, 0), (None, 10), (None, 1000)])
-def test_what_goes_is_what_matches_below_the_bound_but_the_newest(
+def test_a_purge_removes_matches_below_the_bound_except_the_newest(
     few: int, pattern: bytes, up_to: int | None, keep: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "FEW_SUBJECTS", few)
@@ -56,7 +56,7 @@ def test_what_goes_is_what_matches_below_the_bound_but_the_newest(
         assert len(done) == 1
 
 
-def test_a_part_looks_at_a_bounded_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_covers_a_bounded_range_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "FEW_SUBJECTS", 0)
     monkeypatch.setattr(messages, "PURGE_SPAN", 100)
     store = filled(seal_at=16, monkeypatch=monkeypatch)
@@ -64,7 +64,7 @@ def test_a_part_looks_at_a_bounded_stretch(monkeypatch: pytest.MonkeyPatch) -> N
     assert store.messages == COUNT - 50
 
 
-def test_no_block_is_read_for_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_block_is_read_if_nothing_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(seal_at=16, monkeypatch=monkeypatch)
 
     def unexpected(*_: object) -> object:

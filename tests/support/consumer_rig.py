@@ -23,6 +23,7 @@ from broker.jetstream.commands.stream_commands import (
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer.ack_subjects import parse_ack_subject
 from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.jetstream.delivery.dispatch import PumpLimits
 from broker.jetstream.delivery.effects import (
     Advisory,
@@ -36,7 +37,6 @@ from broker.jetstream.delivery.effects import (
 from broker.jetstream.delivery.engine import Delivery
 from broker.jetstream.delivery.proposal import flush
 from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE
-from broker.jetstream.stream.consumer_protocol import StreamConsumer
 from broker.store.messages import MessageStore
 
 MS = 1_000_000
@@ -70,7 +70,7 @@ class BenchStream:
         self.store = MessageStore()
         self.settled: list[int] = []
 
-    def consumer_acked(self, consumer: StreamConsumer, seqs: Sequence[int]) -> None:
+    def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
         self.settled += seqs
 
 

@@ -1,4 +1,4 @@
-"""A stream under test: commands by name, one entry each, results as values."""
+"""A stream under test: each method applies one command as a log entry and returns its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from broker.jetstream.commands.consumer_commands import (
     ConsumerProgress,
     DeliveryProgress,
 )
-from broker.jetstream.commands.publish_notes import Bounds, encode_marks, fast_spans
+from broker.jetstream.commands.publish_entry import (
+    Bounds,
+    encode_marks,
+    fast_spans,
+    mirror_prefix,
+    noted_prefix,
+    publish_prefix,
+)
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CreateConsumer,
@@ -21,17 +28,14 @@ from broker.jetstream.commands.stream_commands import (
     Purge,
     UpdateConfig,
     encode,
-    mirror_prefix,
-    noted_prefix,
-    publish_prefix,
 )
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import PublishResult
+from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
 from broker.store.block.block import BlockBuilder
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from broker.wire import headers as wire_headers
 
 SECOND = 1_000_000_000
@@ -52,7 +56,7 @@ def block(rows: list[Row]) -> bytes:
 
 
 def comparable(result: object) -> object:
-    """A result without identities: errors compare by what they say."""
+    """The result as plain values, so that errors compare by code and text."""
     if isinstance(result, JetStreamError):
         return (int(result.err_code), result.description)
     if isinstance(result, PublishResult):
@@ -62,7 +66,7 @@ def comparable(result: object) -> object:
 
 
 class Driver:
-    """Applies commands at rising indexes; `log` is what a replica would replay."""
+    """Applies commands at rising indexes; a replica can replay `log`."""
 
     def __init__(self, db: Any = None, **config: Any) -> None:
         config.setdefault("subjects", ("s.>",))
@@ -77,7 +81,7 @@ class Driver:
 
     def open(self) -> Stream:
         files = self.db.files(9)
-        return Stream.open(self.config, created_ns=1, files=files, consumers=Consumer)
+        return Stream.open(self.config, created_ns=1, files=files)
 
     def entry(self, data: bytes) -> Any:
         self.log.append(data)
@@ -99,8 +103,8 @@ class Driver:
     def noted(
         self, rows: list[Row], *, bounds: Bounds | None = None, replies: Sequence[str] = ()
     ) -> Any:
-        """A batch with bounds, or with replies that may be marks of fast batches; what each row
-        was answered: (row, answer)."""
+        """A batch with bounds, or with reply subjects that may be fast batch marks. Returns the
+        exceptions as (row, answer)."""
         prefix = noted_prefix(time_ns=self.now, origin=0, session=0, batch_no=0, bounds=bounds)
         marked = [(row, reply.encode()) for row, reply in enumerate(replies) if reply]
         result = self.entry(prefix + encode_marks(fast_spans(marked)) + block(rows))
@@ -108,7 +112,7 @@ class Driver:
         return [(row, comparable(what)) for row, what in result.exceptions]
 
     def publish(self, subject: str = "s.a", data: str = "x", **pairs: str) -> Any:
-        """The sequence, or what the row was answered instead. Header names: `_` is `-`."""
+        """The sequence, or the exception of the row. In header names `_` stands for `-`."""
         named = {name.replace("_", "-"): value for name, value in pairs.items()}
         result = self.batch([(subject.encode(), named, data.encode())])
         assert isinstance(result, PublishResult)
@@ -154,7 +158,7 @@ class Driver:
         return self.run(DeleteConsumer(self.now, name))
 
     def deliver(self, name: str, *seqs: int) -> None:
-        """Tell the log that these were delivered to the consumer for the first time."""
+        """Apply first deliveries of these messages to the consumer."""
         consumer = self.stream.consumers[name]
         assert isinstance(consumer, Consumer)
         state = consumer.state

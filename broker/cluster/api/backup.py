@@ -177,10 +177,10 @@ class SnapshotTransfer:
             stream=stream.config.name,
             first_seq=stream.store.first_seq,
             last_seq=stream.store.last_seq,
-            last_msg_id=stream.last_msg_id,
+            last_msg_id=stream.dedup.last_id,
             message_ids=stream.dedup.entries(),
             last_time=stream.store.last_time,
-            sources=stream.sources,
+            sources=dict(stream.source_positions),
         )
         images = [
             consumer.encode()

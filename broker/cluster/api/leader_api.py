@@ -52,6 +52,7 @@ from broker.jetstream.api.responses import (
     page,
 )
 from broker.jetstream.api.subjects import ApiKind, ApiRequest, parse_api_subject
+from broker.jetstream.commands.publish_entry import mirror_prefix
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CreateConsumer,
@@ -62,7 +63,6 @@ from broker.jetstream.commands.stream_commands import (
     Purge,
     ResetConsumer,
     UpdateConfig,
-    mirror_prefix,
 )
 from broker.jetstream.config import ConsumerConfig, ConsumerCreateRequest, StreamConfig
 from broker.jetstream.config.consumer_rules import check_consumer_config

@@ -18,7 +18,7 @@ import msgspec
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.peers.channels import CHANNEL_USAGE
 from broker.config.options import JetStreamOptions
-from broker.jetstream.commands.publish_notes import UNBOUNDED, Bounds
+from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
 from broker.jetstream.config.stream_config import Storage
 from raft import GroupId, NodeId
 from raft.transport.transport import Peer

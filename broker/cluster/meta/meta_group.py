@@ -27,8 +27,8 @@ from broker.cluster.meta.assignments import (
 )
 from broker.cluster.proposals import Proposals
 from broker.jetstream.errors import JetStreamError
-from broker.store.files import RECORD, key
 from broker.store.state_db import StateDb
+from broker.store.state_keys import RECORD, key
 from raft import Entry, EntryKind, Index, NodeId, SnapshotMeta, Term
 from raft.host.host import Host
 

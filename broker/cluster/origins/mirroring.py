@@ -21,7 +21,7 @@ from broker.cluster.origins.origin_reader import (
     without_headers,
 )
 from broker.jetstream.api.info import SourceInfo
-from broker.jetstream.commands import stream_commands as commands
+from broker.jetstream.commands.publish_entry import mirror_prefix
 from broker.jetstream.config.stream_config import StreamConfig, StreamSource
 from broker.jetstream.errors import ErrCode
 from broker.jetstream.stream.sourcing import (
@@ -56,7 +56,7 @@ class Mirror:
         builder.append(subject, headers, message.data, time_ns=message.time_ns, seq=message.seq)
 
     def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
-        prefix = commands.mirror_prefix(time_ns=self._replica.stamp())
+        prefix = mirror_prefix(time_ns=self._replica.stamp())
         return self._replica.propose_raw(prefix + block)
 
     def check(self, result: object) -> None:
@@ -75,7 +75,7 @@ class Sourcing:
         self._proposed = 0
 
     def position(self) -> int:
-        position = self._replica.stream.sources.get(source_key(self._source), 0)
+        position = self._replica.stream.source_positions.get(source_key(self._source), 0)
         self._proposed = position  # asked whenever reading starts again
         return position
 

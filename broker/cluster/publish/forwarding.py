@@ -20,7 +20,7 @@ from broker.cluster.peers.channels import (
     CHANNEL_PUBLISHED,
 )
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
-from broker.jetstream.commands.publish_notes import encode_marks
+from broker.jetstream.commands.publish_entry import encode_marks
 from raft import NodeId
 
 _HEAD = Packing("<QQQ")  # group, session, batch number

@@ -27,7 +27,7 @@ from broker.cluster.publish.outbox_core import (
 from broker.cluster.publish.pub_acks import PubAcks, ReplyRouter
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.api.responses import encode_pub_error
-from broker.jetstream.commands.publish_notes import FAST_SUFFIX, fast_spans
+from broker.jetstream.commands.publish_entry import FAST_SUFFIX, fast_spans
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.block.block import BlockBuilder
 from broker.subjects import PublishingConnection, SinkKind, Subscription

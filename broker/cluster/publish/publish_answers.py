@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from broker.cluster.publish.publish_batch import STALE_SESSION, BatchAnswer
 from broker.jetstream.api.responses import PubAck, encode_pub_ack, encode_pub_error
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import (
+from broker.jetstream.publish.sessions import (
     Duplicate,
+    FastBatchReply,
     OutOfOrder,
     PublishResult,
-    Said,
+    RowAnswer,
     Staged,
 )
-from broker.jetstream.publish.sessions import RowAnswer
 from raft import NodeId
 
 
@@ -39,7 +39,7 @@ def publish_answer(
 def _reply(what: RowAnswer, stream: str, domain: str) -> bytes:
     if isinstance(what, Staged):
         return b""
-    if isinstance(what, Said):
+    if isinstance(what, FastBatchReply):
         return what.text.encode()
     if isinstance(what, JetStreamError):
         return encode_pub_error(stream, what)

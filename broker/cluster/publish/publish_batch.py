@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from broker.jetstream.commands.publish_notes import FastSpan
+from broker.jetstream.commands.publish_entry import FastSpan
 from broker.wire import ReplyColumn
 
 STALE_SESSION: Final = -1  # see BatchAnswer.expected

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from struct import Struct as Packing
 from typing import Protocol
 
-from broker.store.files import POSITION, StateBatch, StateKeeper, key, wipe
+from broker.store.state_keys import POSITION, StateBatch, StateKeeper, key, wipe
 from raft import GroupId, Index, SnapshotMeta, Term
 
 _POSITION = Packing("<QQ")  # index, term

@@ -36,7 +36,6 @@ from broker.jetstream.delivery.effects import (
 from broker.jetstream.delivery.engine import Delivery
 from broker.jetstream.delivery.proposal import flush
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED, LEADERSHIP_CHANGE
-from broker.jetstream.stream.consumer_protocol import StreamConsumer
 from broker.server.routing.fair_queue import TURN_S
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class Leadership:
         self._expiry: asyncio.TimerHandle | None = None
         self._expiry_at = 0  # when it fires
         self._watched: dict[bytes, str] = {}  # deliver subject -> consumer
-        self.stream.republished = []
+        self.stream.leader_effects.start()
         for consumer in self.stream.consumers.values():
             self._begin(consumer)
         self._arm_expiry()
@@ -115,7 +114,7 @@ class Leadership:
     def close(self, line: str = LEADERSHIP_CHANGE) -> None:
         """Leadership ended, or the stream was deleted (CONSUMER_DELETED): tell waiting clients."""
         self.closed = True
-        self.stream.republished = None
+        self.stream.leader_effects.stop()
         for engine in self.engines.values():
             self._carry_out(engine, engine.close(line))
             if line == CONSUMER_DELETED:
@@ -151,8 +150,7 @@ class Leadership:
     def _advise_consumer(self, name: str, action: str) -> None:
         self._services.advisories.of_consumer(self._account, self._replica.name, name, action)
 
-    def _begin(self, consumer: StreamConsumer) -> Delivery:
-        assert isinstance(consumer, Consumer)
+    def _begin(self, consumer: Consumer) -> Delivery:
         engine = Delivery(consumer, now=self._now_ns(), has_interest=self._has_interest)
         engine.advisories = True
         self.engines[consumer.name] = engine
@@ -242,21 +240,19 @@ class Leadership:
                 self.consumer_changed(name)
         if stored:
             self._messages_stored()
-            if self.stream.republished:
+            if self.stream.leader_effects.republished:
                 self._republish()
-            if self.stream.given_up:
-                self._advise_given_up()
+            if self.stream.leader_effects.abandoned:
+                self._advise_abandoned()
 
     def _republish(self) -> None:
         """Publish stored messages again, at most once: no copy is kept for a retry."""
-        republished, self.stream.republished = self.stream.republished, []
         router, account = self._services.router, self._account
-        for message in republished or ():
+        for message in self.stream.leader_effects.take_republished():
             router.publish(account, message.subject, b"", message.headers, message.data)
 
-    def _advise_given_up(self) -> None:
-        given_up, self.stream.given_up = self.stream.given_up, []
-        for batch, reason in given_up:
+    def _advise_abandoned(self) -> None:
+        for batch, reason in self.stream.leader_effects.take_abandoned():
             self._services.advisories.of_batch(self._account, self._replica.name, batch, reason)
 
     def reconfigured(self) -> None:

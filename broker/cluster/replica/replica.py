@@ -24,7 +24,7 @@ from broker.cluster.publish.publish_batch import BatchAnswer
 from broker.cluster.replica.checkpoints import Checkpoints
 from broker.cluster.replica.leadership import DeliveryServices, Leadership
 from broker.jetstream.commands import stream_commands as commands
-from broker.jetstream.commands.publish_notes import NO_MARKS
+from broker.jetstream.commands.publish_entry import NO_MARKS, noted_prefix, publish_prefix
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CommandKind,
@@ -36,8 +36,9 @@ from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED
 from broker.jetstream.stream.stream import Stream
-from broker.store.files import MemoryDb, StateKeeper
+from broker.store.memory_db import MemoryDb
 from broker.store.segments import BlockCache
+from broker.store.state_keys import StateKeeper
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
 from raft.host.host import Host
 
@@ -135,7 +136,6 @@ class Replica:
             assignment.initial_config,
             created_ns=assignment.created_ns,
             files=state.files(assignment.group),
-            consumers=Consumer,
             cache=services.block_cache,
         )
         replica = cls(services, assignment, stream, state, voters)
@@ -192,7 +192,7 @@ class Replica:
         return sum(not is_internal(c.config) for c in self.stream.consumers.values())
 
     def consumers(self) -> list[Consumer]:
-        return [c for c in self.stream.consumers.values() if isinstance(c, Consumer)]
+        return list(self.stream.consumers.values())
 
     def could_serve(self, consumer: str) -> bool:
         """False only when this node leads and knows that there is no such consumer."""
@@ -211,15 +211,15 @@ class Replica:
     ) -> None:
         """Propose a batch. Without leadership it is dropped: its origin sends it again.
 
-        `marks` says which rows belong to fast batches (jetstream/commands/publish_notes.py)."""
+        `marks` says which rows belong to fast batches (jetstream/commands/publish_entry.py)."""
         if self.leading is None:
             return
         bounds = self._services.usage.bounds(self)
         named = {"origin": origin, "session": session, "batch_no": number}
         if bounds is None and not marks:
-            data = commands.publish_prefix(time_ns=self.stamp(), **named) + block
+            data = publish_prefix(time_ns=self.stamp(), **named) + block
         else:
-            prefix = commands.noted_prefix(time_ns=self.stamp(), bounds=bounds, **named)
+            prefix = noted_prefix(time_ns=self.stamp(), bounds=bounds, **named)
             data = b"".join((prefix, marks or NO_MARKS, block))
         try:
             self._host.propose(self.group, data)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from broker.cluster.meta.assignments import Assignment
 from broker.jetstream.config import Storage
-from broker.store.files import wipe
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
+from broker.store.state_keys import wipe
 from raft import GroupId
 from raft.store.log_store import LogStore, StoreTuning
 

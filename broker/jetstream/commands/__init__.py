@@ -1,1 +1,1 @@
-"""What a log entry of a stream can say."""
+"""The log entries of a stream group: what each kind of entry contains."""

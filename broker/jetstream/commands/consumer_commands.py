@@ -1,8 +1,9 @@
-"""What the leader tells its replicas about consumers: deliveries made, acknowledgements taken.
+"""Commands by which the leader replicates consumer state: deliveries made, acks received.
 
-Owns: the layout of Progress and Acks, and the run coding of sequences inside them.
+Owns: the layout of DeliveryProgress and Acks, and the run-length coding of sequences in them.
 May not touch: consumer state; these are values.
-Spec: one Progress and one Acks entry per stream and loop turn, whatever the number of consumers."""
+Spec: at most one DeliveryProgress and one Acks entry per stream and loop turn, however many
+consumers the stream has."""
 
 from __future__ import annotations
 
@@ -12,31 +13,32 @@ import msgspec
 
 
 class ConsumerProgress(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """Deliveries of one consumer since its last Progress."""
+    """Deliveries of one consumer since its last ConsumerProgress."""
 
     consumer: str
-    # Index of the entry that created or last reset the consumer. What was in flight when the name
-    # was created anew, or the numbers went back, must not reach the new life.
+    # Index of the entry that created or last reset the consumer. Entries that were in flight when
+    # the consumer was recreated or reset carry an older epoch and are ignored.
     epoch: int
     consumer_seq: int  # deliveries made so far
     stream_seq: int  # highest stream sequence delivered
     # First deliveries that await an ack, as flat triples (stream seq, consumer seq, count): both
     # sequences rise by one inside a triple. Empty for ack none, where nothing is pending.
     first: Sequence[int] = ()
-    # Deliveries made again, as flat pairs (stream seq, how often it has been delivered now).
+    # Redeliveries, as flat pairs (stream seq, number of deliveries so far).
     again: Sequence[int] = ()
 
 
 class ConsumerAcks(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """Acknowledgements of one consumer. A termination is an acknowledgement here."""
+    """Acknowledgements of one consumer. A termination counts as an acknowledgement."""
 
     consumer: str
     epoch: int
     acked: Sequence[int] = ()  # runs of stream sequences: flat pairs (first, count)
     up_to: Sequence[int] = ()  # ack all: (stream seq, consumer seq), or empty
-    exhausted: Sequence[int] = ()  # delivered max_deliver times and given up; runs as above
-    # (consumer seq, stream seq) of the leader's ack floor, after a removal: replicas saw it before
-    # the deliveries and acks that the leader had made first, and might end elsewhere.
+    exhausted: Sequence[int] = ()  # delivered max_deliver times, not redelivered; runs as above
+    # (consumer seq, stream seq) of the leader's ack floor after a removal. Other replicas apply the
+    # removal before the deliveries and acks that the leader made earlier, so without this their
+    # floor could differ.
     floor: Sequence[int] = ()
 
 
@@ -46,14 +48,14 @@ class DeliveryProgress(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Acks(msgspec.Struct, array_like=True, frozen=True):
-    """`of` may be empty: such an entry only orders a confirmation behind earlier ones."""
+    """`of` may be empty: the entry then only delays a confirmation behind earlier acks."""
 
     now_ns: int
     of: Sequence[ConsumerAcks]
 
 
 def to_runs(sequences: Iterable[int]) -> list[int]:
-    """Flat pairs (first, count) that cover the sequences, ascending, repeats dropped."""
+    """The sequences as flat pairs (first, count), ascending, without duplicates."""
     runs: list[int] = []
     end = -1
     for sequence in sorted(sequences):
@@ -67,7 +69,7 @@ def to_runs(sequences: Iterable[int]) -> list[int]:
 
 
 def from_runs(runs: Sequence[int]) -> list[int]:
-    """The sequences of flat pairs (first, count), in order."""
+    """The sequences that flat pairs (first, count) stand for, in order."""
     sequences: list[int] = []
     for i in range(0, len(runs), 2):
         sequences.extend(range(runs[i], runs[i] + runs[i + 1]))

@@ -1,26 +1,23 @@
-"""The commands of a stream group: everything a log entry of a stream can say.
+"""The commands of a stream group: every kind of log entry a stream can have.
 
-Owns: the kind byte, the publish prefix, and one Struct per other command; `encode` and `decode`.
-May not touch: state. A command carries every fact that its effect depends on, above all the
-time, which the leader stamped once: applying it reads no clock.
-Spec: DESIGN sections 4 and 7. New fields go to the end of a Struct and have a default, so that
-an entry written by an older version still decodes."""
+Owns: the kind byte, and one Struct per command that is not a publish; `encode` and `decode`.
+May not touch: state; the layout of entries that carry a block (publish_entry.py, and sourcing.py
+in broker/jetstream/stream).
+Spec: docs/ARCHITECTURE.md, "Invariants" (replicas that applied the same index are equal).
+
+A command carries every fact that its effect depends on. Above all the time: the leader stamps it
+once, and applying the command reads no clock. New fields go to the end of a Struct and have a
+default, so that entries written by an older version still decode."""
 
 from __future__ import annotations
 
 from enum import IntEnum
-from struct import Struct as Packing
 from typing import Final, TypeAlias
 
 import msgspec
 
 from broker.jetstream.commands.consumer_commands import Acks, DeliveryProgress
-from broker.jetstream.commands.publish_notes import Bounds, encode_bounds
 from broker.jetstream.config import ConsumerConfig, StreamConfig
-
-# kind, time_ns, origin, session, batch_no; the bytes of a Block follow
-PUBLISH_PREFIX: Final = Packing("<B7xqQQQ")
-PUBLISH_PREFIX_SIZE: Final = PUBLISH_PREFIX.size
 
 
 class CommandKind(IntEnum):
@@ -35,7 +32,7 @@ class CommandKind(IntEnum):
     FIRE = 7
     LOAD_STATE = 8
     SOURCE_BATCH = 9
-    NOTED_PUBLISH = 10  # bounds and marks lie between the prefix and the block
+    NOTED_PUBLISH = 10  # with bounds and marks between the prefix and the block
     CREATE_CONSUMER = 16
     UPDATE_CONSUMER = 17
     DELETE_CONSUMER = 18
@@ -46,15 +43,16 @@ class CommandKind(IntEnum):
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True):
-    """Base of the commands that are MessagePack after the kind byte."""
+    """Base of the commands that are encoded as a kind byte and MessagePack."""
 
     now_ns: int  # wall time, stamped by the leader that proposed the command
 
 
 class Purge(Command, frozen=True, array_like=True):
-    """Remove messages: spec 4.4. `filter` empty = all subjects, `seq` 0 and `keep` 0 = not set.
-    `start` not negative: a part of a purge, the first one (0) or from that sequence on, while
-    `left` matching messages are left (MessageStore.purge_part)."""
+    """Remove messages (STREAM.PURGE). Empty `filter`: all subjects; `seq` 0 and `keep` 0: not set.
+
+    `start` >= 0: one bounded part of a purge; 0 is the first part, otherwise it continues at that
+    sequence with `left` matching messages remaining (MessageStore.purge_part)."""
 
     filter: bytes = b""
     seq: int = 0
@@ -64,24 +62,25 @@ class Purge(Command, frozen=True, array_like=True):
 
 
 class DeleteMessage(Command, frozen=True, array_like=True):
-    """Remove one message; unless `no_erase`, its bytes are overwritten as well."""
+    """Remove one message; its bytes are overwritten as well, unless `no_erase`."""
 
     seq: int
     no_erase: bool = False
 
 
 class UpdateConfig(Command, frozen=True, array_like=True):
-    """The stream gets this (normalised, validated) configuration; lowered limits trim at once."""
+    """Replace the configuration (already normalized and validated). Lowered limits take effect at
+    once."""
 
     config: StreamConfig
 
 
 class Expire(Command, frozen=True, array_like=True):
-    """Messages whose age or own TTL has run out at `now_ns` leave the stream."""
+    """Remove messages that have reached max_age or their own TTL at `now_ns`, and idle batches."""
 
 
 class Firing(msgspec.Struct, frozen=True, array_like=True):
-    """The schedule in message `seq` fires for `due_ns`, and again at `next_ns`; 0: never again."""
+    """The schedule in message `seq` fires for `due_ns` and is next due at `next_ns` (0: never)."""
 
     seq: int
     due_ns: int
@@ -89,29 +88,29 @@ class Firing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fire(Command, frozen=True, array_like=True):
-    """Schedules publish their messages. The times are the leader's: zones are not replicated."""
+    """Schedules publish their messages. The leader computes the times, because time zone rules are
+    not replicated."""
 
     fired: list[Firing]
 
 
 class LoadState(Command, frozen=True, array_like=True):
-    """What a restored stream has besides its messages; in several commands if it is much."""
+    """The state of a restored stream besides its messages; large states are split into several."""
 
     last_seq: int
     last_msg_id: bytes = b""
     message_ids: list[tuple[bytes, int, int]] = []  # (id, sequence, time) of the duplicate window
     consumers: list[bytes] = []  # their images
-    last_time: int = 0  # of the newest message there ever was
-    sources: dict[str, int] = {}  # how far each source was read
+    last_time: int = 0  # of the newest message ever stored, even if it was removed since
+    sources: dict[str, int] = {}  # the origin sequence read last, by source
 
 
 class CreateConsumer(Command, frozen=True, array_like=True):
-    """Create a consumer, or meet the existing one by the rules of `action` (spec 5.2).
+    """Create a consumer; if the name exists, `action` decides between update, no-op and error.
 
-    `config` is normalised and validated by the leader; what depends on replicated state (does it
-    exist, workqueue overlap, consumer limit, start position) is decided when applied. The
-    consumer's incarnation is the index of the entry that created it.
-    """
+    The leader has normalized and validated `config`. What depends on replicated state (existence,
+    workqueue overlap, consumer limit, start position) is decided when the entry is applied. The
+    consumer's incarnation is the index of the entry that created it."""
 
     name: str
     config: ConsumerConfig
@@ -119,28 +118,29 @@ class CreateConsumer(Command, frozen=True, array_like=True):
 
 
 class UpdateConsumer(Command, frozen=True, array_like=True):
-    """New configuration for an existing consumer; position, pending and acks survive."""
+    """Reconfigure an existing consumer; its position, pending messages and acks stay."""
 
     name: str
     config: ConsumerConfig
 
 
 class DeleteConsumer(Command, frozen=True, array_like=True):
-    """`incarnation` not 0: only if it still is that one (an idle timer races re-creation)."""
+    """`incarnation` not 0: delete only that incarnation (an inactivity timer may race with the
+    creation of a new consumer of the same name)."""
 
     name: str
     incarnation: int = 0
 
 
 class PauseConsumer(Command, frozen=True, array_like=True):
-    """Paused until `until_ns`; 0 or a time not after `now_ns` resumes."""
+    """Pause until `until_ns`; 0 or a time not after `now_ns` resumes."""
 
     name: str
     until_ns: int = 0
 
 
 class ResetConsumer(Command, frozen=True, array_like=True):
-    """Position goes to `seq` (0: right above the ack floor); pending and counts are cleared."""
+    """Move the position to `seq` (0: just above the ack floor); clears pending and counts."""
 
     name: str
     seq: int = 0
@@ -187,27 +187,5 @@ def encode(command: AnyCommand) -> bytes:
 
 
 def decode(entry: bytes) -> AnyCommand:
-    """The command of an entry that has no block."""
+    """Decode an entry that carries no block."""
     return _DECODERS[entry[0]].decode(memoryview(entry)[1:])
-
-
-def publish_prefix(*, time_ns: int, origin: int, session: int, batch_no: int) -> bytes:
-    """What the leader puts before a batch's block. `origin` 0: no session, never a repeat."""
-    return PUBLISH_PREFIX.pack(CommandKind.PUBLISH, time_ns, origin, session, batch_no)
-
-
-def noted_prefix(
-    *, time_ns: int, origin: int, session: int, batch_no: int, bounds: Bounds | None
-) -> bytes:
-    """As publish_prefix; the marks and the block follow, as notes.encode_marks makes them."""
-    prefix = PUBLISH_PREFIX.pack(CommandKind.NOTED_PUBLISH, time_ns, origin, session, batch_no)
-    return prefix + encode_bounds(bounds)
-
-
-def mirror_prefix(*, time_ns: int) -> bytes:
-    """Before a block that carries the origin's sequences and times: gaps become skipped sequences.
-
-    Rows at or below the stream's last sequence are repeats and are left out, so no session is
-    needed.
-    """
-    return PUBLISH_PREFIX.pack(CommandKind.MIRROR_BATCH, time_ns, 0, 0, 0)

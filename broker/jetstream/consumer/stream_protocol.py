@@ -7,13 +7,10 @@ Spec: sequences start at 1; empty filters mean every subject."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from broker.jetstream.config import StreamConfig
 from broker.store.block.block import Rows
-
-if TYPE_CHECKING:
-    from broker.jetstream.stream.consumer_protocol import StreamConsumer
 
 
 class MessageSource(Protocol):
@@ -41,6 +38,15 @@ class MessageSource(Protocol):
     def subject_state(self, subject: bytes, /) -> tuple[int, int, int] | None: ...
 
 
+class AckingConsumer(Protocol):
+    """A consumer as its stream sees it when it reports acked messages."""
+
+    @property
+    def filters(self) -> tuple[bytes, ...]: ...  # empty: it wants every subject
+
+    def wants(self, subject: bytes, /) -> bool: ...
+
+
 class HomeStream(Protocol):
     """The stream a consumer belongs to, as the consumer sees it."""
 
@@ -49,4 +55,4 @@ class HomeStream(Protocol):
     @property
     def store(self) -> MessageSource: ...
 
-    def consumer_acked(self, consumer: StreamConsumer, seqs: Sequence[int], /) -> None: ...
+    def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int], /) -> None: ...

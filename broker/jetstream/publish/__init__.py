@@ -1,1 +1,4 @@
-"""A publish as every replica applies it: checks, dedup window, batches, counters, TTL."""
+"""Publishing as every replica applies it: checks, duplicate window, batches, counters, limits.
+
+Begin with `apply_publish.py` (what a publish entry does) and `message_writer.py` (what storing a
+message involves)."""

@@ -1,51 +1,47 @@
-"""Members of atomic batches: taken one by one, stored together or not at all.
+"""Atomic batches: members are staged one by one, then stored together or not at all.
 
-Owns: what a member is answered, and the checks of a commit.
-May not touch: where members wait (batches.py).
-Spec: JetStream sheet 3.7. Members are checked against the state before the batch and against
-what earlier members of the same batch are about to do."""
+Owns: the answer to each member, and the checks of a commit.
+May not touch: where members wait (open_batches.py).
+Spec: NATS ADR-50 (atomic batch publishing). A commit checks each member against the state before
+the batch and against what earlier members of the same batch will change."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from broker.jetstream.commands.publish_notes import Bounds
-from broker.jetstream.config import Discard
+from broker.jetstream.commands.publish_entry import Bounds
+from broker.jetstream.config import Discard, StreamConfig
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, level_is_met
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.incoming_message import IncomingMessage, parse_ttl
 from broker.jetstream.publish.checks import (
     BATCH_ID_BYTES_MAX,
     HEADER_BYTES_MAX,
-    compare,
+    compare_sequence,
     exceeds_record,
-    not_stored,
     refusal_in_batch,
     rollup_failed,
     wrong_rollup,
     wrong_subject_sequence,
 )
 from broker.jetstream.publish.counters import add_up, wrong_increment
-from broker.jetstream.publish.message import IncomingMessage
-from broker.jetstream.publish.open_batches import MEMBERS_MAX, OpenBatch
+from broker.jetstream.publish.message_writer import MessageWriter
+from broker.jetstream.publish.open_batches import MEMBERS_MAX, AtomicBatches, OpenBatch
 from broker.jetstream.publish.sessions import RowAnswer, Staged, Stored
-from broker.jetstream.publish.store_message import store_message
-from broker.jetstream.publish.ttl import parse_ttl
+from broker.jetstream.publish.stream_limits import not_stored
 from broker.jetstream.schedules.schedules import wrong_schedule
 
-if TYPE_CHECKING:
-    from broker.jetstream.stream.stream import Stream
-
-_END: Final = b"eob"  # a commit that is not a member itself
+_END: Final = b"eob"  # end of batch: a commit whose own message is not a member
 _OUT_OF_RANGE: Final = 2**63
 
 
 @dataclass(slots=True)
-class _Staged:
-    """What the members looked at so far will have done."""
+class _StagedChanges:
+    """What the members checked so far will change."""
 
-    subjects: dict[bytes, int] = field(default_factory=dict)  # messages
-    schedules: dict[bytes, bool] = field(default_factory=dict)  # is the last one a schedule?
+    subjects: dict[bytes, int] = field(default_factory=dict)  # number of messages
+    schedules: dict[bytes, bool] = field(default_factory=dict)  # whether the last is a schedule
     ids: set[bytes] = field(default_factory=set)
     totals: dict[bytes, int] = field(default_factory=dict)  # of counters
     messages: int = 0
@@ -53,13 +49,16 @@ class _Staged:
 
 
 def publish_member(
-    stream: Stream, message: IncomingMessage, bounds: Bounds | None = None
+    writer: MessageWriter,
+    batches: AtomicBatches,
+    message: IncomingMessage,
+    bounds: Bounds | None = None,
 ) -> RowAnswer:
-    """Hold it, or commit its batch, or refuse it and give the batch up."""
-    refused = _refused_at_once(stream, message, bounds)
+    """Stage the member, or commit its batch, or refuse the member and abandon the batch."""
+    refused = _refused_at_once(writer, message, bounds)
     if refused is not None:
         return refused
-    named, batches = message.named, stream.batches
+    named = message.named
     batch_id, seq = named[b"Nats-Batch-Id"], _sequence(named[b"Nats-Batch-Sequence"])
     commit = named.get(b"Nats-Batch-Commit")
     batch = batches.get(batch_id)
@@ -70,10 +69,10 @@ def publish_member(
         batch = batches.begin(batch_id, message.time_ns)
         if batch is None:
             return JetStreamError(ErrCode.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT)
-    given_up = _given_up(stream, message, batch, seq=seq, members=members)
-    if given_up is not None:
+    failed = _failed(writer, batches, message, batch, seq=seq, members=members)
+    if failed is not None:
         batches.end(batch)
-        return given_up
+        return failed
     message.drop_header(REQUIRED_LEVEL_HEADER)
     if commit != _END:
         member = (message.subject, message.headers, message.data)
@@ -81,17 +80,17 @@ def publish_member(
     if commit is None:
         return Staged()
     batches.end(batch)
-    return _commit(stream, batch, message.time_ns, ended=commit == _END)
+    return _commit(writer, batch, message.time_ns, ended=commit == _END)
 
 
 def _refused_at_once(
-    stream: Stream, message: IncomingMessage, bounds: Bounds | None
+    writer: MessageWriter, message: IncomingMessage, bounds: Bounds | None
 ) -> JetStreamError | None:
-    """These leave an open batch as it is."""
-    refused = refusal_in_batch(stream, message, bounds)
+    """Refusals that leave an open batch as it is."""
+    refused = refusal_in_batch(writer.config, writer.store, message, bounds)
     if refused is not None:
         return refused
-    if not stream.config.allow_atomic:
+    if not writer.config.allow_atomic:
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_DISABLED)
     if len(message.named[b"Nats-Batch-Id"]) > BATCH_ID_BYTES_MAX:
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_INVALID_BATCH_ID)
@@ -100,75 +99,85 @@ def _refused_at_once(
     return None
 
 
-def _given_up(
-    stream: Stream, message: IncomingMessage, batch: OpenBatch, *, seq: int, members: int
+def _failed(
+    writer: MessageWriter,
+    batches: AtomicBatches,
+    message: IncomingMessage,
+    batch: OpenBatch,
+    *,
+    seq: int,
+    members: int,
 ) -> JetStreamError | None:
-    """Why the batch cannot go on."""
+    """Why this member ends the batch without a commit, None if it does not."""
+    abandoned = writer.effects.batch_abandoned
     commit = message.named.get(b"Nats-Batch-Commit")
     if commit not in (None, b"1", _END):
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_INVALID_BATCH_COMMIT)
     if not level_is_met(message.named.get(REQUIRED_LEVEL_HEADER)):
-        stream.abandoned(batch.id, "unsupported")
+        abandoned(batch.id, "unsupported")
         return JetStreamError(ErrCode.REQUIRED_API_LEVEL)
     if len(batch.members) + 1 != seq or (seq == 1 and commit == _END):
-        stream.abandoned(batch.id, "incomplete")
+        abandoned(batch.id, "incomplete")
         return _incomplete()
     if members > MEMBERS_MAX:
-        stream.abandoned(batch.id, "large")
+        abandoned(batch.id, "large")
         return _too_large()
-    if stream.batches.full():
+    if batches.full():
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT)
     return None
 
 
-def _commit(stream: Stream, batch: OpenBatch, time_ns: int, *, ended: bool) -> RowAnswer:
-    staged = _Staged()
+def _commit(writer: MessageWriter, batch: OpenBatch, time_ns: int, *, ended: bool) -> RowAnswer:
+    staged = _StagedChanges()
     checked: list[IncomingMessage] = []
     for subject, headers, data in batch.members:
         message = IncomingMessage.of(subject, headers, data, time_ns)
-        refused = _refused(stream, message, staged)
+        refused = _refused(writer, message, staged)
         if refused is not None:
             return refused
         checked.append(message)
     if ended:
         checked[-1].set_header(b"Nats-Batch-Commit", b"1")
     for message in checked:
-        store_message(stream, message)
+        writer.store_message(message)
     batch_id = batch.id.decode(errors="replace")
-    return Stored(stream.store.last_seq, batch=batch_id, count=len(checked))
+    return Stored(writer.store.last_seq, batch=batch_id, count=len(checked))
 
 
-def _refused(stream: Stream, message: IncomingMessage, staged: _Staged) -> JetStreamError | None:
+def _refused(
+    writer: MessageWriter, message: IncomingMessage, staged: _StagedChanges
+) -> JetStreamError | None:
+    config, store = writer.config, writer.store
     if message.named.get(b"Nats-Expected-Last-Msg-Id"):
         return JetStreamError.of(
             ErrCode.ATOMIC_PUBLISH_UNSUPPORTED_HEADER_BATCH, header="Nats-Expected-Last-Msg-Id"
         )
-    too_large = exceeds_record(stream, message)
+    too_large = exceeds_record(config, message)
     if too_large is not None:
         return too_large
     if len(message.headers) > HEADER_BYTES_MAX:
         return JetStreamError(ErrCode.STREAM_HEADER_EXCEEDS_MAXIMUM)
     refused = (
-        wrong_increment(stream, message)
-        or _wrong_facts(stream, message, staged)
-        or _counted(stream, message, staged)
-        or _wrong_expectation(stream, message, staged)
-        or wrong_schedule(stream, message, staged.schedules)
-        or _wrong_rollup(stream, message, staged)
+        wrong_increment(config, message)
+        or _wrong_headers(writer, message, staged)
+        or _counted(writer, message, staged)
+        or _wrong_expectation(writer, message, staged)
+        or wrong_schedule(config, message, staged.schedules, store.last_row)
+        or _wrong_rollup(config, message, staged)
     )
     if refused is not None:
         return refused
     staged.subjects[message.subject] = staged.subjects.get(message.subject, 0) + 1
     staged.schedules[message.subject] = bool(message.named.get(b"Nats-Schedule"))
     staged.messages += 1
-    staged.nbytes += stream.store.sizing.of(message.subject, message.headers, message.data)
-    return _full(stream, message, staged)
+    staged.nbytes += store.sizing.of(message.subject, message.headers, message.data)
+    return _limit_refusal(writer, message, staged)
 
 
-def _wrong_facts(
-    stream: Stream, message: IncomingMessage, staged: _Staged
+def _wrong_headers(
+    writer: MessageWriter, message: IncomingMessage, staged: _StagedChanges
 ) -> JetStreamError | None:
-    named, config = message.named, stream.config
+    named, config = message.named, writer.config
     if named.get(b"Nats-Expected-Stream", b"") not in (b"", config.name.encode()):
         return JetStreamError(ErrCode.STREAM_NOT_MATCH)
     ttl = named.get(b"Nats-TTL")
@@ -178,7 +187,7 @@ def _wrong_facts(
         if parse_ttl(ttl) is None:
             return JetStreamError(ErrCode.MESSAGE_TTL_INVALID)
     if message.msg_id and config.duplicate_window > 0:
-        if message.msg_id in staged.ids or stream.dedup.find(message.msg_id):
+        if message.msg_id in staged.ids or writer.dedup.find(message.msg_id):
             return JetStreamError(ErrCode.ATOMIC_PUBLISH_CONTAINS_DUPLICATE_MESSAGE)
         staged.ids.add(message.msg_id)
     if b"Nats-Stream-Source" in named:
@@ -186,22 +195,24 @@ def _wrong_facts(
     return None
 
 
-def _counted(stream: Stream, message: IncomingMessage, staged: _Staged) -> JetStreamError | None:
-    if not stream.config.allow_msg_counter:
+def _counted(
+    writer: MessageWriter, message: IncomingMessage, staged: _StagedChanges
+) -> JetStreamError | None:
+    if not writer.config.allow_msg_counter:
         return None
-    refused = add_up(stream, message, staged.totals)
-    if refused is None and 0 <= stream.config.max_msg_size < message.size:
+    refused = add_up(message, staged.totals, writer.store.last_row)
+    if refused is None and 0 <= writer.config.max_msg_size < message.size:
         return JetStreamError(ErrCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
     return refused
 
 
 def _wrong_expectation(
-    stream: Stream, message: IncomingMessage, staged: _Staged
+    writer: MessageWriter, message: IncomingMessage, staged: _StagedChanges
 ) -> JetStreamError | None:
-    named = message.named
+    named, store = message.named, writer.store
     expected = named.get(b"Nats-Expected-Last-Sequence")
     if expected is not None:
-        refused = compare(expected, stream.store.last_seq + staged.messages)
+        refused = compare_sequence(expected, store.last_seq + staged.messages)
         if refused is not None:
             return refused
         if staged.messages:
@@ -210,13 +221,13 @@ def _wrong_expectation(
         other = named.get(b"Nats-Expected-Last-Subject-Sequence-Subject")
         if (other or message.subject) in staged.subjects:
             return JetStreamError(ErrCode.STREAM_WRONG_LAST_SEQUENCE_CONSTANT)
-    return wrong_subject_sequence(stream, message)
+    return wrong_subject_sequence(store, message)
 
 
 def _wrong_rollup(
-    stream: Stream, message: IncomingMessage, staged: _Staged
+    config: StreamConfig, message: IncomingMessage, staged: _StagedChanges
 ) -> JetStreamError | None:
-    refused = wrong_rollup(stream, message)
+    refused = wrong_rollup(config, message)
     if refused is not None:
         return refused
     rollup = message.named.get(b"Nats-Rollup", b"").lower()
@@ -227,9 +238,12 @@ def _wrong_rollup(
     return None
 
 
-def _full(stream: Stream, message: IncomingMessage, staged: _Staged) -> JetStreamError | None:
-    """With the members so far, without looking for what they would replace."""
-    config, store = stream.config, stream.store
+def _limit_refusal(
+    writer: MessageWriter, message: IncomingMessage, staged: _StagedChanges
+) -> JetStreamError | None:
+    """Discard new, with the members so far. Unlike a single message, a member that would replace
+    the oldest of its subject needs room of its own."""
+    config, store = writer.config, writer.store
     if config.discard is not Discard.NEW:
         return None
     if 0 < config.max_msgs < store.messages + staged.messages:

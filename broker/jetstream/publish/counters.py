@@ -1,28 +1,28 @@
 """Counter streams: every message adds to the value of its subject.
 
-Owns: increments, the value a subject has, the body that is stored for it.
+Owns: increments, the current value of a subject, and the body that is stored for it.
 May not touch: other checks, storing.
-Spec: JetStream sheet 3.6; values are integers of any size, as text."""
+Spec: NATS ADR-49 (distributed counters); values are integers of any size, as text."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
+from broker.jetstream.config import StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.jetstream.publish.message import IncomingMessage
+from broker.jetstream.incoming_message import IncomingMessage
+from broker.store.block.block import Rows
 from broker.wire import headers as wire_headers
-
-if TYPE_CHECKING:
-    from broker.jetstream.stream.stream import Stream
 
 INCREMENT: Final = b"Nats-Incr"
 SOURCES: Final = b"Nats-Counter-Sources"
 _NUMBER: Final = re.compile(rb"[+-]?[0-9]+")
-_DIGITS_MAX: Final = 4096  # of an increment: Python reads no much longer ones without being asked
-_BITS_MAX: Final = 14_000  # of a value, for the same reason
+_DIGITS_MAX: Final = 4096  # of an increment; int() refuses texts of more than 4300 digits
+_BITS_MAX: Final = 14_000  # of a value, so that its text stays below the same limit
 _CLASHING: Final = (
     b"Nats-Rollup",
     b"Nats-Expected-Stream",
@@ -33,27 +33,28 @@ _CLASHING: Final = (
 )
 
 Sources = dict[str, dict[str, str]]  # origin stream -> subject there -> value last seen
+LastRow = Callable[[bytes], tuple[Rows, int] | None]  # MessageStore.last_row
 
 
-class Value(msgspec.Struct, frozen=True):
+class CounterValue(msgspec.Struct, frozen=True):
     """The body of a counter message."""
 
     val: str = ""
 
 
-_value: Final = msgspec.json.Decoder(Value)
+_value: Final = msgspec.json.Decoder(CounterValue)
 _sources: Final = msgspec.json.Decoder(Sources)
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-def wrong_increment(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
-    """Refusals that depend on the message alone."""
+def wrong_increment(config: StreamConfig, message: IncomingMessage) -> JetStreamError | None:
+    """Refusals that need nothing but the message and the configuration."""
     text = message.named.get(INCREMENT)
     if not text:
         return None
     if increment_of(message) is None:
         return JetStreamError(ErrCode.MESSAGE_INCR_INVALID)
-    if not stream.config.allow_msg_counter:
+    if not config.allow_msg_counter:
         return JetStreamError(ErrCode.MESSAGE_INCR_DISABLED)
     if message.data:
         return JetStreamError(ErrCode.MESSAGE_INCR_PAYLOAD)
@@ -70,14 +71,16 @@ def increment_of(message: IncomingMessage) -> int | None:
 
 
 def add_up(
-    stream: Stream, message: IncomingMessage, staged: dict[bytes, int]
+    message: IncomingMessage, staged: dict[bytes, int], last_row: LastRow
 ) -> JetStreamError | None:
-    """Give the message the body of its new value. `staged` holds the values of subjects that
-    earlier members of its batch have changed, and gets this one's."""
+    """Replace the body of the message by the new value of its counter.
+
+    `staged` holds the values that earlier members of the same batch lead to, by subject; the new
+    value is added to it."""
     increment = increment_of(message)
     if increment is None:
         return JetStreamError(ErrCode.MESSAGE_INCR_MISSING)
-    last = _last(stream, message.subject)
+    last = _last(message.subject, last_row)
     if last is None:
         return JetStreamError(ErrCode.MESSAGE_COUNTER_BROKEN)
     value, sources = last
@@ -88,9 +91,9 @@ def add_up(
     return refused
 
 
-def add_sourced(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
-    """A counter of another stream: what it has grown by since we saw it last counts here."""
-    last = _last(stream, message.subject)
+def add_sourced(message: IncomingMessage, last_row: LastRow) -> JetStreamError | None:
+    """As `add_up` for a counter of a source: adds what it has grown by since it was last seen."""
+    last = _last(message.subject, last_row)
     theirs = _read(message.data)
     if last is None or theirs is None or increment_of(message) is None:
         return JetStreamError(ErrCode.MESSAGE_COUNTER_BROKEN)
@@ -116,9 +119,9 @@ def _give_value(message: IncomingMessage, total: int, sources: Sources) -> JetSt
     return None
 
 
-def _last(stream: Stream, subject: bytes) -> tuple[int, Sources] | None:
-    """Value and sources of a subject; None when its last message has no value to go on from."""
-    found = stream.store.rows(stream.store.last_of_subject(subject))
+def _last(subject: bytes, last_row: LastRow) -> tuple[int, Sources] | None:
+    """Value and sources of a subject; None if its last message is not a valid counter."""
+    found = last_row(subject)
     if found is None:
         return 0, {}
     value = _read(found[0].data(found[1]))
@@ -138,7 +141,7 @@ def _read(data: bytes) -> int | None:
 
 
 def value_of(data: bytes) -> str:
-    """For the ack of a message that `add_up` has prepared."""
+    """The counter value in a body that `add_up` made; the publish ack shows it."""
     return _value.decode(data).val
 
 

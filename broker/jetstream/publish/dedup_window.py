@@ -1,9 +1,10 @@
-"""The duplicate window: which message ids were published lately, and as which sequence.
+"""The duplicate window: recently published message ids and the sequences they were stored as.
 
-Owns: ids in the order they came, cut into chunks that are written once each.
-May not touch: clocks; an id's age is measured by stamped times.
-Spec: JetStream sheet 3.4: an id is forgotten once its age reaches the window; deleting or purging
-the message does not make it forgotten."""
+Owns: the ids in the order they came, in chunks that are written to disk once each, and the id of
+the last message.
+May not touch: clocks; the age of an id is measured by stamped times.
+Spec: NATS JetStream, Nats-Msg-Id and duplicate_window: an id leaves the window when its age reaches
+the window. Deleting or purging the message does not remove its id."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from broker.store.files import DEDUP, BlockFiles, StateBatch, key
+from broker.store.state_keys import DEDUP, BlockFiles, StateBatch, key
 
 CHUNK_IDS = 4096
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Chunk(msgspec.Struct, array_like=True):
-    """Ids that came one after another. The last chunk grows until it is full."""
+class IdChunk(msgspec.Struct, array_like=True):
+    """Consecutive ids. The last chunk grows until it holds CHUNK_IDS."""
 
     number: int
     ids: list[bytes]
@@ -29,34 +30,36 @@ class Chunk(msgspec.Struct, array_like=True):
 
 
 class DedupImage(msgspec.Struct, array_like=True, frozen=True):
-    """The part that changes all the time; full chunks are records of their own."""
+    """The part of the window in the stream's record. In a checkpoint, full chunks have records of
+    their own."""
 
-    begin: int  # how many of the oldest chunk are forgotten already
-    chunks: list[Chunk]  # all of them in a snapshot, only the growing one in a checkpoint
+    begin: int  # number of ids of the oldest chunk that have expired
+    chunks: list[IdChunk]  # all of them in a snapshot, only the growing one in a checkpoint
 
 
-_chunk = msgspec.msgpack.Decoder(Chunk)
+_chunk = msgspec.msgpack.Decoder(IdChunk)
 
 
 @dataclass(slots=True)
 class DedupWindow:
+    last_id: bytes = b""  # of the last message stored; empty if it had none
     _seqs: dict[bytes, int] = field(default_factory=dict)
-    _chunks: deque[Chunk] = field(default_factory=deque)
+    _chunks: deque[IdChunk] = field(default_factory=deque)
     _begin: int = 0
     _next_number: int = 1
-    _written: int = 0  # chunks up to this number are in the files
-    _forgotten: list[int] = field(default_factory=list)  # written chunks to delete
+    _written: int = 0  # chunks up to this number are on disk
+    _expired: list[int] = field(default_factory=list)  # chunks on disk that are to be deleted
 
     def __len__(self) -> int:
         return len(self._seqs)
 
     def find(self, message_id: bytes) -> int:
-        """The sequence it was stored as, 0 when it is not in the window."""
+        """The sequence it was stored as, 0 if it is not in the window."""
         return self._seqs.get(message_id, 0)
 
     def add(self, message_id: bytes, *, seq: int, time_ns: int) -> None:
         if not self._chunks or len(self._chunks[-1].ids) >= CHUNK_IDS:
-            self._chunks.append(Chunk(self._next_number, [], [], []))
+            self._chunks.append(IdChunk(self._next_number, [], [], []))
             self._next_number += 1
         chunk = self._chunks[-1]
         chunk.ids.append(message_id)
@@ -65,7 +68,7 @@ class DedupWindow:
         self._seqs[message_id] = seq
 
     def expire(self, *, now_ns: int, window_ns: int) -> None:
-        """Forget ids whose age is the window or more."""
+        """Drop ids whose age is at least the window."""
         oldest_kept = now_ns - window_ns
         while self._chunks:
             chunk = self._chunks[0]
@@ -76,21 +79,21 @@ class DedupWindow:
             self._begin = begin
             if begin < len(chunk.ids):
                 return
-            self._forget_chunk()
+            self._drop_oldest_chunk()
 
-    def _forget_chunk(self) -> None:
+    def _drop_oldest_chunk(self) -> None:
         chunk = self._chunks.popleft()
         self._begin = 0
         if chunk.number <= self._written:
-            self._forgotten.append(chunk.number)
+            self._expired.append(chunk.number)
 
-    # -- to disk and back -------------------------------------------------------------------------
+    # -- persistence ------------------------------------------------------------------------------
 
     def checkpoint(self, batch: StateBatch, group: int) -> DedupImage:
-        """Queue chunks that are full by now; the rest goes into the stream's record."""
-        for number in self._forgotten:
+        """Queue the chunks that became full; returns the rest, for the stream's record."""
+        for number in self._expired:
             batch.delete(key(group, DEDUP, number))
-        self._forgotten.clear()
+        self._expired.clear()
         for chunk in self._chunks:
             if self._written < chunk.number and len(chunk.ids) >= CHUNK_IDS:
                 batch.put(key(group, DEDUP, chunk.number), _encode(chunk))
@@ -99,11 +102,11 @@ class DedupWindow:
         return DedupImage(self._begin, growing)
 
     def image(self) -> DedupImage:
-        """Everything, for a snapshot."""
+        """The whole window, for a snapshot."""
         return DedupImage(self._begin, list(self._chunks))
 
     def entries(self) -> list[tuple[bytes, int, int]]:
-        """(id, sequence, time) in order, however it is cut into chunks."""
+        """(id, sequence, time) in the order they came."""
         found = [
             entry
             for chunk in self._chunks
@@ -112,26 +115,23 @@ class DedupWindow:
         return found[self._begin :]
 
     @classmethod
-    def load(cls, image: DedupImage, files: BlockFiles) -> DedupWindow:
+    def load(cls, image: DedupImage, files: BlockFiles, *, last_id: bytes) -> DedupWindow:
+        """From the last checkpoint."""
         full = [_chunk.decode(raw) for _, raw in files.scan(DEDUP)]
-        written = full[-1].number if full else 0
-        return cls._of(image.begin, [*full, *image.chunks], written=written, forgotten=[])
-
-    @classmethod
-    def restore(cls, image: DedupImage, files: BlockFiles) -> DedupWindow:
-        """From a snapshot; what was written before is removed with the next checkpoint."""
-        present = [number for number, _ in files.scan(DEDUP)]
-        return cls._of(image.begin, image.chunks, written=0, forgotten=present)
-
-    @classmethod
-    def _of(
-        cls, begin: int, chunks: Iterable[Chunk], *, written: int, forgotten: list[int]
-    ) -> DedupWindow:
-        window = cls()
-        window._written, window._forgotten = written, forgotten
-        window._chunks.extend(chunks)
-        window._begin = begin
-        window._seqs = {entry[0]: entry[1] for entry in window.entries()}
-        if window._chunks:
-            window._next_number = window._chunks[-1].number + 1
+        window = cls(last_id, _written=full[-1].number if full else 0)
+        window._fill(image.begin, [*full, *image.chunks])
         return window
+
+    @classmethod
+    def restore(cls, image: DedupImage, files: BlockFiles, *, last_id: bytes) -> DedupWindow:
+        """From a snapshot. The next checkpoint deletes the chunks that were on disk before."""
+        window = cls(last_id, _expired=[number for number, _ in files.scan(DEDUP)])
+        window._fill(image.begin, image.chunks)
+        return window
+
+    def _fill(self, begin: int, chunks: Iterable[IdChunk]) -> None:
+        self._chunks.extend(chunks)
+        self._begin = begin
+        self._seqs = {entry[0]: entry[1] for entry in self.entries()}
+        if self._chunks:
+            self._next_number = self._chunks[-1].number + 1

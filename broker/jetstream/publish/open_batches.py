@@ -1,9 +1,11 @@
-"""Atomic batches that wait for their commit: members are replicated state like any message.
+"""Open atomic batches: members that wait for the commit of their batch.
 
-Owns: the members of open batches, their bounds, and when an idle batch is given up.
-May not touch: the checks and the storing of a commit (batch_commit.py), clocks.
-A member is held in the state of every replica, so a batch survives a change of leader.
-Spec: JetStream sheet 3.7."""
+Owns: the members of open batches, the bounds on them, and when an idle batch is abandoned.
+May not touch: the checks and the commit (atomic_batch.py), clocks.
+Spec: NATS ADR-50 (atomic batch publishing);
+docs/decisions/0004-time-and-batches-are-replicated.md.
+
+Members are part of the replicated state, so an open batch survives a change of leader."""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from typing import Final
 import msgspec
 
 from broker.jetstream.times import NS_PER_S
-from broker.store.files import STAGED, BlockFiles, StateBatch, key
+from broker.store.state_keys import STAGED, BlockFiles, StateBatch, key
 
 MEMBERS_MAX: Final = 1000
 OPEN_MAX: Final = 50
-STAGED_BYTES_MAX: Final = 128 << 20  # of a stream; beyond it no member is taken
+STAGED_BYTES_MAX: Final = 128 << 20  # per stream; above it every member is refused
 IDLE_NS: Final = 10 * NS_PER_S
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -25,7 +27,7 @@ Member = tuple[bytes, bytes, bytes]  # subject, headers, data
 
 
 class OpenBatch(msgspec.Struct, array_like=True):
-    number: int  # of its record; rises with every batch
+    number: int  # key of its record on disk; rises with every batch
     id: bytes
     touched_ns: int
     members: list[Member]
@@ -35,8 +37,8 @@ _batch: Final = msgspec.msgpack.Decoder(OpenBatch)
 
 
 @dataclass(slots=True)
-class Batches:
-    """`image` and `load` show open batches in the order they were begun."""
+class AtomicBatches:
+    """The open batches of one stream, in the order they began."""
 
     _open: dict[bytes, OpenBatch] = field(default_factory=dict)
     _next_number: int = 1
@@ -51,7 +53,7 @@ class Batches:
         return self._open.get(batch_id)
 
     def begin(self, batch_id: bytes, now_ns: int) -> OpenBatch | None:
-        """None when too many are open, or hold too much."""
+        """None if too many batches are open, or too many bytes are staged."""
         if len(self._open) >= OPEN_MAX or self._nbytes > STAGED_BYTES_MAX:
             return None
         batch = self._open[batch_id] = OpenBatch(self._next_number, batch_id, now_ns, [])
@@ -69,7 +71,7 @@ class Batches:
         return self._nbytes > STAGED_BYTES_MAX
 
     def end(self, batch: OpenBatch) -> None:
-        """Committed or given up."""
+        """The batch was committed or abandoned."""
         del self._open[batch.id]
         self._nbytes -= sum(len(part) for member in batch.members for part in member)
         self._unwritten.discard(batch.number)
@@ -79,16 +81,16 @@ class Batches:
         return min(touched) + IDLE_NS if touched else None
 
     def expire(self, now_ns: int) -> list[bytes]:
-        """The ids of batches nobody has added to for too long; they are forgotten."""
+        """Drop the batches that are idle for too long; returns their ids."""
         idle = [b for b in self._open.values() if b.touched_ns + IDLE_NS <= now_ns]
         for batch in idle:
             self.end(batch)
         return [batch.id for batch in idle]
 
-    # -- to disk and back -------------------------------------------------------------------------
+    # -- persistence ------------------------------------------------------------------------------
 
     def checkpoint(self, batch: StateBatch, group: int) -> None:
-        """Queue the batches that changed, each as one record."""
+        """Queue the batches that changed, one record each."""
         present = {staged.number: staged for staged in self._open.values()}
         for number in sorted(self._written - present.keys()):
             batch.delete(key(group, STAGED, number))
@@ -98,22 +100,25 @@ class Batches:
         self._unwritten.clear()
 
     def image(self) -> list[OpenBatch]:
-        """Everything, for a snapshot."""
+        """All open batches, for a snapshot."""
         return list(self._open.values())
 
     @classmethod
-    def load(cls, files: BlockFiles) -> Batches:
+    def load(cls, files: BlockFiles) -> AtomicBatches:
+        """From the last checkpoint."""
         found = [_batch.decode(raw) for _, raw in files.scan(STAGED)]
         return cls._of(found, written={batch.number for batch in found}, unwritten=set())
 
     @classmethod
-    def restore(cls, images: list[OpenBatch], files: BlockFiles) -> Batches:
-        """From a snapshot; what was written before is removed with the next checkpoint."""
+    def restore(cls, images: list[OpenBatch], files: BlockFiles) -> AtomicBatches:
+        """From a snapshot. The next checkpoint deletes the records that were on disk before."""
         written = {number for number, _ in files.scan(STAGED)}
         return cls._of(images, written=written, unwritten={image.number for image in images})
 
     @classmethod
-    def _of(cls, images: list[OpenBatch], *, written: set[int], unwritten: set[int]) -> Batches:
+    def _of(
+        cls, images: list[OpenBatch], *, written: set[int], unwritten: set[int]
+    ) -> AtomicBatches:
         return cls(
             {image.id: image for image in images},
             max((image.number + 1 for image in images), default=1),

@@ -1,10 +1,13 @@
-"""Publish sessions: every batch of every node is applied once, in the order it was sent.
+"""Publish sessions: each batch of an origin node is applied exactly once, in the order it was sent.
 
-Owns: per origin node its present session, the last batch taken and the results of recent ones.
-May not touch: messages. A repeated batch gets the result it had; one that came too early is not
-applied and told which one is expected.
-Spec: DESIGN sections 1 and 4 (re-sent publishes after a change of leader). Session numbers of one
-origin only rise."""
+Owns: per origin node the current session, the last batch applied, the results of recent batches,
+and the types of those results.
+May not touch: messages.
+Spec: docs/decisions/0001-one-publish-through-all-layers.md.
+
+An origin sends its batches again after a change of leader. A repeated batch gets its first result;
+a batch that arrives too early is not applied, and the answer names the expected one. The session
+numbers of one origin only rise."""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ import msgspec
 from broker.jetstream.errors import ErrCode, JetStreamError
 
 RESULTS_KEPT = 64
-RESULTS_KEPT_MIN = 8  # more than an origin has in flight, however long their exceptions are
-EXCEPTIONS_KEPT = 16384  # bound on what remembered results hold together
+RESULTS_KEPT_MIN = 8  # more than an origin has in flight; kept even above EXCEPTIONS_KEPT
+EXCEPTIONS_KEPT = 16384  # per session, in all remembered results together
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The message id was seen before: nothing stored, the first one's sequence is the answer.
-    `batch`: the fast batch of which it is all."""
+    """The message id is in the duplicate window: nothing is stored, `seq` is the first message's.
+    `batch`: set if the message was a whole fast batch."""
 
     seq: int
     batch: str = ""
@@ -30,8 +33,8 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """It is stored, but its ack says more than the next sequence: the value of a counter, or the
-    batch it committed. `seq` is the last of those it took."""
+    """Stored, with an ack that says more than the next sequence: the value of a counter, or the
+    batch that was committed. `seq` is the last sequence it took."""
 
     seq: int
     val: str = ""
@@ -41,24 +44,23 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The member of a batch that waits for its commit: answered with nothing."""
+    """A member of an atomic batch that waits for its commit: the ack is empty."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A message to the publisher of a fast batch, as it goes out."""
+class FastBatchReply:
+    """A message to the publisher of a fast batch (flow ack, gap or error), as it is sent."""
 
     text: str
 
 
-RowAnswer = JetStreamError | Duplicate | Stored | Staged | Said
+RowAnswer = JetStreamError | Duplicate | Stored | Staged | FastBatchReply
 
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """Rows that are not in `exceptions` got the sequences from `first_seq` on, in row order;
-    `count` is how many. Exceptions are ascending by row. Only a row of a fast batch has several of
-    them; it is not acked by its sequence."""
+    """The `count` rows that are not in `exceptions` got the sequences from `first_seq` on, in row
+    order. Exceptions are sorted by row. Only a row of a fast batch can have several."""
 
     origin: int
     session: int
@@ -70,7 +72,7 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True)
 class OutOfOrder:
-    """The batch had no effect; `expected` is the number that has to come first."""
+    """The batch was not applied; `expected` is the batch number that must come first."""
 
     origin: int
     session: int
@@ -82,11 +84,12 @@ class ResultImage(msgspec.Struct, array_like=True, frozen=True):
     batch_no: int
     first_seq: int
     count: int
-    # (row, sequence, err_code, text); an err_code below any error's marks another answer
+    # (row, sequence, err_code, text); the small codes below stand for answers that are no errors
     exceptions: list[tuple[int, int, int, str]]
 
 
-_DUPLICATE, _STORED, _COUNTED, _COMMITTED, _HELD, _SAID = range(6)
+# In place of an err_code. These numbers are on disk.
+_DUPLICATE, _STORED, _COUNTED, _COMMITTED, _STAGED, _FAST_REPLY = range(6)
 
 
 class SessionImage(msgspec.Struct, array_like=True, frozen=True):
@@ -106,19 +109,21 @@ class _Session:
 
 @dataclass(slots=True)
 class Sessions:
+    """The publish sessions of one stream, by origin node."""
+
     _by_origin: dict[int, _Session] = field(default_factory=dict)
 
     def admit(
         self, *, origin: int, session: int, batch_no: int
     ) -> PublishResult | OutOfOrder | None:
-        """None: apply the batch and `remember` its result. Otherwise this is its answer."""
+        """None: apply the batch, then `remember` its result. Otherwise return this answer."""
         known = self._by_origin.get(origin)
         if known is None or session > known.number:
             if batch_no != 1:
                 return OutOfOrder(origin, session, batch_no, 1)
             self._by_origin[origin] = _Session(session)
             return None
-        if session < known.number:  # a ghost of an earlier run of that node: nobody waits for it
+        if session < known.number:  # from an earlier run of that node, which has restarted since
             return OutOfOrder(origin, session, batch_no, 0)
         if batch_no == known.last + 1:
             return None
@@ -169,9 +174,9 @@ def _answer_image(what: RowAnswer) -> tuple[int, int, str]:
         case Duplicate():
             return what.seq, _DUPLICATE, what.batch
         case Staged():
-            return 0, _HELD, ""
-        case Said():
-            return 0, _SAID, what.text
+            return 0, _STAGED, ""
+        case FastBatchReply():
+            return 0, _FAST_REPLY, what.text
         case Stored(batch=batch) if batch:
             return what.seq, _COMMITTED, f"{what.count} {batch}"
         case Stored():
@@ -181,18 +186,17 @@ def _answer_image(what: RowAnswer) -> tuple[int, int, str]:
 
 
 def _answer(seq: int, err_code: int, text: str) -> RowAnswer:
-    match err_code:
-        case 0:
-            return Duplicate(seq, batch=text)
-        case 1 | 2:
-            return Stored(seq, val=text)
-        case 3:
-            count, _, batch = text.partition(" ")
-            return Stored(seq, batch=batch, count=int(count))
-        case 4:
-            return Staged()
-        case 5:
-            return Said(text)
+    if err_code == _DUPLICATE:
+        return Duplicate(seq, batch=text)
+    if err_code in (_STORED, _COUNTED):
+        return Stored(seq, val=text)
+    if err_code == _COMMITTED:
+        count, _, batch = text.partition(" ")
+        return Stored(seq, batch=batch, count=int(count))
+    if err_code == _STAGED:
+        return Staged()
+    if err_code == _FAST_REPLY:
+        return FastBatchReply(text)
     return JetStreamError(ErrCode(err_code), text)
 
 

@@ -1,1 +1,1 @@
-"""Message schedules: their patterns and time zones, and what happens when one is due."""
+"""Message schedules: their patterns and time zones, the table of schedules, and their firing."""

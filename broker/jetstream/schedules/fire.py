@@ -1,27 +1,33 @@
-"""Schedules whose time has come: what the leader proposes, and what every replica then does.
+"""Firing of schedules: the command the leader proposes, and its effect on every replica.
 
-Owns: the message a firing publishes.
-May not touch: which schedules there are (schedules.py), clocks.
-Spec: JetStream sheet 3.9, firing."""
+Owns: the message that a firing publishes.
+May not touch: which schedules there are (schedules.py), how a message is stored, clocks.
+Spec: NATS ADR-51 (message scheduler)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from broker.jetstream.commands.stream_commands import Fire, Firing
-from broker.jetstream.publish.message import IncomingMessage
-from broker.jetstream.publish.store_message import PURGE_SCHEDULE, store_message
-from broker.jetstream.schedules import schedules
-from broker.jetstream.schedules.schedules import Pending, schedule_of
+from broker.jetstream.incoming_message import IncomingMessage
+from broker.jetstream.schedules import schedules as names
+from broker.jetstream.schedules.schedules import (
+    PURGE_SCHEDULE,
+    PendingSchedule,
+    Schedules,
+    schedule_of,
+)
 from broker.jetstream.times import rfc3339
+from broker.store.block.block import Rows
+from broker.subjects.mapping import Mapping
 from broker.wire import headers as wire_headers
 
-if TYPE_CHECKING:
-    from broker.jetstream.stream.stream import Stream
-
-FIRED_AT_ONCE_MAX: Final = 1000  # of one command; the others are due right after it
-_NOT_PASSED_ON: Final = (
-    b"Nats-Schedule",  # all of them, Nats-Scheduler too
+FIRED_AT_ONCE_MAX: Final = 1000  # per command; the rest is proposed right after it
+_SETTINGS: Final = (names.TARGET, names.SOURCE, names.TTL, names.ROLLUP)
+# Headers of the schedule (by prefix) that the published message does not get.
+_NOT_COPIED: Final = (
+    b"Nats-Schedule",  # also covers Nats-Scheduler
     b"Nats-Expected-",
     b"Nats-Msg-Id:",
     b"Nats-TTL:",
@@ -29,72 +35,87 @@ _NOT_PASSED_ON: Final = (
 )
 
 
-def firings(stream: Stream, now_ns: int) -> Fire | None:
-    """The command for the schedules that are due, on the leader."""
-    due = stream.schedules.due(now_ns, limit=FIRED_AT_ONCE_MAX)
-    made = [firing for pending in due if (firing := _firing(stream, pending, now_ns)) is not None]
+class MessageLookup(Protocol):
+    """The part of a MessageStore that a firing reads."""
+
+    @property
+    def last_time(self) -> int: ...
+    def rows(self, seq: int, /) -> tuple[Rows, int] | None: ...
+    def last_row(self, subject: bytes, /) -> tuple[Rows, int] | None: ...
+
+
+def due_firings(schedules: Schedules, store: MessageLookup, now_ns: int) -> Fire | None:
+    """On the leader: the command for the schedules that are due, None if there is none."""
+    due = schedules.due(now_ns, limit=FIRED_AT_ONCE_MAX)
+    made = [firing for pending in due if (firing := _firing(store, pending, now_ns)) is not None]
     return Fire(now_ns, made) if made else None
 
 
-def _firing(stream: Stream, pending: Pending, now_ns: int) -> Firing | None:
-    found = stream.store.rows(pending.seq)
+def _firing(store: MessageLookup, pending: PendingSchedule, now_ns: int) -> Firing | None:
+    found = store.rows(pending.seq)
     if found is None:
         return None
     raw = found[0].headers(found[1])
-    schedule = schedule_of(wire_headers.get(raw, schedules.PATTERN) or b"")
+    schedule = schedule_of(wire_headers.get(raw, names.PATTERN) or b"")
     if schedule is None:
         return None
-    zone = (wire_headers.get(raw, schedules.TIME_ZONE) or b"").decode(errors="replace")
+    zone = (wire_headers.get(raw, names.TIME_ZONE) or b"").decode(errors="replace")
     following = 0
     if schedule.repeats:
         following = schedule.following(pending.due_ns, now_ns=now_ns, zone=zone)
     return Firing(pending.seq, pending.due_ns, following)
 
 
-def fire(stream: Stream, command: Fire) -> int:
-    """Publish what the schedules say. How many did; a repeated command fires nothing twice."""
+def apply_fire(
+    command: Fire,
+    schedules: Schedules,
+    store: MessageLookup,
+    *,
+    transform: Mapping | None,
+    publish: Callable[[IncomingMessage], None],
+) -> int:
+    """Publish the messages of the schedules that fire; returns how many did. Applied a second time
+    the command has no effect."""
     count = 0
     for firing in command.fired:
-        found = stream.store.rows(firing.seq)
-        if found is None or stream.config.sealed:
+        found = store.rows(firing.seq)
+        if found is None:
             continue
-        pending = stream.schedules.get(found[0].subject(found[1]))
+        pending = schedules.get(found[0].subject(found[1]))
         if pending is None or pending.seq != firing.seq or firing.due_ns <= pending.fired_ns:
             continue
-        message = _message(stream, pending.subject, firing, max(command.now_ns, stream.last_time))
-        if message is None:
-            continue
-        stream.schedules.fired(pending, due_ns=firing.due_ns, next_ns=firing.next_ns)
-        store_message(stream, message)
+        time_ns = max(command.now_ns, store.last_time)
+        message = _message(store, found, firing, time_ns=time_ns, transform=transform)
+        schedules.fired(pending, due_ns=firing.due_ns, next_ns=firing.next_ns)
+        publish(message)
         count += 1
     return count
 
 
 def _message(
-    stream: Stream, subject: bytes, firing: Firing, time_ns: int
-) -> IncomingMessage | None:
-    """The schedule's own content, or that of the last message of its source."""
-    found = stream.store.rows(firing.seq)
-    if found is None:
-        return None
-    rows, i = found
-    raw = rows.headers(i)
-    said = {name: wire_headers.get(raw, name) or b"" for name in _SETTINGS}
-    source = said[schedules.SOURCE]
-    content = stream.store.rows(stream.store.last_of_subject(source)) if source else None
+    store: MessageLookup,
+    schedule: tuple[Rows, int],
+    firing: Firing,
+    *,
+    time_ns: int,
+    transform: Mapping | None,
+) -> IncomingMessage:
+    """The schedule's own content, or that of the last message on its source subject."""
+    rows, row = schedule
+    subject, raw = rows.subject(row), rows.headers(row)
+    settings = {name: wire_headers.get(raw, name) or b"" for name in _SETTINGS}
+    source = settings[names.SOURCE]
+    content = store.last_row(source) if source else None
     if content is not None:
-        rows, i = content
+        rows, row = content
     following = rfc3339(firing.next_ns).encode() if firing.next_ns else PURGE_SCHEDULE
-    lines = [(schedules.SCHEDULER, subject), (schedules.NEXT, following)]
-    if said[schedules.TTL]:
-        lines.append((b"Nats-TTL", said[schedules.TTL]))
-    if said[schedules.ROLLUP]:
-        lines.append((b"Nats-Rollup", said[schedules.ROLLUP]))
-    passed_on = wire_headers.without(rows.headers(i), *_NOT_PASSED_ON)
-    target = said[schedules.TARGET]
-    if stream.transform is not None:
-        target = stream.transform(target, seed=time_ns) or target
-    return IncomingMessage.of(target, wire_headers.add(passed_on, lines), rows.data(i), time_ns)
-
-
-_SETTINGS: Final = (schedules.TARGET, schedules.SOURCE, schedules.TTL, schedules.ROLLUP)
+    lines = [(names.SCHEDULER, subject), (names.NEXT, following)]
+    if settings[names.TTL]:
+        lines.append((b"Nats-TTL", settings[names.TTL]))
+    if settings[names.ROLLUP]:
+        lines.append((b"Nats-Rollup", settings[names.ROLLUP]))
+    copied = wire_headers.without(rows.headers(row), *_NOT_COPIED)
+    target = settings[names.TARGET]
+    if transform is not None:
+        target = transform(target, seed=time_ns) or target
+    return IncomingMessage.of(target, wire_headers.add(copied, lines), rows.data(row), time_ns)

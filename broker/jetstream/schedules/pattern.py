@@ -1,9 +1,11 @@
-"""The patterns of message schedules, and the times they mean.
+"""The patterns of message schedules, and when they are due.
 
 Owns: `@at`, `@every`, the predefined names and six-field cron expressions.
-May not touch: clocks; a time is an argument. Rules of time zones come from the system's
-database: what they say is asked on the leader only, never while an entry is applied.
-Spec: JetStream sheet 3.9."""
+May not touch: clocks; the time is an argument.
+Spec: NATS ADR-51 (message scheduler).
+
+Time zone rules come from the database of the machine and may differ between nodes, so results that
+depend on them are hints, or times that the leader writes into a command."""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BadPattern(Exception):
-    """No schedule can be read from the text."""
+    """The text is not a valid schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class _Cron:
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    either_day: bool  # both kinds of days are restricted: one of them is enough
+    either_day: bool  # both day fields are restricted: one match is enough
 
     def has_day(self, moment: datetime) -> bool:
         by_date = moment.day in self.days
@@ -62,7 +64,7 @@ class _Cron:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Exactly one of the three is set."""
+    """A parsed pattern. Exactly one of the three is set."""
 
     at_ns: int = 0
     every_ns: int = 0
@@ -73,7 +75,7 @@ class Schedule:
         return not self.at_ns
 
     def following(self, from_ns: int, *, now_ns: int, zone: str = "") -> int:
-        """When it fires next, counted from `from_ns`; repeats that were missed are left out."""
+        """When it is due next after `from_ns`; times before `now_ns` are skipped."""
         if self.at_ns:
             return self.at_ns
         if self.every_ns:
@@ -103,7 +105,7 @@ def parse_schedule(pattern: str) -> Schedule:
     seconds, minutes, hours, days, months, weekdays = (frozenset(chosen) for chosen, _ in read)
     either = not (read[3][1] or read[5][1])
     cron = _Cron(seconds, minutes, hours, days, months, weekdays, either_day=either)
-    _next_match(cron, 0, UTC)  # a day that never comes is no schedule
+    _next_match(cron, 0, UTC)  # raises for a date that never comes, such as February 30
     return Schedule(cron=cron)
 
 
@@ -146,7 +148,7 @@ def _digits(text: str) -> int:
 
 
 def _next_match(cron: _Cron, from_ns: int, zone: tzinfo) -> int:
-    """The first second after `from_ns` that the expression allows in the zone."""
+    """The first second after `from_ns` that the expression matches in the zone."""
     moment = (_EPOCH + timedelta(seconds=from_ns // NS_PER_S + 1)).astimezone(zone)
     last_year = moment.year + _YEARS_AHEAD
     while moment.year <= last_year:
@@ -167,12 +169,12 @@ def _next_match(cron: _Cron, from_ns: int, zone: tzinfo) -> int:
 
 
 def _forward(moment: datetime, seconds: int) -> datetime:
-    """Real seconds: a clock that is changed meanwhile jumps."""
+    """Add elapsed seconds; local time may jump at a daylight saving change."""
     return (moment.astimezone(UTC) + timedelta(seconds=seconds)).astimezone(moment.tzinfo)
 
 
 def _zone(name: str) -> tzinfo:
-    """A zone this machine does not know counts as UTC: the schedule runs rather than stops."""
+    """A zone this machine does not know counts as UTC, so that the schedule still runs."""
     try:
         return ZoneInfo(name) if name else UTC
     except (ZoneInfoNotFoundError, ValueError, OSError):

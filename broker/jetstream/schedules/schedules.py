@@ -1,32 +1,30 @@
-"""Message schedules: the messages that say when another one is to be published.
+"""Message schedules: stored messages that publish another message at a later time.
 
-Owns: which subjects hold a schedule and when each fires next; the checks of a schedule.
-May not touch: the firing (firing.py), clocks. One schedule per subject: a newer message on the
-subject takes its place.
-What is due is a hint for the leader. A firing is a command that carries its times, because time
-zones are no replicated state.
-Spec: JetStream sheet 3.9."""
+Owns: which subjects hold a schedule and when each is next due; the checks of schedule headers.
+May not touch: the firing (fire.py), clocks.
+Spec: NATS ADR-51 (message scheduler); docs/decisions/0004-time-and-batches-are-replicated.md.
+
+A subject has at most one schedule: a newer message on the subject replaces it. The due times are
+hints that tell the leader when to propose a Fire command. That command carries its own times,
+because time zone rules are not replicated state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
+from broker.jetstream.config import StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.jetstream.publish.message import IncomingMessage
-from broker.jetstream.publish.ttl import parse_ttl
+from broker.jetstream.incoming_message import IncomingMessage, parse_ttl
 from broker.jetstream.schedules.pattern import BadPattern, Schedule, parse_schedule
 from broker.jetstream.schedules.time_zones import TIME_ZONES
-from broker.store.block.block import Block
+from broker.store.block.block import Block, Rows
 from broker.subjects import collides, valid_subject
 from broker.wire import headers as wire_headers
-
-if TYPE_CHECKING:
-    from broker.jetstream.stream.stream import Stream
 
 PATTERN: Final = b"Nats-Schedule"
 TIME_ZONE: Final = b"Nats-Schedule-Time-Zone"
@@ -36,10 +34,13 @@ TTL: Final = b"Nats-Schedule-TTL"
 ROLLUP: Final = b"Nats-Schedule-Rollup"
 NEXT: Final = b"Nats-Schedule-Next"
 SCHEDULER: Final = b"Nats-Scheduler"
-_HEAP_SLACK: Final = 1024  # entries in the heap that may be out of date, beyond as many valid ones
+PURGE_SCHEDULE: Final = b"purge"  # value of Nats-Schedule-Next that removes the schedule
+_HEAP_SLACK: Final = 1024  # stale heap entries allowed on top of as many as there are schedules
+
+LastRow = Callable[[bytes], tuple[Rows, int] | None]  # MessageStore.last_row
 
 
-class Pending(msgspec.Struct, array_like=True, frozen=True):
+class PendingSchedule(msgspec.Struct, array_like=True, frozen=True):
     """One schedule. `fired_ns` is the due time it fired for last, 0 for none."""
 
     subject: bytes
@@ -50,31 +51,35 @@ class Pending(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(slots=True)
 class Schedules:
-    _by_subject: dict[bytes, Pending] = field(default_factory=dict)
+    """The schedules of one stream. Entries whose message was removed are dropped lazily: `stored`
+    arguments tell whether a sequence is still stored."""
+
+    _by_subject: dict[bytes, PendingSchedule] = field(default_factory=dict)
     _heap: list[tuple[int, int, bytes]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._by_subject)
 
-    def get(self, subject: bytes) -> Pending | None:
+    def get(self, subject: bytes) -> PendingSchedule | None:
         return self._by_subject.get(subject)
 
     def any_of(self, block: Block) -> bool:
-        """Does a row of the block go to a subject with a schedule?"""
+        """True if a row of the block is on a subject that holds a schedule."""
         return any(subject in self._by_subject for subject in block.subject_summary())
 
     def stored(self, message: IncomingMessage, seq: int) -> None:
-        """A message took `seq`: a schedule begins, or the one before it on the subject ends."""
+        """A message was stored as `seq`: it replaces the schedule of its subject, if any, and may
+        be a schedule itself."""
         self._by_subject.pop(message.subject, None)
         if message.named.get(PATTERN):
             schedule = schedule_of(message.named[PATTERN])
             if schedule is not None:
                 zone = message.named.get(TIME_ZONE, b"").decode(errors="replace")
                 due = schedule.following(message.time_ns, now_ns=message.time_ns, zone=zone)
-                self._put(Pending(message.subject, seq, due))
+                self._put(PendingSchedule(message.subject, seq, due))
 
     def note_block(self, block: Block, *, above: int) -> None:
-        """Of rows that come with their sequences and times, as a restored stream gets them."""
+        """As `stored` for the rows above a sequence; they carry their sequences and times."""
         if not self._by_subject and not (block.headers_len and block.any_nats_header()):
             return
         for row in range(block.first_at_or_after(above + 1), block.rows):
@@ -83,10 +88,10 @@ class Schedules:
             )
             self.stored(message, block.seq(row))
 
-    def fired(self, pending: Pending, *, due_ns: int, next_ns: int) -> None:
-        self._put(Pending(pending.subject, pending.seq, next_ns, due_ns))
+    def fired(self, pending: PendingSchedule, *, due_ns: int, next_ns: int) -> None:
+        self._put(PendingSchedule(pending.subject, pending.seq, next_ns, due_ns))
 
-    def _put(self, pending: Pending) -> None:
+    def _put(self, pending: PendingSchedule) -> None:
         self._by_subject[pending.subject] = pending
         heappush(self._heap, (pending.due_ns, pending.seq, pending.subject))
         if len(self._heap) > 2 * len(self._by_subject) + _HEAP_SLACK:
@@ -97,19 +102,20 @@ class Schedules:
         heapify(self._heap)
 
     def next_due(self, stored: Callable[[int], bool]) -> int | None:
+        """When the next schedule is due, None if there is none."""
         while self._heap:
             due_ns, seq, subject = self._heap[0]
             pending = self._by_subject.get(subject)
             if pending is not None and (pending.seq, pending.due_ns) == (seq, due_ns):
                 if stored(seq):
                     return due_ns
-                del self._by_subject[subject]  # purged or deleted meanwhile
+                del self._by_subject[subject]  # its message was removed
             heappop(self._heap)
         return None
 
-    def due(self, now_ns: int, *, limit: int) -> list[Pending]:
-        """Schedules whose time has come, in the order of their sequences; some may be gone."""
-        ready: list[Pending] = []
+    def due(self, now_ns: int, *, limit: int) -> list[PendingSchedule]:
+        """Schedules that are due, by sequence; the messages of some may be removed already."""
+        ready: list[PendingSchedule] = []
         seen: list[tuple[int, int, bytes]] = []
         while self._heap and self._heap[0][0] <= now_ns and len(ready) < limit:
             entry = heappop(self._heap)
@@ -117,43 +123,53 @@ class Schedules:
             if pending is not None and (pending.due_ns, pending.seq) == entry[:2]:
                 ready.append(pending)
                 seen.append(entry)
-        for entry in seen:  # they stay due until the firing is applied
+        for entry in seen:  # they stay due until the Fire command is applied
             heappush(self._heap, entry)
         return sorted(ready, key=lambda pending: pending.seq)
 
-    def image(self, stored: Callable[[int], bool]) -> list[Pending]:
-        """Only schedules whose message is there: which others a replica remembers is its own."""
+    def image(self, stored: Callable[[int], bool]) -> list[PendingSchedule]:
+        """For the stream's record. Only schedules whose message is stored: which stale entries a
+        replica still holds may differ between replicas."""
         present = (pending for pending in self._by_subject.values() if stored(pending.seq))
         return sorted(present, key=lambda pending: pending.seq)
 
     @classmethod
-    def of(cls, images: Iterable[Pending]) -> Schedules:
+    def of(cls, images: Iterable[PendingSchedule]) -> Schedules:
         schedules = cls({pending.subject: pending for pending in images})
         schedules._rebuild()
         return schedules
 
 
 def schedule_of(pattern: bytes) -> Schedule | None:
+    """None if the pattern is invalid."""
     try:
         return parse_schedule(pattern.decode())
     except (BadPattern, UnicodeDecodeError):
         return None
 
 
+# -- checks ----------------------------------------------------------------------------------------
+
+
 def wrong_schedule(
-    stream: Stream, message: IncomingMessage, staged: Mapping[bytes, bool]
+    config: StreamConfig,
+    message: IncomingMessage,
+    staged: Mapping[bytes, bool],
+    last_row: LastRow,
 ) -> JetStreamError | None:
-    """`staged`: subjects that earlier members of the batch write, and whether a schedule."""
+    """Why the schedule headers of a message are refused, None if they are not.
+
+    `staged`: the subjects of earlier members of the same batch, and whether each is a schedule."""
     named = message.named
     if TIME_ZONE in named or named.get(PATTERN):
-        refused = _wrong_pattern(stream, message) or _wrong_details(stream, message)
+        refused = _wrong_pattern(config, message) or _wrong_details(config, message)
         if refused is not None:
             return refused
-    return _wrong_scheduler(stream, message, staged)
+    return _wrong_scheduler(config, message, staged, last_row)
 
 
-def _wrong_pattern(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
-    allowed, zone = stream.config.allow_msg_schedules, message.named.get(TIME_ZONE)
+def _wrong_pattern(config: StreamConfig, message: IncomingMessage) -> JetStreamError | None:
+    allowed, zone = config.allow_msg_schedules, message.named.get(TIME_ZONE)
     pattern = message.named.get(PATTERN)
     if not allowed and (pattern or zone is not None):
         return JetStreamError(ErrCode.MESSAGE_SCHEDULES_DISABLED)
@@ -167,8 +183,8 @@ def _wrong_pattern(stream: Stream, message: IncomingMessage) -> JetStreamError |
     return None
 
 
-def _wrong_details(stream: Stream, message: IncomingMessage) -> JetStreamError | None:
-    named, patterns = message.named, stream.config.subject_patterns
+def _wrong_details(config: StreamConfig, message: IncomingMessage) -> JetStreamError | None:
+    named, patterns = message.named, config.subject_patterns
     if not named.get(PATTERN):
         return None
     ttl = named.get(TTL, b"")
@@ -176,7 +192,7 @@ def _wrong_details(stream: Stream, message: IncomingMessage) -> JetStreamError |
         return JetStreamError(ErrCode.MESSAGE_SCHEDULES_TTL_INVALID)
     if named.get(ROLLUP, b"") not in (b"", b"sub"):
         return JetStreamError(ErrCode.MESSAGE_SCHEDULES_ROLLUP_INVALID)
-    if ttl and not stream.config.allow_msg_ttl:
+    if ttl and not config.allow_msg_ttl:
         return JetStreamError(ErrCode.MESSAGE_TTL_DISABLED)
     target, source = named.get(TARGET, b""), named.get(SOURCE, b"")
     named_subjects = [(target, {message.subject}, ErrCode.MESSAGE_SCHEDULES_TARGET_INVALID)]
@@ -196,24 +212,27 @@ def _wrong_details(stream: Stream, message: IncomingMessage) -> JetStreamError |
 
 
 def _wrong_scheduler(
-    stream: Stream, message: IncomingMessage, staged: Mapping[bytes, bool]
+    config: StreamConfig,
+    message: IncomingMessage,
+    staged: Mapping[bytes, bool],
+    last_row: LastRow,
 ) -> JetStreamError | None:
-    """A client may name a schedule only to end it, from another subject."""
+    """A client may set Nats-Scheduler only to remove a schedule on another subject."""
     following, scheduler = message.named.get(NEXT), message.named.get(SCHEDULER, b"")
     if not following:
         invalid = bool(scheduler)
         return JetStreamError(ErrCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID) if invalid else None
     if (
-        following != b"purge"
+        following != PURGE_SCHEDULE
         or scheduler == message.subject
         or not valid_subject(scheduler, wildcards=False)
     ):
         return JetStreamError(ErrCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID)
-    if not stream.config.allow_msg_schedules:
+    if not config.allow_msg_schedules:
         return JetStreamError(ErrCode.MESSAGE_SCHEDULES_DISABLED)
     if scheduler in staged:
         is_schedule = staged[scheduler]
     else:
-        found = stream.store.rows(stream.store.last_of_subject(scheduler))
+        found = last_row(scheduler)
         is_schedule = found is None or bool(wire_headers.get(found[0].headers(found[1]), PATTERN))
     return None if is_schedule else JetStreamError(ErrCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID)

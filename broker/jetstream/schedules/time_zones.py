@@ -1,9 +1,9 @@
-"""The names of time zones a schedule may use.
+"""The time zone names that a schedule may use.
 
-Owns: the names, as of the IANA database 2025. They are a fixed list because every replica has to
-give the same verdict, whatever database its machine has.
-May not touch: the rules of the zones.
-Spec: JetStream sheet 3.9, Nats-Schedule-Time-Zone."""
+Owns: the names, as of the IANA database 2025. The list is fixed because every replica must accept
+or refuse the same messages, whatever time zone database its machine has.
+May not touch: the rules of the zones (pattern.py).
+Spec: NATS ADR-51 (message scheduler), Nats-Schedule-Time-Zone."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One stream as every replica has it: `stream.Stream` applies log entries."""
+"""One replicated stream: `stream.py` composes its parts and says what a log entry does to each."""

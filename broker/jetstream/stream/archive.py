@@ -1,10 +1,10 @@
-"""A stream as one file: what a snapshot sends and a restore takes.
+"""The archive of a stream: the file that STREAM.SNAPSHOT sends and STREAM.RESTORE reads.
 
-Owns: the layout of an archive, its writing and its reading in pieces of any size.
+Owns: the layout of an archive, writing it, and reading it in pieces of any size.
 May not touch: streams and stores; parts are bytes here.
-Spec: JetStream snapshot and restore; the bytes are the server's own affair, but the command-line
-tool passes them through an S2 reader to show progress. So an archive is a valid S2 stream: its
-identifier, then chunks of a type that readers skip. Parts are compressed with zlib.
+Spec: NATS JetStream API, STREAM.SNAPSHOT and STREAM.RESTORE. The content is opaque to clients, but
+the nats command line tool passes it through an S2 reader to show progress. So an archive is a valid
+S2 stream: its identifier, then chunks of a type that readers skip. Parts are compressed with zlib.
 
     part = kind u8, flags u8 (1: compressed, 2: continued in the next chunk), bytes
     HEAD, then BLOCKs and CONSUMERs, then END with the SHA-256 of everything before it."""
@@ -20,9 +20,9 @@ from typing import Final
 import msgspec
 
 S2_IDENTIFIER: Final = b"\xff\x06\x00\x00S2sTwO"
-_SKIPPED: Final = 0x80  # a chunk type whose content S2 readers pass over
+_SKIPPED: Final = 0x80  # a chunk type that S2 readers skip
 _CHUNK_BYTES_MAX: Final = 1 << 20
-_PART_BYTES_MAX: Final = 128 << 20  # uncompressed; the largest message there can be, and to spare
+_PART_BYTES_MAX: Final = 128 << 20  # uncompressed; more than the largest possible message
 _COMPRESSED, _CONTINUED = 1, 2
 _HEADER_BYTES: Final = 4  # of a chunk: type, 24 bit length
 FORMAT: Final = "jetraft-archive-1"
@@ -36,20 +36,20 @@ class Part(IntEnum):
 
 
 class BadArchive(Exception):
-    """These bytes are no archive of ours, or a damaged one."""
+    """These bytes are not an archive of this server, or damaged."""
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):
-    """What is neither message nor consumer. New fields go to the end, with a default."""
+    """The state besides messages and consumers. New fields go to the end, with a default."""
 
     format: str
     stream: str
     first_seq: int
     last_seq: int
     last_msg_id: bytes = b""
-    message_ids: list[tuple[bytes, int, int]] = []  # still in the duplicate window
-    last_time: int = 0  # of the newest message there ever was
-    sources: dict[str, int] = {}  # how far each was read
+    message_ids: list[tuple[bytes, int, int]] = []  # (id, sequence, time), duplicate window
+    last_time: int = 0  # of the newest message ever stored
+    sources: dict[str, int] = {}  # the origin sequence read last, by source
 
 
 _head = msgspec.msgpack.Decoder(Head)
@@ -65,7 +65,7 @@ class ArchiveWriter:
         return S2_IDENTIFIER + self.part(Part.HEAD, msgspec.msgpack.encode(head))
 
     def part(self, kind: Part, payload: bytes) -> bytes:
-        """The chunks of one part. Costs time in proportion to the payload: use a thread."""
+        """The chunks of one part. Compresses the payload, so call it in a thread."""
         self._digest.update(bytes((kind,)) + payload)
         return _chunks(kind, payload)
 
@@ -89,7 +89,7 @@ def _chunks(kind: Part, payload: bytes) -> bytes:
 
 
 class ArchiveReader:
-    """Feed it the bytes in order. `complete` once the end was seen and the digest was right."""
+    """Reads bytes in order. `complete` is set once the end was read and the digest matched."""
 
     def __init__(self) -> None:
         self.complete = False
@@ -100,13 +100,13 @@ class ArchiveReader:
         self._piece_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[Part, bytes]]:
-        """The parts that are whole by now. Raises BadArchive."""
+        """Yields the parts that are complete. Raises BadArchive."""
         self._buffer += data
         if not self._identified:
             if len(self._buffer) < len(S2_IDENTIFIER):
                 return
             if not self._buffer.startswith(S2_IDENTIFIER):
-                raise BadArchive("this is no archive of a stream")
+                raise BadArchive("not an archive of a stream")
             del self._buffer[: len(S2_IDENTIFIER)]
             self._identified = True
         while (chunk := self._chunk()) is not None:
@@ -118,10 +118,10 @@ class ArchiveReader:
         if len(self._buffer) < _HEADER_BYTES:
             return None
         if self.complete:
-            raise BadArchive("bytes behind the end")
+            raise BadArchive("unexpected bytes after the end")
         size = int.from_bytes(self._buffer[1:_HEADER_BYTES], "little")
         if self._buffer[0] != _SKIPPED or not 2 <= size <= _CHUNK_BYTES_MAX + 2:
-            raise BadArchive("an archive of another kind of server")
+            raise BadArchive("not an archive of this kind of server")
         if len(self._buffer) < _HEADER_BYTES + size:
             return None
         chunk = bytes(self._buffer[_HEADER_BYTES : _HEADER_BYTES + size])
@@ -135,7 +135,7 @@ class ArchiveReader:
         self._pieces.append(chunk[2:])
         self._piece_bytes += len(chunk) - 2
         if self._piece_bytes > _PART_BYTES_MAX:
-            raise BadArchive("a part without end")
+            raise BadArchive("a part is too large")
         if flags & _CONTINUED:
             return None
         content = b"".join(self._pieces)
@@ -161,7 +161,7 @@ def _decompressed(content: bytes) -> bytes:
     except zlib.error as error:
         raise BadArchive(f"damaged: {error}") from error
     if not unpacking.eof:
-        raise BadArchive("a part is cut, or larger than any can be")
+        raise BadArchive("a part is truncated or too large")
     return payload
 
 
@@ -170,7 +170,7 @@ def read_head(payload: bytes) -> Head:
     try:
         head = _head.decode(payload)
     except msgspec.DecodeError as error:
-        raise BadArchive("its head cannot be read") from error
+        raise BadArchive("its header cannot be decoded") from error
     if head.format != FORMAT:
         raise BadArchive(f"its format is {head.format}")
     return head

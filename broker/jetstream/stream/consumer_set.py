@@ -1,77 +1,143 @@
-"""The consumers of a stream come, change and go by command.
+"""The consumers of one stream: created, changed and deleted by command.
 
-Owns: what refuses that, and what it means for the stream: whose messages are kept.
-May not touch: the state of a consumer, delivery, clocks.
-Spec: JetStream sheet 4.2 (interest), 5 (consumers)."""
+Owns: the table of consumers, what refuses a change to it, and telling consumers about removals.
+May not touch: the state inside a consumer, delivery, clocks.
+Spec: NATS JetStream consumer API; docs/ARCHITECTURE.md, "Invariants"."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
+from broker.jetstream.commands.consumer_commands import Acks, DeliveryProgress
 from broker.jetstream.commands.stream_commands import (
+    ConsumerCommand,
     CreateConsumer,
     DeleteConsumer,
-    PauseConsumer,
-    ResetConsumer,
     UpdateConsumer,
 )
 from broker.jetstream.config.consumer_update import Meeting, meet_consumers
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.jetstream.stream import retention
-
-if TYPE_CHECKING:
-    from broker.jetstream.stream.stream import Stream
+from broker.jetstream.stream.interest import ConsumerInterest
+from broker.store.messages import MessageStore
 
 
-def create_consumer(
-    stream: Stream, command: CreateConsumer, *, index: int
-) -> JetStreamError | None:
-    """A consumer of that name may be there: then it is updated, or left as it is."""
-    configs = {name: consumer.config for name, consumer in stream.consumers.items()}
-    try:
-        met = meet_consumers(
-            command.name, command.config, command.action, stream=stream.config, consumers=configs
-        )
-    except JetStreamError as refused:
-        return refused
-    if met.meeting is Meeting.UPDATE:
-        update = UpdateConsumer(command.now_ns, command.name, met.config)
-        refusal = change_consumer(stream, update, index=index)
-        return refusal if isinstance(refusal, JetStreamError) else None
-    if met.meeting is Meeting.CREATE:
-        assert stream.maker is not None, "this stream was built without consumers"
-        created = stream.maker.create(
-            stream, structs.replace(command, config=met.config), index=index
-        )
-        if isinstance(created, JetStreamError):
-            return created
-        stream.consumers[command.name] = created
-        stream.consumers_changed()
-    return None
+class ConsumerSet:
+    """`stream` is what its consumers see of their stream."""
 
+    def __init__(self, stream: HomeStream, store: MessageStore) -> None:
+        self._by_name: dict[str, Consumer] = {}
+        self.by_name: Mapping[str, Consumer] = self._by_name  # the same table, for reading
+        self.interest = ConsumerInterest(stream.config, store, self._by_name)
+        self._stream = stream
+        self._store = store
 
-def change_consumer(
-    stream: Stream, command: UpdateConsumer | PauseConsumer | ResetConsumer, *, index: int
-) -> object:
-    """What the consumer answers."""
-    consumer = stream.consumers.get(command.name)
-    if consumer is None:
-        return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-    filters = consumer.filters
-    result = consumer.apply(command, index=index)
-    if consumer.filters != filters:
-        stream.consumers_changed()
-        retention.drop_without_interest(stream)
-    return result
+    # -- commands ---------------------------------------------------------------------------------
 
+    def create(self, command: CreateConsumer, *, index: int) -> JetStreamError | None:
+        """Create a consumer. If the name is taken, `command.action` decides: update, leave as it
+        is, or refuse."""
+        configs = {name: consumer.config for name, consumer in self._by_name.items()}
+        try:
+            met = meet_consumers(
+                command.name,
+                command.config,
+                command.action,
+                stream=self._stream.config,
+                consumers=configs,
+            )
+        except JetStreamError as refused:
+            return refused
+        if met.meeting is Meeting.UPDATE:
+            update = UpdateConsumer(command.now_ns, command.name, met.config)
+            refusal = self.change(update, index=index)
+            return refusal if isinstance(refusal, JetStreamError) else None
+        if met.meeting is Meeting.CREATE:
+            made = structs.replace(command, config=met.config)
+            self._by_name[command.name] = Consumer.create(self._stream, made, index=index)
+            self._changed()
+        return None
 
-def delete_consumer(stream: Stream, command: DeleteConsumer) -> bool | JetStreamError:
-    consumer = stream.consumers.get(command.name)
-    if consumer is None or command.incarnation not in (0, consumer.incarnation):
-        return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-    del stream.consumers[command.name]
-    stream.consumers_changed()
-    retention.drop_without_interest(stream)
-    return True
+    def change(self, command: ConsumerCommand, *, index: int) -> object:
+        """Apply the command to its consumer; returns the consumer's answer."""
+        consumer = self._by_name.get(command.name)
+        if consumer is None:
+            return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
+        filters = consumer.filters
+        result = consumer.apply(command, index=index)
+        if consumer.filters != filters:
+            self._changed()
+            self.interest.drop_unneeded()
+        return result
+
+    def delete(self, command: DeleteConsumer) -> bool | JetStreamError:
+        consumer = self._by_name.get(command.name)
+        if consumer is None or command.incarnation not in (0, consumer.incarnation):
+            return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
+        del self._by_name[command.name]
+        self._changed()
+        self.interest.drop_unneeded()
+        return True
+
+    def progress(self, command: DeliveryProgress) -> None:
+        for progress in command.of:
+            consumer = self._by_name.get(progress.consumer)
+            if consumer is not None:
+                consumer.apply_progress(progress, now_ns=command.now_ns)
+
+    def acks(self, command: Acks) -> None:
+        for acks in command.of:
+            consumer = self._by_name.get(acks.consumer)
+            if consumer is not None:
+                consumer.apply_acks(acks, now_ns=command.now_ns)
+
+    # -- removals ---------------------------------------------------------------------------------
+
+    def report_removals(self) -> None:
+        """Tell every consumer which messages were removed since the last call."""
+        removed = self._store.take_removals()
+        if not removed:
+            return
+        single = [first for first, last in removed if first == last]
+        for consumer in self._by_name.values():
+            for first, last in removed:
+                if first < last:
+                    consumer.removed_range(first, last)
+            if single:
+                consumer.removed(single)
+
+    def report_purge(self) -> None:
+        """A purge removed messages: consumers move their position behind it."""
+        for consumer in self._by_name.values():
+            consumer.purged(self._store.first_seq)
+
+    # -- persistence ------------------------------------------------------------------------------
+
+    def images(self) -> list[bytes]:
+        return [self._by_name[name].encode() for name in sorted(self._by_name)]
+
+    def replace(self, images: Iterable[bytes]) -> None:
+        """Become the consumers of a checkpoint or a snapshot."""
+        self._by_name.clear()
+        for image in images:
+            consumer = Consumer.decode(self._stream, image)
+            self._by_name[consumer.name] = consumer
+        self._changed()
+
+    def restore(self, images: Iterable[bytes], *, index: int) -> None:
+        """Add the consumers of a restored stream. A name that is taken is skipped, so applying the
+        command again has no effect."""
+        for image in images:
+            consumer = Consumer.decode(self._stream, image)
+            if consumer.name not in self._by_name:
+                # This is another log: epochs of the old one must not match entries of this one.
+                consumer.incarnation = consumer.epoch = index
+                self._by_name[consumer.name] = consumer
+        self._changed()
+
+    def _changed(self) -> None:
+        self.interest.consumers_changed()
+        self._store.track_removals(on=bool(self._by_name))

@@ -1,57 +1,55 @@
-"""Sources: messages of other streams taken into this one, with how far each origin was read.
+"""Sources: copies messages of other streams into this one, and remembers how far each was read.
 
-Owns: the name of a source in headers and state, its subject mapping, the entry that carries its
-messages, and the applying of it.
-May not touch: how origins are read (cluster/following.py).
-Spec: JetStream sheet 8.2, 3.2 (Nats-Stream-Source).
+Owns: the position of each source, its name in headers and state, its subject mapping, and the
+layout and effect of a SOURCE_BATCH entry.
+May not touch: how origins are read (broker/cluster/origins).
+Spec: NATS JetStream stream configuration, sources; header Nats-Stream-Source.
 
-A batch says which sequence of the origin it follows. One that does not follow what was taken last
-is ignored: after a refusal everything behind the refused message comes again, in order."""
+A batch names the origin sequence that it follows. If that is not the position of the source, the
+batch is ignored: after a refusal, everything from the refused message on comes again, in order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from struct import Struct as Packing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from broker.jetstream.commands.stream_commands import CommandKind
 from broker.jetstream.config.names import get_hash
 from broker.jetstream.config.stream_config import StreamSource
 from broker.jetstream.config.transforms import mapping_of
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.checks import full
+from broker.jetstream.incoming_message import IncomingMessage
 from broker.jetstream.publish.counters import add_sourced
-from broker.jetstream.publish.message import IncomingMessage
-from broker.jetstream.publish.store_message import store_message
+from broker.jetstream.publish.message_writer import MessageWriter
+from broker.jetstream.publish.stream_limits import limit_refusal
 from broker.store.block.block import Block
 from broker.subjects import matches
 
-if TYPE_CHECKING:
-    from broker.jetstream.stream.stream import Stream
-
 SOURCE_HEADER: Final = b"Nats-Stream-Source"
-# kind, length of the source's name, time_ns, the origin sequence it follows; the name padded to
-# eight bytes and a Block follow, whose sequences are the origin's
+# kind, length of the source's name, time_ns, the origin sequence it follows. Then come the name,
+# padded to eight bytes, and a Block with the sequences of the origin.
 _PREFIX: Final = Packing("<B3xIqQ")
-_BETWEEN: Final = "\f"  # several filters or destinations in one name
+_SEPARATOR: Final = "\f"  # between several filters or destinations in one name
 
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """What became of a batch. `refused`: the stream is full, `position` is what was taken."""
+    """The result of a batch. `position` is the last origin sequence that was taken; `refused` is
+    set if a limit of this stream ended the batch there."""
 
     position: int
     refused: JetStreamError | None = None
 
 
 def source_key(source: StreamSource) -> str:
-    """The name under which its position is kept: as long as it reads the same, it resumes."""
+    """The name under which its position is kept. A source whose name changes starts over."""
     origin, filters, destinations = _parts(source)
     return f"{origin} {filters} {destinations}"
 
 
 def source_header(source: StreamSource, *, seq: int, subject: bytes) -> bytes:
-    """Value of Nats-Stream-Source; `subject` is the one it had in the origin."""
+    """Value of Nats-Stream-Source; `subject` is the subject in the origin."""
     origin, filters, destinations = _parts(source)
     shown = subject.decode(errors="replace")
     return f"{origin} {seq} {filters} {destinations} {shown}".encode()
@@ -66,11 +64,11 @@ def _parts(source: StreamSource) -> tuple[str, str, str]:
     transforms = source.subject_transforms
     filters = [t.src or ">" for t in transforms] or [source.filter_subject or ">"]
     destinations = [t.dest or ">" for t in transforms] or [">"]
-    return origin, _BETWEEN.join(filters), _BETWEEN.join(destinations)
+    return origin, _SEPARATOR.join(filters), _SEPARATOR.join(destinations)
 
 
 class SourceMapping:
-    """The subject a message gets here. Also of mirrors."""
+    """Maps subjects of an origin to subjects of this stream, for sources and mirrors."""
 
     def __init__(self, source: StreamSource) -> None:
         self._mappings = [
@@ -96,44 +94,52 @@ def source_prefix(*, key: str, after: int, time_ns: int) -> bytes:
     )
 
 
-def take_sourced(stream: Stream, entry: bytes) -> Sourced:
-    """Apply a batch. A message that can never be stored here is passed over."""
-    _, size, time_ns, after = _PREFIX.unpack_from(entry)
-    begin = _PREFIX.size
-    key = entry[begin : begin + size].decode()
-    position = stream.sources.get(key, 0)
-    if after != position:
-        return Sourced(position)
-    config = stream.config
-    time_ns = max(time_ns, stream.store.last_time)
-    if config.duplicate_window > 0:
-        stream.dedup.expire(now_ns=time_ns, window_ns=config.duplicate_window)
-    block = Block(memoryview(entry)[begin + size + -size % 8 :], verify=False)
-    for row in range(block.rows):
-        refused = _take(stream, block, row, time_ns)
-        if refused is not None:
-            return Sourced(stream.sources.get(key, 0), refused)
-        stream.sources[key] = block.seq(row)
-    return Sourced(stream.sources.get(key, 0))
+class SourceIntake:
+    """Applies SOURCE_BATCH entries. `positions`: the last origin sequence taken, by source name,
+    also of sources that are no longer configured."""
+
+    def __init__(self, writer: MessageWriter) -> None:
+        self.positions: dict[str, int] = {}
+        self._writer = writer
+
+    def apply(self, entry: bytes) -> Sourced:
+        """Store the messages of a batch. A message that can never be stored here is skipped."""
+        _, size, time_ns, after = _PREFIX.unpack_from(entry)
+        begin = _PREFIX.size
+        key = entry[begin : begin + size].decode()
+        position = self.positions.get(key, 0)
+        if after != position:
+            return Sourced(position)
+        writer = self._writer
+        time_ns = max(time_ns, writer.store.last_time)
+        if writer.config.duplicate_window > 0:
+            writer.dedup.expire(now_ns=time_ns, window_ns=writer.config.duplicate_window)
+        block = Block(memoryview(entry)[begin + size + -size % 8 :], verify=False)
+        for row in range(block.rows):
+            refused = _store(writer, block, row, time_ns)
+            if refused is not None:
+                return Sourced(self.positions.get(key, 0), refused)
+            self.positions[key] = block.seq(row)
+        return Sourced(self.positions.get(key, 0))
 
 
-def _take(stream: Stream, block: Block, row: int, time_ns: int) -> JetStreamError | None:
-    """None: it is stored, or nothing to be stored."""
-    config, subject = stream.config, block.subject(row)
-    if stream.transform is not None:
-        subject = stream.transform(subject, seed=time_ns + row) or subject
+def _store(writer: MessageWriter, block: Block, row: int, time_ns: int) -> JetStreamError | None:
+    """None: the message is stored, or skipped."""
+    config, store, subject = writer.config, writer.store, block.subject(row)
+    if writer.transform is not None:
+        subject = writer.transform(subject, seed=time_ns + row) or subject
     message = IncomingMessage.of(subject, block.headers(row), block.data(row), time_ns)
     if config.sealed or 0 <= config.max_msg_size < message.size:
         return None
-    if config.duplicate_window > 0 and message.msg_id and stream.dedup.find(message.msg_id):
+    if config.duplicate_window > 0 and message.msg_id and writer.dedup.find(message.msg_id):
         return None
     if not config.allow_msg_ttl:
-        message.named.pop(b"Nats-TTL", None)  # stays in the headers, means nothing here
-    if config.allow_msg_counter and add_sourced(stream, message) is not None:
+        message.named.pop(b"Nats-TTL", None)  # the header is stored, but has no effect
+    if config.allow_msg_counter and add_sourced(message, store.last_row) is not None:
         return None
-    if stream.wants(subject):
-        refused = full(stream, message)
+    if writer.interest.wants(subject):
+        refused = limit_refusal(config, store, message)
         if refused is not None:
             return refused
-    store_message(stream, message)
+    writer.store_message(message)
     return None

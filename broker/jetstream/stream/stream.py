@@ -1,26 +1,26 @@
 """One stream as every replica has it: messages, consumers and sessions, changed by log entries.
 
-Owns: the state of a stream group. `apply` is the only thing that changes it, and two replicas
-that have applied the same entries are equal, byte for byte.
-May not touch: clocks, dice, sockets, Raft, delivery. Errors are results, not exceptions: a
-refused command is part of history too.
-Spec: DESIGN sections 4, 5, 7 and 10; JetStream sheet sections 2-4."""
+Owns: the parts of a stream and their order; what a log entry, a checkpoint and a snapshot mean for
+each of them. `apply` is the only way to change a stream, and two replicas that have applied the
+same entries are equal, byte for byte.
+May not touch: clocks, randomness, sockets, Raft, delivery.
+Spec: docs/ARCHITECTURE.md, "Invariants".
+
+Errors are results, not exceptions: a refused command is part of the replicated history too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Final, Self
+from typing import Self
 
 import msgspec
 
 from broker.jetstream.api.info import DELETED_DETAILS_LIMIT, StreamState
 from broker.jetstream.commands import stream_commands as commands
 from broker.jetstream.commands.consumer_commands import Acks, DeliveryProgress
-from broker.jetstream.commands.publish_notes import NO_NOTES, decode_notes
+from broker.jetstream.commands.publish_entry import PUBLISH_PREFIX_SIZE
 from broker.jetstream.commands.stream_commands import (
-    PUBLISH_PREFIX,
-    PUBLISH_PREFIX_SIZE,
     CommandKind,
     CreateConsumer,
     DeleteConsumer,
@@ -34,68 +34,50 @@ from broker.jetstream.commands.stream_commands import (
     UpdateConfig,
     UpdateConsumer,
 )
-from broker.jetstream.config import Retention, Storage, StreamConfig
+from broker.jetstream.config import Storage, StreamConfig
 from broker.jetstream.config.consumer_update import is_internal
-from broker.jetstream.config.transforms import mapping_of
+from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.jetstream.errors import JetStreamError
+from broker.jetstream.publish.apply_publish import PublishApplier
 from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
-from broker.jetstream.publish.message import IncomingMessage
-from broker.jetstream.publish.open_batches import Batches, OpenBatch
-from broker.jetstream.publish.open_fast_batches import FastBatches
-from broker.jetstream.publish.publish_block import OutOfOrder, PublishResult, publish_block
-from broker.jetstream.publish.republish import Republished, Republisher
+from broker.jetstream.publish.fast_batch import FastBatches
+from broker.jetstream.publish.message_writer import MessageWriter
+from broker.jetstream.publish.open_batches import AtomicBatches, OpenBatch
+from broker.jetstream.publish.republish import LeaderEffects
 from broker.jetstream.publish.sessions import Sessions
-from broker.jetstream.publish.ttl import note_deadlines
-from broker.jetstream.schedules.fire import fire, firings
+from broker.jetstream.publish.stream_limits import enforce_all_limits
+from broker.jetstream.schedules.fire import apply_fire, due_firings
 from broker.jetstream.schedules.schedules import Schedules
-from broker.jetstream.stream import expiry, retention
-from broker.jetstream.stream.consumer_protocol import ConsumerMaker, StreamConsumer
-from broker.jetstream.stream.consumer_set import change_consumer, create_consumer, delete_consumer
-from broker.jetstream.stream.load_state import load_state
-from broker.jetstream.stream.record import RECORD_VERSION, StreamRecord, decode_record
-from broker.jetstream.stream.removal import delete, purge, purged
-from broker.jetstream.stream.sourcing import take_sourced
+from broker.jetstream.stream.consumer_set import ConsumerSet
+from broker.jetstream.stream.expiry import expire_messages, next_message_expiry
+from broker.jetstream.stream.purge import delete, purge, purge_removed
+from broker.jetstream.stream.sourcing import SourceIntake
+from broker.jetstream.stream.stream_record import RECORD_VERSION, StreamRecord, decode_record
 from broker.store import persistence
 from broker.store.block.block import Block
-from broker.store.columns import FILE_SIZING, MEMORY_SIZING
-from broker.store.compaction import BLOCKS_PER_CHECKPOINT, compact
-from broker.store.files import RECORD, BlockFiles, StateBatch, key
+from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
 from broker.store.messages import MessageStore, PurgePart
 from broker.store.segments import BlockCache
+from broker.store.state_keys import RECORD, BlockFiles, StateBatch, key
 
-_WANTS_KEPT_MAX: Final = 65536
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Stream:
-    """`consumers` is what makes and reloads consumers; without it there can be none."""
+    """Composes the parts; each part knows only what it needs. Consumers see a stream as their
+    HomeStream."""
 
-    def __init__(
-        self,
-        config: StreamConfig,
-        *,
-        created_ns: int,
-        store: MessageStore,
-        consumers: ConsumerMaker | None = None,
-    ) -> None:
+    def __init__(self, config: StreamConfig, *, created_ns: int, store: MessageStore) -> None:
         self.config = config
         self.created_ns = created_ns
         self.store = store
-        self.consumers: dict[str, StreamConsumer] = {}
-        self.dedup = DedupWindow()
-        self.sessions = Sessions()
-        self.last_msg_id = b""  # of the last message stored, empty when it had none
-        self.sources: dict[str, int] = {}  # how far each was read, also those of the past
-        self.batches = Batches()
-        self.fast_batches = FastBatches()
-        self.schedules = Schedules()
-        self.republished: list[Republished] | None = None  # a list while somebody takes them
-        self.given_up: list[tuple[bytes, str]] = []  # batches, for who takes the republished
         self.applied = 0
+        self._consumers = ConsumerSet(self, store)
+        self.consumers = self._consumers.by_name
+        self._writer = MessageWriter(config, store, self._consumers.interest)
+        self._publishes = PublishApplier(self._writer)
+        self._sources = SourceIntake(self._writer)
         self._compactions_due = 0
-        self.maker = consumers
-        self._wants: dict[bytes, bool] = {}
-        self._compile()
         store.remember_trails(config.max_msgs_per_subject)
         if config.first_seq > 1:
             store.skip_to(config.first_seq)
@@ -107,7 +89,6 @@ class Stream:
         *,
         created_ns: int,
         files: BlockFiles,
-        consumers: ConsumerMaker | None = None,
         cache: BlockCache | None = None,
     ) -> Self:
         """The stream as of its last checkpoint, or a new one. Raises BlockDamaged."""
@@ -115,20 +96,33 @@ class Stream:
         store = MessageStore(files, sizing=sizing, cache=cache)
         raw = files.get(RECORD, 0)
         if raw is None:
-            return cls(config, created_ns=created_ns, store=store, consumers=consumers)
+            return cls(config, created_ns=created_ns, store=store)
         record = decode_record(raw)
-        stream = cls(record.config, created_ns=created_ns, store=store, consumers=consumers)
+        stream = cls(record.config, created_ns=created_ns, store=store)
         persistence.load(store, record.store)
-        stream.dedup = DedupWindow.load(record.dedup, files)
-        stream.batches = Batches.load(files)
-        stream._take_over(record)
+        dedup = DedupWindow.load(record.dedup, files, last_id=record.last_msg_id)
+        stream._take_over(record, dedup, AtomicBatches.load(files))
         return stream
 
-    # -- numbers ----------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
+
+    @property
+    def dedup(self) -> DedupWindow:
+        return self._writer.dedup
+
+    @property
+    def source_positions(self) -> Mapping[str, int]:
+        """The last origin sequence taken, by source name, also of former sources."""
+        return self._sources.positions
+
+    @property
+    def leader_effects(self) -> LeaderEffects:
+        """What the leader has to send after entries were applied."""
+        return self._writer.effects
 
     @property
     def last_time(self) -> int:
-        """Time of the newest message ever stored: no later one may be stamped earlier."""
+        """Time of the newest message ever stored: no later message gets an earlier time."""
         return self.store.last_time
 
     def state(self, *, subjects_filter: bytes = b"", deleted_details: bool = False) -> StreamState:
@@ -155,87 +149,56 @@ class Stream:
         )
 
     def next_expiry(self, now: int) -> int | None:
-        """When the leader should propose Expire; not before `now`."""
-        due = expiry.next_expiry(self)
+        """When the leader should propose the `due_commands`; not before `now`."""
+        times = (self._publishes.next_expiry(), next_message_expiry(self._writer))
+        due = min((at for at in times if at is not None), default=None)
         return None if due is None else max(due, now)
 
     def due_commands(self, now: int) -> list[commands.AnyCommand]:
-        """What the leader proposes when that time has come."""
-        fired = firings(self, now) if self.schedules else None
-        return [Expire(now)] if fired is None else [Expire(now), fired]
+        """What the leader proposes at `next_expiry`."""
+        schedules = self._writer.schedules
+        fire = due_firings(schedules, self.store, now) if schedules else None
+        return [Expire(now)] if fire is None else [Expire(now), fire]
 
     # -- applying ---------------------------------------------------------------------------------
 
     def apply(self, index: int, data: bytes) -> object:
-        """Take the entry at `index`. The result is for whoever proposed it."""
+        """Apply the log entry at `index`. The result is for the proposer."""
         self.applied = index
         kind = data[0]
         if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
-            result: object = self._publish(data)
+            result: object = self._publishes.apply(data)
         elif kind == CommandKind.MIRROR_BATCH:
             block = Block(memoryview(data)[PUBLISH_PREFIX_SIZE:], verify=False)
-            result = self._mirror(block)
+            result = self._writer.store_sequenced(block)
         elif kind == CommandKind.SOURCE_BATCH:
-            result = take_sourced(self, data)
+            result = self._sources.apply(data)
         else:
             result = self._command(index, commands.decode(data))
         if self.consumers:
-            self._tell_removals()
-            if kind == CommandKind.PURGE and purged(result):
-                for consumer in self.consumers.values():
-                    consumer.purged(self.store.first_seq)
+            self._consumers.report_removals()
+            if kind == CommandKind.PURGE and purge_removed(result):
+                self._consumers.report_purge()
         return result
 
     def advanced(self, index: int) -> None:
-        """An entry that is none of ours (a new leader's first) was applied."""
+        """An entry that is not for the stream (such as a new leader's first one) was applied."""
         self.applied = index
-
-    def _publish(self, data: bytes) -> PublishResult | OutOfOrder:
-        kind, time_ns, origin, session, batch_no = PUBLISH_PREFIX.unpack_from(data)
-        if origin:
-            answer = self.sessions.admit(origin=origin, session=session, batch_no=batch_no)
-            if answer is not None:
-                return answer
-        rest, notes = memoryview(data)[PUBLISH_PREFIX_SIZE:], NO_NOTES
-        if kind == CommandKind.NOTED_PUBLISH:
-            notes, rest = decode_notes(rest)
-        block, now_ns = Block(rest, verify=False), max(time_ns, self.store.last_time)
-        first, count, exceptions = publish_block(self, block, now_ns, notes)
-        result = PublishResult(origin, session, batch_no, first, count, exceptions)
-        if origin:
-            self.sessions.remember(result)
-        return result
-
-    def _mirror(self, block: Block) -> int:
-        known = self.store.last_seq
-        stored = self.store.append_sequenced(block)
-        if self.config.allow_msg_ttl:
-            note_deadlines(block, self.store.deadlines, above=known)
-        if self.config.allow_msg_schedules:
-            self.schedules.note_block(block, above=known)
-        retention.enforce_limits(self, block.subject_summary())
-        return stored
 
     def _command(self, index: int, command: commands.AnyCommand) -> object:
         match command:
             case DeliveryProgress():
-                for progress in command.of:
-                    consumer = self.consumers.get(progress.consumer)
-                    if consumer is not None:
-                        consumer.apply_progress(progress, now_ns=command.now_ns)
+                self._consumers.progress(command)
                 return None
             case Acks():
-                for acks in command.of:
-                    consumer = self.consumers.get(acks.consumer)
-                    if consumer is not None:
-                        consumer.apply_acks(acks, now_ns=command.now_ns)
+                self._consumers.acks(command)
                 return None
             case CreateConsumer():
-                return create_consumer(self, command, index=index)
+                return self._consumers.create(command, index=index)
             case DeleteConsumer():
-                return delete_consumer(self, command)
+                return self._consumers.delete(command)
             case UpdateConsumer() | PauseConsumer() | ResetConsumer():
-                return change_consumer(self, command, index=index)
+                return self._consumers.change(command, index=index)
             case _:
                 return self._message_command(index, command)
 
@@ -244,101 +207,67 @@ class Stream:
     ) -> int | PurgePart | JetStreamError | None:
         match command:
             case Expire():
-                return expiry.expire(self, command.now_ns)
+                self._publishes.expire(command.now_ns)
+                return expire_messages(self._writer, command.now_ns)
             case Fire():
-                return fire(self, command)
+                return self._fire(command)
             case LoadState():
-                load_state(self, command, index=index)
+                self._load_state(command, index=index)
                 return None
             case Purge():
-                return purge(self, command)
+                return purge(self.config, self.store, command)
             case DeleteMessage():
-                return delete(self, command)
+                return delete(self.config, self.store, command)
             case UpdateConfig():
-                self._configure(command.config)
+                self._update_config(command.config)
                 return None
 
-    # -- messages leave ---------------------------------------------------------------------------
+    def _fire(self, command: Fire) -> int:
+        if self.config.sealed:
+            return 0
+        writer = self._writer
+        return apply_fire(
+            command,
+            writer.schedules,
+            self.store,
+            transform=writer.transform,
+            publish=writer.store_message,
+        )
 
-    def _configure(self, config: StreamConfig) -> None:
-        before, self.config = self.config, config
-        self._wants.clear()
-        self._compile()
+    def _load_state(self, command: LoadState, *, index: int) -> None:
+        """Set the state of a restored stream besides its messages, which came before, with their
+        own sequences. Applied again it changes nothing."""
+        store, dedup = self.store, self._writer.dedup
+        store.skip_to(command.last_seq + 1)
+        store.last_time = max(store.last_time, command.last_time)
+        dedup.last_id = command.last_msg_id or dedup.last_id
+        self._sources.positions.update(command.sources)
+        for message_id, seq, time_ns in command.message_ids:
+            if not dedup.find(message_id):
+                dedup.add(message_id, seq=seq, time_ns=time_ns)
+        self._consumers.restore(command.consumers, index=index)
+
+    def _update_config(self, config: StreamConfig) -> None:
+        before = self.config
+        self._set_config(config)
         if not config.allow_batched:
-            self.fast_batches.clear()
+            self._publishes.fast_batches.clear()
         self.store.remember_trails(config.max_msgs_per_subject)
-        retention.enforce_all_limits(self)
+        enforce_all_limits(config, self.store)
         if before.retention is not config.retention:
-            retention.drop_without_interest(self)
+            self._consumers.interest.drop_unneeded()
 
-    def _compile(self) -> None:
-        """What follows from the configuration alone."""
-        config = self.config
-        self.transform = mapping_of(config.subject_transform)
-        mapping = mapping_of(config.republish)
-        self._republisher: Republisher | None = None
-        if mapping is not None and config.republish is not None:
-            name, only = config.name.encode(), config.republish.headers_only
-            self._republisher = Republisher(name, mapping, only)
+    def _set_config(self, config: StreamConfig) -> None:
+        self.config = config
+        self._writer.configure(config)
+        self._consumers.interest.configure(config)
 
-    @property
-    def republishes(self) -> bool:
-        return self._republisher is not None and self.republished is not None
+    def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
+        """Called by a consumer while it applies a command: it no longer needs these messages."""
+        self._consumers.interest.acked(consumer, seqs)
+        self.store.take_removals()  # no consumer needs them, so none has to be told
 
-    def republish(self, message: IncomingMessage, *, seq: int, before: int) -> None:
-        """Called after a message was stored, where somebody takes what is republished."""
-        if self._republisher is not None and self.republished is not None:
-            told = self._republisher.told(message, seq=seq, before=before)
-            if told is not None:
-                self.republished.append(told)
-
-    def abandoned(self, batch_id: bytes, reason: str) -> None:
-        """A batch was given up before its commit: told where somebody leads."""
-        if self.republished is not None:
-            self.given_up.append((batch_id, reason))
-
-    def _tell_removals(self) -> None:
-        removed = self.store.take_removals()
-        if not removed:
-            return
-        single = [first for first, last in removed if first == last]
-        for consumer in self.consumers.values():
-            for first, last in removed:
-                if first < last:
-                    consumer.removed_range(first, last)
-            if single:
-                consumer.removed(single)
-
-    # -- consumers --------------------------------------------------------------------------------
-
-    def wants(self, subject: bytes) -> bool:
-        """Is a message on the subject kept? Interest streams keep only what some consumer takes."""
-        if self.config.retention is not Retention.INTEREST:
-            return True
-        wanted = self._wants.get(subject)
-        if wanted is None:
-            if len(self._wants) >= _WANTS_KEPT_MAX:
-                self._wants.clear()
-            wanted = any(consumer.wants(subject) for consumer in self.consumers.values())
-            self._wants[subject] = wanted
-        return wanted
-
-    @property
-    def wants_all(self) -> bool:
-        """Does some consumer take every subject?"""
-        return any(not consumer.filters for consumer in self.consumers.values())
-
-    def consumer_acked(self, consumer: StreamConsumer, seqs: Sequence[int]) -> None:
-        """Called by a consumer while it applies: it has no need of these any more."""
-        retention.settle(self, consumer, seqs)
-        self.store.take_removals()  # whoever wanted them has settled them: nothing to tell
-
-    def consumers_changed(self) -> None:
-        """Some came or went, or want other subjects."""
-        self._wants.clear()
-        self.store.track_removals(on=bool(self.consumers))
-
-    # -- to disk, to other replicas ---------------------------------------------------------------
+    # -- persistence ------------------------------------------------------------------------------
 
     def needs_checkpoint(self) -> bool:
         return persistence.needs_checkpoint(self.store)
@@ -347,9 +276,9 @@ class Stream:
         return persistence.overdue(self.store)
 
     def work_ahead(self) -> bool:
-        """A part of what the next checkpoint writes; False when nothing is left to do."""
+        """Do a part of the work of the next checkpoint; False if nothing is left to do."""
         if not persistence.work_ahead(self.store):
-            due = self._compactions_due > 0 and compact(self.store)
+            due = self._compactions_due > 0 and persistence.compact(self.store)
             self._compactions_due = self._compactions_due - 1 if due else 0
             return due
         return True
@@ -357,20 +286,22 @@ class Stream:
     def checkpoint(self, batch: StateBatch) -> int:
         """Queue everything that changed, with the record for `applied`; returns its size.
 
-        The caller writes the batch before anything is read or applied. Without that the
+        The caller must write the batch before anything is read or applied. If that fails, the
         replica must stop."""
         group = self.store.segments.files.group
-        self._compactions_due = BLOCKS_PER_CHECKPOINT
+        self._compactions_due = persistence.COMPACTIONS_PER_CHECKPOINT
         size = persistence.checkpoint(self.store, batch)
         persistence.written(self.store)
-        self.batches.checkpoint(batch, group)
-        record = _encode(self._image(self.dedup.checkpoint(batch, group)))
+        self._publishes.atomic_batches.checkpoint(batch, group)
+        record = _encode(self._record(self.dedup.checkpoint(batch, group)))
         batch.put(key(group, RECORD, 0), record)
         return size + len(record)
 
     def snapshot(self) -> Iterable[bytes]:
-        """The state as of `applied`: the record, then the blocks, read while they are sent."""
-        record = _encode(self._image(self.dedup.image(), self.batches.image()))
+        """The state as of `applied`: first the record, then the blocks, which are read from disk
+        one by one while the snapshot is sent."""
+        batches = self._publishes.atomic_batches.image()
+        record = _encode(self._record(self.dedup.image(), batches))
         blocks = persistence.snapshot(self.store)
 
         def chunks() -> Iterable[bytes]:
@@ -380,53 +311,50 @@ class Stream:
         return chunks()
 
     def restore(self, chunks: Sequence[bytes]) -> None:
-        """Become the state of another replica; the next checkpoint removes what was ours."""
+        """Take over the snapshot of another replica. The next checkpoint deletes what was on disk
+        before."""
         record = decode_record(chunks[0])
         self.store.remember_trails(record.config.max_msgs_per_subject)
         persistence.restore(self.store, record.store, chunks[1:])
         files = self.store.segments.files
-        self.dedup = DedupWindow.restore(record.dedup, files)
-        self.batches = Batches.restore(record.batches, files)
-        self._take_over(record)
+        dedup = DedupWindow.restore(record.dedup, files, last_id=record.last_msg_id)
+        self._take_over(record, dedup, AtomicBatches.restore(record.batches, files))
 
     def digest(self) -> bytes:
         """Equal on replicas that applied the same entries, however their blocks are cut."""
-        image = self._image(DedupImage(0, []))
-        open_batches = [(b.id, b.touched_ns, b.members) for b in self.batches.image()]
-        apart = (self.dedup.entries(), open_batches)
-        content = (persistence.digest(self.store), _encode(image), _encode(apart))
+        record = self._record(DedupImage(0, []))
+        batches = self._publishes.atomic_batches.image()
+        open_batches = [(b.id, b.touched_ns, b.members) for b in batches]
+        rest = (self.dedup.entries(), open_batches)
+        content = (persistence.digest(self.store), _encode(record), _encode(rest))
         return sha256(b"".join(content)).digest()
 
-    def _image(self, dedup: DedupImage, batches: Sequence[OpenBatch] = ()) -> StreamRecord:
+    def _record(self, dedup: DedupImage, batches: Sequence[OpenBatch] = ()) -> StreamRecord:
+        schedules = self._writer.schedules
         return StreamRecord(
             version=RECORD_VERSION,
             applied=self.applied,
             created_ns=self.created_ns,
             config=self.config,
             store=persistence.image(self.store),
-            sessions=self.sessions.images(),
+            sessions=self._publishes.sessions.images(),
             dedup=dedup,
-            last_msg_id=self.last_msg_id,
-            consumers=[self.consumers[name].encode() for name in sorted(self.consumers)],
-            schedules=self.schedules.image(self.store.has) if self.schedules else [],
+            last_msg_id=self.dedup.last_id,
+            consumers=self._consumers.images(),
+            schedules=schedules.image(self.store.has) if schedules else [],
             batches=list(batches),
-            sources=self.sources,
-            fast_batches=self.fast_batches.image(),
+            sources=self._sources.positions,
+            fast_batches=self._publishes.fast_batches.image(),
         )
 
-    def _take_over(self, record: StreamRecord) -> None:
-        self.config = record.config
+    def _take_over(self, record: StreamRecord, dedup: DedupWindow, batches: AtomicBatches) -> None:
         self.created_ns = record.created_ns
         self.applied = record.applied
-        self.sessions = Sessions.of(record.sessions)
-        self.last_msg_id = record.last_msg_id
-        self.schedules = Schedules.of(record.schedules)
-        self.sources = dict(record.sources)
-        self.fast_batches = FastBatches.of(record.fast_batches)
-        self._compile()
-        self.consumers = {}
-        for blob in record.consumers:
-            assert self.maker is not None, "this stream was built without consumers"
-            consumer = self.maker.decode(self, blob)
-            self.consumers[consumer.name] = consumer
-        self.consumers_changed()
+        self._set_config(record.config)
+        self._writer.dedup = dedup
+        self._writer.schedules = Schedules.of(record.schedules)
+        self._publishes.sessions = Sessions.of(record.sessions)
+        self._publishes.atomic_batches = batches
+        self._publishes.fast_batches = FastBatches.of(record.fast_batches)
+        self._sources.positions = dict(record.sources)
+        self._consumers.replace(record.consumers)

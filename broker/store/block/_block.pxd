@@ -7,7 +7,7 @@ cdef enum:
     DATA
     COLUMNS
 
-cdef struct BlockHeader:  # natural alignment gives exactly the offsets of the format
+cdef struct BlockHeader:  # natural alignment yields exactly the offsets of the format
     uint32_t magic
     uint16_t version
     uint16_t flags
@@ -23,7 +23,7 @@ cdef struct BlockHeader:  # natural alignment gives exactly the offsets of the f
 
 cdef class Rows:
     # Invariant: for each column and i < rows, 0 <= ends[i] <= ends[i + 1] <= size of the blob.
-    # Whoever fills these pointers has proved it; the readers rely on it.
+    # Code that sets these pointers must check it first; the readers rely on it.
     cdef readonly Py_ssize_t rows
     cdef readonly int64_t first_seq
     cdef readonly int64_t last_seq

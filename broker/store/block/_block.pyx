@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""Compiled reader of blocks: pointers into the columns, checked once, read without copies.
+"""Compiled block reader: pointers into the columns, checked once, read without copies.
 
 Owns: the view over one block's bytes.
 May not touch: files, clocks, what a message means.
-Spec: block_py.py, where the format is stated."""
+Spec: block_py.py, which also specifies the format."""
 
 import sys
 from isal.isal_zlib import crc32
@@ -122,7 +122,7 @@ cdef class Rows:
 
     @cython.cdivision(True)
     cdef Py_ssize_t row_of(self, int64_t seq) noexcept:
-        """The first row whose sequence is not below `seq`; `rows` when there is none."""
+        """The first row with a sequence of at least `seq`; `rows` if there is none."""
         cdef Py_ssize_t low = 0
         cdef Py_ssize_t high = self.rows
         cdef Py_ssize_t middle
@@ -164,15 +164,15 @@ cdef class Block(Rows):
         if self.owner is not None:
             raise TypeError("a block is opened once")
         if not isinstance(raw, bytes) and not memoryview(raw).readonly:
-            raw = bytes(raw)  # what was checked must not change afterwards
+            raw = bytes(raw)  # the bytes must not change after the checks
         self.raw = raw
-        # The exporter keeps its memory in place: it is bytes, or a memoryview kept in `owner`.
+        # The memory does not move: `owner` is bytes, or a memoryview that keeps its buffer locked.
         self.owner = raw if isinstance(raw, bytes) else memoryview(raw)
         PyObject_GetBuffer(self.owner, &view, PyBUF_SIMPLE)
         at = <char*>view.buf
         size = view.len
         PyBuffer_Release(&view)
-        if <uintptr_t>at % 8:  # columns are read as whole numbers
+        if <uintptr_t>at % 8:  # the integer columns need 8-byte alignment
             self.owner = bytes(self.owner)
             at = self.owner
         if size >= <Py_ssize_t>sizeof(BlockHeader):
@@ -194,7 +194,7 @@ cdef class Block(Rows):
             self.blobs[column] = at
             at += padded(self.header.lengths[column])
         self.check_columns()
-        # Only now do the readers, which look at `rows`, find anything.
+        # Set last: until the checks have passed, readers see a block without rows.
         self.rows = self.header.count
         self.first_seq = <int64_t>self.header.first_seq
         self.last_seq = <int64_t>self.header.last_seq
@@ -249,7 +249,7 @@ cdef class Block(Rows):
         return 0
 
     cdef int check_columns(self) except -1:
-        """All that the readers rely on, in one pass over the ends and the sequences."""
+        """Check everything the readers rely on, in one pass over the ends and the sequences."""
         cdef Py_ssize_t count = self.header.count
         cdef uint64_t first = self.header.first_seq
         cdef uint64_t expected_last = 0

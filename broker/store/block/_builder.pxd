@@ -10,7 +10,7 @@ cdef class BlockBuilder(Rows):
     cdef Py_ssize_t ends_capacity[COLUMNS]
     cdef Py_ssize_t times_capacity
     cdef Py_ssize_t seqs_capacity
-    cdef int64_t* seqs_memory  # `seqs` points here once there is a gap, and is NULL before
+    cdef int64_t* seqs_memory  # `seqs` points here once there is a gap; before that it is NULL
 
     cdef int check_room(self, Py_ssize_t count, const Py_ssize_t* added) except -1
     cdef int check_next(self, int64_t seq, Py_ssize_t count) except -1

@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""Compiled builder of blocks: columns in plain memory, filled by copies of whole spans.
+"""Compiled block builder: columns in C memory, filled by copying whole ranges of rows.
 
-Owns: rows not yet sealed, and their numbering.
+Owns: rows that are not sealed yet, and their numbering.
 May not touch: files, clocks, what a message means.
-Spec: builder_py.py; the format is stated in block_py.py."""
+Spec: builder_py.py; the format is in block_py.py."""
 
 from isal.isal_zlib import crc32
 
@@ -26,7 +26,7 @@ cdef Py_ssize_t CRC_FROM = block_py.CRC_FROM
 cdef Py_ssize_t SECTION_BYTES_MAX = block_py.SECTION_BYTES_MAX
 cdef Py_ssize_t TOTAL_BYTES_MAX = block_py.TOTAL_BYTES_MAX
 cdef int64_t SEQ_MAX = block_py.SEQ_MAX
-cdef Py_ssize_t KEPT_BYTES_MAX = 1 << 16  # a cleared builder gives larger columns back
+cdef Py_ssize_t KEPT_BYTES_MAX = 1 << 16  # clear() frees larger columns
 
 
 @cython.final
@@ -158,7 +158,7 @@ cdef class BlockBuilder(Rows):
             header.lengths[column] = <uint32_t>self.lengths[column]
             at = put_padded(at, self.blobs[column], self.lengths[column])
         assert at == start + total
-        # The object is still ours alone, so its bytes may still change.
+        # No other reference to the object exists yet, so its bytes may still be changed.
         memcpy(start, &header, sizeof(BlockHeader))
         if seal:
             header.crc = crc32(memoryview(raw)[CRC_FROM:])
@@ -184,7 +184,7 @@ cdef class BlockBuilder(Rows):
         return 0
 
     cdef int check_room(self, Py_ssize_t count, const Py_ssize_t* added) except -1:
-        """Memory for `count` more rows, or an error while nothing has changed."""
+        """Reserve memory for `count` more rows. If it raises, nothing has changed."""
         cdef Py_ssize_t[COLUMNS] lengths
         cdef Py_ssize_t rows = self.rows + count
         cdef bint too_long = False
@@ -192,7 +192,7 @@ cdef class BlockBuilder(Rows):
         for column in range(COLUMNS):
             lengths[column] = self.lengths[column] + added[column]
             too_long = too_long or lengths[column] > SECTION_BYTES_MAX
-        # Judged as if there were a sequence column: a gap may come with any row.
+        # Includes a sequence column, because any later row may bring a gap.
         if too_long or block_size(rows, True, lengths) > TOTAL_BYTES_MAX:
             raise OverflowError("a block cannot hold that many bytes")
         reserve(<void**>&self.times, &self.times_capacity, rows, sizeof(int64_t))
@@ -200,7 +200,7 @@ cdef class BlockBuilder(Rows):
             reserve(
                 <void**>&self.ends[column], &self.ends_capacity[column], rows + 1, sizeof(int32_t)
             )
-            # One byte at least: memory functions want a pointer even for nothing.
+            # At least one byte: memcpy needs a valid pointer even for size 0.
             reserve(
                 <void**>&self.blobs[column],
                 &self.blob_capacity[column],
@@ -212,7 +212,7 @@ cdef class BlockBuilder(Rows):
         return 0
 
     cdef int check_next(self, int64_t seq, Py_ssize_t count) except -1:
-        """Whether `count` rows may follow, from sequence `seq` on (0: whatever comes next)."""
+        """Raises if `count` rows from sequence `seq` on (0: the next one) cannot be appended."""
         check_seq(seq)
         if seq == 0:
             seq = self.last_seq + 1 if self.first_seq else 0
@@ -225,8 +225,8 @@ cdef class BlockBuilder(Rows):
         return 0
 
     cdef int number(self, Py_ssize_t count, int64_t first, const int64_t* seqs) except -1:
-        """Give the next `count` rows their sequences: `seqs`, or `first` and on (0: what comes
-        next). The column is made only when there is a first gap."""
+        """Give the next `count` rows their sequences: `seqs`, or `first` and following (0: the next
+        ones). The sequence column is created at the first gap."""
         cdef int64_t last
         cdef bint gap
         cdef Py_ssize_t i
@@ -257,7 +257,7 @@ cdef class BlockBuilder(Rows):
         return 0
 
     cdef void add_field(self, int column, const char* text, Py_ssize_t size) noexcept:
-        """One field of row `rows`; check_room() has made the room."""
+        """Append one field of row `rows`; check_room() has reserved the memory."""
         memcpy(self.blobs[column] + self.lengths[column], text, <size_t>size)
         self.lengths[column] += size
         self.ends[column][self.rows + 1] = <int32_t>self.lengths[column]
@@ -297,7 +297,7 @@ cdef char* put_padded(char* at, const char* section, Py_ssize_t size) noexcept:
 
 
 cdef list kept_ranges(Py_ssize_t rows, skip):
-    """The rows not in `skip`, as ranges: what lies between two skipped rows is copied at once."""
+    """The rows not in `skip`, as ranges, so that each range is copied at once."""
     cdef list ranges = []
     cdef Py_ssize_t start = 0
     for i in sorted(skip) if skip else ():

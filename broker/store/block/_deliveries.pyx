@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""Compiled deliveries: stored rows as protocol text, sized first and then written once.
+"""Compiled encoder of deliveries: a first pass computes the size, a second one writes the text.
 
-Owns: the reply subject that carries delivery facts, and the MSG/HMSG around it.
+Owns: the ack reply subject of a delivery, and the MSG/HMSG around it.
 May not touch: consumer state, sockets.
 Spec: deliveries_py.py."""
 

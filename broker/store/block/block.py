@@ -1,8 +1,8 @@
-"""Blocks of messages: exports of whichever implementation broker.wire has chosen.
+"""Blocks of messages: exports the compiled or the Python implementation, as broker.wire selected.
 
-Owns: nothing but the exports.
+Owns: the exports.
 May not touch: files, clocks.
-Spec: block_py.py states the format."""
+Spec: the format is in block_py.py."""
 
 from typing import TYPE_CHECKING
 

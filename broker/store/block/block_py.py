@@ -1,7 +1,7 @@
 """The block: messages in columns, one layout for log entries, stored data and scans.
 
-Owns: block format version 1, stated here once, and reading it. This twin is the specification of
-_block.pyx.
+Owns: block format version 1, which is specified here, and reading it. This twin is the
+specification of _block.pyx.
 May not touch: files, clocks, what a message means.
 Spec, little-endian, every section 8-byte aligned and padded with zeros:
 
@@ -34,15 +34,15 @@ HAS_SEQS: Final = 1
 HEADER: Final = struct.Struct("<IHHIIQIIIIqqQ")
 CRC_AT: Final = 12
 CRC_FROM: Final = 16
-SECTION_BYTES_MAX: Final = 2**31 - 1  # the ends are signed 32-bit, as Arrow wants them
+SECTION_BYTES_MAX: Final = 2**31 - 1  # the ends are signed 32-bit, as in Arrow
 TOTAL_BYTES_MAX: Final = 2**32 - 1
-SEQ_MAX: Final = 2**63 - 2  # so that the next one still fits 63 bits
+SEQ_MAX: Final = 2**63 - 2  # so that the next sequence still fits into 63 bits
 TIME_MAX: Final = 2**63 - 1
 
 
 @dataclass(eq=False)
 class BlockDamaged(Exception):
-    """These bytes are not a block we wrote: fetch it from a peer, never guess."""
+    """These bytes are not a valid block. Fetch the data from a peer; never repair by guessing."""
 
     reason: str
 
@@ -51,7 +51,7 @@ class BlockDamaged(Exception):
 
 
 class Rows(ABC):
-    """Reading messages by row number, in a Block and in a BlockBuilder alike."""
+    """Messages by row number: the common interface of Block and BlockBuilder."""
 
     __slots__ = ()
     rows: int
@@ -78,16 +78,16 @@ class Rows(ABC):
         return max(map(self.row_size, range(self.rows)), default=0)
 
     def first_at_or_after(self, seq: int) -> int:
-        """The first row whose sequence is not below `seq`; `rows` when there is none."""
+        """The first row with a sequence of at least `seq`; `rows` if there is none."""
         return bisect_left(range(self.rows), seq, key=self.seq) if self.first_seq else self.rows
 
     def index_of(self, seq: int) -> int:
-        """The row of that sequence, -1 when it is not here."""
+        """The row of that sequence, -1 if the block does not have it."""
         i = self.first_at_or_after(seq)
         return i if i < self.rows and self.seq(i) == seq else -1
 
     def subject_runs(self) -> list[tuple[bytes, int, int]]:
-        """(subject, start, stop) for each stretch of consecutive equal subjects."""
+        """(subject, first row, last row + 1) for each run of equal subjects."""
         found: list[tuple[bytes, int, int]] = []
         start = 0
         for i in range(1, self.rows + 1):
@@ -126,9 +126,9 @@ def block_size(count: int, *, has_seqs: bool, subjects: int, headers: int, data:
 
 @final
 class Block(Rows):
-    """A read-only view. What passes the constructor can be read without further checks.
+    """A read-only view. After the constructor has accepted the bytes, reads need no checks.
 
-    The layout, the ends and the sequences are always checked; `verify` adds the checksum."""
+    The constructor always checks layout, ends and sequences; `verify` adds the checksum."""
 
     __slots__ = (
         "_blobs",
@@ -150,7 +150,7 @@ class Block(Rows):
 
     def __init__(self, raw: bytes | memoryview, *, verify: bool = True) -> None:
         if not isinstance(raw, bytes) and not memoryview(raw).readonly:
-            raw = bytes(raw)  # what was checked must not change afterwards
+            raw = bytes(raw)  # the bytes must not change after the checks
         self.raw = raw
         view = memoryview(raw).cast("B")
         flags, crc = self._read_header(view)

@@ -1,8 +1,8 @@
-"""Growing a block: columns that can be appended to, read at once, and built into bytes.
+"""The block builder: rows can be appended, read immediately, and built into the bytes of a block.
 
-Owns: rows not yet sealed, and their numbering.
+Owns: rows that are not sealed yet, and their numbering.
 May not touch: files, clocks, what a message means.
-Spec: the format is stated in block_py.py. Compiled twin: _block.pyx."""
+Spec: the format is in block_py.py. This twin is the specification of _builder.pyx."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from broker.wire.run_py import PubRun
 
 @final
 class BlockBuilder(Rows):
-    """Appends are all or nothing. Sequences only rise.
+    """An append that fails changes nothing. Sequences only rise.
 
-    A row appended without a sequence follows the one before it; while `first_seq` is 0 the rows
-    have none, and then no row with one may follow."""
+    A row appended without a sequence gets the next one. While `first_seq` is 0, rows have no
+    sequences, and no row with a sequence may be appended after them."""
 
     __slots__ = ("_columns", "_lengths", "_seqs", "_times", "first_seq", "last_seq", "rows")
 
@@ -44,11 +44,11 @@ class BlockBuilder(Rows):
         _check_seq(first_seq)
         self.first_seq = first_seq
         self.last_seq = max(first_seq - 1, 0)
-        self._forget_rows()
+        self._clear_rows()
 
     @property
     def nbytes(self) -> int:
-        """The size build() would give, exactly."""
+        """The exact size of the result of build()."""
         subjects, headers, data = self._lengths
         has_seqs = self._seqs is not None
         return block_size(
@@ -65,7 +65,7 @@ class BlockBuilder(Rows):
         self._add(subject, headers, data, time_ns=time_ns, seq=seq)
 
     def append_run(self, run: PubRun, start: int, stop: int) -> None:
-        """Rows of a publish run, with time 0; replies are not kept (see ReplyColumn)."""
+        """Rows of a publish run, with time 0 and without reply subjects (see ReplyColumn)."""
         run._check(start, stop)  # noqa: SLF001
         messages = run._messages[start:stop]  # noqa: SLF001
         sizes = [sum(len(message[column]) for message in messages) for column in (0, 2, 3)]
@@ -82,10 +82,10 @@ class BlockBuilder(Rows):
         first_seq: int | None = None,
         skip: AbstractSet[int] | None = None,
     ) -> None:
-        """The rows of `block` that are not in `skip` (row numbers).
+        """The rows of `block` whose numbers are not in `skip`.
 
-        `time_ns` stamps them all. `first_seq` numbers the rows that are kept one after another;
-        without it they keep the block's sequences, or follow on if it has none."""
+        `time_ns` replaces their times. `first_seq` numbers them consecutively; without it they
+        keep the block's sequences, or get the next ones if the block has none."""
         _check_seq(first_seq or 0)
         kept = [i for i in range(block.rows) if not skip or i not in skip]
         if time_ns is not None and not -TIME_MAX - 1 <= time_ns <= TIME_MAX:
@@ -104,8 +104,8 @@ class BlockBuilder(Rows):
             self._add(block.subject(i), block.headers(i), block.data(i), time_ns=stamp, seq=seq)
 
     def build(self, *, seal: bool = True) -> bytes:
-        """The block as bytes; the builder keeps its rows. Without `seal` the checksum is left 0:
-        for bytes that something else protects and that are read with verify=False."""
+        """The block as bytes; the builder keeps its rows. Without `seal` the checksum is 0, for
+        bytes that are protected otherwise (such as a Raft entry) and read with verify=False."""
         ends_size = 4 * (self.rows + 1)
         parts = [struct.pack(f"<{self.rows}q", *self._seqs)] if self._seqs is not None else []
         parts.append(struct.pack(f"<{self.rows}q", *self._times))
@@ -135,10 +135,10 @@ class BlockBuilder(Rows):
         return bytes(raw)
 
     def clear(self) -> None:
-        """Forget the rows; the numbering goes on after them."""
+        """Drop the rows; the numbering continues after them."""
         if self.first_seq:
             self.first_seq = self.last_seq + 1
-        self._forget_rows()
+        self._clear_rows()
 
     def subject(self, i: int) -> bytes:
         self._check(i)
@@ -162,16 +162,16 @@ class BlockBuilder(Rows):
             return self._seqs[i]
         return self.first_seq + i if self.first_seq else 0
 
-    def _forget_rows(self) -> None:
+    def _clear_rows(self) -> None:
         self.rows = 0
         self._columns: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
         self._lengths = [0, 0, 0]
         self._times: list[int] = []
-        self._seqs: list[int] | None = None  # only once the sequences have a gap
+        self._seqs: list[int] | None = None  # set once the sequences have a gap
 
     def _check_room(self, count: int, *added: int) -> None:
         lengths = [length + more for length, more in zip(self._lengths, added, strict=True)]
-        # Judged as if there were a sequence column: a gap may come with any row.
+        # Includes a sequence column, because any later row may bring a gap.
         count += self.rows
         total = block_size(
             count, has_seqs=True, subjects=lengths[0], headers=lengths[1], data=lengths[2]
@@ -180,7 +180,7 @@ class BlockBuilder(Rows):
             raise OverflowError("a block cannot hold that many bytes")
 
     def _check_next(self, seq: int, *, count: int) -> None:
-        """Whether `count` rows may follow, from sequence `seq` on (0: whatever comes next)."""
+        """Raises if `count` rows from sequence `seq` on (0: the next one) cannot be appended."""
         _check_seq(seq)
         if seq == 0:
             seq = self.last_seq + 1 if self.first_seq else 0

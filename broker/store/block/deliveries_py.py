@@ -1,9 +1,9 @@
-"""Stored rows as a consumer's subscriber receives them.
+"""Deliveries: stored rows encoded as the MSG and HMSG that a consumer's subscriber receives.
 
-Owns: the reply subject that carries delivery facts, and the MSG/HMSG around it.
+Owns: the ack reply subject of a delivery, and the MSG/HMSG around it.
 May not touch: consumer state, sockets.
 Spec: JetStream ack reply subjects, $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.
-<consumer seq>.<time>.<pending>. Compiled twin: _block.pyx."""
+<consumer seq>.<time>.<pending>. This twin is the specification of _deliveries.pyx."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def encode_deliveries(  # noqa: PLR0917
     pending: int,
     headers_ok: bool,  # noqa: FBT001
 ) -> bytes:
-    """The rows at `indices`; the k-th has consumer sequence `consumer_seq + k` and leaves
-    `pending - k` behind it. `delivered` counts deliveries per index; None means the first.
+    """Encode the rows at `indices`. The k-th has consumer sequence `consumer_seq + k` and
+    `pending - k` messages pending after it. `delivered` is the number of deliveries of each, None
+    if it is 1 for all.
 
-    `ack_prefix` is b"$JS.ACK.<stream>.<consumer>". Headers are cut off unless `headers_ok`."""
+    `ack_prefix` is b"$JS.ACK.<stream>.<consumer>". Without `headers_ok` headers are left out."""
     if delivered is not None and len(delivered) != len(indices):
         raise ValueError("delivered and indices differ in length")
     parts = []

@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t
 
 
 cdef inline uint32_t hashed(const char* text, Py_ssize_t size) noexcept:
-    """FNV-1a with a last stir, so that its low bits are good enough for slots."""
+    """FNV-1a with a final mix, so that the low bits can select a hash table slot."""
     cdef uint32_t value = 2166136261u
     cdef Py_ssize_t i
     for i in range(size):

@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""Compiled hashes of subjects. `hashed` itself stands in the .pxd, for the index uses it too.
+"""Compiled subject hashes. The hash function is in the .pxd, because the index uses it too.
 
-Owns: nothing.
+Owns: sorting and searching hashes.
 May not touch: the index.
 Spec: hashes_py.py."""
 
@@ -11,7 +11,7 @@ from libc.stdlib cimport qsort
 
 
 def subject_hashes(subjects):
-    """Of all these subjects, sorted, four bytes each."""
+    """The hashes of the subjects, sorted, four bytes each."""
     cdef bytes made = PyBytes_FromStringAndSize(NULL, 4 * len(subjects))
     cdef uint32_t* values = <uint32_t*>PyBytes_AS_STRING(made)
     cdef Py_ssize_t i = 0
@@ -24,7 +24,7 @@ def subject_hashes(subjects):
 
 
 def among_hashes(bytes hashes not None, bytes subject not None):
-    """False only when the subject was not among those hashed."""
+    """False only if the subject is not in the set."""
     cdef const uint32_t* values = <const uint32_t*>PyBytes_AS_STRING(hashes)
     cdef uint32_t value = hashed(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
     cdef Py_ssize_t low = 0

@@ -1,13 +1,13 @@
 # cython: language_level=3
-"""Compiled subject index: one packed entry per subject, no Python object each.
+"""Compiled subject index: one packed entry per subject, without a Python object for each.
 
-Owns: the table, its texts, its order; all memory of it.
-May not touch: rows beyond reading their subjects and sizes.
-Spec: index_py.py, where the meaning is stated. About 75 bytes and the subject per entry: 48 for
-the entry, 4 to 12 for its slot, 4 for its place in the order, 4 for the length of its text.
+Owns: the hash table, the texts of the subjects, their order, and all memory of these.
+May not touch: rows, except to read their subjects and sizes.
+Spec: index_py.py. An entry takes about 75 bytes plus the subject: 48 for the entry, 4 to 12 for its
+slot, 4 for its place in the order, 4 for the length of its text.
 
-Entries are numbered as they come. A number is used again only after `rebuild`, which numbers all
-anew and makes handles (SubjectEntry) and the order void."""
+Entries are numbered in the order they are added. Only `rebuild` reuses numbers: it renumbers all
+entries, which invalidates handles (SubjectEntry) and the order."""
 
 from array import array
 
@@ -28,16 +28,16 @@ from broker.store.index._trail cimport (
 from broker.store.index.index_py import literal_prefix
 from broker.subjects import has_wildcard, matcher
 
-cdef uint32_t NOBODY = 0  # a slot that was never used; others hold the number of an entry, plus 1
+cdef uint32_t NOBODY = 0  # a slot that was never used; others hold an entry number plus 1
 cdef uint32_t GONE = 0xFFFFFFFF
 cdef Py_ssize_t NOT_FOUND = -1
 
 cdef struct Entry:
     int64_t first
     int64_t last
-    int64_t count  # 0: the subject is gone
+    int64_t count  # 0: the subject was removed
     Trail* trail
-    char* text  # its length in four bytes, then the subject
+    char* text  # the length of the subject in four bytes, then the subject
     uint32_t hash
 
 
@@ -45,7 +45,7 @@ cdef inline bytes subject_of(const Entry* entry):
     return PyBytes_FromStringAndSize(entry.text + 4, length_of(entry.text))
 
 
-cdef Entry* sorting = NULL  # for `by_text`; the interpreter lock is held while it is used
+cdef Entry* sorting = NULL  # argument of `by_text`; protected by the GIL
 
 
 cdef int by_text(const void* a, const void* b) noexcept nogil:
@@ -55,7 +55,7 @@ cdef int by_text(const void* a, const void* b) noexcept nogil:
 
 
 cdef class SubjectEntry:
-    """A handle on one entry; good until subjects are added."""
+    """A handle to one entry; valid until subjects are added."""
 
     cdef SubjectIndex index
     cdef Py_ssize_t number
@@ -125,16 +125,16 @@ cdef class SubjectEntry:
 cdef class SubjectIndex:
     cdef public int64_t floor
     cdef Entry* entries
-    cdef Py_ssize_t used  # entries numbered so far, gone ones included
+    cdef Py_ssize_t used  # entries numbered so far, including removed ones
     cdef Py_ssize_t room
     cdef Py_ssize_t live
     cdef uint32_t* slots
     cdef Py_ssize_t slot_count  # a power of two
     cdef Texts texts
-    cdef Py_ssize_t dead_bytes  # of `texts`, whose entries are gone
-    cdef uint32_t* order  # numbers by subject; may hold gone ones
+    cdef Py_ssize_t dead_bytes  # of texts whose entries were removed
+    cdef uint32_t* order  # entry numbers sorted by subject; may include removed entries
     cdef Py_ssize_t ordered
-    cdef Py_ssize_t order_upto  # entries from this number on are not in it yet
+    cdef Py_ssize_t order_upto  # entries from this number on are not in `order` yet
     cdef int64_t generation
 
     def __cinit__(self):
@@ -194,7 +194,7 @@ cdef class SubjectIndex:
                 )
                 entry = NULL if number == NOT_FOUND else &self.entries[number]
                 if entry != NULL and entry.trail == NULL and entry.first != seq:
-                    entry = NULL  # not known, and not the first time we see it
+                    entry = NULL  # has no trail and existed before
             if entry != NULL:
                 headers = block.ends[HEADERS][row + 1] - block.ends[HEADERS][row]
                 size = per_message + headers + (per_header if headers else 0)
@@ -257,7 +257,7 @@ cdef class SubjectIndex:
 
     @property
     def nbytes(self):
-        """Memory of the table, trails not counted."""
+        """Memory of the table, without trails."""
         cdef Py_ssize_t table = self.used * sizeof(Entry)
         return table + 4 * (self.slot_count + self.ordered) + memory_of(&self.texts)
 
@@ -322,7 +322,7 @@ cdef class SubjectIndex:
     cdef Py_ssize_t add(
         self, const char* text, Py_ssize_t size, int64_t count, int64_t first, int64_t last
     ) except -1:
-        """The number of the entry that has these messages now."""
+        """Add messages to the entry of a subject; returns the number of the entry."""
         cdef Py_ssize_t number = self.find(text, size)
         cdef Entry* entry
         if number != NOT_FOUND:
@@ -330,7 +330,7 @@ cdef class SubjectIndex:
             entry.count += count
             entry.last = last
             return number
-        if 4 * (self.used + 1) > 3 * self.slot_count:  # gone ones count: they fill slots too
+        if 4 * (self.used + 1) > 3 * self.slot_count:  # removed ones occupy slots too
             self.rebuild()
         if self.used == self.room:
             self.grow(self.room + self.room // 2 + 8)
@@ -361,8 +361,8 @@ cdef class SubjectIndex:
         return 0
 
     cdef int rebuild(self) except -1:
-        """Without gone entries, with slots for twice as many, and with all texts moved if most
-        are of gone entries."""
+        """Drop removed entries, resize the slots to twice the entries, and copy the texts if most
+        of them belong to removed entries."""
         cdef Py_ssize_t slot_count = 8
         cdef uint32_t* slots
         cdef Py_ssize_t number
@@ -402,7 +402,7 @@ cdef class SubjectIndex:
         return 0
 
     cdef int sort(self) except -1:
-        """Bring the order up to date: sort what is new, then merge."""
+        """Bring the order up to date: sort the new entries, then merge them in."""
         global sorting
         cdef Py_ssize_t fresh_count = self.used - self.order_upto
         cdef uint32_t* merged
@@ -439,7 +439,7 @@ cdef class SubjectIndex:
         return 0
 
     cdef Py_ssize_t first_from(self, bytes prefix) except -1:
-        """Where the subjects not before `prefix` begin."""
+        """Position in the order of the first subject that is not before `prefix`."""
         cdef const char* text = PyBytes_AS_STRING(prefix)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(prefix)
         cdef Py_ssize_t low = 0

@@ -1,9 +1,10 @@
 # cython: language_level=3
-"""Texts that stay where they are: each one its length in four bytes, then itself.
+"""An arena of texts that do not move: each is its length in four bytes, then its bytes.
 
-Owns: the chunks they lie in, which go all at once.
+Owns: the chunks of memory, which are freed all together.
 May not touch: what the texts belong to, or which of them are still needed.
-Spec: none; it costs four bytes a text, and no malloc."""
+Spec: docs/decisions/0009-subjects-in-a-packed-table.md. A text costs four bytes and no
+malloc of its own."""
 
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, malloc
@@ -16,11 +17,11 @@ cdef enum:
 cdef struct Chunk:
     Chunk* before
     Py_ssize_t room
-    Py_ssize_t used  # the texts follow in the same piece of memory
+    Py_ssize_t used  # the texts follow in the same allocation
 
 cdef struct Texts:
     Chunk* newest
-    Py_ssize_t nbytes  # of all texts, their lengths included
+    Py_ssize_t nbytes  # of all texts, including their lengths
 
 
 cdef inline uint32_t length_of(const char* text) noexcept nogil:

@@ -1,10 +1,10 @@
 # cython: language_level=3
 """The trail of a subject: sequence and size of each of its messages, oldest first.
 
-Owns: the memory of one trail, a run of 64-bit numbers that may move whenever it grows; so it is
-handed on as the place that points to it. NULL: the trail is not known.
+Owns: the memory of one trail. It may move when the trail grows, so functions take a pointer to the
+pointer. NULL: the trail is not known.
 May not touch: the table whose entries have trails.
-Spec: index_py.py, SubjectEntry.trail. Inline, so that a pair costs no call."""
+Spec: index_py.py, SubjectEntry.trail. The functions are inline: they run for every message."""
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, realloc
@@ -16,7 +16,7 @@ cdef struct Pair:
 
 cdef struct Trail:
     int64_t held  # Invariant: 0 <= held <= room
-    int64_t room  # the pairs follow in the same piece of memory
+    int64_t room  # the pairs follow in the same allocation
 
 
 cdef inline Pair* pairs_of(Trail* trail) noexcept:
@@ -24,7 +24,7 @@ cdef inline Pair* pairs_of(Trail* trail) noexcept:
 
 
 cdef inline int make_room(Trail** place, int64_t room) except -1:
-    """For so many pairs, and at least one; a trail that was not known is empty now."""
+    """Allocate memory for `room` pairs, at least one. A trail that was not known becomes empty."""
     cdef bint fresh = place[0] == NULL
     cdef Trail* grown = <Trail*>realloc(place[0], sizeof(Trail) + max(room, 1) * sizeof(Pair))
     if grown == NULL:

@@ -1,8 +1,8 @@
-"""Which subjects a segment may have, in four bytes each: their hashes, sorted.
+"""Sets of subjects as sorted 32-bit hashes: which subjects a segment may have, in 4 bytes each.
 
-Owns: the hash and the form of the set. This twin is the specification of _hashes.pyx.
+Owns: the hash function and the layout of the set. This twin is the specification of _hashes.pyx.
 May not touch: segments, the index.
-Spec: docs/decisions/0009-subjects-in-a-packed-table.md. Hashes live in memory only."""
+Spec: docs/decisions/0009-subjects-in-a-packed-table.md. Hashes are never written to disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Collection
 
 
 def subject_hashes(subjects: Collection[bytes]) -> bytes:
-    """Of all these subjects, sorted, four bytes each."""
+    """The hashes of the subjects, sorted, four bytes each."""
     return array("I", sorted(map(_hashed, subjects))).tobytes()
 
 
 def among_hashes(hashes: bytes, subject: bytes) -> bool:
-    """False only when the subject was not among those hashed."""
+    """False only if the subject is not in the set."""
     values = memoryview(hashes).cast("I")
     value = _hashed(subject)
     at = bisect_left(values, value)
@@ -25,7 +25,7 @@ def among_hashes(hashes: bytes, subject: bytes) -> bool:
 
 
 def _hashed(subject: bytes) -> int:
-    """FNV-1a with a last stir, so that its low bits are good enough for slots."""
+    """FNV-1a with a final mix, so that the low bits can select a hash table slot."""
     value = 2166136261
     for byte in subject:
         value = (value ^ byte) * 16777619 & 0xFFFFFFFF

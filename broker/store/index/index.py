@@ -1,8 +1,8 @@
-"""Looking for subjects: the index of a stream, and the filters of its readers.
+"""Subject lookup: exports the compiled or the Python index, and has the filters of readers.
 
-Owns: SubjectFilter, and the export of whichever index broker.wire has chosen.
+Owns: SubjectFilter, and the exports.
 May not touch: rows.
-Spec: index_py.py states what the index means; JetStream sheet 5.2 (filter subjects)."""
+Spec: the meaning of the index is in index_py.py; NATS JetStream, filter subjects of consumers."""
 
 from __future__ import annotations
 
@@ -26,57 +26,58 @@ __all__ = [
     "SubjectFilter",
     "SubjectIndex",
     "among_hashes",
+    "matching_subjects",
     "subject_hashes",
-    "subjects_taken",
 ]
 
 _REST: Final = b">"
-_FILTER_MEMO_MAX = 65536  # verdicts remembered per filter; beyond it they are found anew
+_CACHED_MATCHES_MAX = 65536  # per filter; the cache is cleared when it is full
 
 
 class SubjectFilter:
-    """Filters of one reader with the verdicts given so far. No filters: every subject matches."""
+    """The filters of one reader, with a cache of results. No filters: every subject matches."""
 
-    __slots__ = ("_named", "_tree", "_verdicts", "literals", "patterns")
+    __slots__ = ("_cached", "_named", "_tree", "literals", "patterns")
 
     def __init__(self, patterns: tuple[bytes, ...]) -> None:
         self.patterns = patterns
         literal = not any(map(has_wildcard, patterns))
-        # The subjects themselves when no pattern has a wildcard, else empty.
+        # The patterns, if none of them has a wildcard; otherwise empty.
         self.literals = patterns if literal else ()
         self._named = frozenset(self.literals)
         self._tree = None if literal else Patterns(patterns)
-        self._verdicts: dict[bytes, bool] = {}
+        self._cached: dict[bytes, bool] = {}
 
     def __call__(self, subject: bytes) -> bool:
         if self._tree is None:
             return not self.patterns or subject in self._named
-        verdict = self._verdicts.get(subject)
-        if verdict is None:
-            if len(self._verdicts) >= _FILTER_MEMO_MAX:
-                self._verdicts.clear()
-            verdict = self._verdicts[subject] = self._tree.take(subject)
-        return verdict
+        matched = self._cached.get(subject)
+        if matched is None:
+            if len(self._cached) >= _CACHED_MATCHES_MAX:
+                self._cached.clear()
+            matched = self._cached[subject] = self._tree.take(subject)
+        return matched
 
     def any_of(self, subjects: Iterable[bytes]) -> bool:
         return any(self(subject) for subject in subjects)
 
 
-def subjects_taken(index: SubjectIndex, wanted: SubjectFilter) -> Iterator[bytes]:
-    """Stored subjects that some pattern matches, each once. The stream must not change meanwhile.
+def matching_subjects(index: SubjectIndex, wanted: SubjectFilter) -> Iterator[bytes]:
+    """Stored subjects that some pattern matches, each once. The index must not change during the
+    iteration.
 
-    Patterns that begin alike share one walk, so thousands of them cost no more than one."""
+    Patterns with a common prefix share one walk, so thousands of them cost no more than one."""
     if len(wanted.patterns) == 1:
         yield from index.matching(wanted.patterns[0])
         return
-    beginnings: list[bytes] = []
+    prefixes: list[bytes] = []
     for prefix in sorted({literal_prefix(p) for p in wanted.patterns if has_wildcard(p)}):
-        if not beginnings or not prefix.startswith(beginnings[-1]):
-            beginnings.append(prefix)
-    for prefix in beginnings:
+        if not prefixes or not prefix.startswith(prefixes[-1]):
+            prefixes.append(prefix)
+    for prefix in prefixes:
         yield from filter(wanted, index.matching(prefix + _REST))
     for subject in dict.fromkeys(wanted.patterns):
         if not has_wildcard(subject) and subject in index:
-            at = bisect_right(beginnings, subject)
-            if not at or not subject.startswith(beginnings[at - 1]):
+            at = bisect_right(prefixes, subject)
+            if not at or not subject.startswith(prefixes[at - 1]):
                 yield subject

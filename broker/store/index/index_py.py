@@ -1,12 +1,12 @@
-"""The subjects of a stream: how many messages each has, and between which sequences.
+"""The subject index: how many messages each subject has, and between which sequences.
 
-Owns: one entry per subject that is stored now, and the order needed for wildcard questions. This
-twin is the specification of _index.pyx.
-May not touch: what is alive. What an entry says of `first` and `last` are bounds; the store
-sharpens them.
-Spec: JetStream sheet 2.3 (num_subjects, subjects), 3.2 (last sequence of a subject).
+Owns: one entry per stored subject, and the order needed for wildcard lookups. This twin is the
+specification of _index.pyx.
+May not touch: which messages are stored. `first` and `last` of an entry are only bounds; the store
+makes them exact when it needs them.
+Spec: NATS JetStream stream state (num_subjects, subjects), last sequence of a subject.
 
-Cost: an appended batch touches each of its distinct subjects once, however many are stored."""
+Appending a batch costs one step per distinct subject in it, however many subjects are stored."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from broker.subjects import has_wildcard, matcher
 @final
 @dataclass(slots=True, eq=False)
 class SubjectEntry:
-    """Invariant: every stored message of the subject lies in [first, last]; count is exact.
+    """Invariant: every stored message of the subject is in [first, last]; count is exact.
 
-    Do not keep one while subjects are added or removed."""
+    An entry is not valid any more after subjects were added or removed."""
 
     count: int
-    first: int  # the first message, unless that one is gone by now
-    last: int  # the last message, unless that one is gone by now
-    # Sequence and size of every message, flat, oldest first; None when they are not known. With
-    # it the oldest can be dropped without reading a block. Pairs at the front may be gone.
-    # Change it only by setting it, or by the methods below.
+    first: int  # the first message, unless it was removed
+    last: int  # the last message, unless it was removed
+    # Sequence and size of every message as a flat list, oldest first; None if not known. With it
+    # the oldest messages can be removed without reading a block. Messages at the front may have
+    # been removed already. Change it only by assignment, or by the methods below.
     trail: array[int] | None = None
 
     def trail_grew(self, count: int, added: Sequence[int]) -> None:
-        """`count` messages of the entry are new; `added` are their pairs, if all are known."""
+        """`count` messages were added; `added` are their pairs, if all of them are known."""
         if self.count == count:
             self.trail = array("q")
         if self.trail is not None:
@@ -45,7 +45,7 @@ class SubjectEntry:
                 self.trail = None
 
     def trail_shrank(self, count: int) -> None:
-        """The oldest `count` messages are gone."""
+        """The oldest `count` messages were removed."""
         if self.trail is not None:
             del self.trail[: 2 * count]
 
@@ -57,7 +57,7 @@ class SubjectIndex:
     __slots__ = ("_entries", "floor")
 
     def __init__(self) -> None:
-        self.floor = 0  # no message is stored below; set by the store
+        self.floor = 0  # the first sequence of the stream; set by the store
         self._entries: dict[bytes, SubjectEntry] = {}
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class SubjectIndex:
         return self._entries.get(subject)
 
     def added(self, subject: bytes, *, count: int, first: int, last: int) -> SubjectEntry:
-        """`count` messages came to the end of the stream."""
+        """`count` messages were appended to the stream."""
         entry = self._entries.get(subject)
         if entry is None:
             entry = self._entries[subject] = SubjectEntry(count, first, last)
@@ -80,7 +80,7 @@ class SubjectIndex:
         return entry
 
     def add_rows(self, block: Block, *, first_seq: int = 0) -> None:
-        """All rows of the block came, numbered from `first_seq`, or as they are numbered."""
+        """All rows of the block were appended, numbered from `first_seq`, or as in the block."""
         for subject, start, stop in block.subject_runs():
             low = first_seq + start if first_seq else block.seq(start)
             high = first_seq + stop - 1 if first_seq else block.seq(stop - 1)
@@ -89,8 +89,8 @@ class SubjectIndex:
     def trail_rows(
         self, block: Block, *, per_message: int, per_header: int, first_seq: int = 0
     ) -> None:
-        """The rows of the block, added before, with their sizes; numbered as in add_rows. A
-        subject that was there before without a trail stays without."""
+        """Add the rows of a block, numbered as in add_rows and already added there, to the trails.
+        A subject that already existed without a trail does not get one."""
         for subject, start, stop in block.subject_runs():
             entry = self._entries.get(subject)
             low = first_seq + start if first_seq else block.seq(start)
@@ -103,12 +103,13 @@ class SubjectIndex:
                 trail.extend((first_seq + row if first_seq else block.seq(row), size))
 
     def forget_trails(self) -> None:
-        """Trails are not kept from now on."""
+        """Drop all trails."""
         for entry in self._entries.values():
             entry.trail = None
 
     def trail_of(self, handle: SubjectEntry) -> array[int] | None:
-        """Its trail without what left at the front; None when it does not add up."""
+        """Its trail, without messages removed at the front; None if the number of messages differs
+        from `count`."""
         trail = handle.trail
         if trail is None:
             return None
@@ -134,7 +135,7 @@ class SubjectIndex:
         return ((subject, entry.count) for subject, entry in self._entries.items())
 
     def matching(self, pattern: bytes) -> Iterator[bytes]:
-        """Stored subjects under the pattern, sorted. The stream must not change meanwhile."""
+        """Stored subjects that match, sorted. The index must not change during the iteration."""
         if not has_wildcard(pattern):
             yield from (pattern,) if pattern in self._entries else ()
             return
@@ -142,12 +143,12 @@ class SubjectIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the table, roughly."""
+        """Approximate memory of the table."""
         return sum(300 + len(subject) for subject in self._entries)
 
 
 def literal_prefix(pattern: bytes) -> bytes:
-    """The text before the first wildcard token, with its dot: all matches start with it."""
+    """The text before the first wildcard token, with its dot; every match starts with it."""
     kept = []
     for token in pattern.split(b"."):
         if token in (b"*", b">"):

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from broker.cluster.limits.usage import Usage, UsageLinks, _encode
 from broker.config.options import AccountStore, JetStreamOptions
-from broker.jetstream.commands.publish_notes import UNBOUNDED, Bounds
+from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
 from broker.jetstream.config.stream_config import Storage
 from raft import NodeId
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.jetstream.commands.publish_notes import FastOp
+from broker.jetstream.commands.publish_entry import FastOp
 from broker.wire import PubRun
 from tests.support.outbox_rig import Bench, bodies
 

@@ -12,7 +12,7 @@ from broker.cluster.peers.channels import CHANNEL_PUBLISH, CHANNEL_PUBLISH_FAST,
 from broker.cluster.publish.forwarding import AnswerForwarder, PublishForwarder
 from broker.cluster.publish.outbox_table import SESSION_BITS, OutboxTable
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
-from broker.jetstream.commands.publish_notes import FastOp, FastSpan, encode_marks
+from broker.jetstream.commands.publish_entry import FastOp, FastSpan, encode_marks
 from broker.jetstream.config import StreamConfig
 from broker.server.routing.router import Router
 from broker.subjects import Subscription

@@ -1,6 +1,6 @@
-"""Atomic batches: all members or none, and who is told what. Spec: JetStream sheet 3.7.
+"""Atomic batches: all members are stored, or none; the answer to each. Spec: NATS ADR-50.
 
-The codes are those of the real server, case by case."""
+The error codes are those of nats-server in each case."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from broker.jetstream.config import Discard
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import open_batches as batches
-from broker.jetstream.publish.publish_block import Staged, Stored
+from broker.jetstream.publish.sessions import Staged, Stored
 from broker.jetstream.stream.stream import Stream
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver
 
 Member = tuple[str, dict[str, str]]
@@ -36,7 +35,7 @@ def member(driver: Driver, batch: str, seq: object, commit: str = "", **more: An
 
 
 def commit(driver: Driver, *members: Member, data: str = "x", batch: str = "b") -> Any:
-    """What the last member is answered; those before it are held."""
+    """The answer to the last member; the ones before it are staged."""
     for at, (subject, pairs) in enumerate(members, 1):
         last = at == len(members)
         named = {name.replace("-", "_"): value for name, value in pairs.items()}
@@ -50,7 +49,7 @@ def code(answer: object) -> tuple[int, str]:
     return int(answer.err_code), answer.description
 
 
-def test_members_are_held_until_the_commit_and_then_stored_together() -> None:
+def test_members_are_staged_until_the_commit_and_then_stored_together() -> None:
     driver = batching()
     assert member(driver, "b", 1, subject="s.a") == Staged()
     assert member(driver, "b", 2, subject="s.b") == Staged()
@@ -74,7 +73,7 @@ def test_an_end_of_batch_is_not_stored() -> None:
     assert message.headers.endswith(b"Nats-Batch-Sequence: 1\r\nNats-Batch-Commit: 1\r\n\r\n")
 
 
-def test_rows_behind_a_commit_are_told_their_sequences() -> None:
+def test_rows_after_a_commit_are_acked_with_their_sequences() -> None:
     driver = batching()
     held = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"}
     last = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "1"}
@@ -156,10 +155,10 @@ def test_one_refused_member_refuses_the_batch(case: Refused) -> None:
     assert err_code == case.err_code
     assert text == case.text
     assert driver.stream.store.last_seq == 2
-    assert len(driver.stream.batches) == 0
+    assert len(driver.stream._publishes.atomic_batches) == 0
 
 
-def test_members_are_refused_at_once() -> None:
+def test_members_that_are_refused_before_the_commit() -> None:
     driver = batching(max_msg_size=200)
     assert code(member(driver, "b", 2))[0] == 10176
     assert code(member(driver, "b", 1001)) == (10199, "atomic publish batch is too large: 1000")
@@ -171,7 +170,7 @@ def test_members_are_refused_at_once() -> None:
     assert code(member(driver, "b", 1, "eob"))[0] == 10176
     assert code(member(driver, "b", 1, data="x" * 200))[0] == 10054
     assert code(member(driver, "b", 1, Nats_Required_Api_Level="99"))[0] == 10185
-    assert len(driver.stream.batches) == 0
+    assert len(driver.stream._publishes.atomic_batches) == 0
     driver.configure(allow_atomic=False)
     assert code(member(driver, "b", 1))[0] == 10174
     driver.configure(sealed=True)
@@ -183,14 +182,14 @@ def test_a_gap_ends_the_batch() -> None:
     member(driver, "b", 1)
     assert code(member(driver, "b", 3))[0] == 10176
     assert code(member(driver, "b", 2))[0] == 10176
-    assert len(driver.stream.batches) == 0
+    assert len(driver.stream._publishes.atomic_batches) == 0
 
 
-def test_where_somebody_leads_abandoned_batches_are_told() -> None:
+def test_the_leader_collects_abandoned_batches() -> None:
     driver = batching()
     member(driver, "follower", 1)
     member(driver, "follower", 3)
-    driver.stream.republished = []
+    driver.stream.leader_effects.start()
     for batch, seq, pairs in (("a", 3, {}), ("b", 2, {"Nats_Required_Api_Level": "99"})):
         member(driver, batch, 1)
         member(driver, batch, seq, **pairs)
@@ -198,14 +197,14 @@ def test_where_somebody_leads_abandoned_batches_are_told() -> None:
     driver.now += 10 * SECOND
     driver.expire()
     member(driver, "d", 2)
-    assert driver.stream.given_up == [
+    assert driver.stream.leader_effects.take_abandoned() == [
         (b"a", "incomplete"),
         (b"b", "unsupported"),
         (b"c", "timeout"),
     ]
 
 
-def test_a_level_we_have_is_taken_and_not_stored() -> None:
+def test_a_required_api_level_that_is_met_is_not_stored() -> None:
     driver = batching()
     assert member(driver, "b", 1, "1", Nats_Required_Api_Level="2") == Stored(1, batch="b", count=1)
     message = driver.stream.store.get(1)
@@ -233,7 +232,7 @@ def test_a_thousand_members_fit() -> None:
     assert member(driver, "b", 1001, "eob") == Stored(1000, batch="b", count=1000)
 
 
-def test_an_idle_batch_is_given_up() -> None:
+def test_an_idle_batch_is_abandoned() -> None:
     driver = batching()
     member(driver, "b", 1)
     driver.now += 4 * SECOND
@@ -241,7 +240,7 @@ def test_an_idle_batch_is_given_up() -> None:
     assert driver.stream.next_expiry(0) == driver.now + 10 * SECOND
     driver.now += 10 * SECOND - 1
     driver.expire()
-    assert len(driver.stream.batches) == 1
+    assert len(driver.stream._publishes.atomic_batches) == 1
     driver.now += 1
     driver.expire()
     assert driver.stream.next_expiry(0) is None
@@ -271,7 +270,7 @@ def test_open_batches_survive_checkpoints_and_snapshots() -> None:
     db.write(batch)
     reopened = driver.open()
     assert reopened.digest() == driver.stream.digest()
-    other = Stream.open(driver.config, created_ns=1, files=MemoryDb().files(3), consumers=Consumer)
+    other = Stream.open(driver.config, created_ns=1, files=MemoryDb().files(3))
     other.restore(list(driver.stream.snapshot()))
     assert other.digest() == driver.stream.digest()
     for stream in (reopened, other):

@@ -1,15 +1,15 @@
-"""Limits of the account and of the server, as bounds that come with a batch."""
+"""Storage limits of the account and of the server, as bounds in a publish entry."""
 
 from __future__ import annotations
 
-from broker.jetstream.commands.publish_notes import Bounds
+from broker.jetstream.commands.publish_entry import Bounds
 from broker.jetstream.config import Retention, Storage
 from broker.jetstream.publish.sessions import Duplicate, Staged
 from tests.support.stream_rig import Driver, Row
 
 ACCOUNT = (10002, "resource limits exceeded for account")
 SERVER = (10023, "insufficient resources")
-MEMORY = 16 + 3  # what a message on "s.a" counts besides its data
+MEMORY = 16 + 3  # size of a message on "s.a" without its data
 
 
 def rows(*sizes: int, **headers: str) -> list[Row]:
@@ -21,7 +21,7 @@ def memory(**config: object) -> Driver:
     return Driver(storage=Storage.MEMORY, **config)
 
 
-def test_an_account_takes_what_still_fits() -> None:
+def test_messages_are_stored_up_to_the_account_limit() -> None:
     driver = memory()
     bounds = Bounds(account=1000)
     assert driver.noted(rows(400, 400, 400, 100, 10), bounds=bounds) == [(2, ACCOUNT)]
@@ -30,7 +30,7 @@ def test_an_account_takes_what_still_fits() -> None:
     assert driver.noted(rows(0), bounds=Bounds(account=986 + MEMORY)) == [(0, ACCOUNT)]
 
 
-def test_a_server_takes_nothing_once_it_is_above() -> None:
+def test_everything_is_refused_above_the_server_limit() -> None:
     driver = memory()
     bounds = Bounds(server=2 * (100 + MEMORY))
     assert driver.noted(rows(100, 100, 100, 0, 0), bounds=bounds) == [(3, SERVER), (4, SERVER)]
@@ -38,12 +38,12 @@ def test_a_server_takes_nothing_once_it_is_above() -> None:
     assert driver.noted(rows(100), bounds=bounds) == []
 
 
-def test_others_may_have_used_everything() -> None:
+def test_other_streams_may_have_used_the_whole_account() -> None:
     assert memory().noted(rows(0), bounds=Bounds(account=-5)) == [(0, ACCOUNT)]
     assert memory().noted(rows(0), bounds=Bounds(server=-5)) == [(0, SERVER)]
 
 
-def test_what_is_removed_makes_room() -> None:
+def test_removed_messages_free_room_in_the_account() -> None:
     driver = memory()
     bounds = Bounds(account=250)
     assert driver.noted(rows(100, 100, 100), bounds=bounds) == [(2, ACCOUNT)]
@@ -51,7 +51,7 @@ def test_what_is_removed_makes_room() -> None:
     assert driver.noted(rows(100), bounds=bounds) == []
 
 
-def test_other_refusals_come_in_the_order_of_the_sheet() -> None:
+def test_the_order_of_refusals() -> None:
     driver = memory()
     full = Bounds(account=0, server=-1)
     wrong = rows(1, Nats_Expected_Last_Sequence="9")
@@ -63,13 +63,13 @@ def test_other_refusals_come_in_the_order_of_the_sheet() -> None:
     assert driver.noted(rows(1), bounds=full) == [(0, SERVER)]
 
 
-def test_what_nobody_reads_needs_no_room_in_the_account() -> None:
+def test_messages_without_interest_need_no_room_in_the_account() -> None:
     driver = memory(retention=Retention.INTEREST)
     assert driver.noted(rows(5), bounds=Bounds(account=0)) == []
     assert driver.noted(rows(5), bounds=Bounds(server=-1)) == [(0, SERVER)]
 
 
-def test_members_of_a_batch_are_refused_when_they_come() -> None:
+def test_members_of_a_batch_are_refused_before_the_commit() -> None:
     driver = memory(allow_atomic=True)
 
     def member(seq: int, **more: str) -> list[Row]:
@@ -82,7 +82,7 @@ def test_members_of_a_batch_are_refused_when_they_come() -> None:
     assert stored.count == 2
 
 
-def test_replicas_agree_and_repeats_get_the_first_answer() -> None:
+def test_replicas_agree_and_repeated_batches_get_the_first_result() -> None:
     driver = memory()
     driver.noted(rows(100, 100, 100), bounds=Bounds(account=300))
     driver.noted(rows(1, 100), bounds=Bounds(account=300, server=200))

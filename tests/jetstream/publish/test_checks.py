@@ -1,4 +1,4 @@
-"""Every check a publish meets, with the code and text it is answered."""
+"""Every check of a publish, with the code and text of its error."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from broker.jetstream.config import Discard, Retention, Storage
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import Duplicate, PublishResult
-from broker.jetstream.publish.ttl import NEVER, parse_ttl
+from broker.jetstream.incoming_message import TTL_NEVER, parse_ttl
+from broker.jetstream.publish.sessions import Duplicate, PublishResult
 from tests.support.stream_rig import SECOND, Driver
 
 
 @dataclass(frozen=True)
 class Case:
-    """`before` are publishes (subject, headers) that succeed; then one is refused."""
+    """`before`: publishes (subject, headers) that succeed; the next one is refused."""
 
     name: str
     err_code: int
@@ -97,7 +97,7 @@ REFUSED = [
          config=KV | {"max_bytes": 70}, before=(A, B), data="xy"),
     Case("full per subject", 10077, "maximum messages per subject exceeded",
          config=KV | {"discard_new_per_subject": True}, before=(A,)),
-    # order of checks: the one further up the table answers
+    # order of checks: several fail, the first in this table is reported
     Case("sealed before expected stream", 10109, "invalid operation on sealed stream",
          {"Nats-Expected-Stream": "T"}, {"sealed": True}),
     Case("stream before ttl", 10060, "expected stream does not match",
@@ -165,7 +165,7 @@ def test_publish_is_accepted(case: Case) -> None:
     assert driver.publish(case.subject, case.data, **case.headers) == len(case.before) + 1
 
 
-def test_duplicate_is_answered_with_the_first_sequence_even_after_a_purge() -> None:
+def test_a_duplicate_is_acked_with_the_first_sequence_even_after_a_purge() -> None:
     driver = Driver()
     assert driver.publish(Nats_Msg_Id="m") == 1
     assert driver.publish("s.b") == 2
@@ -177,12 +177,12 @@ def test_duplicate_is_answered_with_the_first_sequence_even_after_a_purge() -> N
     assert driver.publish(Nats_Msg_Id="m") == 3
 
 
-def test_streams_without_a_window_do_not_look_for_duplicates() -> None:
+def test_streams_without_a_duplicate_window_accept_duplicates() -> None:
     driver = Driver(duplicate_window=0)
     assert [driver.publish(Nats_Msg_Id="m") for _ in range(2)] == [1, 2]
 
 
-def test_a_window_changed_at_run_time_counts_from_then_on() -> None:
+def test_a_changed_duplicate_window_takes_effect_at_once() -> None:
     driver = Driver()
     driver.publish(Nats_Msg_Id="m")
     driver.configure(duplicate_window=SECOND)
@@ -210,7 +210,7 @@ def test_rollup_of_a_subject_and_of_all() -> None:
     assert driver.seqs() == [5]
 
 
-def test_a_mixed_batch_gives_sequences_to_the_rows_that_were_taken() -> None:
+def test_in_a_mixed_batch_stored_rows_get_consecutive_sequences() -> None:
     driver = Driver(max_msg_size=60)
     rows = [
         (b"s.a", {}, b"1"),
@@ -229,7 +229,7 @@ def test_a_mixed_batch_gives_sequences_to_the_rows_that_were_taken() -> None:
     assert [message.data for message in stored if message is not None] == [b"1", b"3", b"6"]
 
 
-def test_discard_new_takes_a_batch_up_to_the_limit() -> None:
+def test_discard_new_stores_a_batch_up_to_the_limit() -> None:
     driver = Driver(discard=Discard.NEW, max_msgs=3)
     result = driver.batch([(b"s.a", {}, b"x")] * 5)
     assert (result.first_seq, result.count) == (1, 3)
@@ -244,7 +244,7 @@ def test_interest_without_consumers_is_acked_and_not_stored() -> None:
     assert (state.messages, state.first_seq, state.last_seq) == (0, 3, 2)
 
 
-def test_interest_keeps_what_some_filter_takes() -> None:
+def test_interest_keeps_messages_that_match_a_filter() -> None:
     driver = Driver(retention=Retention.INTEREST)
     driver.consumer("c", "s.a")
     result = driver.batch([(b"s.b", {}, b""), (b"s.a", {}, b""), (b"s.b", {}, b"")])
@@ -276,7 +276,7 @@ def test_times_of_a_stream_do_not_go_back() -> None:
     ("value", "seconds"),
     [
         (b"1", 1), (b"3600", 3600), (b"1h", 3600), (b"1m30s", 90), (b"1.5h", 5400), (b"1500ms", 1),
-        (b"never", NEVER), (b"NEVER", NEVER), (b"", None), (b"0", None), (b"-1", None),
+        (b"never", TTL_NEVER), (b"NEVER", TTL_NEVER), (b"", None), (b"0", None), (b"-1", None),
         (b"999ms", None), (b"1x", None), (b"s", None), (b"1h ", None), (b"99999999999999999", None),
     ],
 )  # fmt: skip

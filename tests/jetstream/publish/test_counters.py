@@ -1,4 +1,4 @@
-"""Counters: what adds up, and what is refused. Spec: JetStream sheet 3.6, the real server."""
+"""Counter streams: increments, sources, refusals as of nats-server. Spec: NATS ADR-49."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.publish_block import Duplicate, Stored
+from broker.jetstream.publish.sessions import Duplicate, Stored
 from broker.jetstream.stream.sourcing import source_prefix
 from broker.store.block.block import BlockBuilder
 from broker.wire import headers as wire_headers
@@ -18,7 +18,7 @@ def counting(**config: Any) -> Driver:
     return Driver(allow_msg_counter=True, **config)
 
 
-def test_each_subject_has_its_value() -> None:
+def test_each_subject_has_its_own_value() -> None:
     driver = counting()
     values = [
         driver.publish(subject, "", Nats_Incr=text)
@@ -42,7 +42,7 @@ def test_each_subject_has_its_value() -> None:
     )
 
 
-def test_a_value_goes_on_where_messages_are_left_out() -> None:
+def test_a_value_continues_after_messages_were_removed() -> None:
     driver = counting(max_msgs_per_subject=1)
     for _ in range(5):
         driver.publish("s.a", "", Nats_Incr="2")
@@ -86,7 +86,7 @@ def test_refused(err_code: int, data: str, pairs: dict[str, str], config: dict[s
     assert driver.stream.store.last_seq == 0
 
 
-def test_a_last_message_that_is_no_value_breaks_the_counter() -> None:
+def test_a_last_message_without_a_value_breaks_the_counter() -> None:
     driver = Driver()
     driver.publish("s.a", "one")
     driver.configure(allow_msg_counter=True)
@@ -95,7 +95,7 @@ def test_a_last_message_that_is_no_value_breaks_the_counter() -> None:
     assert refused.err_code == 10172
 
 
-def test_sourced_counters_add_what_they_have_grown_by() -> None:
+def test_sourced_counters_add_the_difference_to_the_last_seen_value() -> None:
     driver = counting()
     driver.publish("s.a", "", Nats_Incr="100")
 
@@ -108,7 +108,7 @@ def test_sourced_counters_add_what_they_have_grown_by() -> None:
 
     take("A", 5, "7", 0)
     take("B", 1, "1", 0)
-    take("A", 9, "10", 5)  # three came between, of which we saw none
+    take("A", 9, "10", 5)  # the value grew by messages that were not sourced
     message = driver.stream.store.get(4)
     assert message is not None
     assert message.data == b'{"val":"111"}'
@@ -121,7 +121,7 @@ def test_sourced_counters_add_what_they_have_grown_by() -> None:
     assert wire_headers.get(after.headers, b"Nats-Counter-Sources") == known
 
 
-def test_the_largest_values_are_refused_not_fatal() -> None:
+def test_values_that_are_too_large_are_refused() -> None:
     driver = counting()
     largest = "9" * 4096
     answers = [driver.publish("s.a", "", Nats_Incr=largest) for _ in range(3)]

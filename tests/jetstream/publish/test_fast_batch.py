@@ -1,12 +1,12 @@
-"""Fast batches as replicated state: whole blocks, replicas, snapshots, idle ones, bounds."""
+"""Fast batches as replicated state: whole blocks, snapshots, idle batches, limits."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from broker.jetstream.commands.publish_notes import Bounds, FastOp, fast_spans
-from broker.jetstream.publish.open_fast_batches import IDLE_NS, OPEN_MAX
-from broker.jetstream.publish.sessions import Said, Stored
+from broker.jetstream.commands.publish_entry import Bounds, FastOp, fast_spans
+from broker.jetstream.publish.fast_batch import IDLE_NS, OPEN_MAX
+from broker.jetstream.publish.sessions import FastBatchReply, Stored
 from tests.support.stream_rig import Driver, Row
 
 DISABLED, MALFORMED, LONG_ID, UNKNOWN, TOO_MANY = 10205, 10206, 10207, 10208, 10211
@@ -30,11 +30,11 @@ def send(driver: Driver, replies: list[str], **named: Any) -> Any:
     return driver.noted(rows(len(replies)), replies=replies, **named)
 
 
-def flow(seq: int, msgs: int) -> Said:
-    return Said(f'{{"type":"ack","seq":{seq},"msgs":{msgs}}}')
+def flow(seq: int, msgs: int) -> FastBatchReply:
+    return FastBatchReply(f'{{"type":"ack","seq":{seq},"msgs":{msgs}}}')
 
 
-def test_appends_that_follow_each_other_are_one_span() -> None:
+def test_consecutive_appends_are_one_span() -> None:
     spans = fast_spans(enumerate(r.encode() for r in batch_of(100)))
     assert [(s.row, s.count, s.seq, s.op) for s in spans] == [
         (0, 1, 1, FastOp.START), (1, 98, 2, FastOp.APPEND), (99, 1, 100, FastOp.COMMIT),
@@ -43,28 +43,28 @@ def test_appends_that_follow_each_other_are_one_span() -> None:
     assert len(fast_spans(enumerate(r.encode() for r in apart))) == len(apart)
 
 
-def test_a_block_of_one_batch_is_stored_at_once_and_answered_at_its_end() -> None:
+def test_a_block_of_one_batch_is_stored_in_one_call_and_acked_at_its_end() -> None:
     driver = Driver(allow_batched=True)
     assert send(driver, batch_of(10)) == [
         (0, flow(0, 4)), (8, flow(8, 4)), (9, Stored(10, batch="b", count=10)),
     ]  # fmt: skip
     assert driver.seqs() == list(range(1, 11))
-    assert not driver.stream.fast_batches
+    assert not driver.stream._publishes.fast_batches
 
 
-def test_blocks_and_single_rows_end_alike() -> None:
+def test_a_block_and_single_rows_lead_to_the_same_state() -> None:
     replies = [*batch_of(9), *batch_of(7, batch="c", flow=1)]
     at_once, one_by_one = Driver(allow_batched=True), Driver(allow_batched=True)
-    told = send(at_once, replies)
+    answers = send(at_once, replies)
     for one in replies:
         last = send(one_by_one, [one])
-    assert told[-1][1] == last[-1][1] == Stored(16, batch="c", count=7)
+    assert answers[-1][1] == last[-1][1] == Stored(16, batch="c", count=7)
     assert at_once.seqs() == one_by_one.seqs()
 
 
-def test_a_block_with_a_gap_is_looked_at_row_by_row() -> None:
+def test_a_block_with_a_gap_is_processed_row_by_row() -> None:
     driver = Driver(allow_batched=True)
-    gap = Said('{"type":"gap","last_seq":3,"seq":4}')
+    gap = FastBatchReply('{"type":"gap","last_seq":3,"seq":4}')
     replies = [reply(1, 0), reply(2, 1), reply(4, 1), reply(5, 1)]
     assert send(driver, replies) == [
         (0, flow(0, 4)), (2, gap), (2, Stored(2, batch="b", count=2)),
@@ -101,7 +101,7 @@ def test_open_batches_survive_replay_checkpoint_and_snapshot() -> None:
     assert send(copy, end) == send(driver, end) == expected
 
 
-def test_idle_batches_are_forgotten_in_silence() -> None:
+def test_idle_batches_are_dropped_without_a_reply() -> None:
     driver = Driver(allow_batched=True)
     send(driver, [reply(1, 0)])
     assert driver.stream.next_expiry(0) == driver.now + IDLE_NS
@@ -114,16 +114,16 @@ def test_idle_batches_are_forgotten_in_silence() -> None:
     assert driver.stream.next_expiry(0) is None
 
 
-def test_there_is_a_limit_on_open_batches_also_for_whole_blocks() -> None:
+def test_the_limit_on_open_batches_applies_to_whole_blocks() -> None:
     driver = Driver(allow_batched=True)
     starts = [reply(1, 0, batch=f"n{i}") for i in range(OPEN_MAX + 2)]
-    told = send(driver, starts)
+    answers = send(driver, starts)
     refused = (TOO_MANY, "batch publish too many inflight")
-    assert [row for row, answer in told if answer == refused] == [OPEN_MAX, OPEN_MAX + 1]
-    assert len(driver.stream.fast_batches) == OPEN_MAX
+    assert [row for row, answer in answers if answer == refused] == [OPEN_MAX, OPEN_MAX + 1]
+    assert len(driver.stream._publishes.fast_batches) == OPEN_MAX
 
 
-def test_switched_off_in_the_middle() -> None:
+def test_disabling_fast_batches_drops_open_ones() -> None:
     driver = Driver(allow_batched=True)
     send(driver, [reply(1, 0)])
     driver.configure(allow_batched=False)

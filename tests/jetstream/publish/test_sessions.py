@@ -1,10 +1,10 @@
-"""Batches of the nodes: once each, in order, answered again when they are sent again."""
+"""Publish sessions: batches are applied once, in order; a repeated one gets the same result."""
 
 from __future__ import annotations
 
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish import sessions
-from broker.jetstream.publish.publish_block import Duplicate, OutOfOrder, PublishResult
+from broker.jetstream.publish.sessions import Duplicate, OutOfOrder, PublishResult
 from tests.support.stream_rig import Driver
 
 ROW = (b"s.a", {}, b"x")
@@ -14,7 +14,7 @@ def send(driver: Driver, batch_no: int, *, session: int = 5, origin: int = 7) ->
     return driver.batch([ROW, ROW], origin=origin, session=session, batch_no=batch_no)
 
 
-def test_a_repeated_batch_is_answered_and_not_stored() -> None:
+def test_a_repeated_batch_gets_its_result_and_is_not_stored() -> None:
     driver = Driver()
     first, second = send(driver, 1), send(driver, 2)
     assert first == PublishResult(7, 5, 1, 1, 2, [])
@@ -40,7 +40,7 @@ def test_a_new_session_ends_the_older_one() -> None:
     assert isinstance(send(driver, 2, session=6), PublishResult)
 
 
-def test_origins_are_apart_and_origin_zero_has_no_session() -> None:
+def test_origins_are_independent_and_origin_zero_has_no_session() -> None:
     driver = Driver()
     assert isinstance(send(driver, 1, origin=8), PublishResult)
     assert isinstance(send(driver, 1, origin=9), PublishResult)

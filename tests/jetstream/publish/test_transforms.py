@@ -1,4 +1,4 @@
-"""Subjects carried over on ingest, and messages told again. Spec: JetStream sheet 2.2."""
+"""Subject transforms on ingest, and republishing. Spec: NATS ADR-30 and ADR-28."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_checks_and_limits_see_the_transformed_subject() -> None:
     assert driver.seqs() == [2, 3]
 
 
-def test_a_transform_can_come_later_and_go() -> None:
+def test_a_transform_can_be_added_and_removed() -> None:
     driver = Driver()
     driver.publish("s.a")
     driver.configure(subject_transform=SubjectTransform("s.>", "t.>"))
@@ -63,29 +63,27 @@ def test_replicas_draw_the_same_random_numbers() -> None:
     assert subjects(replica) == subjects(driver)
 
 
-def test_a_mapping_that_makes_no_subject_leaves_it_as_it_is() -> None:
+def test_a_mapping_that_yields_no_valid_subject_keeps_the_subject() -> None:
     driver = transforming("s.*", "t.{{split(1,-)}}")
     driver.publish("s.--")
     assert subjects(driver) == [b"s.--"]
 
 
-def told(driver: Driver) -> list[Republished]:
-    taken, driver.stream.republished = driver.stream.republished, []
-    assert taken is not None
-    return taken
+def republished(driver: Driver) -> list[Republished]:
+    return driver.stream.leader_effects.take_republished()
 
 
 def republishing(*, headers_only: bool = False, **config: Any) -> Driver:
     driver = Driver(republish=Republish("s.>", "r.>", headers_only), **config)
-    driver.stream.republished = []
+    driver.stream.leader_effects.start()
     return driver
 
 
-def test_stored_messages_are_told_with_where_they_are() -> None:
+def test_republished_messages_carry_their_position() -> None:
     driver = republishing()
     driver.now = 1_700_000_000 * SECOND + 5
     driver.batch([(b"s.a", {}, b"1"), (b"s.b", {}, b"2"), (b"s.a", {"k": "v"}, b"3")])
-    first, _, third = told(driver)
+    first, _, third = republished(driver)
     assert first == Republished(
         b"r.a",
         b"NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: s.a\r\nNats-Sequence: 1\r\n"
@@ -96,30 +94,30 @@ def test_stored_messages_are_told_with_where_they_are() -> None:
     assert b"Nats-Last-Sequence: 1\r\n" in third.headers
     driver.publish("s.a", Nats_Msg_Id="m")
     assert driver.publish("s.a", Nats_Msg_Id="m") != 5
-    (fourth,) = told(driver)
+    (fourth,) = republished(driver)
     assert b"Nats-Msg-Id: m\r\nNats-Stream: S\r\n" in fourth.headers
     assert b"Nats-Sequence: 4\r\n" in fourth.headers
     assert b"Nats-Last-Sequence: 3\r\n" in fourth.headers
 
 
-def test_headers_only_tells_the_size() -> None:
+def test_headers_only_republishes_the_size() -> None:
     driver = republishing(headers_only=True)
     driver.publish("s.a", "12345")
-    (message,) = told(driver)
+    (message,) = republished(driver)
     assert message.data == b""
     assert message.headers.endswith(b"Nats-Msg-Size: 5\r\n\r\n")
 
 
-def test_only_what_the_source_matches_is_told() -> None:
+def test_only_matching_subjects_are_republished() -> None:
     driver = Driver(subjects=("s.>", "x"), republish=Republish("s.*", "r.$1"))
-    driver.stream.republished = []
+    driver.stream.leader_effects.start()
     for subject in ("s.a", "s.a.b", "x"):
         driver.publish(subject)
-    assert [message.subject for message in told(driver)] == [b"r.a"]
+    assert [message.subject for message in republished(driver)] == [b"r.a"]
 
 
-def test_who_does_not_lead_tells_nothing() -> None:
+def test_a_follower_republishes_nothing() -> None:
     driver = republishing()
-    driver.stream.republished = None
+    driver.stream.leader_effects.stop()
     driver.publish("s.a")
-    assert driver.stream.republished is None
+    assert driver.stream.leader_effects.republished == []

@@ -1,4 +1,4 @@
-"""Messages with a TTL of their own leave in time, and only they. Spec: JetStream sheet 3.10."""
+"""Per-message TTL: each message expires at its own time. Spec: NATS ADR-43."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.commands.stream_commands import Expire, mirror_prefix
+from broker.jetstream.commands.publish_entry import mirror_prefix
+from broker.jetstream.commands.stream_commands import Expire
 from broker.jetstream.error_codes import ErrCode
 from broker.jetstream.errors import JetStreamError
 from broker.store.block.block import BlockBuilder
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver, headers
 
 
@@ -19,11 +20,11 @@ def ttl_driver(db: Any = None, **config: Any) -> Driver:
 
 
 def expire_at(driver: Driver, seconds: float) -> Any:
-    """Expire, so many seconds after the driver's time."""
+    """Apply Expire at this many seconds after the driver's time."""
     return driver.run(Expire(driver.now + int(seconds * SECOND)))
 
 
-def test_each_message_leaves_when_its_own_time_has_come() -> None:
+def test_each_message_expires_at_its_own_ttl() -> None:
     driver = ttl_driver()
     for ttl in ("3", "1", "2s"):
         driver.publish(Nats_TTL=ttl)
@@ -37,14 +38,14 @@ def test_each_message_leaves_when_its_own_time_has_come() -> None:
     assert driver.stream.next_expiry(0) is None
 
 
-def test_a_ttl_longer_than_max_age_does_not_help() -> None:
+def test_a_ttl_longer_than_max_age_has_no_effect() -> None:
     driver = ttl_driver(max_age=10 * SECOND)
     driver.publish(Nats_TTL="1h")
     assert driver.stream.next_expiry(0) == driver.now + 10 * SECOND
     assert expire_at(driver, 10) == 1
 
 
-def test_never_protects_from_age_wherever_the_message_is() -> None:
+def test_never_protects_from_max_age_at_any_position() -> None:
     driver = ttl_driver(max_age=10 * SECOND)
     for ttl in ("never", "", "never", ""):
         driver.publish(**({"Nats_TTL": ttl} if ttl else {}))
@@ -58,7 +59,7 @@ def test_never_protects_from_age_wherever_the_message_is() -> None:
     assert driver.seqs() == [1, 3]
 
 
-def test_a_removed_message_is_not_waited_for() -> None:
+def test_a_removed_message_needs_no_expiry() -> None:
     driver = ttl_driver()
     driver.publish(Nats_TTL="1")
     driver.publish(Nats_TTL="5")
@@ -90,8 +91,8 @@ def test_deadlines_survive(way: str) -> None:
     assert driver.seqs() == [2]
 
 
-def test_replicas_agree_whatever_they_remember() -> None:
-    """One has forgotten the messages that are gone, the other has not."""
+def test_replicas_agree_whatever_stale_deadlines_they_hold() -> None:
+    """One replica has dropped its stale deadlines, the other has not."""
     drivers = [ttl_driver(max_age=10 * SECOND) for _ in range(2)]
     for driver in drivers:
         driver.consumer("C")
@@ -108,7 +109,7 @@ def test_replicas_agree_whatever_they_remember() -> None:
     assert drivers[0].stream.digest() == drivers[1].stream.digest()
 
 
-def test_a_mirror_heeds_ttls_if_it_allows_them() -> None:
+def test_a_mirror_applies_ttls_if_allowed() -> None:
     for allowed in (True, False):
         driver = Driver(allow_msg_ttl=allowed)
         builder = BlockBuilder()
@@ -121,7 +122,7 @@ def test_a_mirror_heeds_ttls_if_it_allows_them() -> None:
         assert expire_at(driver, 1) == (2 if allowed else 0)
 
 
-def test_entries_of_messages_that_are_gone_are_bounded() -> None:
+def test_stale_deadlines_are_bounded() -> None:
     driver = ttl_driver(max_msgs_per_subject=1)
     for _ in range(3000):
         driver.publish(Nats_TTL="1h")
@@ -129,11 +130,11 @@ def test_entries_of_messages_that_are_gone_are_bounded() -> None:
     assert len(driver.stream.store.deadlines) == 1
 
 
-MANY_NINES = "9" * 5000  # more digits than int() reads
+MANY_NINES = "9" * 5000  # more digits than int() accepts
 
 
 @pytest.mark.parametrize("ttl", [MANY_NINES, MANY_NINES + "s", MANY_NINES + "ns", "2562048h"])
-def test_a_ttl_beyond_all_time_is_refused_and_stops_nothing(ttl: str) -> None:
+def test_a_ttl_that_overflows_is_refused(ttl: str) -> None:
     driver = ttl_driver()
     refused = driver.publish(Nats_TTL=ttl)
     assert isinstance(refused, JetStreamError)
@@ -142,7 +143,7 @@ def test_a_ttl_beyond_all_time_is_refused_and_stops_nothing(ttl: str) -> None:
     assert driver.seqs() == [1]
 
 
-def test_the_longest_ttl_is_kept_over_a_restart() -> None:
+def test_the_longest_ttl_survives_a_restart() -> None:
     db = MemoryDb()
     driver = ttl_driver(db)
     driver.publish(Nats_TTL="9223372036")

@@ -1,4 +1,4 @@
-"""Message schedules: what is refused, when they fire, and with what. Spec: JetStream sheet 3.9."""
+"""Message schedules: refusals, when they fire, and what they publish. Spec: NATS ADR-51."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.commands.stream_commands import Fire, mirror_prefix
+from broker.jetstream.commands.publish_entry import mirror_prefix
+from broker.jetstream.commands.stream_commands import Fire
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.schedules.pattern import BadPattern, parse_schedule
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver
 
 
@@ -32,7 +33,7 @@ def schedule(driver: Driver, pattern: str, subject: str = "s.sched", **more: str
 
 
 def run_due(driver: Driver, *, until: str) -> list[int]:
-    """Do as a leader does until that time; returns when something was due."""
+    """Propose due commands as a leader does until that time; returns the times they were due."""
     times: list[int] = []
     while True:
         due = driver.stream.next_expiry(0)
@@ -92,12 +93,12 @@ BAD = [
 
 
 @pytest.mark.parametrize("pattern", BAD)
-def test_what_is_no_pattern(pattern: str) -> None:
+def test_invalid_patterns(pattern: str) -> None:
     with pytest.raises(BadPattern):
         parse_schedule(pattern)
 
 
-def test_missed_repeats_are_left_out() -> None:
+def test_missed_repeats_are_skipped() -> None:
     now = at("2026-01-05T10:00:00")
     long_ago = at("2026-01-01T00:00:00")
     every = parse_schedule("@every 1h")
@@ -145,7 +146,7 @@ def test_refused(err_code: int, pairs: dict[str, str], config: dict[str, Any]) -
     assert driver.stream.store.last_seq == 1
 
 
-def test_a_single_firing_takes_its_schedule_along() -> None:
+def test_a_schedule_that_fires_once_is_removed_when_it_fires() -> None:
     driver = scheduling(allow_msg_ttl=True)
     pairs = {"X": "y", "Nats_Msg_Id": "m", "Nats_Schedule_TTL": "60s"}
     schedule(driver, "@at 2026-01-05T10:00:10Z", **pairs)
@@ -158,7 +159,7 @@ def test_a_single_firing_takes_its_schedule_along() -> None:
     assert driver.stream.next_expiry(0) == at("2026-01-05T10:01:10")
 
 
-def test_a_repeating_schedule_says_when_it_fires_next() -> None:
+def test_the_message_of_a_repeating_schedule_has_the_next_time() -> None:
     driver = scheduling()
     driver.publish("s.source", "last", Z="z")
     more = {"Nats_Schedule_Source": "s.source", "Nats_Schedule_Rollup": "sub"}
@@ -173,14 +174,14 @@ def test_a_repeating_schedule_says_when_it_fires_next() -> None:
     assert [subject for subject, _, _ in stored(driver)] == [b"s.source", b"s.sched", b"s.target"]
 
 
-def test_without_a_source_message_its_own_content_goes_out() -> None:
+def test_without_a_source_message_the_schedule_publishes_its_own_content() -> None:
     driver = scheduling()
     schedule(driver, "@every 5s", Nats_Schedule_Source="s.source")
     run_due(driver, until="2026-01-05T10:00:05")
     assert stored(driver)[-1][2] == b"body"
 
 
-def test_a_newer_message_on_the_subject_takes_the_place_of_a_schedule() -> None:
+def test_a_newer_message_on_the_subject_replaces_a_schedule() -> None:
     driver = scheduling()
     schedule(driver, "@every 5s")
     schedule(driver, "@every 7s", data="second")
@@ -203,7 +204,7 @@ def test_a_schedule_that_is_removed_does_not_fire(way: str) -> None:
     assert run_due(driver, until="2026-01-05T11:00:00") == []
 
 
-def test_a_command_that_comes_twice_fires_once() -> None:
+def test_a_repeated_command_fires_once() -> None:
     driver = scheduling()
     schedule(driver, "@every 5s")
     driver.now += 6 * SECOND
@@ -223,7 +224,7 @@ def test_a_firing_for_a_schedule_that_was_replaced_has_no_effect() -> None:
     assert [driver.run(command) for command in proposed if isinstance(command, Fire)] == [0]
 
 
-def test_schedules_come_along_with_restored_messages() -> None:
+def test_schedules_are_restored_with_their_messages() -> None:
     driver = scheduling()
     schedule(driver, "@at 2026-01-05T10:00:07Z", subject="s.once")
     schedule(driver, "@every 5s")
@@ -261,12 +262,12 @@ def test_schedules_survive_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("every", ["999999999999h", "9" * 5000 + "s", "2562048h"])
-def test_an_interval_beyond_all_time_is_refused(every: str) -> None:
+def test_an_interval_that_overflows_is_refused(every: str) -> None:
     driver = scheduling()
     assert isinstance(schedule(driver, f"@every {every}"), JetStreamError)
 
 
-def test_a_schedule_for_the_end_of_time_is_kept_over_a_restart() -> None:
+def test_a_schedule_at_the_latest_time_survives_a_restart() -> None:
     db = MemoryDb()
     driver = scheduling(db)
     schedule(driver, "@every 2562047h")

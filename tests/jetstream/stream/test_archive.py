@@ -1,4 +1,4 @@
-"""Archives: read back whole whatever the pieces, refused when anything is wrong with them."""
+"""Archives: read in pieces of any size, refused if anything in them is wrong."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ contents = st.lists(
 
 @given(contents, st.integers(1, 400))
 @settings(max_examples=80, deadline=None)
-def test_any_cut_of_the_bytes_gives_the_same_parts(
+def test_parts_do_not_depend_on_how_the_bytes_are_split(
     parts: list[tuple[Part, bytes]], size: int
 ) -> None:
     (first, head), *rest = read(archive(parts), size)
@@ -52,22 +52,22 @@ def test_any_cut_of_the_bytes_gives_the_same_parts(
     assert rest == parts
 
 
-def test_parts_larger_than_a_chunk_come_back_whole() -> None:
+def test_parts_larger_than_a_chunk_are_reassembled() -> None:
     large = os.urandom(3 << 20)
     assert read(archive([(Part.BLOCK, large)]), 1 << 17)[1] == (Part.BLOCK, large)
 
 
-def test_s2_readers_find_nothing_but_chunks_to_skip() -> None:
+def test_s2_readers_see_only_skippable_chunks() -> None:
     raw = archive([(Part.BLOCK, os.urandom(1000)), (Part.CONSUMER, b"")])
     assert raw.startswith(S2_IDENTIFIER)
     at = len(S2_IDENTIFIER)
     while at < len(raw):
-        assert 0x80 <= raw[at] <= 0xFD, "a type that the format tells readers to pass over"
+        assert 0x80 <= raw[at] <= 0xFD, "a chunk type that readers skip"
         at += 4 + int.from_bytes(raw[at + 1 : at + 4], "little")
     assert at == len(raw)
 
 
-def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
+def test_every_flipped_bit_and_every_truncation_is_detected() -> None:
     raw = archive([(Part.BLOCK, b"some messages" * 20), (Part.CONSUMER, b"image")])
     intact = read(raw, len(raw))
     for at in range(len(S2_IDENTIFIER), len(raw)):
@@ -78,7 +78,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
             parts = list(reader.feed(bytes(damaged)))
         except BadArchive:
             continue
-        # A few bits of a compressed part mean nothing.
+        # A few bits of a zlib stream have no effect.
         assert not reader.complete or parts == intact, f"bit {at % 8} of byte {at}"
     for end in range(0, len(raw), 7):
         reader = ArchiveReader()
@@ -96,7 +96,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
         S2_IDENTIFIER + b"\x80\x03\x00\x00\x63\x00x",
     ],
 )
-def test_what_is_no_archive_of_ours_is_refused(raw: bytes) -> None:
+def test_bytes_that_are_not_an_archive_are_refused(raw: bytes) -> None:
     with pytest.raises(BadArchive):
         list(ArchiveReader().feed(raw))
 

@@ -1,4 +1,4 @@
-"""Limits, purge, delete, configuration changes, mirrors: what stays and what the state says."""
+"""Limits, purge, delete, configuration changes, mirrors: stored messages and stream state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_max_msgs_per_subject_leaves_gaps() -> None:
     assert driver.stream.state(deleted_details=True).deleted == (3,)
 
 
-def test_max_age_takes_messages_that_have_reached_it() -> None:
+def test_max_age_removes_messages_that_have_reached_it() -> None:
     driver = Driver(max_age=10 * SECOND)
     assert driver.stream.next_expiry(driver.now) is None
     begin = driver.now
@@ -109,7 +109,7 @@ def test_purge(purge: dict[str, object], purged: int, kept: list[int], first: in
     assert (state.first_seq, state.last_seq) == (first, max(first - 1, 6))
 
 
-def test_purge_and_delete_where_denied() -> None:
+def test_purge_and_delete_are_refused_if_denied() -> None:
     driver = filled(2, deny_purge=True, deny_delete=True)
     assert refusal(driver.purge()) == (10110, "stream purge not permitted")
     assert refusal(driver.delete(1)) == (10057, "message delete not permitted")
@@ -144,7 +144,7 @@ def test_erased_bytes_are_gone_from_the_block() -> None:
     assert not any(b"secret" in value for value in driver.db.values.values())
 
 
-def test_delete_of_what_is_not_there() -> None:
+def test_delete_of_a_message_that_is_not_stored() -> None:
     driver = filled(4)
     driver.delete(3)
     driver.delete(1)
@@ -184,7 +184,7 @@ def test_mirror_keeps_sequences_times_and_gaps() -> None:
     assert (state.first_ts, state.last_ts) == (50, 95)
 
 
-def test_a_mirror_honours_its_own_limits() -> None:
+def test_a_mirror_enforces_its_own_limits() -> None:
     driver = Driver(subjects=(), duplicate_window=0, max_msgs=2, max_msgs_per_subject=1)
     driver.mirror([(5, 50, b"a", b""), (8, 60, b"b", b""), (9, 70, b"a", b""), (20, 80, b"c", b"")])
     assert driver.seqs() == [9, 20]

@@ -1,4 +1,4 @@
-"""Delete markers: a subject that time has emptied says so. Spec: JetStream sheet 3.10."""
+"""Delete markers: left on a subject when its last message expires. Spec: NATS ADR-43."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stored(driver: Driver) -> list[tuple[int, bytes, bytes]]:
     return [(m.seq, m.subject, m.headers) for m in found if m is not None]
 
 
-def test_the_last_message_of_a_subject_leaves_a_marker_when_age_takes_it() -> None:
+def test_the_last_message_of_a_subject_leaves_a_marker_when_it_expires() -> None:
     driver = marking(max_age=10 * SECOND)
     driver.publish("s.a")
     driver.publish("s.a")
@@ -36,7 +36,7 @@ def test_the_last_message_of_a_subject_leaves_a_marker_when_age_takes_it() -> No
     assert stored(driver) == [(4, b"s.a", MARKER % b"1m30s"), (5, b"s.b", MARKER % b"1m30s")]
 
 
-def test_a_message_with_successors_leaves_none() -> None:
+def test_a_message_with_newer_ones_on_its_subject_leaves_no_marker() -> None:
     driver = marking()
     driver.publish("s.a", Nats_TTL="90")
     driver.publish("s.a")
@@ -44,7 +44,7 @@ def test_a_message_with_successors_leaves_none() -> None:
     assert [seq for seq, _, _ in stored(driver)] == [2]
 
 
-def test_a_marker_goes_without_another() -> None:
+def test_an_expiring_marker_leaves_no_marker() -> None:
     driver = marking(subject_delete_marker_ttl=5 * SECOND)
     driver.publish("s.a", Nats_TTL="5")
     assert expire_after(driver, 5) == 1
@@ -55,14 +55,14 @@ def test_a_marker_goes_without_another() -> None:
 
 
 @pytest.mark.parametrize("pairs", [{"KV_Operation": "PURGE"}, {"Nats_Marker_Reason": "Remove"}])
-def test_what_is_a_marker_already_leaves_none(pairs: dict[str, str]) -> None:
+def test_a_message_that_is_a_marker_leaves_no_marker(pairs: dict[str, str]) -> None:
     driver = marking(max_age=5 * SECOND)
     driver.publish("s.a", **pairs)
     assert expire_after(driver, 5) == 1
     assert stored(driver) == []
 
 
-def test_deleted_and_purged_messages_leave_none() -> None:
+def test_deleted_and_purged_messages_leave_no_marker() -> None:
     driver = marking()
     driver.publish("s.a")
     driver.delete(1)
@@ -71,7 +71,7 @@ def test_deleted_and_purged_messages_leave_none() -> None:
     assert stored(driver) == []
 
 
-def test_a_shorter_ttl_is_raised_to_the_markers() -> None:
+def test_a_shorter_ttl_is_raised_to_the_marker_ttl() -> None:
     driver = marking()
     driver.publish("s.a", Nats_TTL="1")
     driver.publish("s.b", Nats_TTL="never")
@@ -85,7 +85,7 @@ def test_a_shorter_ttl_is_raised_to_the_markers() -> None:
     assert driver.stream.next_expiry(0) == driver.now + 90 * SECOND
 
 
-def test_with_one_message_per_subject_a_ttl_stays_as_it_is() -> None:
+def test_with_one_message_per_subject_a_ttl_is_not_raised() -> None:
     driver = marking(max_msgs_per_subject=1)
     driver.publish("s.a", Nats_TTL="1")
     assert stored(driver)[0][2] == b"NATS/1.0\r\nNats-TTL: 1\r\n\r\n"
@@ -93,7 +93,7 @@ def test_with_one_message_per_subject_a_ttl_stays_as_it_is() -> None:
     assert stored(driver) == [(2, b"s.a", MARKER % b"1m30s")]
 
 
-def test_nobody_waits_for_the_marker_of_an_interest_stream() -> None:
+def test_an_interest_stream_without_consumers_stores_no_marker() -> None:
     driver = marking(retention=Retention.INTEREST, max_age=5 * SECOND)
     driver.consumer("c", "s.a")
     driver.publish("s.a")

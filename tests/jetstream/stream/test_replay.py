@@ -1,4 +1,4 @@
-"""Replicas that apply the same entries are equal, wherever they were checkpointed or restored."""
+"""Replicas that apply the same entries are equal, even after restarts and snapshots."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from broker.jetstream.commands.stream_commands import PauseConsumer, ResetConsum
 from broker.jetstream.config import Discard, Retention, Storage, SubjectTransform
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.publish import dedup_window as dedup
-from broker.jetstream.publish.publish_block import PublishResult
+from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
 from broker.store import persistence, segments
-from broker.store.files import MemoryDb
+from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver, comparable
 
 SUBJECTS = [b"s.a", b"s.b", b"s.c.1", b"s.c.2"]
@@ -70,7 +70,7 @@ def random_rows(draw: random.Random) -> list[tuple[bytes, dict[str, str], bytes]
 
 
 class History:
-    """A driver that does something random; what it applied is in its log."""
+    """A driver that applies random commands; they are in its log."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -123,21 +123,21 @@ class History:
 
 
 class Replica:
-    """Applies a log, now and then dying, or taking over a snapshot of itself."""
+    """Applies a log; sometimes it restarts from its checkpoint, or restores its own snapshot."""
 
     def __init__(self, driver: Driver, draw: random.Random) -> None:
         self.driver, self.draw = driver, draw
         self.forget()
 
     def forget(self) -> None:
-        """A follower that never saw the stream."""
+        """Start over with an empty database."""
         self.db = MemoryDb()
         self.open()
 
     def open(self) -> None:
         files = self.db.files(3)
         config = self.driver.first_config
-        self.stream = Stream.open(config, created_ns=1, files=files, consumers=Consumer)
+        self.stream = Stream.open(config, created_ns=1, files=files)
 
     def run(self) -> None:
         log = self.driver.log
@@ -149,7 +149,7 @@ class Replica:
             if chance < 0.15:
                 self.checkpoint()
             elif chance < 0.20:
-                self.open()  # what was not checkpointed is applied again
+                self.open()  # entries after the checkpoint are applied again
             elif chance < 0.25:
                 chunks = list(self.stream.snapshot())
                 if self.draw.random() < 0.5:
@@ -164,7 +164,7 @@ class Replica:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_replicas_are_equal_whatever_happened_to_them(
+def test_replicas_are_equal_after_restarts_and_snapshots(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "SEAL_ROWS", 7)

@@ -1,4 +1,4 @@
-"""Interest and work queue: a message leaves when nobody needs it; consumers hear of other ends."""
+"""Interest and work queue retention: which messages are removed, and what consumers are told."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def consumer_of(driver: Driver, name: str) -> Consumer:
     return consumer
 
 
-def test_limits_streams_keep_what_is_acked() -> None:
+def test_limits_streams_keep_acked_messages() -> None:
     driver = Driver()
     driver.consumer("c")
     publish(driver, "s.a", "s.b")
@@ -30,7 +30,7 @@ def test_limits_streams_keep_what_is_acked() -> None:
     assert driver.seqs() == [1, 2]
 
 
-def test_work_queue_drops_what_its_consumer_acked() -> None:
+def test_a_work_queue_removes_acked_messages() -> None:
     driver = Driver(retention=Retention.WORKQUEUE)
     publish(driver, "s.a", "s.b", "s.a")
     assert driver.consumer("a", "s.a") is None
@@ -47,7 +47,7 @@ def test_work_queue_drops_what_its_consumer_acked() -> None:
     assert driver.seqs() == [4], "a work queue without consumers keeps its messages"
 
 
-def test_work_queue_consumers_may_not_share() -> None:
+def test_work_queue_consumers_must_not_overlap() -> None:
     driver = Driver(retention=Retention.WORKQUEUE)
     assert driver.consumer("a", "s.a") is None
     for name, filters, err_code in (("all", (), 10099), ("wide", ("s.*",), 10100)):
@@ -70,7 +70,7 @@ def test_interest_waits_for_every_consumer_whose_filter_matches() -> None:
     assert driver.seqs() == []
 
 
-def test_interest_of_an_unacknowledged_consumer_ends_with_delivery() -> None:
+def test_interest_of_a_consumer_without_acks_ends_with_delivery() -> None:
     driver = Driver(retention=Retention.INTEREST)
     driver.consumer("none", ack_policy=AckPolicy.NONE)
     publish(driver, "s.a", "s.b")
@@ -90,7 +90,7 @@ def test_interest_ends_with_the_consumer() -> None:
     assert driver.publish() == 4
 
 
-def test_interest_of_the_last_one_to_ack_may_be_the_one_that_leaves() -> None:
+def test_deleting_the_last_consumer_that_has_not_acked_removes_the_message() -> None:
     driver = Driver(retention=Retention.INTEREST)
     driver.consumer("fast")
     driver.consumer("slow")
@@ -101,7 +101,7 @@ def test_interest_of_the_last_one_to_ack_may_be_the_one_that_leaves() -> None:
     assert driver.seqs() == [2]
 
 
-def test_a_filter_that_moves_away_gives_messages_up() -> None:
+def test_changing_a_filter_removes_messages_it_no_longer_matches() -> None:
     driver = Driver(retention=Retention.INTEREST)
     driver.consumer("c", "s.a", "s.b")
     publish(driver, "s.a", "s.b")
@@ -109,7 +109,7 @@ def test_a_filter_that_moves_away_gives_messages_up() -> None:
     assert driver.seqs() == [2]
 
 
-def test_switching_to_interest_drops_what_all_have_acked() -> None:
+def test_switching_to_interest_removes_messages_that_all_have_acked() -> None:
     driver = Driver()
     driver.consumer("c")
     publish(driver, "s.a", "s.a", "s.a")
@@ -119,7 +119,7 @@ def test_switching_to_interest_drops_what_all_have_acked() -> None:
     assert driver.seqs() == [3]
 
 
-def test_a_consumer_that_starts_later_has_no_claim_on_the_past() -> None:
+def test_a_consumer_that_starts_later_does_not_keep_older_messages() -> None:
     driver = Driver(retention=Retention.INTEREST)
     driver.consumer("old")
     publish(driver, "s.a")
@@ -130,7 +130,7 @@ def test_a_consumer_that_starts_later_has_no_claim_on_the_past() -> None:
 
 
 @pytest.mark.parametrize("way", ["delete", "purge", "limit", "subject limit", "age"])
-def test_pending_messages_that_leave_count_as_terminated(way: str) -> None:
+def test_pending_messages_that_are_removed_count_as_terminated(way: str) -> None:
     driver = Driver(max_age=1000)
     driver.consumer("c")
     publish(driver, "s.a", "s.a", "s.b")

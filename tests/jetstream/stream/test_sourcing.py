@@ -1,4 +1,4 @@
-"""Sources as every replica applies them: positions, repeats, refusals, what is stored."""
+"""Sources as every replica applies them: positions, repeated batches, refusals, stored messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_messages_get_sequences_and_times_of_this_stream() -> None:
     assert driver.seqs() == [1, 2, 3]
 
 
-def test_a_batch_that_does_not_follow_is_ignored() -> None:
+def test_a_batch_that_does_not_follow_the_position_is_ignored() -> None:
     driver = Driver(duplicate_window=0)
     source(driver, [(1, "a", {}), (2, "a", {})], after=0)
     assert source(driver, [(1, "a", {}), (2, "a", {})], after=0) == Sourced(2), "a repeat"
@@ -49,34 +49,36 @@ def test_a_batch_that_does_not_follow_is_ignored() -> None:
     assert source(driver, [(3, "a", {})], after=2) == Sourced(3)
 
 
-def test_positions_outlive_purges_checkpoints_and_snapshots() -> None:
+def test_positions_survive_purges_checkpoints_and_snapshots() -> None:
     driver = Driver(duplicate_window=0)
     source(driver, [(4, "a", {})], after=0)
     driver.purge()
-    assert driver.stream.sources == {"A > >": 4}
+    assert driver.stream.source_positions == {"A > >": 4}
     batch = driver.db.begin()
     driver.stream.checkpoint(batch)
     driver.db.write(batch)
-    assert driver.open().sources == {"A > >": 4}
+    assert driver.open().source_positions == {"A > >": 4}
     other = Driver(duplicate_window=0)
     other.stream.restore(list(driver.stream.snapshot()))
-    assert other.stream.sources == {"A > >": 4}
+    assert other.stream.source_positions == {"A > >": 4}
     assert other.stream.digest() == driver.stream.digest()
 
 
-def test_a_full_stream_refuses_the_rest_and_takes_it_later() -> None:
+def test_a_full_stream_refuses_the_rest_and_accepts_it_later() -> None:
     driver = Driver(duplicate_window=0, max_msgs=2, discard=Discard.NEW)
     rows: Rows = [(n, "a", {}) for n in (1, 2, 3, 4)]
     result = source(driver, rows, after=0)
     assert result.position == 2
     assert result.refused is not None
     assert result.refused.err_code == 10077
-    assert source(driver, [(5, "a", {})], after=4) == Sourced(2), "nothing overtakes the refused"
+    assert source(driver, [(5, "a", {})], after=4) == Sourced(2), (
+        "a later message must not overtake the refused one"
+    )
     driver.configure(max_msgs=10)
     assert source(driver, rows[2:], after=2) == Sourced(4)
 
 
-def test_duplicates_are_skipped_only_where_a_window_is_set() -> None:
+def test_duplicates_are_skipped_only_with_a_duplicate_window() -> None:
     twice: Rows = [(1, "a", {"Nats-Msg-Id": "i"}), (2, "a", {"Nats-Msg-Id": "i"})]
     driver = Driver(duplicate_window=0)
     source(driver, twice, after=0)
@@ -86,13 +88,13 @@ def test_duplicates_are_skipped_only_where_a_window_is_set() -> None:
     assert driver.seqs() == [1]
 
 
-def test_what_can_never_be_stored_is_passed_over() -> None:
+def test_messages_that_can_never_be_stored_are_skipped() -> None:
     driver = Driver(duplicate_window=0, max_msg_size=3)
     assert source(driver, [(1, "a", {}), (2, "a", {})], after=0) == Sourced(2)
     assert driver.seqs() == []
 
 
-def test_a_ttl_means_something_only_where_it_is_allowed() -> None:
+def test_a_ttl_has_an_effect_only_if_allowed() -> None:
     for allowed in (False, True):
         driver = Driver(duplicate_window=0, allow_msg_ttl=allowed)
         source(driver, [(1, "a", {"Nats-TTL": "1"})], after=0)
@@ -101,7 +103,7 @@ def test_a_ttl_means_something_only_where_it_is_allowed() -> None:
         assert driver.seqs() == ([] if allowed else [1])
 
 
-def test_the_transform_of_the_stream_comes_last() -> None:
+def test_the_transform_of_the_stream_is_applied_last() -> None:
     driver = Driver(
         duplicate_window=0, subject_transform=SubjectTransform(src="a.*", dest="z.{{wildcard(1)}}")
     )
@@ -133,7 +135,7 @@ def test_names_and_headers_of_sources(config: StreamSource, key: str, value: byt
     assert source_header(config, seq=7, subject=b"a.x") == value
 
 
-def test_a_source_elsewhere_has_a_name_of_its_own() -> None:
+def test_an_external_source_has_a_different_name() -> None:
     near = StreamSource(name="A")
     far = StreamSource(name="A", external=External("$JS.far.API"))
     assert source_key(near) != source_key(far)

@@ -1,4 +1,4 @@
-"""Blocks: what goes in comes out, numbered and stamped as asked, in both implementations."""
+"""Blocks: rows round trip, numbered and stamped as requested, in both implementations."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +56,7 @@ def times_of(rows: Any) -> list[int]:
     return [rows.time(i) for i in range(rows.rows)]
 
 
-def test_layout_is_the_documented_one(codec: Any) -> None:
+def test_layout_is_as_documented(codec: Any) -> None:
     builder = codec.BlockBuilder(first_seq=7)
     builder.append(b"ab", b"", b"xyz", time_ns=5)
     raw = builder.build()
@@ -88,7 +88,7 @@ def test_numbers_of_a_block(unassigned: Any) -> None:
     assert unassigned.row_size(1) == unassigned.max_row_size == len(HEADERS) + 4
 
 
-def test_subjects_are_grouped(unassigned: Any) -> None:
+def test_subject_runs_and_summary(unassigned: Any) -> None:
     assert unassigned.subject_runs() == [
         (b"orders.eu", 0, 2),
         (b"orders.us", 2, 3),
@@ -150,7 +150,7 @@ def test_sequences_only_rise(codec: Any) -> None:
     assert builder.rows == 2
 
 
-def test_refused_block_leaves_the_builder_as_it_was(codec: Any, unassigned: Any) -> None:
+def test_a_refused_block_does_not_change_the_builder(codec: Any, unassigned: Any) -> None:
     builder = codec.BlockBuilder()
     builder.append(b"a", b"", b"", seq=5)
     before = builder.build()
@@ -163,7 +163,7 @@ def test_refused_block_leaves_the_builder_as_it_was(codec: Any, unassigned: Any)
     assert builder.build() == before
 
 
-def test_cleared_builder_goes_on_counting(codec: Any) -> None:
+def test_a_cleared_builder_continues_numbering(codec: Any) -> None:
     builder = codec.BlockBuilder(first_seq=1)
     builder.append(b"a", b"h", b"x" * 100_000)
     builder.clear()
@@ -177,7 +177,7 @@ def test_cleared_builder_goes_on_counting(codec: Any) -> None:
     assert (loose.rows, loose.first_seq, loose.last_seq) == (0, 0, 0)
 
 
-def test_empty_block_is_a_block(codec: Any) -> None:
+def test_an_empty_block_is_valid(codec: Any) -> None:
     for first_seq, last_seq in ((0, 0), (1, 0), (9, 8)):
         block = codec.Block(codec.BlockBuilder(first_seq=first_seq).build())
         assert (block.rows, block.first_seq, block.last_seq) == (0, first_seq, last_seq)
@@ -194,7 +194,7 @@ def test_empty_block_is_a_block(codec: Any) -> None:
     [
         ([b"", b"NATS/1.0\r\nA: Nats-B\r\n\r\n"], False),
         ([b"NATS/1.0\r\nA: 1\r\nNats-X: 1\r\n\r\n"], True),
-        ([b"x\nNat", b"s-Y"], False),  # no line runs on into the next row
+        ([b"x\nNat", b"s-Y"], False),  # a line does not continue in the next row
         ([b"x", b"Nats-Y: 1"], True),
         ([b"nats-x"], False),
     ],
@@ -209,14 +209,14 @@ def test_nats_headers_are_found_at_line_starts(
     assert codec.Block(builder.build()).any_nats_header() is expected
 
 
-def test_rows_outside_are_refused(codec: Any, unassigned: Any) -> None:
+def test_row_numbers_out_of_range_are_refused(codec: Any, unassigned: Any) -> None:
     for i in (-1, 4):
         for read in ("subject", "headers", "data", "time", "seq", "row_size"):
             with pytest.raises(IndexError):
                 getattr(unassigned, read)(i)
 
 
-def test_deliveries_carry_the_facts_in_the_reply(codec: Any, unassigned: Any) -> None:
+def test_deliveries_have_the_ack_reply_subject(codec: Any, unassigned: Any) -> None:
     tail = codec.BlockBuilder()
     tail.append_block(unassigned, time_ns=1_700_000_000_000_000_000, first_seq=9)
     text = codec.encode_deliveries(tail, [0, 1], b"3", b"$JS.ACK.S.C", None, 100, 10, True)
@@ -233,7 +233,7 @@ def test_deliveries_carry_the_facts_in_the_reply(codec: Any, unassigned: Any) ->
     assert codec.encode_deliveries(block, [], b"3", b"p", None, 1, 0, True) == b""
 
 
-def test_deliveries_refuse_what_does_not_fit(codec: Any, unassigned: Any) -> None:
+def test_deliveries_refuse_arguments_that_do_not_match(codec: Any, unassigned: Any) -> None:
     with pytest.raises(IndexError):
         codec.encode_deliveries(unassigned, [0, 4], b"1", b"p", None, 1, 0, True)
     with pytest.raises(ValueError, match="differ in length"):
@@ -253,7 +253,7 @@ def test_writable_memory_is_copied(codec: Any, unassigned: Any) -> None:
     assert rows_of(block) == rows_of(unassigned)
 
 
-def test_released_view_does_not_take_the_block_with_it(codec: Any, unassigned: Any) -> None:
+def test_a_block_stays_valid_after_its_view_is_released(codec: Any, unassigned: Any) -> None:
     view = memoryview(bytes(unassigned.raw))
     block = codec.Block(view)
     view.release()

@@ -1,4 +1,4 @@
-"""Lying bytes: a damaged block is refused by both implementations, and never read past its end."""
+"""Damaged blocks: both implementations refuse them, and never read past the end."""
 
 import struct
 from typing import Any
@@ -27,7 +27,7 @@ def sample(*, gaps: bool) -> bytes:
 
 
 def sealed(raw: bytearray) -> bytes:
-    """A liar who can compute the checksum."""
+    """The block with a valid checksum."""
     struct.pack_into("<I", raw, CRC_AT, crc32(memoryview(raw)[CRC_FROM:]))
     return bytes(raw)
 
@@ -74,14 +74,14 @@ LIES = {
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("name", LIES)
-def test_lie_is_refused_even_with_a_valid_checksum(
+def test_inconsistent_fields_are_refused_even_with_a_valid_checksum(
     open_block: Any, name: str, verify: bool
 ) -> None:
     with pytest.raises(BlockDamaged):
         open_block(LIES[name], verify=verify)
 
 
-def test_every_flipped_bit_under_the_checksum_is_found(open_block: Any) -> None:
+def test_every_flipped_bit_under_the_checksum_is_detected(open_block: Any) -> None:
     raw = sample(gaps=True)
     for bit in range(CRC_AT * 8, len(raw) * 8):
         flipped = bytearray(raw)
@@ -100,7 +100,7 @@ def test_unsealed_block_is_read_only_without_verification(open_block: Any) -> No
 
 
 def read_all(kind: Any, raw: bytes, *, verify: bool) -> Any:
-    """Everything a block tells, or why it was refused."""
+    """Everything that can be read from a block, or the error."""
     try:
         block = kind(raw, verify=verify)
     except BlockDamaged as damage:
@@ -136,7 +136,7 @@ def test_readers_agree_on_damaged_bytes(
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
-def test_noise_is_refused(noise: bytes) -> None:
+def test_random_bytes_are_refused(noise: bytes) -> None:
     for kind in BLOCKS.values():
         with pytest.raises(BlockDamaged):
             kind(noise)

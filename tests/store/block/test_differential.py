@@ -1,4 +1,4 @@
-"""Both builders, same calls: same bytes, same answers, same refusals."""
+"""Both builders get the same calls: same bytes, same results, same errors."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +44,7 @@ steps = st.one_of(
 
 
 def perform(codec: Any, builder: Any, held: list[bytes], step: tuple[Any, ...]) -> Any:
-    """One call; `held` is the block that an append_block step reads."""
+    """One call; `held` is the block that an append_block step appends."""
     try:
         match step:
             case ("append", subject, header, body, time_ns, seq):

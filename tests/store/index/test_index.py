@@ -1,4 +1,4 @@
-"""The subject index against its twin: the same calls, the same answers."""
+"""The compiled subject index against its Python twin: same calls, same results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.store.block import _block, _builder, block_py, builder_py
 from broker.store.index import _hashes, _index, hashes_py, index_py
-from broker.store.index.index import SubjectFilter, subjects_taken
+from broker.store.index.index import SubjectFilter, matching_subjects
 from broker.subjects import matches
 
 SUBJECTS = [b"a", b"b", b"a.b", b"a.c", b"a.b.c", b"aa", b"kv.%d" % 7, b"x" * 300]
@@ -20,7 +20,7 @@ PATTERNS = [b">", b"a.>", b"a.*", b"*", b"kv.*", b"none.*", b"a", b"*.b"]
 
 
 class Both:
-    """Two indices that are told the same; whatever one answers, the other must answer too."""
+    """Two indexes that get the same calls and must give the same results."""
 
     def __init__(self) -> None:
         self.twins: list[Any] = [index_py.SubjectIndex(), _index.SubjectIndex()]
@@ -98,7 +98,7 @@ step = st.one_of(
 
 
 @given(st.lists(step, max_size=40))
-def test_both_answer_alike(steps: list[tuple[Any, ...]]) -> None:
+def test_both_implementations_agree(steps: list[tuple[Any, ...]]) -> None:
     both = Both()
     for name, *words in steps:
         match name:
@@ -120,7 +120,7 @@ def test_both_answer_alike(steps: list[tuple[Any, ...]]) -> None:
         both.check()
 
 
-def test_subjects_that_come_and_go_take_no_room() -> None:
+def test_removed_subjects_take_no_memory() -> None:
     index = _index.SubjectIndex()
     for i in range(50_000):
         index.added(b"inbox.%d" % i, count=1, first=i + 1, last=i + 1)
@@ -140,7 +140,7 @@ def test_many_subjects_take_less_than_200_bytes_each() -> None:
     assert index.nbytes < 100 * 100_000
 
 
-def test_a_handle_is_void_after_its_subject_is_gone() -> None:
+def test_a_handle_is_invalid_after_its_subject_was_removed() -> None:
     index = _index.SubjectIndex()
     entry = index.added(b"a", count=1, first=1, last=1)
     index.removed(b"a", 1)
@@ -164,7 +164,7 @@ def test_a_trail_is_set_and_read_as_a_copy() -> None:
 
 
 @given(st.sets(st.binary(min_size=1, max_size=12), max_size=40), st.binary(min_size=1, max_size=3))
-def test_hashes_of_both_are_the_same_and_find_their_subjects(
+def test_both_hash_implementations_agree_and_find_their_subjects(
     subjects: set[bytes], other: bytes
 ) -> None:
     hashes = hashes_py.subject_hashes(subjects)
@@ -173,14 +173,14 @@ def test_hashes_of_both_are_the_same_and_find_their_subjects(
     assert _hashes.among_hashes(hashes, other) == hashes_py.among_hashes(hashes, other)
 
 
-def test_hashes_rule_out_nearly_everything_else() -> None:
+def test_hashes_rule_out_nearly_all_other_subjects() -> None:
     hashes = _hashes.subject_hashes([b"key.%d" % i for i in range(8192)])
     assert sum(_hashes.among_hashes(hashes, b"other.%d" % i) for i in range(8192)) < 5
 
 
 @pytest.mark.parametrize("form", [b"f.%d.x", b"f.*.x%d"], ids=["literal", "wildcard"])
-def test_a_verdict_of_many_filters_costs_no_walk_over_them(form: bytes) -> None:
-    """One by one these are 400 million comparisons, minutes in which a server answers nobody."""
+def test_matching_many_filters_does_not_compare_each(form: bytes) -> None:
+    """Comparing each filter would be 400 million comparisons: minutes with a blocked event loop."""
     wanted = SubjectFilter(tuple(form % i for i in range(20_000)))
     began = time.thread_time()
     taken = sum(wanted(b"f.%d.x%d" % (i, i)) for i in range(20_000))
@@ -189,22 +189,22 @@ def test_a_verdict_of_many_filters_costs_no_walk_over_them(form: bytes) -> None:
 
 
 @given(st.lists(st.sampled_from(PATTERNS + SUBJECTS), max_size=6))
-def test_subjects_of_many_patterns_are_those_of_each_and_come_once(patterns: list[bytes]) -> None:
+def test_subjects_of_many_patterns_are_listed_once(patterns: list[bytes]) -> None:
     for index in (index_py.SubjectIndex(), _index.SubjectIndex()):
         for seq, subject in enumerate(SUBJECTS[1:], 1):
             index.added(subject, count=1, first=seq, last=seq)
         wanted = [s for s in SUBJECTS[1:] if any(matches(s, pattern) for pattern in patterns)]
         if patterns:
-            taken = subjects_taken(index, SubjectFilter(tuple(patterns)))  # type: ignore[arg-type]
+            taken = matching_subjects(index, SubjectFilter(tuple(patterns)))  # type: ignore[arg-type]
             assert sorted(taken) == sorted(wanted)
 
 
-def test_patterns_that_begin_alike_share_a_walk_over_the_subjects() -> None:
-    """A walk for each would look at 300 million subjects."""
+def test_patterns_with_a_common_prefix_share_one_walk() -> None:
+    """One walk per pattern would visit 300 million subjects."""
     index = _index.SubjectIndex()
     for seq in range(1, 100_001):
         index.added(b"f.%d.x%d" % (seq, seq), count=1, first=seq, last=seq)
     wanted = SubjectFilter(tuple(b"f.*.x%d" % i for i in range(1, 3001)))
     began = time.thread_time()
-    assert sum(1 for _ in subjects_taken(index, wanted)) == 3000  # type: ignore[arg-type]
+    assert sum(1 for _ in matching_subjects(index, wanted)) == 3000  # type: ignore[arg-type]
     assert time.thread_time() - began < 5

@@ -1,4 +1,4 @@
-"""Where the messages of a subject are is remembered rightly, or not at all."""
+"""The trail of a subject is either complete and correct, or absent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mirrored(store: MessageStore, seq: int) -> None:
     store.append_sequenced(Block(builder.build(seal=False), verify=False))
 
 
-def test_a_mirrored_message_after_a_delete_in_the_middle() -> None:
+def test_a_mirrored_message_after_a_delete_in_the_middle_of_a_trail() -> None:
     store = three_without_the_second()
     mirrored(store, 4)
     store.drop_oldest_of(b"a", 1)
@@ -29,7 +29,7 @@ def test_a_mirrored_message_after_a_delete_in_the_middle() -> None:
     assert (store.messages, store.num_subjects) == (1, 1)
 
 
-def test_what_came_while_nothing_was_remembered() -> None:
+def test_messages_that_were_added_without_trails() -> None:
     store = three_without_the_second()
     store.remember_trails(0)
     store.append(b"a", b"", b"z", time_ns=100)

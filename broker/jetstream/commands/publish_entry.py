@@ -1,10 +1,13 @@
-"""What a batch of publishes may carry besides its block: bounds, and marks of fast batches.
+"""The layout of a publish entry: prefix, optional notes, block.
 
-Owns: the two kinds of notes and their bytes.
-May not touch: what they lead to (publish.py, fast_publish.py).
-The node that received a publish reads the marks from its reply subject; the leader adds the
-bounds. Both are facts that apply cannot look up, so they are written into the entry.
-Spec: JetStream sheet 3.3 (15, 17), 3.8."""
+Owns: the prefixes of publish and mirror entries, the notes (bounds and fast batch marks) and their
+bytes.
+May not touch: what an entry does when it is applied (broker/jetstream/publish).
+Spec: docs/decisions/0011-notes-on-a-batch-of-publishes.md; NATS ADR-50 (fast batches).
+
+Applying an entry must not depend on anything outside the replicated stream, so facts that apply
+cannot look up are written into the entry. The node that received a publish reads the fast batch
+marks from the reply subjects; the leader adds the bounds."""
 
 from __future__ import annotations
 
@@ -16,6 +19,11 @@ from typing import Final
 
 import msgspec
 
+from broker.jetstream.commands.stream_commands import CommandKind
+
+# kind, time_ns, origin, session, batch_no; the bytes of a Block follow
+PUBLISH_PREFIX: Final = Packing("<B7xqQQQ")
+PUBLISH_PREFIX_SIZE: Final = PUBLISH_PREFIX.size
 FAST_SUFFIX: Final = b".$FI"
 FLOW_DEFAULT: Final = 10
 FLOW_MAX: Final = 65535
@@ -30,16 +38,18 @@ NO_MARKS: Final = _SIZE.pack(0)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many bytes the stream may hold, as its leader saw the other streams.
+    """How many bytes this stream may hold, given what its leader knows about other streams.
 
-    `account`: a message that would end above it is refused. `server`: nothing is taken once
-    the stream is above it."""
+    `account`: a message that would take the stream above it is refused.
+    `server`: once the stream is above it, every message is refused."""
 
     account: int = UNBOUNDED
     server: int = UNBOUNDED
 
 
 class FastOp(IntEnum):
+    """What a message of a fast batch asks for: the last number in its reply subject."""
+
     MALFORMED = -1
     START = 0
     APPEND = 1
@@ -49,9 +59,8 @@ class FastOp(IntEnum):
 
 
 class FastSpan(msgspec.Struct, array_like=True, frozen=True):
-    """`count` rows from `row` on: consecutive messages of one fast batch, the first is `seq`.
-
-    Only appends make spans of more than one row."""
+    """Rows `row` to `row + count - 1` are consecutive messages of one fast batch, starting with its
+    message number `seq`. Only appends form spans of more than one row."""
 
     row: int
     count: int
@@ -64,6 +73,8 @@ class FastSpan(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Notes:
+    """What a publish entry carries besides its block."""
+
     bounds: Bounds | None = None
     spans: Sequence[FastSpan] = ()
 
@@ -74,7 +85,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def fast_spans(marked: Iterable[tuple[int, bytes]]) -> list[FastSpan]:
-    """Of rows, ascending, with replies that end in FAST_SUFFIX."""
+    """The spans of the given (row, reply), ascending; the replies end in FAST_SUFFIX."""
     found: list[FastSpan] = []
     for row, reply in marked:
         span = _parsed(row, reply)
@@ -93,7 +104,7 @@ def fast_spans(marked: Iterable[tuple[int, bytes]]) -> list[FastSpan]:
 
 
 def _parsed(row: int, reply: bytes) -> FastSpan:
-    """`<prefix>.<id>.<flow>.<gap>.<seq>.<op>.$FI`, read from the end."""
+    """Parse `<prefix>.<id>.<flow>.<gap>.<seq>.<op>.$FI` from the end."""
     malformed = FastSpan(row, 1, FastOp.MALFORMED)
     words = reply.rsplit(b".", 6)
     if len(words) != 7:
@@ -117,11 +128,33 @@ def _number(word: bytes) -> int:
     return int(word) if word.isdigit() and len(word) <= _DIGITS_MAX else -1
 
 
-# -- bytes -----------------------------------------------------------------------------------------
+# -- encoding --------------------------------------------------------------------------------------
+
+
+def publish_prefix(*, time_ns: int, origin: int, session: int, batch_no: int) -> bytes:
+    """Goes before the block of a batch. `origin` 0: no session, so no duplicate detection."""
+    return PUBLISH_PREFIX.pack(CommandKind.PUBLISH, time_ns, origin, session, batch_no)
+
+
+def noted_prefix(
+    *, time_ns: int, origin: int, session: int, batch_no: int, bounds: Bounds | None
+) -> bytes:
+    """As publish_prefix, for an entry with notes: the result of `encode_marks` and the block
+    follow."""
+    prefix = PUBLISH_PREFIX.pack(CommandKind.NOTED_PUBLISH, time_ns, origin, session, batch_no)
+    return prefix + encode_bounds(bounds)
+
+
+def mirror_prefix(*, time_ns: int) -> bytes:
+    """Goes before a block with the origin's sequences and times; gaps become skipped sequences.
+
+    Rows at or below the stream's last sequence are repeats and are skipped, so no session is
+    needed."""
+    return PUBLISH_PREFIX.pack(CommandKind.MIRROR_BATCH, time_ns, 0, 0, 0)
 
 
 def encode_marks(spans: Sequence[FastSpan]) -> bytes:
-    """What goes before the block: its own size, the spans, and padding."""
+    """The bytes between bounds and block: size, encoded spans, padding."""
     if not spans:
         return NO_MARKS
     raw = _encode(spans)
@@ -134,7 +167,7 @@ def encode_bounds(bounds: Bounds | None) -> bytes:
 
 
 def decode_notes(data: memoryview) -> tuple[Notes, memoryview]:
-    """The notes, and the block behind them."""
+    """Returns the notes and the bytes of the block that follows them."""
     bounds = Bounds(*_BOUNDS.unpack_from(data))
     (size,) = _SIZE.unpack_from(data, _BOUNDS.size)
     start = _BOUNDS.size + _SIZE.size

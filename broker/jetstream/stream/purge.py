@@ -1,31 +1,30 @@
-"""Messages leave a stream by command: purge and delete.
+"""Removal by command: purge, and delete of one message.
 
-Owns: what refuses them, and what they answer.
-May not touch: how the store removes; clocks.
-Spec: JetStream sheet 4.4-4.6. A purge by filter comes as several entries, each bounded (see
-MessageStore.purge_part): the leader proposes one after the other."""
+Owns: what refuses these commands, and their results.
+May not touch: how the store removes messages; clocks.
+Spec: NATS JetStream API, STREAM.PURGE and STREAM.MSG.DELETE.
+
+A purge by filter is split into several entries of bounded work (MessageStore.purge_part); the
+leader proposes one after the other."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from broker.jetstream.commands.stream_commands import DeleteMessage, Purge
-from broker.jetstream.config import Storage
+from broker.jetstream.config import Storage, StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.store.messages import PurgePart
-
-if TYPE_CHECKING:
-    from broker.jetstream.stream.stream import Stream
+from broker.store.messages import MessageStore, PurgePart
 
 
-def purge(stream: Stream, command: Purge) -> int | PurgePart | JetStreamError:
-    """How many messages went, or for a part of a purge where to go on."""
-    if stream.config.sealed:
+def purge(
+    config: StreamConfig, store: MessageStore, command: Purge
+) -> int | PurgePart | JetStreamError:
+    """Returns how many messages were removed, or for a part of a purge where to continue."""
+    if config.sealed:
         return JetStreamError(ErrCode.STREAM_SEALED)
-    if stream.config.deny_purge:
+    if config.deny_purge:
         text = "stream purge not permitted"
         return JetStreamError.of(ErrCode.STREAM_PURGE_FAILED, err=text)
-    store, up_to = stream.store, command.seq or None
+    up_to = command.seq or None
     if command.start < 0:
         return store.purge(command.filter or None, up_to, command.keep)
     return store.purge_part(
@@ -33,23 +32,25 @@ def purge(stream: Stream, command: Purge) -> int | PurgePart | JetStreamError:
     )
 
 
-def purged(result: object) -> bool:
+def purge_removed(result: object) -> bool:
     """Whether a purge with this result removed anything."""
     return isinstance(result, int | PurgePart) and bool(
         result.count if isinstance(result, PurgePart) else result
     )
 
 
-def delete(stream: Stream, command: DeleteMessage) -> bool | JetStreamError:
-    if stream.config.sealed:
+def delete(
+    config: StreamConfig, store: MessageStore, command: DeleteMessage
+) -> bool | JetStreamError:
+    if config.sealed:
         return JetStreamError(ErrCode.STREAM_SEALED)
-    if stream.config.deny_delete:
+    if config.deny_delete:
         text = "message delete not permitted"
         return JetStreamError.of(ErrCode.STREAM_MSG_DELETE_FAILED, err=text)
-    store, seq = stream.store, command.seq
+    seq = command.seq
     if store.remove(seq) if command.no_erase else store.erase(seq):
         return True
-    if stream.config.storage is Storage.FILE and not store.first_seq <= seq <= store.last_seq:
+    if config.storage is Storage.FILE and not store.first_seq <= seq <= store.last_seq:
         text = "stream store EOF" if seq > store.last_seq else "no message found"
         return JetStreamError.of(ErrCode.STREAM_MSG_DELETE_FAILED, err=text)
     return JetStreamError.of(ErrCode.SEQUENCE_NOT_FOUND, seq=seq)

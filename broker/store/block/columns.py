@@ -1,8 +1,8 @@
-"""Bulk numbers over the columns of rows: sizes of stretches, blanking of single rows.
+"""The columns of a block in bulk: sizes of ranges of rows, search for a subject, blanking of a row.
 
 Owns: the size formula of a stored message, and reading the integer columns of a block at once.
-May not touch: what is alive, files.
-Spec: block format in block_py.py; sizes by JetStream sheet 2.3 (`bytes` of a stream)."""
+May not touch: which rows are removed, files.
+Spec: the block format in block_py.py; NATS JetStream stream state, `bytes`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from typing import Final
 from isal.isal_zlib import crc32
 
 from broker.store.block.block import Block, Rows
+from broker.store.block.block_py import CRC_AT, CRC_FROM, HAS_SEQS, HEADER, padded
 
-_HEADER_SIZE: Final = 64
 _FLAGS_AT: Final = 6
-_CRC_AT: Final = 12
-_CRC_FROM: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What one stored message counts for in the `bytes` of its stream."""
+    """How much one stored message adds to the `bytes` of its stream."""
 
     per_message: int
     per_header: int  # only for messages that have headers
@@ -41,12 +39,12 @@ class Sizing:
         size: int = block.rows * self.per_message
         size += block.subjects_len + block.headers_len + block.data_len
         if block.headers_len and self.per_header:
-            # Ends only rise where a header is not empty: distinct ends count the headers.
+            # An end differs from the one before only if the header is not empty.
             size += self.per_header * (len(set(Columns(block).header_ends)) - 1)
         return size
 
     def of_stretch(self, rows: Rows, columns: Columns | None, start: int, stop: int) -> int:
-        """Rows from `start` up to `stop`; with the columns of a block, without a loop."""
+        """Rows `start` to `stop - 1`; without a loop if `columns` are given."""
         if columns is None:
             return sum(self.of_row(rows, i) for i in range(start, stop))
         size: int = (stop - start) * self.per_message
@@ -62,7 +60,7 @@ MEMORY_SIZING: Final = Sizing(per_message=16, per_header=0)
 
 
 class Columns:
-    """The integer columns of a block, as views: no copy, no loop."""
+    """The integer columns of a block as memory views, without copies."""
 
     __slots__ = ("_blobs_at", "block", "data_ends", "header_ends", "subject_ends", "times")
 
@@ -70,7 +68,7 @@ class Columns:
         self.block = block
         view = memoryview(block.raw).cast("B")
         count = block.rows
-        at = _HEADER_SIZE + (8 * count if view[_FLAGS_AT] & 1 else 0)
+        at = HEADER.size + (8 * count if view[_FLAGS_AT] & HAS_SEQS else 0)
         self.times = view[at : at + 8 * count].cast("q")
         at += 8 * count
         ends_size = 4 * (count + 1)
@@ -81,16 +79,16 @@ class Columns:
         self._blobs_at = at + 3 * step
 
     def header_span(self, i: int) -> tuple[int, int]:
-        """Where the headers of row i are in the raw block."""
-        at = self._blobs_at + _padded(self.block.subjects_len)
+        """Start and end of the headers of row i in the raw block."""
+        at = self._blobs_at + padded(self.block.subjects_len)
         return at + self.header_ends[i], at + self.header_ends[i + 1]
 
     def data_span(self, i: int) -> tuple[int, int]:
-        at = self._blobs_at + _padded(self.block.subjects_len) + _padded(self.block.headers_len)
+        at = self._blobs_at + padded(self.block.subjects_len) + padded(self.block.headers_len)
         return at + self.data_ends[i], at + self.data_ends[i + 1]
 
     def rows_of(self, subject: bytes) -> list[tuple[int, int]]:
-        """Stretches of rows with exactly this subject, found by searching the text."""
+        """Ranges of rows with exactly this subject, found by searching the subject text."""
         ends, length = self.subject_ends, len(subject)
         at = self._blobs_at
         text = bytes(memoryview(self.block.raw).cast("B")[at : at + self.block.subjects_len])
@@ -110,23 +108,19 @@ class Columns:
 
 
 def has_status(block: Block) -> bool:
-    """Whether some header block may begin with a status; rarely says so of one that does not."""
+    """Whether some header block may begin with a status line. False positives are rare."""
     columns = Columns(block)
     at, end = columns.header_span(0)[0], columns.header_span(block.rows - 1)[1]
     text = bytes(memoryview(block.raw).cast("B")[at:end])
-    # The short text first: every block begins like the long one, which is slow to look for.
+    # The short text first: every header block begins like the long one, which slows its search.
     return b"/1.0 " in text and b"NATS/1.0 " in text
 
 
 def blanked(block: Block, i: int) -> bytes:
-    """The block with zeros in place of row i's headers and data, sealed anew."""
+    """The block with zeros in place of the headers and data of row i, and a new checksum."""
     raw = bytearray(block.raw)
     columns = Columns(block)
     for start, stop in (columns.header_span(i), columns.data_span(i)):
         raw[start:stop] = bytes(stop - start)
-    pack_into("<I", raw, _CRC_AT, crc32(memoryview(raw)[_CRC_FROM:]))
+    pack_into("<I", raw, CRC_AT, crc32(memoryview(raw)[CRC_FROM:]))
     return bytes(raw)
-
-
-def _padded(size: int) -> int:
-    return (size + 7) & ~7

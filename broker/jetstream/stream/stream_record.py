@@ -1,8 +1,8 @@
 """The record of a stream: everything but its messages, as it is on disk and in a snapshot.
 
 Owns: the fields and their order.
-May not touch: how they are filled (stream.py), records of other kinds.
-Spec: DESIGN section 5."""
+May not touch: how they are filled (stream.py), records of other kinds (broker/store).
+Spec: docs/ARCHITECTURE.md, "What is on disk"."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.publish.dedup_window import DedupImage
+from broker.jetstream.publish.fast_batch import FastBatch
 from broker.jetstream.publish.open_batches import OpenBatch
-from broker.jetstream.publish.open_fast_batches import FastBatch
 from broker.jetstream.publish.sessions import SessionImage
-from broker.jetstream.schedules.schedules import Pending
+from broker.jetstream.schedules.schedules import PendingSchedule
 from broker.store import persistence
 
 RECORD_VERSION: Final = 1
 
 
 class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
-    """Everything but the messages. New fields go to the end, with a default."""
+    """New fields go to the end, with a default, so that older records still decode."""
 
     version: int
     applied: int
@@ -33,8 +33,8 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     dedup: DedupImage
     last_msg_id: bytes
     consumers: list[bytes]
-    schedules: list[Pending] = []
-    batches: list[OpenBatch] = []  # in a snapshot; a checkpoint has a record for each
+    schedules: list[PendingSchedule] = []
+    batches: list[OpenBatch] = []  # only in a snapshot; a checkpoint has a record for each
     sources: dict[str, int] = {}
     fast_batches: list[FastBatch] = []
 

@@ -1,10 +1,10 @@
-"""Reading by filter: which stored rows match, from where on, and how many.
+"""Searching stored rows: by subject filter, by time, by position from either end.
 
-Owns: the walk over segments that skips what cannot match, and rows that are gone.
-May not touch: anything it reads; it changes nothing but caches.
-Spec: JetStream sheet 1.5 (next and last by subject), 5.3 (num_pending), 5.4 (start positions).
+Owns: the walk over segments that skips removed rows and segments that cannot match.
+May not touch: what it reads; it changes nothing but caches.
+Spec: NATS JetStream: next and last by subject, num_pending, deliver policies.
 
-Work is bounded by the caller's limits; a segment whose summary rules it out costs one lookup."""
+Work is bounded by the caller's limits; a segment that its summary rules out costs one lookup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker.store.block.block import Block, BlockBuilder, Rows
-from broker.store.columns import Columns, Sizing
+from broker.store.block.columns import Columns, Sizing
 from broker.store.index.index import SubjectFilter
 from broker.store.segments import Segment, Segments
 
@@ -21,8 +21,8 @@ _EVERYTHING = SubjectFilter(())
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Rows by block, and where a next call goes on: everything below `next_seq` was looked at."""
+class MatchedRows:
+    """Matching rows by block. Everything below `next_seq` has been searched: continue there."""
 
     groups: list[tuple[Rows, list[int]]]
     next_seq: int
@@ -32,7 +32,7 @@ class Taken:
 def live_stretches(
     segments: Segments, segment: Segment, wanted: SubjectFilter, *, start: int, stop: int
 ) -> Iterator[tuple[int, int]]:
-    """Consecutive rows (first, behind last) that match, are stored, and lie in [start, stop)."""
+    """Ranges of rows (first, last + 1) that match, are stored, and lie in [start, stop)."""
     view = segments.view(segment)
     rows = view.rows
     low = max(start, segments.floor)
@@ -51,7 +51,7 @@ def live_stretches(
 def without_deleted(
     segment: Segment, rows: Rows, begin: int, end: int
 ) -> Iterator[tuple[int, int]]:
-    """The stretch, cut where rows are gone."""
+    """The range without its removed rows, as smaller ranges."""
     deleted = segment.deleted
     if deleted is None:
         yield begin, end
@@ -79,7 +79,7 @@ def row_at(segment: Segment, rows: Rows, seq: int) -> int:
 
 
 def next_matching(segments: Segments, wanted: SubjectFilter, *, start: int, last: int) -> int:
-    """The first stored sequence at or above `start` that matches, 0 if there is none."""
+    """The first matching sequence at or above `start`, 0 if there is none."""
     for segment in segments.from_seq(start):
         if segments.may_hold(segment, wanted):
             for begin, _ in live_stretches(segments, segment, wanted, start=start, stop=last + 1):
@@ -88,7 +88,7 @@ def next_matching(segments: Segments, wanted: SubjectFilter, *, start: int, last
 
 
 def last_matching(segments: Segments, wanted: SubjectFilter, *, last: int) -> int:
-    """The last stored sequence that matches, not above `last`; 0 if there is none."""
+    """The last matching sequence at or below `last`, 0 if there is none."""
     for position in range(segments.at(last), -1, -1):
         segment = segments.all[position]
         if not segments.may_hold(segment, wanted):
@@ -110,8 +110,8 @@ def take(
     limit_bytes: int,
     limit_segments: int,
     last: int,
-) -> Taken:
-    """Matching rows from `start` on. One row is taken whatever its size, if there is one."""
+) -> MatchedRows:
+    """Matching rows from `start` on. The first match is taken even if it exceeds limit_bytes."""
     groups: list[tuple[Rows, list[int]]] = []
     count = size = 0
     next_seq = start
@@ -139,15 +139,15 @@ def take(
                 groups.append((rows, indices))
                 count += len(indices)
             if kept >= 0:
-                return Taken(groups, rows.seq(kept), count)
+                return MatchedRows(groups, rows.seq(kept), count)
         next_seq = max(start, segment.last_seq + 1)
     else:
         next_seq = max(start, last + 1)
-    return Taken(groups, next_seq, count)
+    return MatchedRows(groups, next_seq, count)
 
 
 def _within(rows: Rows, begin: int, end: int, *, size: int, limit: int) -> tuple[int, int]:
-    """How far rows fit under the limit on header and data bytes, and the size reached."""
+    """The end of the rows that fit under the limit on header and data bytes, and their size."""
     if isinstance(rows, Block):
         columns = Columns(rows)
         headers, data = columns.header_ends, columns.data_ends
@@ -170,7 +170,7 @@ def count_matching(segments: Segments, wanted: SubjectFilter, *, start: int) -> 
             total += segment.live
         elif (
             whole
-            and not wanted.literals  # these are in few segments, and quickly found there
+            and not wanted.literals  # literal subjects are in few segments and found quickly
             and segment.live == segment.rows
             and segment is not segments.tail
         ):
@@ -185,7 +185,7 @@ def count_matching(segments: Segments, wanted: SubjectFilter, *, start: int) -> 
 
 
 def first_at_time(segments: Segments, time_ns: int) -> int:
-    """The first stored sequence whose time is not before `time_ns`, 0 if there is none."""
+    """The first stored sequence with a time of at least `time_ns`, 0 if there is none."""
     for segment in segments.all:
         if segment.max_time < time_ns:
             continue
@@ -200,7 +200,7 @@ def first_at_time(segments: Segments, time_ns: int) -> int:
 
 
 def nth_newest(segments: Segments, wanted: SubjectFilter, count: int) -> int:
-    """The sequence of the count-th newest match, 0 when there are fewer."""
+    """The sequence of the count-th newest match, 0 if there are fewer."""
     for segment in reversed(segments.all):
         if not wanted.patterns and segment.live < count:
             count -= segment.live
@@ -217,7 +217,7 @@ def nth_newest(segments: Segments, wanted: SubjectFilter, count: int) -> int:
 
 
 def nth_oldest(segments: Segments, count: int) -> int:
-    """The sequence of the count-th oldest message, 0 when there are fewer."""
+    """The sequence of the count-th oldest message, 0 if there are fewer."""
     for segment in segments.all:
         if segment.live < count:
             count -= segment.live
@@ -230,7 +230,7 @@ def nth_oldest(segments: Segments, count: int) -> int:
 
 
 def behind_size(segments: Segments, size: int, sizing: Sizing) -> int:
-    """The first sequence such that everything below it counts for at least `size`; 0: none."""
+    """The first sequence with messages of at least `size` bytes below it, 0 if there is none."""
     for segment in segments.all:
         if size <= 0:
             return max(segment.first_seq, segments.floor)
@@ -252,10 +252,9 @@ def _stored(segments: Segments, segment: Segment) -> Iterator[tuple[int, int]]:
 
 
 def blocks(segments: Segments, *, first: int, last: int) -> Iterator[bytes]:
-    """Sealed blocks that hold exactly the stored rows of the range.
+    """Sealed blocks with exactly the stored rows of the range.
 
-    The store may change between two of them: each is what is stored when it is asked for.
-    """
+    The store may change between two blocks: each shows the state at the time it is read."""
     cursor = first
     while cursor <= last:
         cursor = max(cursor, segments.floor)
@@ -282,7 +281,7 @@ def _block(segments: Segments, segment: Segment, *, low: int, last: int) -> byte
 
 
 def live_block(segments: Segments, segment: Segment) -> bytes:
-    """A block with just the stored rows of the segment."""
+    """A block with only the stored rows of the segment."""
     return _block(segments, segment, low=0, last=segment.last_seq)
 
 
@@ -298,7 +297,7 @@ def _only(rows: Rows, kept: list[int]) -> bytes:
 
 
 def gaps(segments: Segments, *, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Inclusive ranges in [first, last] in which nothing is stored, ascending."""
+    """Inclusive ranges within [first, last] without stored messages, ascending."""
     expected = first
     for segment in segments.from_seq(first):
         rows = segments.view(segment).rows if not segment.contiguous else None

@@ -1,18 +1,23 @@
-"""One published message on its way into a stream, with the headers that mean something.
+"""A message on its way into a stream: the headers that JetStream understands, and its TTL.
 
-Owns: the headers a stream looks at, by name, and their rewriting.
-May not touch: what they lead to.
-Spec: JetStream sheet 3.1 (status stripped), 3.2 (headers understood on publish)."""
+Owns: the "Nats-" headers of one message, by name, their rewriting, and the syntax of Nats-TTL.
+May not touch: what a header leads to (broker/jetstream/publish, broker/jetstream/schedules).
+Spec: NATS JetStream, headers understood on publish; NATS ADR-43 (per-message TTL)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
 
+from broker.jetstream.times import NS_MAX, NS_PER_S, parse_go_duration
+from broker.store import deadlines
 from broker.wire import headers as wire_headers
 
+TTL_HEADER: Final = b"Nats-TTL"
+TTL_NEVER: Final = -1
 _PLAIN_START: Final = wire_headers.VERSION + b"\r\n"
 _REQUEST_INFO: Final = b"Nats-Request-Info"
+_TTL_DIGITS_MAX: Final = 10  # more seconds than this overflow an int64 of nanoseconds
 
 
 @dataclass(slots=True)
@@ -25,7 +30,8 @@ class IncomingMessage:
 
     @classmethod
     def of(cls, subject: bytes, headers: bytes, data: bytes, time_ns: int) -> IncomingMessage:
-        """As it is stored: without a status and without what an import added."""
+        """The message as it is stored: without a status line and without the Nats-Request-Info
+        header that a service import adds."""
         if headers and not headers.startswith(_PLAIN_START):
             lines = wire_headers.parse(headers)
             headers = wire_headers.build(b"", lines) if lines else b""
@@ -46,7 +52,7 @@ class IncomingMessage:
         return len(self.headers) + len(self.data)
 
     def set_header(self, name: bytes, value: bytes) -> None:
-        """In place of what it had, as the last line."""
+        """Replace the header, or add it; it becomes the last line."""
         if name in self.named:
             self.headers = wire_headers.without(self.headers, name + b":")
         self.headers = wire_headers.add(self.headers, [(name, value)])
@@ -63,3 +69,27 @@ def _named(raw: bytes) -> dict[bytes, bytes]:
         if name.startswith(b"Nats-"):
             found.setdefault(name, value)
     return found
+
+
+# -- TTL -------------------------------------------------------------------------------------------
+
+
+def parse_ttl(value: bytes) -> int | None:
+    """The value of a Nats-TTL header in whole seconds, TTL_NEVER, or None if it is invalid.
+
+    Valid are a number of seconds, a Go duration of at least one second, and "never"."""
+    if value.lower() == b"never":
+        return TTL_NEVER
+    if value.isdigit():
+        seconds = int(value) if len(value) <= _TTL_DIGITS_MAX else 0
+    else:
+        duration = parse_go_duration(value.decode(errors="replace"))
+        if duration is None or duration < NS_PER_S:
+            return None
+        seconds = duration // NS_PER_S
+    return seconds if 1 <= seconds <= NS_MAX // NS_PER_S else None
+
+
+def expires_at(time_ns: int, ttl: int) -> int:
+    """When a message stored at `time_ns` expires; deadlines.NEVER if it does not."""
+    return deadlines.NEVER if ttl == TTL_NEVER else min(time_ns + ttl * NS_PER_S, deadlines.NEVER)

@@ -1,0 +1,179 @@
+"""Publish entries, as every replica applies them: in session order, a block or a row at a time.
+
+Owns: publish sessions, open atomic and fast batches, and the choice between storing a block in one
+call and going through it row by row.
+May not touch: how a message is checked and stored (message_writer.py), clocks.
+Spec: docs/decisions/0001-one-publish-through-all-layers.md; NATS ADR-30 (transform on ingest)."""
+
+from __future__ import annotations
+
+from broker.jetstream.commands.publish_entry import (
+    NO_NOTES,
+    PUBLISH_PREFIX,
+    PUBLISH_PREFIX_SIZE,
+    Bounds,
+    Notes,
+    decode_notes,
+)
+from broker.jetstream.commands.stream_commands import CommandKind
+from broker.jetstream.config import Discard, Retention
+from broker.jetstream.incoming_message import IncomingMessage
+from broker.jetstream.publish.atomic_batch import publish_member
+from broker.jetstream.publish.checks import HEADER_BYTES_MAX, RECORD_BYTES_MAX
+from broker.jetstream.publish.fast_batch import (
+    FastBatches,
+    advance,
+    continues_batches,
+    marks_by_row,
+    publish_fast,
+)
+from broker.jetstream.publish.message_writer import MessageWriter
+from broker.jetstream.publish.open_batches import AtomicBatches
+from broker.jetstream.publish.sessions import (
+    OutOfOrder,
+    PublishResult,
+    RowAnswer,
+    Sessions,
+    Stored,
+)
+from broker.store.block.block import Block, BlockBuilder
+from broker.store.block.columns import has_status
+from broker.subjects.mapping import Mapping
+
+Exceptions = list[tuple[int, RowAnswer]]
+
+
+class PublishApplier:
+    def __init__(self, writer: MessageWriter) -> None:
+        self.sessions = Sessions()
+        self.atomic_batches = AtomicBatches()
+        self.fast_batches = FastBatches()
+        self._writer = writer
+
+    def apply(self, entry: bytes) -> PublishResult | OutOfOrder:
+        """Take a PUBLISH or NOTED_PUBLISH entry. A repeated batch has no effect."""
+        kind, time_ns, origin, session, batch_no = PUBLISH_PREFIX.unpack_from(entry)
+        if origin:
+            answer = self.sessions.admit(origin=origin, session=session, batch_no=batch_no)
+            if answer is not None:
+                return answer
+        rest, notes = memoryview(entry)[PUBLISH_PREFIX_SIZE:], NO_NOTES
+        if kind == CommandKind.NOTED_PUBLISH:
+            notes, rest = decode_notes(rest)
+        # The wall clock of a new leader may be behind; the times of a stream never go back.
+        block, time_ns = Block(rest, verify=False), max(time_ns, self._writer.store.last_time)
+        first, count, exceptions = self._publish(block, time_ns, notes)
+        result = PublishResult(origin, session, batch_no, first, count, exceptions)
+        if origin:
+            self.sessions.remember(result)
+        return result
+
+    def _publish(self, block: Block, time_ns: int, notes: Notes) -> tuple[int, int, Exceptions]:
+        """Returns the first sequence, how many sequences were taken in row order, and the rows
+        that have another answer."""
+        writer = self._writer
+        config = writer.config
+        if config.duplicate_window > 0:
+            writer.dedup.expire(now_ns=time_ns, window_ns=config.duplicate_window)
+        if writer.transform is not None:
+            block = _transformed(writer.transform, block, time_ns)
+        if _needs_no_checks(writer, block) and _within(notes.bounds, writer, block):
+            spans = notes.spans
+            if not spans:
+                return writer.store_block(block, time_ns), block.rows, []
+            if config.allow_batched and continues_batches(self.fast_batches, spans, block.rows):
+                first = writer.store_block(block, time_ns)
+                return first, block.rows, advance(self.fast_batches, spans, first, time_ns)
+        return self._row_by_row(block, time_ns, notes)
+
+    def _row_by_row(self, block: Block, time_ns: int, notes: Notes) -> tuple[int, int, Exceptions]:
+        writer = self._writer
+        first = writer.store.last_seq + 1
+        taken = 0
+        exceptions: Exceptions = []
+        bounds, marks = notes.bounds, marks_by_row(notes.spans)
+        for row in range(block.rows):
+            message = IncomingMessage.of(
+                block.subject(row), block.headers(row), block.data(row), time_ns
+            )
+            mark = marks.get(row)
+            if mark is not None:
+                replies = publish_fast(writer, self.fast_batches, message, mark, bounds)
+                exceptions.extend((row, reply) for reply in replies)
+                continue
+            if message.named.get(b"Nats-Batch-Id"):
+                answer: RowAnswer | None = publish_member(
+                    writer, self.atomic_batches, message, bounds
+                )
+            else:
+                answer = writer.publish(message, bounds)
+            if answer is None:
+                seq = writer.store.last_seq
+                if seq == first + taken:
+                    taken += 1
+                    continue
+                answer = Stored(seq)  # a batch was committed in between: the count is broken
+            exceptions.append((row, answer))
+        return first, taken, exceptions
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def expire(self, now_ns: int) -> None:
+        """Drop expired message ids and idle batches."""
+        writer = self._writer
+        if writer.config.duplicate_window > 0:
+            writer.dedup.expire(now_ns=now_ns, window_ns=writer.config.duplicate_window)
+        for batch_id in self.atomic_batches.expire(now_ns) if self.atomic_batches else ():
+            writer.effects.batch_abandoned(batch_id, "timeout")
+        self.fast_batches.expire(now_ns)
+
+    def next_expiry(self) -> int | None:
+        """When the next batch becomes idle, None if none is open."""
+        times = (self.atomic_batches.next_expiry(), self.fast_batches.next_expiry())
+        return min((at for at in times if at is not None), default=None)
+
+
+def _within(bounds: Bounds | None, writer: MessageWriter, block: Block) -> bool:
+    if bounds is None:
+        return True
+    store = writer.store
+    return store.bytes + store.sizing.of_block(block) <= min(bounds.account, bounds.server)
+
+
+def _needs_no_checks(writer: MessageWriter, block: Block) -> bool:
+    """True if every row of the block is certain to be stored and has no header that acts."""
+    config, store = writer.config, writer.store
+    if config.sealed or (config.retention is Retention.INTEREST and not writer.interest.wants_all):
+        return False
+    if config.allow_msg_counter or (config.allow_msg_schedules and writer.schedules.any_of(block)):
+        return False
+    if block.headers_len and (
+        block.headers_len > HEADER_BYTES_MAX or block.any_nats_header() or has_status(block)
+    ):
+        return False
+    if config.max_msg_size >= 0 and block.max_row_size > config.max_msg_size:
+        return False
+    if block.nbytes > RECORD_BYTES_MAX:
+        return False
+    if config.discard is Discard.NEW:
+        if config.discard_new_per_subject:
+            return False
+        if 0 < config.max_msgs < store.messages + block.rows:
+            return False
+        if 0 < config.max_bytes < store.bytes + store.sizing.of_block(block):
+            return False
+    return True
+
+
+def _transformed(mapping: Mapping, block: Block, time_ns: int) -> Block:
+    """The block with its subjects transformed. The seed of a random mapping is the time and the
+    row, so that every replica draws the same."""
+    runs = block.subject_runs()
+    if not mapping.varies and all(mapping(name) in (None, name) for name, _, _ in runs):
+        return block
+    made = BlockBuilder()
+    for name, start, stop in runs:
+        for row in range(start, stop):
+            subject = mapping(name, seed=time_ns + row) or name
+            made.append(subject, block.headers(row), block.data(row))
+    return Block(made.build(seal=False), verify=False)

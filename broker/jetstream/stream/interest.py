@@ -1,0 +1,109 @@
+"""Interest of consumers: which subjects a stream keeps, and which messages no consumer needs.
+
+Owns: the rules of interest and work queue retention, and a cache of wanted subjects.
+May not touch: limits (broker/jetstream/publish/stream_limits.py), max_age (expiry.py), the table of
+consumers, which it only reads.
+Spec: NATS JetStream retention policies: limits, interest, workqueue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from broker.jetstream.config import Retention, StreamConfig
+from broker.jetstream.consumer.stream_protocol import AckingConsumer
+from broker.store.messages import MessageStore
+
+_CACHED_SUBJECTS_MAX: Final = 65536
+
+
+class InterestedConsumer(AckingConsumer, Protocol):
+    def settled(self, seq: int, /) -> bool:
+        """Whether the consumer has acked or passed this sequence, or never wanted it."""
+        ...
+
+
+class ConsumerInterest:
+    def __init__(
+        self,
+        config: StreamConfig,
+        store: MessageStore,
+        consumers: Mapping[str, InterestedConsumer],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._consumers = consumers
+        self._wanted: dict[bytes, bool] = {}
+
+    def configure(self, config: StreamConfig) -> None:
+        self._config = config
+        self._wanted.clear()
+
+    def consumers_changed(self) -> None:
+        """Consumers were created or deleted, or their filters changed."""
+        self._wanted.clear()
+
+    # -- what is kept -----------------------------------------------------------------------------
+
+    def wants(self, subject: bytes) -> bool:
+        """Whether messages on the subject are kept. Interest streams keep a message only if a
+        consumer wants it."""
+        if self._config.retention is not Retention.INTEREST:
+            return True
+        wanted = self._wanted.get(subject)
+        if wanted is None:
+            if len(self._wanted) >= _CACHED_SUBJECTS_MAX:
+                self._wanted.clear()
+            wanted = any(consumer.wants(subject) for consumer in self._consumers.values())
+            self._wanted[subject] = wanted
+        return wanted
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether some consumer has no filter."""
+        return any(not consumer.filters for consumer in self._consumers.values())
+
+    # -- what is removed --------------------------------------------------------------------------
+
+    def acked(self, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
+        """A consumer no longer needs these messages: remove those that no other one needs."""
+        config, store = self._config, self._store
+        if config.retention is Retention.LIMITS:
+            return
+        if isinstance(seqs, range):  # all that it passed; may begin far below the first sequence
+            seqs = range(max(seqs.start, store.first_seq), min(seqs.stop, store.last_seq + 1))
+        ordered = seqs if isinstance(seqs, range) else sorted(set(seqs))
+        alone = config.retention is Retention.WORKQUEUE or len(self._consumers) == 1
+        if alone and not consumer.filters:
+            store.remove_many(ordered)
+            return
+        done = []
+        for seq in ordered:
+            found = store.rows(seq)
+            if found is not None:
+                subject = found[0].subject(found[1])
+                if consumer.wants(subject) if alone else self._unneeded(subject, seq):
+                    done.append(seq)
+        store.remove_many(done)
+
+    def drop_unneeded(self) -> None:
+        """Remove every message that no consumer needs. Needed when a consumer was deleted, changed
+        its filters, or when the retention became interest."""
+        if self._config.retention is not Retention.INTEREST:
+            return
+        store = self._store
+        if not self._consumers:
+            store.purge()
+            return
+        for subject in sorted(name for name, _ in store.index.counts() if not self.wants(name)):
+            store.purge(subject)
+        seq = store.next_matching((), store.first_seq)
+        while seq:
+            found = store.rows(seq)
+            if found is not None and self._unneeded(found[0].subject(found[1]), seq):
+                store.remove(seq)
+            seq = store.next_matching((), seq + 1)
+
+    def _unneeded(self, subject: bytes, seq: int) -> bool:
+        consumers = self._consumers.values()
+        return all(consumer.settled(seq) or not consumer.wants(subject) for consumer in consumers)
