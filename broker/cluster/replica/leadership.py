@@ -381,7 +381,8 @@ class Leadership:
     def _due(self) -> None:
         self._timer = None
         for engine in self._deadlines.due(self._now_ns()):
-            self._wake(engine)
+            if self.engines.get(engine.consumer.name) is engine:
+                self._wake(engine)
         if not self._scheduled:
             self._arm()
 
