@@ -2,7 +2,7 @@
 
 Owns: their start and stop order, and what monitoring reads of them.
 May not touch: how any of it works; this is wiring.
-Spec: broker/main.py (Runtime); nats-server monitoring for the documents."""
+Spec: broker/main.py (ClusterRuntime); nats-server monitoring for the documents."""
 
 from __future__ import annotations
 

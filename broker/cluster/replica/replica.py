@@ -192,7 +192,7 @@ class Replica:
         return sum(not is_internal(c.config) for c in self.stream.consumers.values())
 
     def consumers(self) -> list[Consumer]:
-        return [c for c in self.stream.consumers.values() if isinstance(c, Consumer)]
+        return list(self.stream.consumers.values())
 
     def could_serve(self, consumer: str) -> bool:
         """False only when this node leads and knows that there is no such consumer."""
