@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from broker.jetstream.config import Discard, Retention
 
 if TYPE_CHECKING:
-    from broker.jetstream.consumer.stream_protocol import FilteringConsumer
+    from broker.jetstream.consumer.stream_protocol import AckingConsumer
     from broker.jetstream.stream.stream import Stream
 
 
@@ -36,7 +36,7 @@ def enforce_all_limits(stream: Stream) -> None:
     enforce_limits(stream, sorted(over))
 
 
-def settle(stream: Stream, consumer: FilteringConsumer, seqs: Sequence[int]) -> None:
+def settle(stream: Stream, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
     """A consumer needs these no more: what nobody needs any longer goes."""
     store = stream.store
     if stream.config.retention is Retention.LIMITS:

@@ -37,7 +37,7 @@ from broker.jetstream.commands.stream_commands import (
 from broker.jetstream.config import Retention, Storage, StreamConfig
 from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.config.transforms import mapping_of
-from broker.jetstream.consumer.stream_protocol import FilteringConsumer
+from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
 from broker.jetstream.publish.message import IncomingMessage
@@ -329,7 +329,7 @@ class Stream:
         """Does some consumer take every subject?"""
         return any(not consumer.filters for consumer in self.consumers.values())
 
-    def consumer_acked(self, consumer: FilteringConsumer, seqs: Sequence[int]) -> None:
+    def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
         """Called by a consumer while it applies: it has no need of these any more."""
         retention.settle(self, consumer, seqs)
         self.store.take_removals()  # whoever wanted them has settled them: nothing to tell
