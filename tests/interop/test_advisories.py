@@ -1,4 +1,4 @@
-"""Advisories and metrics of a running server: they are sent and satisfy the contract."""
+"""Advisories and metrics of a running server: sent, complete, and as their schemas say."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 class Listener:
-    """Receives events under one subject and checks each against the contract."""
+    """Takes events under one subject, checks each against its schema."""
 
     def __init__(self, subscription: Any) -> None:
         self.subscription = subscription

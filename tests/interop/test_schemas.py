@@ -1,4 +1,4 @@
-"""Calls every endpoint of a running server: each answer satisfies the contract of its type."""
+"""One request to every API endpoint of a running server: each answer matches its schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAM = {
     "subject_transform": {"src": "s.x", "dest": "s.y"}, "compression": "s2",
 }  # fmt: skip
 NO_ANSWER = {
-    # endpoints of the system account; clients of other accounts get no answer
+    # endpoints of the system account; other accounts get no answer
     "meta_leader_stepdown_response", "meta_server_remove_response", "account_purge_response",
 }  # fmt: skip
 
@@ -37,8 +37,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-class ApiCalls:
-    """Calls endpoints, checks answers, records which types succeeded and failed."""
+class Asking:
+    """Calls endpoints, checks answers, and records which types succeeded and failed."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -52,98 +52,98 @@ class ApiCalls:
         self.succeeded.add(str(answer["type"]).removeprefix(PREFIX + ANSWER_PREFIX))
         return answer
 
-    async def fails(self, subject: str, body: object, err_code: int) -> None:
+    async def no(self, subject: str, body: object, err_code: int) -> None:
         answer = await api(self.client, subject, body)
         assert answer.get("error", {}).get("err_code") == err_code, f"{subject}: {answer}"
         check(answer)
         self.failed.add(str(answer["type"]).removeprefix(PREFIX + ANSWER_PREFIX))
 
 
-async def streams(calls: ApiCalls) -> None:
-    await calls.ok("INFO")
-    await calls.ok("STREAM.CREATE.S", STREAM | {"num_replicas": 3})
-    await calls.fails("STREAM.CREATE.S", STREAM | {"max_msgs": 5, "num_replicas": 3}, 10058)
-    await calls.ok("STREAM.UPDATE.S", STREAM | {"num_replicas": 3, "max_msgs": 2000})
-    await calls.fails("STREAM.UPDATE.NONE", {"name": "NONE"}, 10059)
-    await calls.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
-    await calls.ok("STREAM.CREATE.T", {"name": "T", "sources": [{"name": "S"}, {"name": "GONE"}]})
-    publish = calls.client.jetstream().publish
+async def streams(ask: Asking) -> None:
+    await ask.ok("INFO")
+    await ask.ok("STREAM.CREATE.S", STREAM | {"num_replicas": 3})
+    await ask.no("STREAM.CREATE.S", STREAM | {"max_msgs": 5, "num_replicas": 3}, 10058)
+    await ask.ok("STREAM.UPDATE.S", STREAM | {"num_replicas": 3, "max_msgs": 2000})
+    await ask.no("STREAM.UPDATE.NONE", {"name": "NONE"}, 10059)
+    await ask.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
+    await ask.ok("STREAM.CREATE.T", {"name": "T", "sources": [{"name": "S"}, {"name": "GONE"}]})
+    publish = ask.client.jetstream().publish
     for i in range(10):
         ack = await publish(f"s.{'ab'[i % 2]}", b"m", headers={"H": "v"})
         assert ack.seq == i + 1
-    raw = json.loads((await calls.client.request("s.a", b"", timeout=10)).data)
+    raw = json.loads((await ask.client.request("s.a", b"", timeout=10)).data)
     assert not violation("api.v1.pub_ack_response", raw)
     for name in ("S", "M", "T"):
-        await calls.ok(f"STREAM.INFO.{name}", {"subjects_filter": ">", "deleted_details": True})
-    await calls.fails("STREAM.INFO.NONE", b"", 10059)
-    await calls.ok("STREAM.NAMES")
-    await calls.ok("STREAM.NAMES", {"subject": "nothing.has.it"})
-    await calls.ok("STREAM.LIST")
-    await calls.fails("STREAM.LIST", b"{nonsense", 10025)
-    await calls.ok("STREAM.MSG.GET.S", {"seq": 1})
-    await calls.fails("STREAM.MSG.GET.S", {"seq": 1000}, 10037)
-    await calls.ok("STREAM.MSG.DELETE.S", {"seq": 2})
-    await calls.fails("STREAM.MSG.DELETE.S", b"", 10003)
-    await calls.ok("STREAM.INFO.S", {"deleted_details": True})
-    await calls.ok("STREAM.PURGE.S", {"seq": 5})
-    await calls.fails("STREAM.PURGE.S", {"seq": 5, "keep": 1}, 10003)
-    await calls.ok("STREAM.LEADER.STEPDOWN.S")
-    await calls.fails("STREAM.LEADER.STEPDOWN.NONE", b"", 10059)
+        await ask.ok(f"STREAM.INFO.{name}", {"subjects_filter": ">", "deleted_details": True})
+    await ask.no("STREAM.INFO.NONE", b"", 10059)
+    await ask.ok("STREAM.NAMES")
+    await ask.ok("STREAM.NAMES", {"subject": "nothing.has.it"})
+    await ask.ok("STREAM.LIST")
+    await ask.no("STREAM.LIST", b"{nonsense", 10025)
+    await ask.ok("STREAM.MSG.GET.S", {"seq": 1})
+    await ask.no("STREAM.MSG.GET.S", {"seq": 1000}, 10037)
+    await ask.ok("STREAM.MSG.DELETE.S", {"seq": 2})
+    await ask.no("STREAM.MSG.DELETE.S", b"", 10003)
+    await ask.ok("STREAM.INFO.S", {"deleted_details": True})
+    await ask.ok("STREAM.PURGE.S", {"seq": 5})
+    await ask.no("STREAM.PURGE.S", {"seq": 5, "keep": 1}, 10003)
+    await ask.ok("STREAM.LEADER.STEPDOWN.S")
+    await ask.no("STREAM.LEADER.STEPDOWN.NONE", b"", 10059)
 
 
-async def consumers(calls: ApiCalls) -> None:
+async def consumers(ask: Asking) -> None:
     body = {"stream_name": "S", "config": CONSUMER}
-    await calls.ok("CONSUMER.DURABLE.CREATE.S.C", body)
-    await calls.fails("CONSUMER.CREATE.S", body, 10020)
+    await ask.ok("CONSUMER.DURABLE.CREATE.S.C", body)
+    await ask.no("CONSUMER.CREATE.S", body, 10020)
     push = {"deliver_subject": "d", "flow_control": True, "idle_heartbeat": 10**9}
-    await calls.ok("CONSUMER.CREATE.S.P", {"stream_name": "S", "config": {"name": "P", **push}})
-    await calls.ok("CONSUMER.INFO.S.C")
-    await calls.fails("CONSUMER.INFO.S.NONE", b"", 10014)
-    await calls.ok("CONSUMER.NAMES.S")
-    await calls.fails("CONSUMER.NAMES.NONE", b"", 10059)
-    await calls.ok("CONSUMER.LIST.S")
-    await calls.ok("CONSUMER.PAUSE.S.C", {"pause_until": "2099-01-01T00:00:00Z"})
-    await calls.ok("CONSUMER.INFO.S.C")
-    await calls.ok("CONSUMER.PAUSE.S.C", {})
-    await calls.fails("CONSUMER.PAUSE.S.NONE", {}, 10014)
-    await calls.ok("CONSUMER.RESET.S.C", {"seq": 6})
-    await calls.fails("CONSUMER.RESET.S.NONE", {}, 10014)
+    await ask.ok("CONSUMER.CREATE.S.P", {"stream_name": "S", "config": {"name": "P", **push}})
+    await ask.ok("CONSUMER.INFO.S.C")
+    await ask.no("CONSUMER.INFO.S.NONE", b"", 10014)
+    await ask.ok("CONSUMER.NAMES.S")
+    await ask.no("CONSUMER.NAMES.NONE", b"", 10059)
+    await ask.ok("CONSUMER.LIST.S")
+    await ask.ok("CONSUMER.PAUSE.S.C", {"pause_until": "2099-01-01T00:00:00Z"})
+    await ask.ok("CONSUMER.INFO.S.C")
+    await ask.ok("CONSUMER.PAUSE.S.C", {})
+    await ask.no("CONSUMER.PAUSE.S.NONE", {}, 10014)
+    await ask.ok("CONSUMER.RESET.S.C", {"seq": 6})
+    await ask.no("CONSUMER.RESET.S.NONE", {}, 10014)
     pinned = {"priority_policy": "pinned_client", "priority_groups": ["g"], "durable_name": "G"}
-    await calls.ok("CONSUMER.DURABLE.CREATE.S.G", {"stream_name": "S", "config": pinned})
-    await calls.ok("CONSUMER.UNPIN.S.G", {"group": "g"})
-    await calls.fails("CONSUMER.UNPIN.S.G", {"group": "h"}, 10160)
-    await calls.ok("CONSUMER.LEADER.STEPDOWN.S.C")
-    await calls.ok("CONSUMER.DELETE.S.P")
-    await calls.fails("CONSUMER.DELETE.S.P", b"", 10014)
+    await ask.ok("CONSUMER.DURABLE.CREATE.S.G", {"stream_name": "S", "config": pinned})
+    await ask.ok("CONSUMER.UNPIN.S.G", {"group": "g"})
+    await ask.no("CONSUMER.UNPIN.S.G", {"group": "h"}, 10160)
+    await ask.ok("CONSUMER.LEADER.STEPDOWN.S.C")
+    await ask.ok("CONSUMER.DELETE.S.P")
+    await ask.no("CONSUMER.DELETE.S.P", b"", 10014)
 
 
-async def backup_and_peers(calls: ApiCalls) -> None:
-    inbox = await calls.client.subscribe("snapshot.here")
-    saved = await calls.ok("STREAM.SNAPSHOT.S", {"deliver_subject": "snapshot.here"})
+async def the_rest(ask: Asking) -> None:
+    inbox = await ask.client.subscribe("snapshot.here")
+    saved = await ask.ok("STREAM.SNAPSHOT.S", {"deliver_subject": "snapshot.here"})
     archive = b""
     while chunk := (await inbox.next_msg(timeout=20)).data:
         archive += chunk
-    await calls.fails("STREAM.SNAPSHOT.S", {"deliver_subject": "*"}, 10015)
-    await calls.fails("STREAM.RESTORE.S", {"config": saved["config"]}, 10130)
-    await calls.ok("STREAM.DELETE.S")
-    await calls.fails("STREAM.DELETE.S", b"", 10059)
-    place = await calls.ok("STREAM.RESTORE.S", {"config": saved["config"], "state": saved["state"]})
-    await calls.client.request(place["deliver_subject"], archive, timeout=20)
-    made = json.loads((await calls.client.request(place["deliver_subject"], b"", timeout=30)).data)
+    await ask.no("STREAM.SNAPSHOT.S", {"deliver_subject": "*"}, 10015)
+    await ask.no("STREAM.RESTORE.S", {"config": saved["config"]}, 10130)
+    await ask.ok("STREAM.DELETE.S")
+    await ask.no("STREAM.DELETE.S", b"", 10059)
+    place = await ask.ok("STREAM.RESTORE.S", {"config": saved["config"], "state": saved["state"]})
+    await ask.client.request(place["deliver_subject"], archive, timeout=20)
+    made = json.loads((await ask.client.request(place["deliver_subject"], b"", timeout=30)).data)
     assert "error" not in made, made
     check(made)
-    await calls.fails("STREAM.PEER.REMOVE.S", b"", 10003)
+    await ask.no("STREAM.PEER.REMOVE.S", b"", 10003)
 
 
-def test_every_endpoint_answers_as_the_contract_says(server: LocalCluster) -> None:
+def test_every_endpoint_answers_as_its_schema_says(server: LocalCluster) -> None:
     async def work() -> None:
-        calls = ApiCalls(await connect(*server.nodes))
-        await streams(calls)
-        await consumers(calls)
-        await backup_and_peers(calls)
-        left = answers() - calls.succeeded - NO_ANSWER
+        ask = Asking(await connect(*server.nodes))
+        await streams(ask)
+        await consumers(ask)
+        await the_rest(ask)
+        left = answers() - ask.succeeded - NO_ANSWER
         left -= {"pub_ack_response"}  # it has no type; checked above
-        assert left <= calls.failed | {"stream_remove_peer_response"}, f"never answered: {left}"
-        await calls.client.close()
+        assert left <= ask.failed | {"stream_remove_peer_response"}, f"never answered: {left}"
+        await ask.client.close()
 
     run(work)

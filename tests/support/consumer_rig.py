@@ -23,7 +23,7 @@ from broker.jetstream.commands.stream_commands import (
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer.ack_subjects import parse_ack_subject
 from broker.jetstream.consumer.consumer import Consumer
-from broker.jetstream.consumer.stream_protocol import FilteringConsumer
+from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.jetstream.delivery.dispatch import PumpLimits
 from broker.jetstream.delivery.effects import (
     Advisory,
@@ -69,7 +69,7 @@ class BenchStream:
         self.store = MessageStore()
         self.settled: list[int] = []
 
-    def consumer_acked(self, consumer: FilteringConsumer, seqs: Sequence[int]) -> None:
+    def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
         self.settled += seqs
 
 

@@ -38,13 +38,13 @@ class MessageSource(Protocol):
     def subject_state(self, subject: bytes, /) -> tuple[int, int, int] | None: ...
 
 
-class FilteringConsumer(Protocol):
-    """A consumer, as far as retention needs it: which subjects it takes."""
+class AckingConsumer(Protocol):
+    """A consumer as its stream sees it when it reports acked messages."""
 
     @property
-    def filters(self) -> tuple[bytes, ...]: ...  # empty: every subject
+    def filters(self) -> tuple[bytes, ...]: ...  # empty: it wants every subject
 
-    def wants(self, subject: bytes) -> bool: ...
+    def wants(self, subject: bytes, /) -> bool: ...
 
 
 class HomeStream(Protocol):
@@ -55,5 +55,4 @@ class HomeStream(Protocol):
     @property
     def store(self) -> MessageSource: ...
 
-    def consumer_acked(self, consumer: FilteringConsumer, seqs: Sequence[int], /) -> None:
-        """The consumer no longer needs these messages: they may be removed by retention."""
+    def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int], /) -> None: ...

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from broker.jetstream.config import Retention, StreamConfig
-from broker.jetstream.consumer.stream_protocol import FilteringConsumer
+from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.store.messages import MessageStore
 
 _CACHED_SUBJECTS_MAX: Final = 65536
 
 
-class InterestedConsumer(FilteringConsumer, Protocol):
+class InterestedConsumer(AckingConsumer, Protocol):
     def settled(self, seq: int, /) -> bool:
         """Whether the consumer has acked or passed this sequence, or never wanted it."""
         ...
@@ -65,7 +65,7 @@ class ConsumerInterest:
 
     # -- what is removed --------------------------------------------------------------------------
 
-    def acked(self, consumer: FilteringConsumer, seqs: Sequence[int]) -> None:
+    def acked(self, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
         """A consumer no longer needs these messages: remove those that no other one needs."""
         config, store = self._config, self._store
         if config.retention is Retention.LIMITS:

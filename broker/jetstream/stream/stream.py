@@ -36,7 +36,7 @@ from broker.jetstream.commands.stream_commands import (
 )
 from broker.jetstream.config import Storage, StreamConfig
 from broker.jetstream.config.consumer_update import is_internal
-from broker.jetstream.consumer.stream_protocol import FilteringConsumer
+from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.apply_publish import PublishApplier
 from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
@@ -262,7 +262,7 @@ class Stream:
         self._writer.configure(config)
         self._consumers.interest.configure(config)
 
-    def consumer_acked(self, consumer: FilteringConsumer, seqs: Sequence[int]) -> None:
+    def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
         """Called by a consumer while it applies a command: it no longer needs these messages."""
         self._consumers.interest.acked(consumer, seqs)
         self.store.take_removals()  # no consumer needs them, so none has to be told
