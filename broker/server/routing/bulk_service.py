@@ -44,4 +44,4 @@ class BulkService(Sink, Protocol):
         deadline: float,
     ) -> tuple[int, list[int]]:
         """Requests of any subjects, until the clock (perf_counter) shows `deadline`, but at least
-        one. Returns the row it came to, and the rows before it that have no responder."""
+        one. Returns the row it stopped at, and the rows before it that have no responder."""

@@ -107,13 +107,13 @@ class Router:
     def publish_run(self, origin: Publisher, run: PubRun, first: int = 0) -> int:
         """Deliver every message from row `first` on to all its subscribers, in order.
 
-        Returns the row it came to. Less than the whole run means that the turn of this client is
+        Returns the row it stopped at. Less than the whole run means that the turn of this client is
         over: the caller continues later, before anything else this client has sent."""
         deadline = perf_counter() + TURN_S
         bulk = self._bulk
         spans = bulk.compact_spans(run) if bulk is not None else None
-        taker = self._compact_taker(origin, bulk) if spans and bulk is not None else None
-        if taker is None or spans is None or bulk is None:
+        recipient = self._compact_subscription(origin, bulk) if spans and bulk is not None else None
+        if recipient is None or spans is None or bulk is None:
             return self._publish_rows(origin, run, first, len(run), deadline)
         row = first
         for start, stop, compact in spans:
@@ -123,7 +123,7 @@ class Router:
                 row = self._publish_rows(origin, run, row, start, deadline)
                 if row < start:
                     return row
-            bulk.deliver_compact(taker, compact)
+            bulk.deliver_compact(recipient, compact)
             row = stop
         if row < len(run):
             row = self._publish_rows(origin, run, row, len(run), deadline)
@@ -133,9 +133,9 @@ class Router:
         self, origin: Publisher, run: PubRun, first: int, last: int, deadline: float
     ) -> int:
         match = origin.account.subs.match
-        family = self._family_taken(origin)
+        family = self._family_match(origin)
         family_start = self._family_start
-        taker: Subscription | None = None  # of the rows from `begun` on
+        recipient: Subscription | None = None  # of the rows from `begun` on
         begun = first
         reached = last
         work = 0
@@ -144,32 +144,32 @@ class Router:
             found = self._match_family(origin, subject) if in_family else match(subject)
             joinable = found.quick or found is family
             late = work > LOOK_EVERY
-            if taker is not None and (
-                not (joinable and found.single is taker)  # else one delivery for all of them
-                or (late and taker.sink.kind is SinkKind.SERVICE)
+            if recipient is not None and (
+                not (joinable and found.single is recipient)  # else one delivery for all of them
+                or (late and recipient.sink.kind is SinkKind.SERVICE)
             ):
-                done = self._to_one(origin, taker, run, begun, start, deadline=deadline)
+                done = self._to_one(origin, recipient, run, begun, start, deadline=deadline)
                 if done < start:
                     return done
-                taker = None
+                recipient = None
             if late:
                 if perf_counter() > deadline:
                     reached = start
                     break
                 work = 0
             work += 2 if joinable else found.weight + 1
-            if taker is not None:
+            if recipient is not None:
                 continue
             sub = found.single
             if joinable and sub is not None and not sub.max_msgs and not origin.guarded:
-                taker, begun = sub, start
+                recipient, begun = sub, start
                 continue
             work += LOOK_EVERY if subject.startswith(self._timed) else 0
             done = self._in_pieces(origin, run, found, start, stop=stop, deadline=deadline)
             if done < stop:
                 return done
-        if taker is not None:
-            return self._to_one(origin, taker, run, begun, reached, deadline=deadline)
+        if recipient is not None:
+            return self._to_one(origin, recipient, run, begun, reached, deadline=deadline)
         return reached
 
     def _in_pieces(
@@ -201,9 +201,9 @@ class Router:
         self, origin: Publisher, sub: Subscription, run: PubRun, start: int, stop: int, *,
         deadline: float,
     ) -> int:  # fmt: skip
-        """Returns the row it came to: less than `stop` when requests used up the turn."""
+        """Returns the row it stopped at: less than `stop` when requests used up the turn."""
         bulk = self._bulk
-        if sub.sink is bulk and bulk and run.message(start)[0].startswith(self._timed):
+        if bulk is not None and sub.sink is bulk and run.message(start)[0].startswith(self._timed):
             reached, missing = bulk.deliver_timed(sub, run, start, stop, origin, deadline=deadline)
             for row in missing:
                 self._not_taken(origin, run, row, row + 1)
@@ -227,7 +227,7 @@ class Router:
             found = subs.match_family(self._family)
         return subs.match(subject) if found is None else found
 
-    def _family_taken(self, origin: Publisher) -> Match | None:
+    def _family_match(self, origin: Publisher) -> Match | None:
         """The match of the whole family, if the bulk service alone takes it."""
         if self._bulk is None:
             return None
@@ -235,7 +235,7 @@ class Router:
         sub = found.single if found is not None else None
         return found if sub is not None and sub.sink is self._bulk else None
 
-    def _compact_taker(self, origin: Publisher, bulk: BulkService) -> Subscription | None:
+    def _compact_subscription(self, origin: Publisher, bulk: BulkService) -> Subscription | None:
         """The subscription of the bulk service, if it alone takes the compact messages."""
         if origin.guarded:
             return None

@@ -59,7 +59,7 @@ class TracingRouter(Protocol):
 
 
 def rows(run: PubRun, account: Account) -> list[int]:
-    """Which messages may ask for a trace: one look at all header blocks of the run."""
+    """Which messages may ask for a trace: one search in all header blocks of the run."""
     found = run.rows_naming(events.DEST_NAME)
     if account.options.trace_dest:
         found = sorted({*found, *run.rows_naming(events.TRACEPARENT_NAME)})
@@ -67,7 +67,7 @@ def rows(run: PubRun, account: Account) -> list[int]:
 
 
 def pieces(run: PubRun, traced: list[int]) -> list[tuple[PubRun, bool]]:
-    """The run cut so that each traced message stands alone; True marks those."""
+    """The run, split so that each traced message is a run of its own (marked True)."""
     found: list[tuple[PubRun, bool]] = []
     begin = 0
     for row in [*traced, len(run)]:
