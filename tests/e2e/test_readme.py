@@ -51,7 +51,7 @@ def shell(directory: Path, lines: list[str], exports: list[str]) -> str:
     script = "\n".join(["set -e", *exports, *lines])
     done = subprocess.run(
         ["bash", "-c", script], cwd=directory, env=environment(), capture_output=True, text=True,
-        timeout=240, check=False,
+        timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
     return done.stdout

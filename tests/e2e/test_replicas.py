@@ -311,7 +311,14 @@ def test_a_new_replica_replays_every_configuration(cluster: LocalCluster) -> Non
         assert "error" not in await ask(client, "STREAM.UPDATE.LIMITS", limits)
         await settled(client, "LIMITS", 3)
         single.kill()
-        ack = await client.jetstream().publish("LIMITS.x", b"last", timeout=20)
+
+        async def accepted() -> Any:
+            """The client may lose the connection, and the publish with it; its id makes it safe
+            to send again."""
+            once = {"Nats-Msg-Id": "last"}
+            return await client.jetstream().publish("LIMITS.x", b"last", timeout=5, headers=once)
+
+        ack = await eventually(accepted, "a publish after the kill")
         assert ack.seq == 6
         await stored(client, "LIMITS", {seq: b"%d" % seq for seq in range(1, 6)})
         await client.close()
