@@ -1,10 +1,15 @@
 """Compiles the codecs. Everything else about the package is in pyproject.toml.
 
 `python setup.py build_ext --inplace` for a source tree, `pip install .` for the rest. The C files
-go to build/ and are never kept."""
+go to build/ and are never kept. In a source tree the Python modules are compiled too, as pip does
+for an installed package: where PYTHONDONTWRITEBYTECODE is set, compiling them at every start takes
+longer than everything else that `jetraft serve` does before it is ready."""
+
+import compileall
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 CODECS = (
     "broker.wire._run",
@@ -17,7 +22,19 @@ CODECS = (
     "broker.store.index._index",
 )
 
+
+class BuildInPlace(build_ext):
+    """build_ext that leaves bytecode in a source tree."""
+
+    def run(self) -> None:
+        super().run()
+        if self.inplace:
+            for package in ("broker", "raft"):
+                compileall.compile_dir(package, quiet=1)
+
+
 setup(
+    cmdclass={"build_ext": BuildInPlace},
     ext_modules=cythonize(
         [
             Extension(name, [name.replace(".", "/") + ".pyx"], extra_compile_args=["-O3"])
@@ -25,5 +42,5 @@ setup(
         ],
         build_dir="build/cython",
         compiler_directives={"language_level": 3, "boundscheck": True, "wraparound": False},
-    )
+    ),
 )

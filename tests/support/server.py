@@ -1,4 +1,4 @@
-"""Running servers and raw sockets for the tests of the core server."""
+"""Running servers and raw clients for the tests of the core server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EMPTY_CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"prot
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    """The test under uvloop, with an end to its patience."""
+    """Run the test under uvloop, with a timeout."""
 
     async def bounded() -> None:
         async with asyncio.timeout(PATIENCE * 3):
@@ -80,7 +80,7 @@ async def until(condition: Any) -> None:
 
 
 class RawClient:
-    """A client that speaks bytes."""
+    """A client on a raw socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -145,8 +145,8 @@ class RawClient:
 
 
 class Process:
-    """`python -m broker serve` as a child, or another server that is called alike; stderr is read
-    until the server is ready."""
+    """`python -m broker serve` as a child process, or another server with the same flags; stderr
+    is read until the server is ready."""
 
     def __init__(
         self,

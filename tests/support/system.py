@@ -1,4 +1,4 @@
-"""Servers with a system account, and clients that ask in it."""
+"""Servers with a system account, and clients that send requests there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def ask(asking: Any, subject: str, body: object = None) -> Any:
 
 
 async def asked(asking: Any, subject: str, body: object = None) -> list[Any]:
-    """All answers that a single server gives: a second question marks the end of the first."""
+    """All answers of a single server: the answer to a second request marks the end."""
     inbox = asking.new_inbox()
     took = await asking.subscribe(inbox)
     payload = body if isinstance(body, bytes) else msgspec.json.encode(body or {})

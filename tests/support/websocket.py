@@ -1,4 +1,4 @@
-"""A WebSocket client that speaks bytes."""
+"""A WebSocket client on a raw socket."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One client connection: listener, socket, TLS, WebSocket, CONNECT, operations, output buffer."""
+"""One client connection and the table of all of them: socket, TLS, CONNECT, operations, buffer."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
@@ -148,6 +148,9 @@ class Connections(Mapping[int, OpenConnection]):
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def values(self) -> ValuesView[OpenConnection]:
+        return self._open.values()  # without the lookup per item of the base class
 
     def next_cid(self) -> int:
         self._last_cid += 1

@@ -43,7 +43,7 @@ async def document(server: Server, path: str) -> Any:
 
 
 def own_subscriptions(server: Server) -> int:
-    """What the server listens to itself, to answer it."""
+    """The subscriptions of the server itself."""
     clients = sum(len(connection.subs) for connection in server.connections.values())
     return sum(len(account.subs) for account in server.accounts.values()) - clients
 
@@ -73,7 +73,7 @@ def test_counters_are_exact_after_a_flush() -> None:
     run(test())
 
 
-def test_connz_lists_sorts_pages_and_remembers() -> None:
+def test_connz_lists_sorts_pages_and_keeps_history() -> None:
     async def test() -> None:
         async with running(http=HTTP) as server:
             clients = []
@@ -146,7 +146,7 @@ def test_base_path() -> None:
     run(test())
 
 
-def test_clients_hear_of_changed_cluster_urls_once() -> None:
+def test_clients_get_changed_cluster_urls_once() -> None:
     async def test() -> None:
         async with running(http=HTTP) as server:
             client = await RawClient.open(server)

@@ -1,4 +1,4 @@
-"""Monitoring documents are pages: exact counts, lists with an end, and a cost to match."""
+"""Monitoring documents are paged: exact counts, bounded lists, bounded cost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_connections_are_paged_in_their_order() -> None:
     run(test())
 
 
-def test_lists_end_where_counts_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_cut_and_counts_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connz, "LISTED_MAX", 5)
     monkeypatch.setattr(connz, "LIMIT_MAX", 6)
     monkeypatch.setattr(record, "KEPT_MAX", 2)
@@ -85,12 +85,12 @@ def test_lists_end_where_counts_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test())
 
 
-def test_a_request_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.monitor.http_server.IDLE_SECONDS", 0.3)
 
     async def test() -> None:
         async with running(http=HTTP) as server:
-            await document(server, "/varz")  # it listens before it answers
+            await document(server, "/varz")  # the socket listens before aiohttp is imported
             slow = await asyncio.open_connection("127.0.0.1", http_port(server))
             slow[1].write(b"GET /varz HTTP/1.1\r\nHost: x\r\nX-")
             async with asyncio.timeout(PATIENCE):

@@ -1,4 +1,4 @@
-"""Requests about accounts: who may ask about whom, and what one account is told of another."""
+"""Requests about accounts: which account may ask about which, and the answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_ordinary_account_sees_itself_only() -> None:
     run(test())
 
 
-def test_an_account_that_comes_later_is_served_too() -> None:
+def test_an_account_created_later_is_served_too() -> None:
     async def test() -> None:
         async with running() as server:
             server.account("LATE")
@@ -73,7 +73,7 @@ def test_the_system_account_asks_about_one_account() -> None:
     run(test())
 
 
-def test_numbers_of_accounts_that_are_in_use() -> None:
+def test_statz_lists_accounts_with_connections() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             admin, otto = await client(server), await client(server, "otto")
@@ -124,7 +124,7 @@ def test_subscribers_are_counted() -> None:
     run(test())
 
 
-def test_connections_are_found_by_what_they_take() -> None:
+def test_connections_are_found_by_subscription() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             admin, otto = await client(server), await client(server, "otto", name="me")

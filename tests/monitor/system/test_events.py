@@ -1,4 +1,4 @@
-"""Events: told to whoever listens in the system account, and built for nobody else."""
+"""Events: published in the system account, and built only when there is a subscriber."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def next_of(listening: Any) -> Any:
     return msgspec.json.decode(message.data)
 
 
-def test_clients_that_come_and_go_are_told() -> None:
+def test_connect_and_disconnect_are_published() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             admin = await client(server)
@@ -51,7 +51,7 @@ def test_clients_that_come_and_go_are_told() -> None:
     run(test())
 
 
-def test_who_is_refused_is_told_without_having_come() -> None:
+def test_a_refused_client_is_published_as_auth_error_only() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             admin = await client(server)
@@ -65,7 +65,7 @@ def test_who_is_refused_is_told_without_having_come() -> None:
             told = await next_of(refused)
             assert told["client"]["user"] == "otto"
             assert told["reason"] == "Authentication Failure"
-            otto = await client(server, "otto")  # the first that is told of an account
+            otto = await client(server, "otto")  # the first client event of an account
             assert (await next_of(everything))["type"] == PREFIX + "client_connect"
             await otto.close()
             await admin.close()
@@ -73,9 +73,9 @@ def test_who_is_refused_is_told_without_having_come() -> None:
     run(test())
 
 
-def test_nothing_is_built_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_without_subscribers_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def built(*_: object, **__: object) -> Any:
-        raise AssertionError("an event was built that nobody listens to")
+        raise AssertionError("an event was built without a subscriber")
 
     async def test() -> None:
         async with running(**SETTINGS) as server:
@@ -92,7 +92,7 @@ def test_nothing_is_built_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test())
 
 
-def test_numbers_are_told_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statsz_is_published_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "STATSZ_EVERY_S", 0.01)
 
     async def test() -> None:
@@ -107,7 +107,7 @@ def test_numbers_are_told_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test())
 
 
-def test_lame_duck_and_shutdown_are_told() -> None:
+def test_lame_duck_and_shutdown_are_published() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             admin = await client(server)
@@ -123,7 +123,7 @@ def test_lame_duck_and_shutdown_are_told() -> None:
     run(test())
 
 
-def test_who_came_in_without_a_name_and_gave_a_wrong_one_never_came() -> None:
+def test_an_anonymous_client_with_wrong_credentials_is_never_connected() -> None:
     async def test() -> None:
         authorization = Authorization(users=USERS, no_auth_user="otto")
         async with running(**{**SETTINGS, "authorization": authorization}) as server:

@@ -1,4 +1,4 @@
-"""Requests to servers: which of them answer, and what stands around an answer."""
+"""Requests to servers: which of them answer, and the envelope of an answer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_options_become_the_query_of_the_monitor() -> None:
             query({"state": wrong})
 
 
-def test_every_service_answers_to_all_and_to_one_by_its_id() -> None:
+def test_every_service_answers_on_ping_and_by_server_id() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             asking = await client(server)
@@ -97,7 +97,7 @@ def test_every_service_answers_to_all_and_to_one_by_its_id() -> None:
     run(test())
 
 
-def test_answers_are_numbered_and_a_server_that_is_not_meant_is_silent() -> None:
+def test_answers_are_numbered_and_unaddressed_servers_are_silent() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             asking = await client(server)
@@ -114,7 +114,7 @@ def test_answers_are_numbered_and_a_server_that_is_not_meant_is_silent() -> None
     run(test())
 
 
-def test_what_cannot_be_answered_is_told_with_a_code() -> None:
+def test_failures_are_answered_with_a_code() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             asking = await client(server)

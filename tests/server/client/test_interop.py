@@ -133,7 +133,7 @@ def test_client_reconnects_to_a_restarted_server_on_the_same_port() -> None:
         ),
     ],
 )
-def test_credentials_let_in_or_keep_out(
+def test_credentials_admit_or_refuse(
     auth: Authorization, good: dict[str, str] | None, bad: dict[str, str]
 ) -> None:
     async def refused(server: Server, **given: str) -> None:
@@ -213,7 +213,7 @@ def test_permissions_refuse_without_closing() -> None:
     run(test())
 
 
-def test_a_client_learns_who_it_is() -> None:
+def test_user_info_describes_the_client() -> None:
     async def test() -> None:
         rules = Permissions(
             publish=SubjectRules(allow=(b"$SYS.REQ.USER.INFO", b"a.>"), deny=(b"a.b",)),

@@ -1,4 +1,4 @@
-"""Clients that vanish, reset and talk nonsense while others work: nobody else may notice."""
+"""Clients that vanish, reset or send garbage must not affect other clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS = 120
 
 
 def rude(port: int, seed: int) -> None:
-    """Connects, does something strange, and leaves without a word."""
+    """Connects, misbehaves, and disconnects without notice."""
     dice = random.Random(seed)
     sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
     if dice.random() < 0.5:
@@ -36,14 +36,14 @@ def rude(port: int, seed: int) -> None:
         sock.sendall(hello if dice.random() < 0.9 else b"")
         for _ in range(dice.randrange(12)):
             sock.sendall(dice.choice(words))
-        if dice.random() < 0.5:  # close with a reset instead of a goodbye
+        if dice.random() < 0.5:  # reset instead of a regular close
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError:
         pass  # the server was quicker
     sock.close()
 
 
-def test_a_witness_keeps_its_order_among_rude_clients() -> None:
+def test_order_is_kept_while_other_clients_misbehave() -> None:
     with Process("-p", "-1", "-a", "127.0.0.1") as process:
         sock = socket.create_connection(("127.0.0.1", process.port), PATIENCE)
         stream = sock.makefile("rb")

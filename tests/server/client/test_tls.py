@@ -74,7 +74,7 @@ def test_handshake_first_with_fallback_serves_both_kinds() -> None:
     run(test())
 
 
-def test_verify_wants_a_client_certificate() -> None:
+def test_verify_requires_a_client_certificate() -> None:
     async def test() -> None:
         tls = TlsOptions(**{**_fields(TLS), "verify": True})
         async with running(tls=tls) as server:
@@ -86,7 +86,7 @@ def test_verify_wants_a_client_certificate() -> None:
             context = client_context()
 
             def refused() -> None:
-                # With TLS 1.3 the client hears of the refusal only when it reads, if at all.
+                # With TLS 1.3 the client notices the refusal only when it reads, if at all.
                 with (
                     socket.create_connection(("127.0.0.1", server.port), PATIENCE) as sock,
                     suppress(ssl.SSLError, ConnectionError),
@@ -136,7 +136,7 @@ def test_plain_text_on_a_tls_port_is_closed() -> None:
     run(test())
 
 
-def test_missing_handshake_is_told_in_clear() -> None:
+def test_a_missing_handshake_gets_an_error_in_clear_text() -> None:
     async def test() -> None:
         tls = TlsOptions(**{**_fields(TLS), "timeout_ns": SECOND // 20})
         async with running(tls=tls) as server:

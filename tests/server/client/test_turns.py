@@ -1,4 +1,4 @@
-"""One client's turn ends: others are served between its operations, and nothing is lost by it."""
+"""Time slices: other clients are served between the operations of one, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.server import EMPTY_CONNECT, RawClient, run, running, until
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock finds the turn over."""
+    """Every reading of the clock finds the turn over."""
     monkeypatch.setattr(router, "TURN_S", -1.0)
     monkeypatch.setattr(operations, "TURN_S", -1.0)
     monkeypatch.setattr(router, "LOOK_EVERY", 2)
@@ -50,13 +50,13 @@ async def answers(server: Server, *, verbose: bool) -> bytes:
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_a_client_sees_no_difference(monkeypatch: pytest.MonkeyPatch, *, verbose: bool) -> None:
+def test_turns_do_not_change_the_output(monkeypatch: pytest.MonkeyPatch, *, verbose: bool) -> None:
     async def test() -> None:
         async with running() as server:
             expected = await answers(server, verbose=verbose)
             impatient(monkeypatch)
             got = await answers(server, verbose=verbose)
-            if verbose:  # a segment is answered as a whole, so +OK may stand before or behind
+            if verbose:  # a segment is answered as a whole: +OK may come before or after it
                 assert got.count(b"+OK") == expected.count(b"+OK")
                 got, expected = (text.replace(b"+OK\r\n", b"") for text in (got, expected))
             assert got == expected
@@ -64,7 +64,7 @@ def test_a_client_sees_no_difference(monkeypatch: pytest.MonkeyPatch, *, verbose
     run(test())
 
 
-def test_others_get_the_loop_between_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_runs_between_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with running() as server:
             client = await RawClient.open(server)
@@ -89,7 +89,7 @@ def test_others_get_the_loop_between_turns(monkeypatch: pytest.MonkeyPatch) -> N
     run(test())
 
 
-def test_a_client_that_sends_and_leaves_is_heard_to_the_end(
+def test_everything_a_closed_client_sent_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
@@ -109,7 +109,7 @@ def test_a_client_that_sends_and_leaves_is_heard_to_the_end(
 
 
 class Counting:
-    """A taker that counts."""
+    """A sink that counts."""
 
     kind = SinkKind.STREAM
 
@@ -137,7 +137,9 @@ async def send_and_leave(server: Server, *, secure: bool) -> None:
     await writer.wait_closed()
 
 
-def test_a_violation_waits_for_what_was_said_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violation_is_reported_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test() -> None:
         async with running() as server:
             client = await RawClient.open(server)
@@ -163,7 +165,7 @@ class Publisher:
         self.account = account
 
 
-def test_a_run_goes_on_where_its_turn_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_where_its_turn_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     impatient(monkeypatch)
     account, sink = Account("A"), Counting()
     for _ in range(2):
@@ -172,11 +174,11 @@ def test_a_run_goes_on_where_its_turn_ended(monkeypatch: pytest.MonkeyPatch) -> 
     rows = [0]
     while rows[-1] < 10:
         rows.append(Router().publish_run(Publisher(account), messages, rows[-1]))
-    assert rows == list(range(11))  # two takers: one row is as much as fits a piece
+    assert rows == list(range(11))  # two subscribers: a piece has one row
     assert sink.rows == 20
 
 
-def test_wide_matches_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_wide_matches_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "CACHE_WEIGHT_MAX", 1000)
     table, sink = SubjectTree(), Counting()
     for _ in range(100):
@@ -186,7 +188,7 @@ def test_wide_matches_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) ->
     assert table.cache_size < 30  # two generations of about ten
 
 
-def test_the_pool_of_this_node_is_found_once() -> None:
+def test_local_queue_members_are_cached() -> None:
     class Client(Counting):
         kind = SinkKind.CLIENT
 

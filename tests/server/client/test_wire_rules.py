@@ -110,7 +110,7 @@ def test_headers_from_a_client_that_did_not_offer_them_close_it() -> None:
     run(test())
 
 
-def test_no_responders_tell_the_requester_only() -> None:
+def test_no_responders_go_to_the_requester_only() -> None:
     async def test() -> None:
         async with running() as server:
             asker = await RawClient.open(
@@ -179,7 +179,7 @@ def test_unsub_max_counts_from_the_start_and_may_be_raised() -> None:
     run(test())
 
 
-def test_no_responders_after_the_last_wanted_message_of_a_run() -> None:
+def test_no_responders_after_an_auto_unsubscribe_within_a_run() -> None:
     async def test() -> None:
         async with running() as server:
             asker = await RawClient.open(
@@ -239,7 +239,7 @@ def test_queue_members_of_all_patterns_form_one_pool() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", b"-ERR 'Unknown Protocol Operation'\r\n"),
     ],
 )
-def test_bad_input_ends_only_its_own_connection(sent: bytes, answer: bytes) -> None:
+def test_bad_input_closes_only_its_own_connection(sent: bytes, answer: bytes) -> None:
     async def test() -> None:
         async with running() as server:
             witness = await RawClient.open(server)
@@ -323,7 +323,7 @@ def test_a_published_wildcard_is_a_literal_token() -> None:
     run(test())
 
 
-def test_names_of_servers_are_refused_and_the_rest_of_the_run_goes_on() -> None:
+def test_reserved_subjects_are_refused_and_the_rest_is_delivered() -> None:
     async def test() -> None:
         async with running() as server:
             client = await RawClient.open(server)

@@ -1,4 +1,4 @@
-"""The process: flags, files, signals, and what tools read on stderr."""
+"""The process: flags, files, signals, and the log lines that tools read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def connect(port: int, host: str = "127.0.0.1") -> tuple[socket.socket, str]:
     return sock, sock.makefile("rb").readline().decode()
 
 
-def test_ready_lines_and_clean_end() -> None:
+def test_ready_lines_and_clean_exit() -> None:
     with Process("-p", "-1", "-a", "127.0.0.1", "--server_name=tester") as process:
         found = re.search(r"Listening for client connections on (.+):(\d+)", process.log)
         assert found is not None
@@ -36,7 +36,7 @@ def test_ready_lines_and_clean_end() -> None:
         assert re.match(pattern, process.log)
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         assert f"Version:  {project['version']}" in process.log
-        assert process.log.count("nats-server") == 1  # whose protocol it speaks
+        assert process.log.count("nats-server") == 1  # the line that names the protocol
 
 
 def test_wildcard_bind_answers_on_both_families() -> None:
@@ -156,7 +156,7 @@ def test_lame_duck_tells_clients_once_and_ignores_sigterm() -> None:
         sock.close()
 
 
-def test_lame_duck_without_clients_ends_at_once() -> None:
+def test_lame_duck_without_clients_exits_at_once() -> None:
     with Process("-p", "-1", "-a", "127.0.0.1") as process:
         assert process.end(signal.SIGUSR2) == 0
         assert "Entering lame duck mode" in process.log
@@ -220,7 +220,7 @@ def test_a_full_stderr_pipe_does_not_block_the_server() -> None:
         assert stream.readline() == b"PONG\r\n"
         process.wait_for("<<- [SUB foo 1]")
         assert "hush" not in process.log
-        for _ in range(50):  # far more than a pipe holds, and nobody reads it
+        for _ in range(50):  # far more than a pipe holds, and it is not read
             sock.sendall(b"PUB foo 1000\r\n" + b"x" * 1000 + b"\r\n" + b"PING\r\n")
             assert stream.readline() == b"MSG foo 1 1000\r\n"
             stream.readline()
@@ -230,7 +230,7 @@ def test_a_full_stderr_pipe_does_not_block_the_server() -> None:
         process.end()
 
 
-def test_jetstream_is_not_pretended(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_opened_is_fatal(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
     with Process("-p", "-1", "-js", "-sd", str(blocker), ready=False) as process:

@@ -1,4 +1,4 @@
-"""Who had his turn waits for all others who wait, and his socket with him."""
+"""A connection that used its time slice waits for the others, and its socket is not read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rounds:
 
 
 class Witness:
-    """A taker that remembers who sent in which round."""
+    """A sink that records which client was served in which round."""
 
     kind = SinkKind.STREAM
 
@@ -57,7 +57,7 @@ class Witness:
 
 
 @pytest.mark.parametrize(("turn_s", "rounds_needed"), [(-1.0, 3), (60.0, 1)])
-def test_a_round_does_what_a_turn_has_time_for(
+def test_a_round_carries_out_one_time_slice(
     monkeypatch: pytest.MonkeyPatch, turn_s: float, rounds_needed: int
 ) -> None:
     async def test() -> None:
@@ -73,7 +73,7 @@ def test_a_round_does_what_a_turn_has_time_for(
     run(test())
 
 
-def test_work_that_raises_costs_nobody_his_turn() -> None:
+def test_a_callback_that_raises_does_not_stop_the_others() -> None:
     async def test() -> None:
         waiting, done, raised = FairQueue(), [], []
         loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ def test_a_full_socket_is_read_once_per_turn(monkeypatch: pytest.MonkeyPatch) ->
     run(test())
 
 
-def test_of_many_busy_clients_one_has_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_busy_client_is_served_per_round(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with running() as server:
             account = server.account("$G")
@@ -130,7 +130,7 @@ def test_of_many_busy_clients_one_has_the_round(monkeypatch: pytest.MonkeyPatch)
             for client in clients:
                 client.close()
         busy = {at: who for at, who in witness.seen}
-        first = 5  # what has just been read may fall into one round
+        first = 5  # what was just read may be carried out in one round
         assert len(busy) >= 5 * 20 - first
 
     run(test())

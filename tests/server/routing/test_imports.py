@@ -1,4 +1,4 @@
-"""Accounts keep apart what they do not export, and imports carry over what they do."""
+"""Accounts are isolated from each other, except for exports that are imported."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def services(*, many: bool = False, threshold_ns: int = 120 * SECOND, share: boo
 
 
 async def request(asking: RawClient, answering: RawClient) -> tuple[bytes, bytes]:
-    """B asks l.x; returns the reply subject A was shown, and the header it got."""
+    """B requests l.x; returns the reply subject and the header that A received."""
     asking.send(b"SUB mine 9\r\nPUB l.x mine 2\r\nhi\r\n")
     await asking.flush()
     subject, sid, reply, *_ = (await answering.line())[5:].split(b" ")
@@ -117,7 +117,7 @@ def test_an_imported_stream_shows_under_the_local_subject() -> None:
     run(test())
 
 
-def test_an_export_nobody_listens_to_has_no_responders() -> None:
+def test_an_export_without_subscribers_has_no_responders() -> None:
     async def test() -> None:
         async with serving(*streams()) as server:
             exporter = await server.client("a")
@@ -130,7 +130,7 @@ def test_an_export_nobody_listens_to_has_no_responders() -> None:
 # -- services --------------------------------------------------------------------------------------
 
 
-def test_a_request_crosses_and_its_answer_comes_back() -> None:
+def test_a_request_crosses_accounts_and_its_answer_returns() -> None:
     async def test() -> None:
         async with serving(*services()) as server:
             answering, asking = await server.client("a"), await server.client("b")
@@ -148,7 +148,7 @@ def test_a_request_crosses_and_its_answer_comes_back() -> None:
     run(test())
 
 
-def test_streamed_answers_all_come_back() -> None:
+def test_all_streamed_answers_return() -> None:
     async def test() -> None:
         async with serving(*services(many=True)) as server:
             answering, asking = await server.client("a"), await server.client("b")
@@ -171,20 +171,20 @@ def test_an_answer_forged_by_another_account_has_no_effect() -> None:
             answering.send(b"SUB q.* 1\r\n")
             await answering.flush()
             reply, _ = await request(asking, answering)
-            for bad in (forger, asking):  # neither a stranger nor the one who asks
+            for bad in (forger, asking):  # neither another account nor the requestor itself
                 bad.send(b"PUB " + reply + b" 4\r\nevil\r\n")
                 await bad.flush()
             forger.send(b"PUB mine 4\r\nevil\r\nPUB q.x 4\r\nevil\r\nPUB l.x 4\r\nevil\r\n")
             await forger.flush()
             assert await asking.flush() == b""
             answering.send(b"PUB " + reply + b" 3\r\nyes\r\n")
-            assert await answering.flush() == b""  # no request of the forger either
+            assert await answering.flush() == b""  # nor does the forger get a request through
             assert await asking.flush() == b"MSG mine 9 3\r\nyes\r\n"
 
     run(test())
 
 
-def test_who_asks_learns_that_nobody_serves() -> None:
+def test_a_request_without_a_service_gets_no_responders() -> None:
     async def test() -> None:
         async with serving(*services()) as server:
             asking = await server.client("b")
@@ -208,7 +208,7 @@ def test_a_late_answer_is_dropped() -> None:
     run(test())
 
 
-def test_only_so_many_answers_are_awaited() -> None:
+def test_expected_answers_are_bounded() -> None:
     async def test() -> None:
         async with serving(*services()) as server:
             answering, asking = await server.client("a"), await server.client("b")
@@ -231,7 +231,7 @@ def test_only_so_many_answers_are_awaited() -> None:
     run(test())
 
 
-def test_a_client_cannot_say_whose_request_it_is() -> None:
+def test_a_client_cannot_forge_the_request_info() -> None:
     async def test() -> None:
         async with serving(*services(share=True)) as server:
             answering, asking = await server.client("a"), await server.client("b")
@@ -265,7 +265,7 @@ def test_a_chain_of_services_passes_every_account() -> None:
             asking.send(b"SUB mine 9\r\nPUB ask mine 0\r\n\r\n")
             await asking.flush()
             got = await answering.flush()
-            assert b'{"acc":"C"' in got  # who asked, not who passed it on
+            assert b'{"acc":"C"' in got  # the requestor, not the account in between
             reply = got.split(b" ")[3]
             answering.send(b"PUB " + reply + b" 3\r\nyes\r\n")
             await answering.flush()
@@ -277,7 +277,7 @@ def test_a_chain_of_services_passes_every_account() -> None:
 # -- limits ----------------------------------------------------------------------------------------
 
 
-def test_limits_of_an_account_bind_its_clients_only() -> None:
+def test_account_limits_apply_to_its_clients_only() -> None:
     async def test() -> None:
         limited = AccountOptions("A", max_connections=1, max_subscriptions=1, max_payload=4)
         async with serving(limited, AccountOptions("B")) as server:
@@ -294,7 +294,7 @@ def test_limits_of_an_account_bind_its_clients_only() -> None:
     run(test())
 
 
-def test_the_system_account_is_named_to_its_clients() -> None:
+def test_clients_of_the_system_account_are_told_in_info() -> None:
     async def test() -> None:
         async with serving(AccountOptions("A"), AccountOptions("B"), system="B") as server:
             for user, is_system in (("a", None), ("b", True)):

@@ -1,4 +1,4 @@
-"""What the router makes of a run with many subjects: few deliveries, in order, nobody forgotten."""
+"""Runs with many subjects: few deliveries, in order, to every subscriber."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.wire import PubRun
 
 @dataclass(eq=False)
 class Taker:
-    """Remembers what it was given, and in how many calls."""
+    """A sink that records what it was given, and in how many calls."""
 
     name: str
     log: list[tuple[str, list[bytes]]]
@@ -103,26 +103,26 @@ def client(**more: object) -> Client:
     return Client("client", [], **more)  # type: ignore[arg-type]
 
 
-def test_neighbours_of_one_taker_are_one_delivery() -> None:
+def test_adjacent_rows_of_one_subscriber_are_one_delivery() -> None:
     who = client()
     log = routed([b"k.1", b"k.2", b"k.2", b"k.3"], {b"k.>": Taker("S", who.log)}, who)
     assert log == [("S", [b"k.1", b"k.2", b"k.2", b"k.3"])]
 
 
-def test_takers_in_turn_are_told_in_order() -> None:
+def test_alternating_subscribers_are_served_in_order() -> None:
     who = client()
     takers = {b"k.>": Taker("K", who.log), b"l.>": Taker("L", who.log)}
     log = routed([b"k.1", b"k.2", b"l.1", b"k.3", b"l.2"], takers, who)
     assert log == [("K", [b"k.1", b"k.2"]), ("L", [b"l.1"]), ("K", [b"k.3"]), ("L", [b"l.2"])]
 
 
-def test_a_service_is_asked_subject_by_subject() -> None:
+def test_a_service_gets_one_subject_per_call() -> None:
     who = client()
     log = routed([b"k.1", b"k.2"], {b"k.>": Taker("S", who.log, kind=SinkKind.SERVICE)}, who)
     assert log == [("S", [b"k.1"]), ("S", [b"k.2"])]
 
 
-def test_what_is_not_taken_has_no_responders_row_by_row() -> None:
+def test_rows_that_are_refused_get_no_responders_each() -> None:
     who = client()
     log = routed([b"k.1", b"k.2", b"z"], {b"k.>": Taker("S", who.log, takes=False)}, who)
     missing = [
@@ -131,20 +131,20 @@ def test_what_is_not_taken_has_no_responders_row_by_row() -> None:
     assert log == [("S", [b"k.1", b"k.2"]), *(("client", [status]) for status in missing)]
 
 
-def test_a_refusal_is_told_in_its_turn() -> None:
+def test_a_permission_error_keeps_its_place_in_the_order() -> None:
     who = client(guarded=True, refused=(b"k.2",))
     log = routed([b"k.1", b"k.2", b"k.3"], {b"k.>": Taker("S", who.log)}, who)
     assert log == [("S", [b"k.1"]), ("refused", [b"k.2"]), ("S", [b"k.3"])]
 
 
 @pytest.mark.parametrize("subject", [b"$JS.API.DIRECT.GET..a", b"$JS.API.DIRECT.GET.S.a."])
-def test_gets_with_empty_tokens_reach_nobody(subject: bytes) -> None:
+def test_gets_with_empty_tokens_match_nothing(subject: bytes) -> None:
     who = client()
     log = routed([subject], {b"$JS.API.>": Taker("api", who.log, kind=SinkKind.SERVICE)}, who)
     assert [name for name, _ in log] == ["client"]
 
 
-def test_gets_go_also_to_whoever_listens_to_some_of_them() -> None:
+def test_gets_also_reach_a_subscriber_of_a_single_subject() -> None:
     who = client()
     service = Taker("api", who.log, kind=SinkKind.SERVICE)
     takers = {b"$JS.API.>": service, b"$JS.API.DIRECT.GET.S.a": Taker("spy", who.log)}
@@ -168,7 +168,7 @@ def test_gets_are_answered_together_and_other_requests_alone() -> None:
     ]
 
 
-def test_a_get_that_nobody_serves_has_no_responders() -> None:
+def test_a_get_that_is_not_served_gets_no_responders() -> None:
     who = client()
     takers = {b"$JS.API.>": Taker("api", who.log, kind=SinkKind.SERVICE)}
     get = b"$JS.API.DIRECT.GET.S."
@@ -179,7 +179,7 @@ def test_a_get_that_nobody_serves_has_no_responders() -> None:
     ]
 
 
-def test_requests_to_another_service_than_the_bulk_one_go_by_subject() -> None:
+def test_a_service_that_is_not_registered_gets_one_subject_per_call() -> None:
     """Only the registered service takes runs of different subjects."""
     who = client()
     other = Taker("other", who.log, kind=SinkKind.SERVICE)

@@ -1,4 +1,4 @@
-"""What the reference server cannot be compared in: turns, silent streams, other nodes' accounts."""
+"""Tracing where nats-server is no reference: turns, silent streams, accounts of other nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hpub(subject: bytes, lines: bytes, payload: bytes = b"", reply: bytes = b"")
 
 
 async def next_event(tracer: RawClient, *, packed: bool = False) -> dict[str, Any]:
-    """The next message of the client, which is a trace."""
+    """The next message of the client, decoded as a trace."""
     while not (line := await tracer.line()).startswith((b"MSG t ", b"HMSG t ")):
         assert line, "closed"
     words = line.split()
@@ -42,7 +42,7 @@ async def next_event(tracer: RawClient, *, packed: bool = False) -> dict[str, An
 
 
 class Taker:
-    """A sink that keeps what it is given and says nothing of it."""
+    """A sink that records what it is given and does not answer."""
 
     peer = 7
     stream = b"S"
@@ -80,7 +80,7 @@ def attach(server: Server, account: str, subject: bytes, kind: SinkKind) -> Take
     return taker
 
 
-def test_traced_messages_keep_their_place_when_turns_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_messages_keep_their_order_across_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         impatient(monkeypatch)
         async with running() as server:
@@ -107,7 +107,7 @@ def test_traced_messages_keep_their_place_when_turns_end(monkeypatch: pytest.Mon
     run(test())
 
 
-def test_a_report_is_packed_for_who_accepts_it() -> None:
+def test_a_report_is_compressed_when_accepted() -> None:
     async def test() -> None:
         async with running() as server:
             client = await RawClient.open(server)
@@ -119,7 +119,7 @@ def test_a_report_is_packed_for_who_accepts_it() -> None:
     run(test())
 
 
-def test_a_stream_that_does_not_answer_is_waited_for_in_vain_only_for_so_long(
+def test_waiting_for_a_stream_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
@@ -131,7 +131,7 @@ def test_a_stream_that_does_not_answer_is_waited_for_in_vain_only_for_so_long(
             _, told = (await next_event(client))["events"]
             assert (told["type"], told["error"]) == ("js", "no answer from the stream")
             assert b"Nats-Trace-Dest: trace disabled\r\n" in stream.taken[0][2]
-            # Its answer comes too late for the trace, and to nobody: the publisher gave up before.
+            # The answer comes too late for the trace, and is not forwarded.
             answer = server.router.publish(server.account("$G"), stream.taken[0][1], b"", b"", b"")
             assert answer == 0
             client.close()
@@ -139,7 +139,7 @@ def test_a_stream_that_does_not_answer_is_waited_for_in_vain_only_for_so_long(
     run(test())
 
 
-def test_no_client_answers_in_the_place_of_a_stream() -> None:
+def test_a_client_cannot_answer_in_place_of_a_stream() -> None:
     async def test() -> None:
         async with running() as server:
             stream = attach(server, "$G", b"a", SinkKind.STREAM)
@@ -160,7 +160,7 @@ def test_no_client_answers_in_the_place_of_a_stream() -> None:
 
 
 @pytest.mark.parametrize("only", [False, True])
-def test_a_trace_does_not_follow_to_another_node_in_another_account(*, only: bool) -> None:
+def test_a_trace_ends_at_another_node_in_another_account(*, only: bool) -> None:
     async def test() -> None:
         accounts = (
             AccountOptions("A", exports=(Export(b"s"),)),
@@ -183,7 +183,9 @@ def test_a_trace_does_not_follow_to_another_node_in_another_account(*, only: boo
     run(test())
 
 
-def test_messages_that_are_not_sampled_are_traced_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_not_sampled_are_not_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     parent = b"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n"
 
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""Orders to one server: reload, and what becomes of a client."""
+"""Commands to one server: reload, kick and lame duck for a client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_client_is_kicked() -> None:
     run(test())
 
 
-def test_a_client_is_told_to_go_elsewhere() -> None:
+def test_a_client_is_told_about_lame_duck_mode() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             admin = await client(server)
@@ -57,7 +57,7 @@ def test_a_client_is_told_to_go_elsewhere() -> None:
     run(test())
 
 
-def test_reload_is_ordered_and_its_failure_told() -> None:
+def test_reload_and_its_failure_are_answered() -> None:
     async def test() -> None:
         came = asyncio.Event()
         refusal = "can only reload config when a file is provided"

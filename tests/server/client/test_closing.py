@@ -1,4 +1,4 @@
-"""A client that leaves with a hundred thousand subscriptions stops nobody."""
+"""Closing a client with a hundred thousand subscriptions does not block the loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broker.server.client.connection import LEAVING_PER_TURN
 from tests.support.server import RawClient, run, running
 
 
-def test_subscriptions_leave_in_parts_and_nothing_goes_to_who_is_leaving() -> None:
+def test_subscriptions_are_removed_in_parts_and_get_nothing_meanwhile() -> None:
     async def test() -> None:
         async with running() as server:
             crowd, stayer = [await RawClient.open(server) for _ in range(2)]
@@ -25,7 +25,7 @@ def test_subscriptions_leave_in_parts_and_nothing_goes_to_who_is_leaving() -> No
             leaving.abort(Reason.CLIENT_CLOSED)
             assert len(leaving.subs) == count - LEAVING_PER_TURN
             last = next(reversed(leaving.subs.values())).subject
-            for _ in range(50):  # the other member takes it, never the one that is going
+            for _ in range(50):  # the other member takes it, never the one that is closing
                 assert server.router.publish(leaving.account, last, b"", b"", b"x") == 1
             turns = 1
             while leaving.subs:

@@ -23,7 +23,7 @@ class SlowScans:
         connection.queue(b"+SCAN\r\n")
 
 
-def test_a_second_scan_while_one_is_under_way_ends_the_connection() -> None:
+def test_a_second_scan_during_the_first_closes_the_connection() -> None:
     async def test() -> None:
         async with running() as server:
             scans = SlowScans()
@@ -31,14 +31,14 @@ def test_a_second_scan_while_one_is_under_way_ends_the_connection() -> None:
             try:
                 first, second = await RawClient.open(server), await RawClient.open(server)
                 first.send(b'SCAN {"n":1}\r\n')
-                second.send(b'SCAN {"n":2}\r\n')  # of another connection: that is fine
+                second.send(b'SCAN {"n":2}\r\n')  # on another connection: allowed
                 await until(lambda: len(scans.asked) == 2)
                 first.send(b'SCAN {"n":3}\r\n')
                 assert b"one scan at a time" in (await first.end()).lower()
                 assert len(scans.asked) == 2
                 scans.go_on.set()
                 assert await second.line() == b"+SCAN\r\n"
-                second.send(b'SCAN {"n":4}\r\n')  # the one before is over
+                second.send(b'SCAN {"n":4}\r\n')  # the previous one has ended
                 assert await second.line() == b"+SCAN\r\n"
                 assert len(scans.asked) == 3
                 second.close()

@@ -26,7 +26,7 @@ async def sleeper(server: Server, subject: bytes) -> socket.socket:
     return sock
 
 
-def test_a_client_over_max_pending_goes_and_others_stay() -> None:
+def test_a_client_over_max_pending_is_closed_and_others_stay() -> None:
     async def test() -> None:
         limits = Limits(max_pending=4 * 1024 * 1024)
         async with running(limits=limits) as server:
@@ -46,7 +46,7 @@ def test_a_client_over_max_pending_goes_and_others_stay() -> None:
     run(test())
 
 
-def test_a_write_past_its_deadline_ends_the_client() -> None:
+def test_a_write_past_its_deadline_closes_the_client() -> None:
     async def test() -> None:
         limits = Limits(write_deadline_ns=SECOND // 5)
         async with running(limits=limits) as server:

@@ -145,7 +145,7 @@ def test_info_names_this_listener_and_its_peers() -> None:
     run(test())
 
 
-def test_varz_connz_and_the_label() -> None:
+def test_varz_connz_and_log_label() -> None:
     async def test() -> None:
         options = replace(PLAIN, compression=True, handshake_timeout_ns=3 * SECOND)
         async with serving(websocket=options) as server:
@@ -170,7 +170,7 @@ def test_varz_connz_and_the_label() -> None:
     run(test())
 
 
-def test_tls_of_the_listener_is_told_and_that_of_the_client_port_is_not() -> None:
+def test_info_shows_tls_of_this_listener_only() -> None:
     async def test() -> None:
         async with serving(tls=TLS) as server:
             client = await RawWebSocket.open(server)
@@ -180,7 +180,7 @@ def test_tls_of_the_listener_is_told_and_that_of_the_client_port_is_not() -> Non
     run(test())
 
 
-def test_cookies_stand_in_for_what_connect_leaves_out() -> None:
+def test_cookies_fill_in_missing_credentials() -> None:
     async def test() -> None:
         users = (User("ann", "secret"),)
         options = replace(PLAIN, user_cookie="u", pass_cookie="p")
@@ -202,7 +202,7 @@ def test_cookies_stand_in_for_what_connect_leaves_out() -> None:
     run(test())
 
 
-def test_no_auth_user_and_a_token_of_this_listener_alone() -> None:
+def test_no_auth_user_and_token_of_this_listener() -> None:
     async def test() -> None:
         users = (User("ann", "secret"), User("guest"))
         options = replace(PLAIN, no_auth_user="guest")

@@ -1,4 +1,4 @@
-"""WebSocket clients that mean no good: bad requests, bad frames, slow ones, and much of it."""
+"""WebSocket clients that misbehave: bad requests, bad frames, slow or endless input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.websocket import (
         (REQUEST.replace(b"GET /", b"GET /mqtt") + b"\r\n", b"HTTP/1.1 404 Not Found"),
     ],
 )
-def test_bad_requests_are_answered_and_end(request_bytes: bytes, answer: bytes) -> None:
+def test_bad_requests_are_answered_and_closed(request_bytes: bytes, answer: bytes) -> None:
     async def test() -> None:
         async with serving(websocket=replace(PLAIN, same_origin=True)) as server:
             client = await RawWebSocket.dial(server)
@@ -65,7 +65,7 @@ def test_a_request_may_come_byte_by_byte_and_be_long() -> None:
     run(test())
 
 
-def test_a_head_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_head_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "HEAD_MAX", 10_000)
 
     async def test() -> None:
@@ -77,7 +77,7 @@ def test_a_head_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test())
 
 
-def test_who_dawdles_with_the_request_is_cut_off() -> None:
+def test_a_slow_upgrade_request_times_out() -> None:
     async def test() -> None:
         options = replace(PLAIN, handshake_timeout_ns=SECOND // 10)
         async with serving(websocket=options) as server:
@@ -90,7 +90,7 @@ def test_who_dawdles_with_the_request_is_cut_off() -> None:
     run(test())
 
 
-def test_the_deadline_is_for_the_request_alone() -> None:
+def test_the_deadline_applies_to_the_request_only() -> None:
     async def test() -> None:
         async with serving(websocket=PLAIN) as server:
             assert server.websocket is not None
@@ -103,7 +103,7 @@ def test_the_deadline_is_for_the_request_alone() -> None:
     run(test())
 
 
-def test_too_many_unfinished_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket_listener, "WAITING_MAX", 2)
 
     async def test() -> None:
@@ -132,7 +132,7 @@ def test_too_many_unfinished_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -
         (masked(b"PUB " + b"a" * 5000), 1008, "Maximum Control Line Exceeded"),
     ],
 )
-def test_bad_frames_end_that_client_alone(wire: bytes, status: int, reason: str) -> None:
+def test_bad_frames_close_only_that_client(wire: bytes, status: int, reason: str) -> None:
     async def test() -> None:
         async with serving(limits=Limits(max_payload=1000)) as server:
             other = await RawWebSocket.open(server)
@@ -146,7 +146,7 @@ def test_bad_frames_end_that_client_alone(wire: bytes, status: int, reason: str)
     run(test())
 
 
-def test_a_bomb_costs_its_sender_the_connection() -> None:
+def test_a_decompression_bomb_closes_its_sender() -> None:
     async def test() -> None:
         options = replace(PLAIN, compression=True)
         async with serving(websocket=options) as server:
@@ -167,7 +167,7 @@ def test_a_bomb_costs_its_sender_the_connection() -> None:
     run(test())
 
 
-def test_text_frames_fragments_and_split_operations_are_a_stream() -> None:
+def test_frames_and_fragments_are_read_as_one_stream() -> None:
     async def test() -> None:
         async with serving() as server:
             client = await RawWebSocket.open(server, connect=None)
@@ -184,7 +184,7 @@ def test_text_frames_fragments_and_split_operations_are_a_stream() -> None:
     run(test())
 
 
-def test_pings_of_a_client_that_does_not_read_pile_up_nowhere() -> None:
+def test_pongs_to_a_client_that_does_not_read_are_not_queued() -> None:
     async def test() -> None:
         async with serving() as server:
             client = await RawWebSocket.open(server)
@@ -214,7 +214,7 @@ def test_pings_of_a_client_that_does_not_read_pile_up_nowhere() -> None:
     run(test())
 
 
-def test_one_who_never_reads_is_a_slow_consumer() -> None:
+def test_a_client_that_never_reads_is_a_slow_consumer() -> None:
     async def test() -> None:
         async with serving(limits=Limits(max_pending=4 * 1024 * 1024)) as server:
             sleeper = await RawWebSocket.open(server)
@@ -231,8 +231,8 @@ def test_one_who_never_reads_is_a_slow_consumer() -> None:
     run(test())
 
 
-def test_frames_wait_here_while_the_connection_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn that ends in the middle of a chunk leaves the rest, in order, to later ones."""
+def test_frames_are_buffered_while_reading_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a turn ends within a chunk, the rest is carried out later, in order."""
     paused: list[int] = []
     receive = Connection.data_received
 

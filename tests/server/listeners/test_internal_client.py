@@ -1,4 +1,4 @@
-"""The server's own connections to itself: whoever may connect, they may, and count as nobody."""
+"""The server's own clients: always admitted, never counted or listed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def insider(server: Server, account: str = "B") -> AsyncIterator[RawClient
 
 
 @pytest.mark.parametrize("door", list(DOORS))
-def test_the_server_gets_into_every_account(door: str) -> None:
+def test_internal_clients_are_admitted_whatever_is_configured(door: str) -> None:
     async def test() -> None:
         async with running(**DOORS[door]) as server, insider(server) as one:
             one.send(b"SUB a.b 1\r\nSUB c.d 2\r\n")
@@ -76,7 +76,7 @@ def test_the_server_gets_into_every_account(door: str) -> None:
     run(test())
 
 
-def test_it_counts_as_nobody() -> None:
+def test_internal_clients_are_neither_counted_nor_listed() -> None:
     accounts = (AccountOptions("B", max_connections=1),)
     users = tuple(
         User(name=name, password="p", account=account)
@@ -99,7 +99,9 @@ def test_it_counts_as_nobody() -> None:
             await until(lambda: not server.connections.internal)
             assert not server.connections.history
             assert await admin.flush() == b""
-            client = await RawClient.open(server, connect=as_user("b"))  # there is room for it
+            client = await RawClient.open(
+                server, connect=as_user("b")
+            )  # the internal clients do not count against max_connections
             assert await client.flush() == b""
             client.close()
             admin.close()
@@ -111,7 +113,7 @@ def as_user(name: str) -> bytes:
     return b'CONNECT {"verbose":false,"user":"%b","pass":"p"}\r\n' % name.encode()
 
 
-def test_nobody_asks_it_for_credentials() -> None:
+def test_internal_clients_have_no_authentication_deadline() -> None:
     async def test() -> None:
         auth = msgspec.structs.replace(USERS, timeout_ns=SECOND // 100)
         async with running(authorization=auth) as server:
@@ -127,7 +129,7 @@ def test_nobody_asks_it_for_credentials() -> None:
     run(test())
 
 
-def test_other_users_after_a_reload_are_not_its_concern() -> None:
+def test_internal_clients_survive_a_reload_of_users() -> None:
     async def test() -> None:
         async with running(authorization=USERS) as server, insider(server) as one:
             await one.flush()
@@ -142,7 +144,7 @@ def test_other_users_after_a_reload_are_not_its_concern() -> None:
     run(test())
 
 
-def test_it_ends_with_the_server() -> None:
+def test_internal_clients_close_with_the_server() -> None:
     async def test() -> None:
         async with running() as server, insider(server) as one:
             await one.flush()
