@@ -182,6 +182,10 @@ class MessageStore:
         if not self.messages:
             self._removal.set_floor(seq)
 
+    def advance_time(self, time_ns: int) -> None:
+        """A message of this time was stored before (restore): later ones must not be older."""
+        self.last_time = max(self.last_time, time_ns)
+
     def _grew(self, *, count: int, size: int, last_seq: int, max_time: int, last_time: int) -> None:
         segment = self.segments.tail
         assert segment is not None

@@ -239,7 +239,7 @@ class Stream:
         own sequences. Applied again it changes nothing."""
         store, dedup = self.store, self._writer.dedup
         store.skip_to(command.last_seq + 1)
-        store.last_time = max(store.last_time, command.last_time)
+        store.advance_time(command.last_time)
         dedup.last_id = command.last_msg_id or dedup.last_id
         self._sources.positions.update(command.sources)
         for message_id, seq, time_ns in command.message_ids:
