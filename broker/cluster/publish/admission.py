@@ -26,13 +26,13 @@ class LogWriter(Protocol):
     def failure(self) -> BaseException | None: ...
 
 
-class InterestedConsumer(Protocol):
+class TracedConsumer(Protocol):
     def wants(self, subject: bytes) -> bool: ...
 
 
 class ConsumedStream(Protocol):
     @property
-    def consumers(self) -> Mapping[str, InterestedConsumer]: ...
+    def consumers(self) -> Mapping[str, TracedConsumer]: ...
 
 
 class AssignedReplica(Protocol):
