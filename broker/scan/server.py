@@ -3,7 +3,7 @@
 Owns: the pace (one chunk per turn of the event loop), the limit on concurrent scans of a node, and
 dropping rows of subjects that were not requested.
 May not touch: sockets (`write` and `drain` are arguments), Raft, how blocks are stored.
-A scan looks up every block anew: retention, purges and new messages may change the store between
+A scan looks up every block again: retention, purges and new messages may change the store between
 two blocks, so no iterator over it is kept across an await.
 Spec: broker/scan/protocol.py."""
 

@@ -183,7 +183,7 @@ class Nemesis:
 
     def _mute_leader(self) -> None:
         """The leader receives nothing, but its messages arrive: without check-quorum it would lead
-        for ever."""
+        forever."""
         leader = self._leader()
         self._cut(self._others(leader), [leader], both=False)
 

@@ -91,7 +91,7 @@ class PendingMessages:
 def answers_before_sleep(message: Message, *, term: Term) -> bool:
     """Whether a message to a sleeping group answers something that was sent before the group went
     to sleep, or is the one that sends it to sleep. Such a message must not wake the group, or slow
-    links would keep it awake for ever. `term` is the receiver's."""
+    links would keep it awake forever. `term` is the receiver's."""
     kind = message.kind
     if kind == MessageKind.HEARTBEAT:
         return message.context == SLEEP

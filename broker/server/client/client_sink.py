@@ -1,4 +1,4 @@
-"""One client as the router sees it: a publisher, and the taker of what it subscribed to.
+"""One client as the router sees it: a publisher, and the sink of its subscriptions.
 
 Owns: the client's subscriptions, permissions and traffic counters; the encoding of deliveries;
 auto-unsubscribe when a subscription has had its last message.

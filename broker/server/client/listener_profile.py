@@ -43,7 +43,7 @@ class ClientContext:
 
 
 class ListenerProfile:
-    """Ask anew each time: a reload may change every answer."""
+    """Do not cache: a reload may change every answer."""
 
     kind = "nats"  # the type that /connz shows
     mark = "cid"  # how the log numbers the clients

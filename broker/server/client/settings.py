@@ -17,7 +17,7 @@ DEFAULT_AUTH_SECONDS = 2.0
 
 
 class ServerSettings:
-    """Read `options` anew each time: a reload replaces the object."""
+    """Do not cache `options`: a reload replaces the object."""
 
     __slots__ = ("authenticator", "loaded", "options", "tls_context")
 

@@ -1,4 +1,4 @@
-"""Refusals in the log: each reason once, bounded, and not silenced for ever."""
+"""Refusals in the log: each reason once, bounded, and not silenced forever."""
 
 from __future__ import annotations
 
