@@ -111,6 +111,7 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
         return 1
     for warning in loaded.warnings:
         logger.warning("%s", warning)
+    gc.freeze()  # modules stay: no collection needs to look at them
     gc.set_threshold(GC_THRESHOLD, 20, 50)
     gc.enable()
     import uvloop
