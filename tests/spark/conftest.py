@@ -6,13 +6,33 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+STARTS_MAX = 10
+
+
+def finished(start: Callable[[], Any]) -> Any:
+    """The query, after it has ended. Spark gives the Python worker of a streaming source ten
+    seconds to start, which a busy machine exceeds: a query that failed before it began is started
+    again."""
+    from pyspark.errors import StreamingQueryException
+
+    for attempt in range(1, STARTS_MAX + 1):
+        query = start()
+        try:
+            assert query.awaitTermination(300)
+        except StreamingQueryException as failure:
+            began = bool(query.recentProgress) or "failed to connect back" not in str(failure)
+            if began or attempt == STARTS_MAX:
+                raise
+        else:
+            return query
+    raise AssertionError
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from broker.client import scan
 from broker.local import LocalCluster
 from broker.scan.client import Login, Planner, ScanRange, endpoints_of, parse_endpoint, read_range
 from broker.scan.protocol import ScanPlan
+from tests.spark.conftest import finished
 
 ROWS = 30_000
 WINDOW = 1_000
@@ -109,15 +110,14 @@ def test_a_streaming_query_follows_the_stream(
 ) -> None:
     def run() -> int:
         source = spark.readStream.format("jetraft").option("servers", servers(nodes))
-        query = (
+        writer = (
             source.option("startingOffsets", str(ROWS - 999))
             .load(STREAM)
             .writeStream.format("parquet")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start(str(tmp_path / "out"))
         )
-        assert query.awaitTermination(120)
+        query = finished(lambda: writer.start(str(tmp_path / "out")))
         return sum(progress.numInputRows for progress in query.recentProgress)
 
     assert run() == 1000

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.spark.conftest import finished
 from tests.support.scan_peers import (
     START_NS,
     STREAM,
@@ -114,17 +115,15 @@ def test_a_wrong_option_is_explained(spark: Any, cluster: Cluster) -> None:
 def run_available_now(spark: Any, cluster: Cluster, folder: Path, **options: str) -> Any:
     """One run of the query. It appends to parquet files, so a later run continues."""
     frame = spark.readStream.format("jetraft").option("servers", cluster.servers)
-    query = (
+    writer = (
         frame.option("stream", STREAM)
         .options(**options)
         .load()
         .writeStream.format("parquet")
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
-        .start(str(folder / "out"))
     )
-    assert query.awaitTermination(120)
-    return query
+    return finished(lambda: writer.start(str(folder / "out")))
 
 
 def test_a_query_continues_where_it_stopped(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
