@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from random import Random
 
 from raft.core.log import MemoryReader
@@ -27,6 +28,12 @@ class MachineState:
     index: Index
     term: Term
     digest: bytes
+
+    def with_entry(self, entry: Entry) -> MachineState:
+        """The next link of the chain."""
+        text = b"%d/%d/%d/" % (entry.index, entry.term, entry.kind)
+        digest = blake2b(self.digest + text + entry.data, digest_size=8).digest()
+        return MachineState(entry.index, entry.term, digest)
 
 
 EMPTY = MachineState(Index(0), Term(0), b"")

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from random import Random
 
 from chaos.sim.checks import SafetyChecks
-from chaos.sim.disk import EMPTY, DiskImage, DiskWrite, MachineState, SimDisk
+from chaos.sim.disk import EMPTY, DiskImage, MachineState, SimDisk
 from chaos.sim.environment import SimEnvironment
 from chaos.sim.round_loop import SimGroup, SimRoundLoop
 from chaos.sim.schedule import MS
+from chaos.sim.snapshots import SimSnapshots
 from raft.core.log import RaftLog
-from raft.core.messages import Entry, Message, MessageKind
+from raft.core.messages import Entry, Message
 from raft.core.raft_core import CoreParts, RaftCore
 from raft.core.ready import Ready
 from raft.host.rounds import Rounds
@@ -34,12 +34,6 @@ SLEEP_AFTER_TICKS = 4
 class SimProposal:
     name: bytes
     term: Term
-
-
-def chain(digest: bytes, entry: Entry) -> bytes:
-    """The next link of the hash chain."""
-    text = b"%d/%d/%d/" % (entry.index, entry.term, entry.kind)
-    return blake2b(digest + text + entry.data, digest_size=8).digest()
 
 
 class SimNode:
@@ -78,7 +72,7 @@ class SimNode:
         self._disk_failed = False
         self._paused = False
         self._held_back: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        self._received: dict[SnapshotMeta, tuple[MachineState, Members]] = {}
+        self._snapshots = SimSnapshots(self, self.disk, environment, rng)
         self._ticked_us = 0
         self._idle_ticks = 0
         self._heard_us: dict[NodeId, int] = {}
@@ -152,7 +146,7 @@ class SimNode:
         self._ticked_us = environment.schedule.now_us
         self._heard_us.clear()
         self.after(self._rng.randrange(self._tick_us), self._tick)
-        self.after(self._rng.randrange(faults.checkpoint_us), self._checkpoint)
+        self._snapshots.start()
 
     def check_log(self) -> None:
         """A log with a damaged entry is given up; the leader sends it again."""
@@ -175,7 +169,7 @@ class SimNode:
         self._core = None
         self._paused = False
         self._held_back.clear()
-        self._received.clear()
+        self._snapshots.drop_received()
         self.proposals.clear()
         self._reads.clear()
 
@@ -247,7 +241,7 @@ class SimNode:
 
     # -- inputs
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
         """After every input: the core may have a Ready. After a round the rounds decide that."""
         assert self._rounds is not None
         assert self._group is not None
@@ -263,13 +257,13 @@ class SimNode:
 
     def _ask(self, action: Callable[[RaftCore], None]) -> None:
         action(self.core)
-        self._mark()
+        self.mark()
 
     def _step(self, message: Message) -> None:
         self._environment.trace(self.id, "receives", message)
         self._checks.received(self, message)
         self.core.step(message)
-        self._mark()
+        self.mark()
 
     def _tick(self) -> None:
         self.after(self._tick_us, self._tick)
@@ -282,7 +276,7 @@ class SimNode:
             core.tick()
         if self._environment.faults.sleepy:
             self._watch(core, now)
-        self._mark()
+        self.mark()
 
     def _watch(self, core: RaftCore, now: int) -> None:
         """Send an idle group to sleep. Nodes tell each other that they are up; a node that is not
@@ -352,9 +346,9 @@ class SimNode:
 
     def apply(self, ready: Ready) -> None:
         if ready.snapshot is not None:
-            self._install(ready.snapshot)
+            self._snapshots.install(ready.snapshot)
         for to in ready.snapshot_to:
-            self._stream_snapshot(to)
+            self._snapshots.stream(to)
         for read in ready.reads:
             self._reads[read.context] = (self._reads[read.context][0], read.index)
         if ready.committed:
@@ -365,7 +359,7 @@ class SimNode:
     def _apply_entries(self, entries: list[Entry]) -> None:
         environment = self._environment
         for entry in entries:
-            self.state = MachineState(entry.index, entry.term, chain(self.state.digest, entry))
+            self.state = self.state.with_entry(entry)
             self._checks.applied(self, entry)
             proposal = self.proposals.pop(entry.index, None)
             if proposal is not None and proposal.term == entry.term:
@@ -373,89 +367,34 @@ class SimNode:
         environment.trace(self.id, "applies", f"up to {self.state.index}")
         self.core.applied(self.state.index)
 
-    # -- checkpoints and snapshots
+    # -- snapshots
 
-    def _checkpoint(self) -> None:
-        """Make the state machine durable, then compact the log below it."""
-        faults = self._environment.faults
-        self.after(self._rng.randint(1, faults.checkpoint_us), self._checkpoint)
-        if self.state.index > self.disk.live.state.index:
-            self.after(self._rng.randint(1, faults.flush_us), self._checkpoint_done, self.state)
+    def supersede_log(self) -> None:
+        assert self._rounds is not None
+        self._rounds.supersede()
 
-    def _checkpoint_done(self, state: MachineState) -> None:
-        self.disk.save_state(state)
-        upto = Index(self.disk.durable.state.index - self._environment.faults.keep_entries)
-        if upto > self.disk.live.log.snapshot().index:
-            self._environment.trace(self.id, "compacts its log", f"up to {upto}")
-            self._checks.count("compactions")
-            self._change_log(DiskWrite(compact=upto))
-
-    def _change_log(self, write: DiskWrite) -> None:
-        """A change to the log that is not part of a round."""
-        if self._environment.faults.memory_only:
-            self.disk.change_memory(write)
-        else:
-            self.disk.write(write)
-
-    def _stream_snapshot(self, to: NodeId) -> None:
-        """Send the present state; report the result to the core after a delay."""
-        environment = self._environment
-        rng = self._rng
-        state = self.state
-        message = Message(
-            MessageKind.SNAPSHOT,
-            self.id,
-            to,
-            self.core.term,
-            index=state.index,
-            log_term=state.term,
-        )
-        environment.trace(self.id, "streams", f"snapshot {state.index} to {to}")
-        self._checks.count("snapshots sent")
-        receiver = self._peers[to]
-        members = self.core.members_at(state.index)
-        chunks = self.snapshot_chunks(state)
-        ok = environment.network.send(self.id, to, receiver.take_snapshot, message, chunks, members)
-        delay = rng.randint(1, 300 * MS)
-        self.after(delay, self._snapshot_reported, to, ok and rng.random() < 0.95)
+    def restore(self, state: MachineState) -> None:
+        self.state = state
+        self._checks.installed(self)
 
     def snapshot_chunks(self, state: MachineState) -> list[bytes]:
         digest = state.digest
         return [digest[at : at + CHUNK_BYTES] for at in range(0, len(digest), CHUNK_BYTES)]
 
-    def _snapshot_reported(self, to: NodeId, ok: bool) -> None:  # noqa: FBT001 - an event
-        self.core.report_snapshot(to, ok)
-        self._mark()
+    def send_snapshot(self, message: Message, state: MachineState, members: Members) -> bool:
+        receiver = self._peers[message.to]
+        return self._environment.network.send(
+            self.id,
+            message.to,
+            receiver.take_snapshot,
+            message,
+            self.snapshot_chunks(state),
+            members,
+        )
 
     def take_snapshot(self, message: Message, chunks: list[bytes], members: Members) -> None:
         if self.up:
             state = MachineState(message.index, message.log_term, b"".join(chunks))
             meta = SnapshotMeta(message.index, message.log_term)
-            self._received[meta] = (state, members)
+            self._snapshots.received(meta, state, members)
             self.deliver(message)
-
-    def _install(self, meta: SnapshotMeta) -> None:
-        """First the state, with a note about the snapshot, then the log; each is flushed before
-        the next step. After a crash in between the log follows the state."""
-        state, members = self._received[meta]
-        self._received.clear()
-        self._change_log(DiskWrite(install=state, members=members))
-        delay = self._rng.randint(1, 50 * MS)
-        self.after(delay, self._replace_log, meta, members, self.disk.written)
-
-    def _replace_log(self, meta: SnapshotMeta, members: Members, position: int) -> None:
-        assert self._rounds is not None
-        self.disk.flush_to(position)
-        self._rounds.supersede()
-        self._change_log(DiskWrite(replace_log=True))
-        delay = self._rng.randint(1, 50 * MS)
-        self.after(delay, self._installed, meta, members, self.disk.written)
-
-    def _installed(self, meta: SnapshotMeta, members: Members, position: int) -> None:
-        self.disk.flush_to(position)
-        self.state = self.disk.live.state
-        self._environment.trace(self.id, "installs", f"snapshot {meta.index} term {meta.term}")
-        self._checks.installed(self)
-        self._checks.count("snapshots installed")
-        self.core.snapshot_installed(meta.index, meta.term, members)
-        self._mark()
