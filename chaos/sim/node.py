@@ -131,11 +131,9 @@ class SimNode:
             parts=self._parts,
         )
         self._checks.started(self)
-        stopped, self._group = (
-            self._group,
-            SimGroup(
-                self._core, self.disk, persistent=not faults.memory_only, relaxed=faults.relaxed
-            ),
+        stopped = self._group
+        self._group = SimGroup(
+            self._core, self.disk, persistent=not faults.memory_only, relaxed=faults.relaxed
         )
         if self._rounds is None:
             rounds = self._rounds_type()
