@@ -250,8 +250,7 @@ class SafetyChecks:
                 continue
             disk = rival.disk.safe
             end = disk.end()
-            known = disk.log.configurations()
-            configuration = known[-1][1] if known else self._begun_with
+            configuration = disk.members() or self._begun_with
             supporters = {v.id for v in voting if v.disk.safe.end() <= end}
             if configuration.has_voter(rival.id) and decided_by(supporters, configuration):
                 raise Violation(

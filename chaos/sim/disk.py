@@ -68,6 +68,13 @@ class DiskImage:
             return index <= self.installing.index
         return index <= self.log.snapshot().index or self.log.term(index) == term
 
+    def members(self) -> Members | None:
+        """The latest configuration; None: as begun."""
+        if self.installing is not None:
+            return self.installing.members
+        known = self.log.configurations()
+        return known[-1][1] if known else None
+
     def finish_install(self) -> None:
         """Replace the log by the snapshot whose state is already stored, if there is one."""
         if self.installing is not None:

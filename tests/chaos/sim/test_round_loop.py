@@ -13,7 +13,7 @@ from chaos.sim.faults import Faults
 from chaos.sim.node import SimNode
 from chaos.sim.schedule import SECOND
 from raft.core.messages import Entry
-from raft.types import HardState, Index, NodeId, Term
+from raft.types import HardState, Index, Members, NodeId, Term
 from tests.tidy.source_tree import modules
 
 # What only Rounds may ask of a core: the order of write, flush, promise and apply is decided there.
@@ -202,13 +202,15 @@ def test_a_log_in_memory_never_reaches_the_disk() -> None:
 def test_after_a_crash_the_log_follows_the_installed_state(replaced: bool) -> None:
     disk = SimDisk()
     disk.write(DiskWrite(None, [Entry(Index(1), Term(1), b"1")]))
-    disk.write(DiskWrite(install=MachineState(Index(9), Term(4), b"digest")))
+    members = Members((NodeId(7),))
+    state = MachineState(Index(9), Term(4), b"digest")
+    disk.write(DiskWrite(install=state, members=members))
     disk.flush_to(disk.written)
     assert disk.live.log.last_index() == 1, "the log is replaced by a write of its own"
     if replaced:
         disk.write(DiskWrite(replace_log=True))
         assert disk.live.log.last_index() == 9
-    assert disk.durable.end() == (4, 9)
+    assert (disk.durable.end(), disk.durable.members()) == ((4, 9), members)
     disk.crash(Random(1), harsh=False)
-    assert disk.live.log.last_index() == 9
-    assert disk.live.state.index == 9
+    assert (disk.live.end(), disk.live.members()) == ((4, 9), members)
+    assert disk.live.state == state
