@@ -343,16 +343,17 @@ class SimNode:
             self.disk_before_loss = None
 
     def apply(self, ready: Ready) -> None:
+        """As raft/host/applier.py does."""
         if ready.snapshot is not None:
             self._snapshots.install(ready.snapshot)
-        for to in ready.snapshot_to:
-            self._snapshots.stream(to)
         for read in ready.reads:
             self._reads[read.context] = (self._reads[read.context][0], read.index)
         if ready.committed:
             self._apply_entries(ready.committed)
         if self._reads:
             self._serve_reads()
+        for to in ready.snapshot_to:
+            self._snapshots.stream(to)
 
     def _apply_entries(self, entries: list[Entry]) -> None:
         environment = self._environment

@@ -96,7 +96,7 @@ class SimRoundLoop:
         self._retry_timer = 0
         self._due_timer = 0
         self._flush_due = False  # a timer runs for a flush that was put off
-        self._batches_unflushed = 0
+        self._batches_unflushed = 0  # written since the last flush began
 
     def mark(self, group: SimGroup) -> None:
         """The group may have a Ready: look at it in the next round."""
@@ -168,8 +168,10 @@ class SimRoundLoop:
     def _write(self, batch: PendingBatch[SimGroup]) -> Effects[SimGroup] | None:
         node, rng, environment = self._node, self._rng, self._environment
         changes = batch.changes
+        text = written_text(batch.number, changes) if environment.tracing else ""
         write = DiskWrite(changes.hard_states.get(GROUP), changes.entries.get(GROUP, ()))
         trouble = self._disk.trouble
+        # Otherwise the flush of this batch fails.
         if trouble.fails_next and rng.random() < 0.5:
             self._write_part(write)
             self._failed("write")
@@ -178,14 +180,13 @@ class SimRoundLoop:
             not environment.calm and rng.random() < environment.faults.refuse
         ):
             self._write_part(write)
-            environment.trace(node.id, "is refused", written_text(batch.number, changes))
+            environment.trace(node.id, "is refused", text)
             node.count("refused writes")
             self._rounds.refused(batch.number)
             node.after(rng.randint(1, RETRY_US), self._retry_write, self._retry_timer)
             return None
         self._disk.write(write)
-        if environment.tracing:
-            environment.trace(node.id, "writes", written_text(batch.number, changes))
+        environment.trace(node.id, "writes", text)
         if len(batch.promises) > 1:
             node.count("shared batches")
         self._batches_unflushed += 1
