@@ -22,7 +22,7 @@ REGRESSIONS: dict[int, str] = {
 
 # Where the search for a planted bug begins, to keep the suite short: the event that reveals it is
 # rare. It is also found within 2,000 seeds from seed 0.
-FIRST_SEED = {"commit_earlier_term": 310}
+FIRST_SEED = {"commit_earlier_term": 600}
 
 SEEN: Counter[str] = Counter()  # events in the portions below
 
