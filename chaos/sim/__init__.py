@@ -1,4 +1,4 @@
-"""Whole Raft clusters in one thread on virtual time, each from one seed.
+"""Whole Raft clusters in one thread on virtual time, each from one seed: real cores, real rounds.
 
 Owns: nothing but its modules; chaos/sim/run.py is the entry point.
 May not touch: real clocks, sockets and disks.

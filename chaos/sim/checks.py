@@ -140,11 +140,11 @@ class SafetyChecks:
         if kind in (MessageKind.APPEND, MessageKind.HEARTBEAT):
             self._leader_found(message.term, node.id)
         elif kind == MessageKind.APPEND_REPLY and not message.reject:
-            durable = node.disk.durable.log
-            if node.core.term == message.term and durable.last_index() < message.index:
+            _, end = node.disk.safe.end()
+            if node.core.term == message.term and end < message.index:
                 raise Violation(
                     f"disk before promise: {node.id} confirms entries up to {message.index}, its "
-                    f"disk ends at {durable.last_index()}"
+                    f"disk ends at {end}"
                 )
         elif kind == MessageKind.VOTE_REPLY and not message.reject:
             self._voted(node, message.term, message.to)
@@ -235,7 +235,7 @@ class SafetyChecks:
         holders = {
             other.id
             for other in nodes
-            if other.disk.durable.holds(index, term)
+            if other.disk.safe.holds(index, term)
             or (other.disk_before_loss is not None and other.disk_before_loss.holds(index, term))
         }
         members = node.core.log.configurations.latest or self._begun_with
@@ -248,11 +248,10 @@ class SafetyChecks:
         for rival in voting:
             if rival.id in holders:
                 continue
-            durable = rival.disk.durable
-            end = durable.end()
-            known = durable.log.configurations()
-            configuration = known[-1][1] if known else self._begun_with
-            supporters = {v.id for v in voting if v.disk.durable.end() <= end}
+            disk = rival.disk.safe
+            end = disk.end()
+            configuration = disk.members() or self._begun_with
+            supporters = {v.id for v in voting if v.disk.safe.end() <= end}
             if configuration.has_voter(rival.id) and decided_by(supporters, configuration):
                 raise Violation(
                     f"leader completeness: {node.id} commits {index} of term {term} in term "

@@ -13,15 +13,17 @@ from chaos.sim.environment import SimEnvironment
 from chaos.sim.faults import Faults
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.node import SimNode
+from chaos.sim.round_loop import SimGroup
 from chaos.sim.schedule import rng_for
 from raft.core.raft_core import STANDARD_PARTS, CoreParts, RaftCore
+from raft.host.rounds import Rounds
 from raft.types import NodeId, NotLeader
 
 SETTLE_COMMITS = 3  # new commits that every member must reach after the faults
 
 
 class SimCluster:
-    """One run. `parts` and `node_type` are other than the defaults to plant a bug."""
+    """One run. To plant a bug, one of the last three arguments is another than its default."""
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class SimCluster:
         trace: list[str] | None,
         parts: CoreParts = STANDARD_PARTS,
         node_type: type[SimNode] = SimNode,
+        rounds_type: type[Rounds[SimGroup]] = Rounds,
     ) -> None:
         self.environment = environment = SimEnvironment(seed, faults, trace=trace)
         self.nodes: dict[NodeId, SimNode] = {}
@@ -46,6 +49,7 @@ class SimCluster:
                 rng_for(seed, f"node {node}"),
                 clock_rate=clocks.uniform(1 - skew, 1 + skew),
                 parts=parts,
+                rounds_type=rounds_type,
             )
         self._faults = faults
         self._schedule = environment.schedule

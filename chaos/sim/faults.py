@@ -22,6 +22,7 @@ class Faults:
     learners: int
     spares: int  # nodes outside the group that may join it; 0: the members never change
     memory_only: bool  # logs are not persisted: a crash loses the log, but not term and vote
+    relaxed: bool  # entries are promised before their flush; only processes crash, not machines
     sleepy: bool  # idle groups sleep, and the nodes watch each other
     duration_us: int  # of the part with faults
     loss: float
@@ -35,6 +36,9 @@ class Faults:
     slow_flush: float
     slow_flush_us: int
     stall_us: int  # how long a stalled disk finishes no flush
+    flush_interval_us: int  # relaxed: a write is flushed within this time
+    refuse: float  # probability that a write is refused, to be retried
+    full_us: int  # how long a full disk refuses all writes
     harsh_disk: bool  # writes may be torn in the middle
     nemesis_us: int  # mean time between its actions
     weights: dict[str, int]
@@ -63,9 +67,11 @@ class Faults:
     def drawn_from(seed: int) -> Faults:
         rng = rng_for(seed, "faults")
         rng_added = rng_for(seed, "more faults")  # for faults added later: old seeds stay the same
+        rng_rounds = rng_for(seed, "faults of rounds")
+        relaxed = rng_rounds.random() < 0.12
         spares = rng_added.choices((0, 1, 2), (45, 30, 25))[0]
         lease_chance = rng_added.choice((0.0, 0.0, 0.5))
-        memory_only = rng_added.random() < 0.12
+        memory_only = rng_added.random() < 0.12 and not relaxed
         voters = rng.choices((1, 2, 3, 4, 5), (6, 3, 56, 6, 29))[0]
         quiet_network = rng.random() < 0.3
         delay_us = rng.choice((200, MS, 5 * MS, 20 * MS))
@@ -73,6 +79,10 @@ class Faults:
             voters=voters,
             spares=spares,
             memory_only=memory_only,
+            relaxed=relaxed,
+            flush_interval_us=rng_rounds.choice((5 * MS, 100 * MS, 2 * SECOND)),
+            refuse=rng_rounds.choice((0.0, 0.0, 0.02, 0.3)),
+            full_us=rng_rounds.choice((100 * MS, 2 * SECOND)),
             sleepy=rng_added.random() < 0.25,
             stall_us=rng_added.choice((SECOND, 4 * SECOND)),
             read_us=rng_added.choice((50, 200, 1000)) * MS,
@@ -91,7 +101,8 @@ class Faults:
             slow_flush_us=rng.choice((100 * MS, 500 * MS, 2 * SECOND)),
             harsh_disk=rng.random() < 0.5,
             nemesis_us=rng.choice((150, 400, 900)) * MS,
-            weights=_weights(rng, rng_added, spares=spares),
+            weights=_weights(rng, rng_added, spares=spares)
+            | _disk_weights(rng_rounds, relaxed=relaxed),
             cut_us=rng.choice((0, 700 * MS, 1500 * MS, 3 * SECOND)),
             outage_us=rng.choice((20 * MS, 300 * MS, 2 * SECOND, 5 * SECOND)),
             proposal_us=rng.choice((10, 30, 100, 300, 1500)) * MS,
@@ -142,3 +153,9 @@ def _weights(rng: Random, rng_added: Random, *, spares: int) -> dict[str, int]:
     weights["damage"] = rng_added.choice((0, 0, 1, 3))
     weights["change_members"] = rng_added.choice((2, 6, 12)) if spares else 0
     return weights
+
+
+def _disk_weights(rng: Random, *, relaxed: bool) -> dict[str, int]:
+    """A relaxed group may lose promised entries when its disk fails, so there it never does."""
+    fill, fail = rng.choice((0, 1, 2)), rng.choice((0, 1, 4))
+    return {"fill_disk": fill, "fail_disk": 0 if relaxed else fail}

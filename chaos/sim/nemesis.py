@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from chaos.sim.checks import SafetyChecks
+from chaos.sim.disk import DiskTrouble
 from chaos.sim.environment import SimEnvironment
 from chaos.sim.node import SimNode
 from chaos.sim.schedule import MS, SECOND
@@ -66,10 +67,11 @@ class Nemesis:
             environment.trace(node.id, "restarts", "at the end")
             node.start()
         for node in nodes:
-            node.slow_disk = False
-            node.stalled_until_us = 0
+            node.disk.trouble = DiskTrouble()
             if node.paused:
                 node.resume()
+            if node.up:
+                node.recover_disk()
 
     # -- choice of nodes
 
@@ -268,14 +270,27 @@ class Nemesis:
     def _stall_disk(self) -> None:
         node = self._any_node()
         stall_us = self._rng.randrange(1, self._environment.faults.stall_us)
-        node.stalled_until_us = self._environment.schedule.now_us + stall_us
+        node.disk.trouble.stalled_until_us = self._environment.schedule.now_us + stall_us
         self._checks.count("stalled disks")
         self._environment.trace(node.id, "disk stalls", f"for {stall_us // 1000} ms")
 
     def _slow_disk(self) -> None:
         node = self._any_node()
-        node.slow_disk = not node.slow_disk
-        self._environment.trace(node.id, "disk is", "slow" if node.slow_disk else "normal")
+        trouble = node.disk.trouble
+        trouble.slow = not trouble.slow
+        self._environment.trace(node.id, "disk is", "slow" if trouble.slow else "normal")
+
+    def _fill_disk(self) -> None:
+        node = self._any_node()
+        full_us = self._rng.randrange(1, self._environment.faults.full_us)
+        node.disk.trouble.full_until_us = self._environment.schedule.now_us + full_us
+        self._checks.count("full disks")
+        self._environment.trace(node.id, "disk is full", f"for {full_us // 1000} ms")
+
+    def _fail_disk(self) -> None:
+        node = self._any_node()
+        node.disk.trouble.fails_next = True
+        self._environment.trace(node.id, "disk is", "about to fail")
 
     def _unreachable(self) -> None:
         leader, to = self._leader(), self._any_node().id

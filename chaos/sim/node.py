@@ -1,26 +1,28 @@
-"""One simulated node: a real RaftCore, driven by simulated events instead of a host.
+"""One simulated node: a real RaftCore and real Rounds, driven by simulated events.
 
-Owns: the core of one node, its state machine, its rounds and flushes, its crashes and pauses, its
-reaction to a lost or damaged log, its watch over the other nodes while the group sleeps.
-May not touch: other nodes, except through the network.
-Spec: raft.core.ready.Ready (the order of a round). As in the real host there is at most one
-flush at a time, and what is written meanwhile goes into the next one."""
+Owns: the core of one node, its state machine, its crashes and pauses, its reaction to a failed
+disk and to a lost or damaged log, its watch over the other nodes while the group sleeps.
+May not touch: other nodes, except through the network; the order of writes, flushes and promises
+(raft/host/rounds.py, driven by chaos/sim/round_loop.py).
+Spec: raft/host: a host marks a group after each input; the rounds do the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from random import Random
 
 from chaos.sim.checks import SafetyChecks
-from chaos.sim.disk import EMPTY, DiskImage, DiskWrite, MachineState, SimDisk
+from chaos.sim.disk import EMPTY, DiskImage, MachineState, SimDisk
 from chaos.sim.environment import SimEnvironment
+from chaos.sim.round_loop import SimGroup, SimRoundLoop
 from chaos.sim.schedule import MS
+from chaos.sim.snapshots import SimSnapshots
 from raft.core.log import RaftLog
-from raft.core.messages import Entry, Message, MessageKind
+from raft.core.messages import Entry, Message
 from raft.core.raft_core import CoreParts, RaftCore
 from raft.core.ready import Ready
+from raft.host.rounds import Rounds
 from raft.types import Index, Members, NodeId, NotLeader, Role, SnapshotMeta, Term
 
 TICK_US = 50 * MS
@@ -32,12 +34,6 @@ SLEEP_AFTER_TICKS = 4
 class SimProposal:
     name: bytes
     term: Term
-
-
-def chain(digest: bytes, entry: Entry) -> bytes:
-    """The next link of the hash chain."""
-    text = b"%d/%d/%d/" % (entry.index, entry.term, entry.kind)
-    return blake2b(digest + text + entry.data, digest_size=8).digest()
 
 
 class SimNode:
@@ -53,14 +49,14 @@ class SimNode:
         *,
         clock_rate: float,
         parts: CoreParts,
+        rounds_type: type[Rounds[SimGroup]],
     ) -> None:
         """`peers` are all nodes of the cluster, this one included."""
+        faults = environment.faults
         self.id = node
-        self.disk = SimDisk()
+        self.disk = SimDisk(power_fails=not faults.relaxed, in_memory=faults.memory_only)
         self.state = EMPTY
         self.starts = 0
-        self.slow_disk = False
-        self.stalled_until_us = 0  # the disk finishes no flush before this time
         self.disk_before_loss: DiskImage | None = None  # the disk before its log was given up
         self.proposals: dict[Index, SimProposal] = {}  # not applied yet
         self._environment = environment
@@ -68,14 +64,15 @@ class SimNode:
         self._peers = peers
         self._rng = rng
         self._parts = parts
+        self._rounds_type = rounds_type
         self._tick_us = int(TICK_US * clock_rate)
-        self._core: RaftCore | None = None
+        self._core: RaftCore | None = None  # None while the node is down or its disk has failed
+        self._group: SimGroup | None = None
+        self._rounds: SimRoundLoop | None = None  # None while the node is down
+        self._disk_failed = False
         self._paused = False
         self._held_back: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        self._round_scheduled = False
-        self._flushing: list[Ready] = []
-        self._to_flush: list[Ready] = []
-        self._received: dict[SnapshotMeta, tuple[MachineState, Members]] = {}
+        self._snapshots = SimSnapshots(self, self.disk, environment, rng)
         self._ticked_us = 0
         self._idle_ticks = 0
         self._heard_us: dict[NodeId, int] = {}
@@ -107,14 +104,17 @@ class SimNode:
         """Whether it lost its log and has not caught up, by what is on its disk."""
         return self.disk.durable.hard_state.lives % 2 == 1
 
-    def _give_up_log(self, why: str) -> None:
-        self.disk_before_loss = self.disk.durable
+    def _give_up_log(self, before: DiskImage, why: str) -> None:
+        self.disk_before_loss = before
         self.disk.lose_log()
         self._checks.count("logs given up")
         self._environment.trace(self.id, "gives up its log", why)
 
     def start(self) -> None:
+        """Start from what is on the disk: after a crash, or after a failure of the disk, which
+        stops the group but not the process."""
         environment = self._environment
+        faults = environment.faults
         self.check_log()
         image = self.disk.live
         self.starts += 1
@@ -125,38 +125,88 @@ class SimNode:
             learners=environment.begun_with.learners,
             log=RaftLog(image.log, tail_bytes_max=self._rng.choice((0, 500, 1 << 20))),
             hard_state=image.hard_state,
-            config=environment.faults.core,
+            config=faults.core,
             draw=self._rng.randrange,
             applied=self.state.index,
             parts=self._parts,
         )
         self._checks.started(self)
+        stopped = self._group
+        self._group = SimGroup(
+            self._core, self.disk, persistent=not faults.memory_only, relaxed=faults.relaxed
+        )
+        if self._rounds is None:
+            rounds = self._rounds_type()
+            self._rounds = SimRoundLoop(rounds, self, self.disk, environment, self._rng)
+        else:
+            self._disk_failed = False
+            self._rounds.restart(stopped)
         self._ticked_us = environment.schedule.now_us
         self._heard_us.clear()
-        self._after(self._rng.randrange(self._tick_us), self._tick)
-        self._after(self._rng.randrange(environment.faults.checkpoint_us), self._checkpoint)
+        self.after(self._rng.randrange(self._tick_us), self._tick)
+        self._snapshots.start()
 
     def check_log(self) -> None:
         """A log with a damaged entry is given up; the leader sends it again."""
         damaged = self.disk.durable.damaged
         if damaged is not None:
-            self._give_up_log(f"entry {damaged} is damaged")
+            self._give_up_log(self.disk.durable, f"entry {damaged} is damaged")
 
     def crash(self) -> int:
         """Lose memory and what was not flushed. Returns the number of lost writes."""
-        self._core = None
-        self._paused = False
-        self._round_scheduled = False
-        self._held_back.clear()
-        self._flushing.clear()
-        self._to_flush.clear()
-        self._received.clear()
-        self.proposals.clear()
-        self._reads.clear()
+        self._stop()
+        self._group = self._rounds = None
+        self._disk_failed = False
+        before = self.disk.safe
         lost = self.disk.crash(self._rng, harsh=self._environment.faults.harsh_disk)
         if self._environment.faults.memory_only:
-            self._give_up_log("it was in memory only")
+            self._give_up_log(before, "it was in memory only")
         return lost
+
+    def _stop(self) -> None:
+        self._core = None
+        self._paused = False
+        self._held_back.clear()
+        self._snapshots.drop_received()
+        self.proposals.clear()
+        self._reads.clear()
+
+    def disk_failed(self) -> None:
+        """A write or a flush has failed: nobody knows what is on the disk. A group with its log on
+        this disk stops; one with its log in memory goes on, but cannot vote."""
+        faults, rng = self._environment.faults, self._rng
+        self._disk_failed = True
+        self._checks.count("failed disks")
+        delay = rng.randint(1, faults.outage_us)
+        self._environment.schedule.after(delay, self._disk_works, self.starts)
+        if faults.memory_only:
+            self.disk.lose_unflushed(rng, harsh=faults.harsh_disk)
+            return
+        assert self._group is not None
+        self._group.stopped = "the disk has failed"
+        self._stop()
+        self._checks.counters["writes lost"] += self.disk.crash(rng, harsh=faults.harsh_disk)
+
+    def _disk_works(self, starts: int) -> None:
+        if starts != self.starts or self._environment.calm:
+            return  # at the end of the faults the nemesis decides
+        if self._core is None:
+            self.recover_disk()
+        else:
+            self._run(starts, self.recover_disk, ())  # not while it is paused
+
+    def recover_disk(self) -> None:
+        """If the disk has failed, open it again."""
+        if not self._disk_failed:
+            return
+        self._environment.trace(self.id, "disk works", "again")
+        self._checks.count("recovered disks")
+        assert self._rounds is not None
+        if self._core is None:
+            self.start()
+        else:
+            self._disk_failed = False
+            self._rounds.restart(None)
 
     def pause(self) -> None:
         self._paused = True
@@ -168,7 +218,7 @@ class SimNode:
         for action, arguments in held_back:
             self._run(self.starts, action, arguments)
 
-    def _after(self, delay_us: int, action: Callable[..., None], *arguments: object) -> None:
+    def after(self, delay_us: int, action: Callable[..., None], *arguments: object) -> None:
         self._environment.schedule.after(delay_us, self._run, self.starts, action, arguments)
 
     def _run(self, starts: int, action: Callable[..., None], arguments: tuple[object, ...]) -> None:
@@ -179,12 +229,22 @@ class SimNode:
             return
         action(*arguments)
         if self._core is not None:
-            self._checks.observe(self)
-            if not self._round_scheduled and self._core.has_ready():
-                self._round_scheduled = True
-                self._after(self._rng.randrange(1, 1500), self._round)
+            self.observe()
+
+    def observe(self) -> None:
+        self._checks.observe(self)
+
+    def count(self, event: str) -> None:
+        self._checks.count(event)
 
     # -- inputs
+
+    def mark(self) -> None:
+        """After every input: the core may have a Ready. After a round the rounds decide that."""
+        assert self._rounds is not None
+        assert self._group is not None
+        if self.core.has_ready():
+            self._rounds.mark(self._group)
 
     def deliver(self, message: Message) -> None:
         self._run(self.starts, self._step, (message,))
@@ -195,14 +255,16 @@ class SimNode:
 
     def _ask(self, action: Callable[[RaftCore], None]) -> None:
         action(self.core)
+        self.mark()
 
     def _step(self, message: Message) -> None:
         self._environment.trace(self.id, "receives", message)
         self._checks.received(self, message)
         self.core.step(message)
+        self.mark()
 
     def _tick(self) -> None:
-        self._after(self._tick_us, self._tick)
+        self.after(self._tick_us, self._tick)
         core = self.core
         now = self._environment.schedule.now_us
         if now - self._ticked_us > 2 * self._tick_us:
@@ -212,6 +274,7 @@ class SimNode:
             core.tick()
         if self._environment.faults.sleepy:
             self._watch(core, now)
+        self.mark()
 
     def _watch(self, core: RaftCore, now: int) -> None:
         """Send an idle group to sleep. Nodes tell each other that they are up; a node that is not
@@ -264,67 +327,38 @@ class SimNode:
         self.proposals[index] = SimProposal(name, core.term)
         self._environment.trace(self.id, "proposes", f"{name[:12]!r} at {index} term {core.term}")
 
-    def _send(self, message: Message) -> None:
+    # -- rounds
+
+    def send(self, message: Message) -> None:
         self._checks.sent(self, message)
         receiver = self._peers[message.to]
         if not self._environment.network.send(self.id, message.to, receiver.deliver, message):
             self._environment.trace(self.id, "drops", message)
 
-    # -- rounds
+    def took_ready(self, ready: Ready) -> None:
+        self._checks.wrote(self, ready.entries)
 
-    def _round(self) -> None:
-        self._round_scheduled = False
-        environment = self._environment
-        ready = self.core.ready()
-        if ready.hard_state is not None or ready.entries:
-            self._checks.wrote(self, ready.entries)
-            self.disk.write(DiskWrite(ready.hard_state, ready.entries))
-            if environment.tracing:
-                environment.trace(self.id, "writes", _written(ready))
+    def flush_ended(self) -> None:
+        if not self.recovering:
+            self.disk_before_loss = None
+
+    def apply(self, ready: Ready) -> None:
+        """As raft/host/applier.py does."""
         if ready.snapshot is not None:
-            self._install(ready.snapshot)
-        for message in ready.messages:
-            self._send(message)
-        for to in ready.snapshot_to:
-            self._stream_snapshot(to)
-        if ready.must_flush:
-            self._to_flush.append(ready)
-            self._start_flush()
+            self._snapshots.install(ready.snapshot)
         for read in ready.reads:
             self._reads[read.context] = (self._reads[read.context][0], read.index)
         if ready.committed:
-            self._apply(ready.committed)
+            self._apply_entries(ready.committed)
         if self._reads:
             self._serve_reads()
+        for to in ready.snapshot_to:
+            self._snapshots.stream(to)
 
-    def _start_flush(self) -> None:
-        if self._flushing or not self._to_flush:
-            return
-        self._flushing, self._to_flush = self._to_flush, []
-        faults, rng = self._environment.faults, self._rng
-        delay = rng.randint(1, faults.flush_us)
-        if self.slow_disk or (not self._environment.calm and rng.random() < faults.slow_flush):
-            delay += rng.randrange(faults.slow_flush_us)
-        delay += max(0, self.stalled_until_us - self._environment.schedule.now_us)
-        self._after(delay, self._flush_done, self.disk.written)
-
-    def _flush_done(self, position: int) -> None:
-        self.disk.flush_to(position)
-        readies = self._flushing
-        self._flushing = []
-        if not self.recovering:
-            self.disk_before_loss = None
-        for ready in readies:
-            self.core.persisted(ready.number, term=ready.term)
-            self._checks.observe(self)
-            for message in ready.after_persist:
-                self._send(message)
-        self._start_flush()
-
-    def _apply(self, entries: list[Entry]) -> None:
+    def _apply_entries(self, entries: list[Entry]) -> None:
         environment = self._environment
         for entry in entries:
-            self.state = MachineState(entry.index, entry.term, chain(self.state.digest, entry))
+            self.state = self.state.with_entry(entry)
             self._checks.applied(self, entry)
             proposal = self.proposals.pop(entry.index, None)
             if proposal is not None and proposal.term == entry.term:
@@ -332,82 +366,34 @@ class SimNode:
         environment.trace(self.id, "applies", f"up to {self.state.index}")
         self.core.applied(self.state.index)
 
-    # -- checkpoints and snapshots
+    # -- snapshots
 
-    def _checkpoint(self) -> None:
-        """Make the state machine durable, then compact the log below it."""
-        faults = self._environment.faults
-        self._after(self._rng.randint(1, faults.checkpoint_us), self._checkpoint)
-        if self.state.index > self.disk.live.state.index:
-            self._after(self._rng.randint(1, faults.flush_us), self._checkpoint_done, self.state)
+    def supersede_log(self) -> None:
+        assert self._rounds is not None
+        self._rounds.supersede()
 
-    def _checkpoint_done(self, state: MachineState) -> None:
-        self.disk.save_state(state)
-        upto = Index(self.disk.durable.state.index - self._environment.faults.keep_entries)
-        if upto > self.disk.live.log.snapshot().index:
-            self._environment.trace(self.id, "compacts its log", f"up to {upto}")
-            self._checks.count("compactions")
-            self.disk.write(DiskWrite(compact=upto))
-
-    def _stream_snapshot(self, to: NodeId) -> None:
-        """Send the present state; report the result to the core after a delay."""
-        environment = self._environment
-        rng = self._rng
-        state = self.state
-        message = Message(
-            MessageKind.SNAPSHOT,
-            self.id,
-            to,
-            self.core.term,
-            index=state.index,
-            log_term=state.term,
-        )
-        environment.trace(self.id, "streams", f"snapshot {state.index} to {to}")
-        self._checks.count("snapshots sent")
-        receiver = self._peers[to]
-        members = self.core.members_at(state.index)
-        chunks = self.snapshot_chunks(state)
-        ok = environment.network.send(self.id, to, receiver.take_snapshot, message, chunks, members)
-        delay = rng.randint(1, 300 * MS)
-        self._after(delay, self._snapshot_reported, to, ok and rng.random() < 0.95)
+    def restore(self, state: MachineState) -> None:
+        self.state = state
+        self._checks.installed(self)
 
     def snapshot_chunks(self, state: MachineState) -> list[bytes]:
         digest = state.digest
         return [digest[at : at + CHUNK_BYTES] for at in range(0, len(digest), CHUNK_BYTES)]
 
-    def _snapshot_reported(self, to: NodeId, ok: bool) -> None:  # noqa: FBT001 - an event
-        self.core.report_snapshot(to, ok)
+    def send_snapshot(self, message: Message, state: MachineState, members: Members) -> bool:
+        receiver = self._peers[message.to]
+        return self._environment.network.send(
+            self.id,
+            message.to,
+            receiver.take_snapshot,
+            message,
+            self.snapshot_chunks(state),
+            members,
+        )
 
     def take_snapshot(self, message: Message, chunks: list[bytes], members: Members) -> None:
         if self.up:
             state = MachineState(message.index, message.log_term, b"".join(chunks))
             meta = SnapshotMeta(message.index, message.log_term)
-            self._received[meta] = (state, members)
+            self._snapshots.received(meta, state, members)
             self.deliver(message)
-
-    def _install(self, meta: SnapshotMeta) -> None:
-        """Write the snapshot; it counts once it is flushed."""
-        state, members = self._received[meta]
-        self.disk.write(DiskWrite(install=state, members=members))
-        self._received.clear()
-        delay = self._rng.randint(1, 50 * MS)
-        self._after(delay, self._installed, meta, members, self.disk.written)
-
-    def _installed(self, meta: SnapshotMeta, members: Members, position: int) -> None:
-        self.disk.flush_to(position)
-        self.state = self.disk.live.state
-        self._environment.trace(self.id, "installs", f"snapshot {meta.index} term {meta.term}")
-        self._checks.installed(self)
-        self._checks.count("snapshots installed")
-        self.core.snapshot_installed(meta.index, meta.term, members)
-
-
-def _written(ready: Ready) -> str:
-    parts = [f"#{ready.number}"]
-    if ready.hard_state is not None:
-        hard = ready.hard_state
-        parts.append(f"term {hard.term} vote {hard.vote} commit {hard.commit}")
-    if ready.entries:
-        first, last = ready.entries[0], ready.entries[-1]
-        parts.append(f"entries {first.index}..{last.index} of term {first.term}..{last.term}")
-    return " ".join(parts)

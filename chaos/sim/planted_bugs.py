@@ -1,6 +1,6 @@
 """Planted bugs: consensus rules broken on purpose, to prove that the simulator notices.
 
-Owns: one subclass per bug, each of which breaks a single rule of the core or of the node.
+Owns: one subclass per bug, each of which breaks a single rule of the core, rounds or node.
 May not touch: production code; a bug is chosen by the parts that a simulated node is built from.
 Spec: chaos/sim/checks.py must report each of them within 2,000 seeds (tests/chaos/sim)."""
 
@@ -12,6 +12,7 @@ from typing import Final
 
 from chaos.sim.disk import MachineState
 from chaos.sim.node import SimNode
+from chaos.sim.round_loop import SimGroup
 from raft.core.commitment import Commitment
 from raft.core.election import Election
 from raft.core.follower import Follower
@@ -21,7 +22,8 @@ from raft.core.membership import MembersInUse
 from raft.core.messages import Entry, Message
 from raft.core.raft_core import STANDARD_PARTS, CoreParts
 from raft.core.vote_granting import VoteGranting
-from raft.types import NO_NODE, HardState, Index, Members, NodeId, Term
+from raft.host.rounds import Effects, Rounds
+from raft.types import NO_NODE, GroupId, HardState, Index, Members, NodeId, Term
 
 SNAPSHOT_TAIL_LOSS: Final = 0.3  # probability that a snapshot loses its last chunk
 _LATEST: Final = Term(1 << 62)
@@ -137,12 +139,44 @@ class LosesSnapshotTail(SimNode):
         return chunks[:-1] if self._rng.random() < SNAPSHOT_TAIL_LOSS else chunks
 
 
+class PromisesWhenWritten(Rounds[SimGroup]):
+    """Raft figure 2, again: a vote or an answer leaves after the flush of its batch."""
+
+    def written(self, number: int) -> Effects[SimGroup]:
+        effects = super().written(number)
+        batch = self._in_flight
+        if batch is not None:
+            promises, batch.promises = batch.promises, []
+            self._release(promises, effects)
+        return effects
+
+
+class WritesEntriesAfterSnapshot(Rounds[SimGroup]):
+    """Entries that wait to be written must not follow the snapshot that replaces their log."""
+
+    def supersede(self, group: GroupId) -> None:
+        pass
+
+
+class CountsFailedFlush(Rounds[SimGroup]):
+    """After a failed flush, what was not confirmed must be written and flushed again."""
+
+    def restart(self) -> Effects[SimGroup]:
+        unconfirmed = [promise for batch in self._unconfirmed() for promise in batch.promises]
+        for batch in self._unconfirmed():
+            batch.promises = []
+        effects = super().restart()
+        self._release(unconfirmed, effects)
+        return effects
+
+
 @dataclass(frozen=True, slots=True)
 class PlantedBug:
     """What a simulated cluster is built from."""
 
     parts: CoreParts = STANDARD_PARTS
     node_type: type[SimNode] = SimNode
+    rounds_type: type[Rounds[SimGroup]] = Rounds
 
 
 NO_BUG: Final = PlantedBug()
@@ -160,4 +194,7 @@ PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
     "read_unconfirmed": PlantedBug(CoreParts(leader=ReadsWithoutConfirmation)),
     "keep_damaged": PlantedBug(node_type=KeepsDamagedEntry),
     "lose_snapshot_tail": PlantedBug(node_type=LosesSnapshotTail),
+    "promise_when_written": PlantedBug(rounds_type=PromisesWhenWritten),
+    "write_after_snapshot": PlantedBug(rounds_type=WritesEntriesAfterSnapshot),
+    "count_failed_flush": PlantedBug(rounds_type=CountsFailedFlush),
 }

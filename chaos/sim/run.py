@@ -73,7 +73,12 @@ def run_seed(seed: int, *, bug: str | None = None, trace: bool = False) -> SeedO
     planted = NO_BUG if bug is None else PLANTED_BUGS[bug]
     lines: list[str] | None = [] if trace else None
     cluster = SimCluster(
-        seed, faults, trace=lines, parts=planted.parts, node_type=planted.node_type
+        seed,
+        faults,
+        trace=lines,
+        parts=planted.parts,
+        node_type=planted.node_type,
+        rounds_type=planted.rounds_type,
     )
     violation = ""
     try:

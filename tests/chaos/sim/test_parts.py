@@ -72,7 +72,8 @@ def test_installed_snapshot_replaces_log_and_state_together() -> None:
     disk = SimDisk()
     disk.write(DiskWrite(None, entries(1, 2)))
     disk.flush_to(disk.written)
-    disk.write(DiskWrite(install=MachineState(Index(9), Term(4), b"digest")))
+    state = MachineState(Index(9), Term(4), b"digest")
+    disk.write(DiskWrite(install=state, replace_log=True))
     assert disk.durable.log.last_index() == 2
     disk.flush_to(disk.written)
     assert disk.durable.end() == (4, 9)

@@ -14,15 +14,15 @@ FIXED_SEEDS = 20
 FRESH_SEEDS = 300  # new ones in every run; a failure names its seed, which replays it
 PORTIONS = 10
 
-# Each seed failed once, for the given reason. They run first.
+# Each seed failed once, for the given reason. They run first. A seed is dropped when a change of
+# the simulator gives it another schedule; what it found in the core is a script or a test there.
 REGRESSIONS: dict[int, str] = {
-    441: "a leaving leader had the longest log of the voters and did not campaign",
-    1408: "a read served by lease extended the lease",
+    281: "the checks took the members of a log that a snapshot was about to replace",
 }
 
 # Where the search for a planted bug begins, to keep the suite short: the event that reveals it is
 # rare. It is also found within 2,000 seeds from seed 0.
-FIRST_SEED = {"commit_earlier_term": 310}
+FIRST_SEED = {"commit_earlier_term": 600}
 
 SEEN: Counter[str] = Counter()  # events in the portions below
 
@@ -49,16 +49,23 @@ def test_the_faults_really_happened() -> None:
         "compactions",
         "crashes",
         "cuts",
+        "failed disks",
+        "full disks",
         "leaders",
         "logs given up",
         "member changes",
         "one-way cuts",
         "pauses",
         "reads",
+        "recovered disks",
+        "refused writes",
+        "shared batches",
+        "shared flushes",
         "sleeps",
         "snapshots installed",
         "snapshots sent",
         "stalled disks",
+        "superseded batches",
         "transfers",
         "writes lost",
     ):
@@ -100,6 +107,6 @@ def test_several_processes_give_the_same_verdicts() -> None:
 
 
 def test_every_planted_bug_replaces_something() -> None:
-    assert len(PLANTED_BUGS) == 10
+    assert len(PLANTED_BUGS) == 13
     assert NO_BUG not in PLANTED_BUGS.values()
     assert len(set(PLANTED_BUGS.values())) == len(PLANTED_BUGS)
