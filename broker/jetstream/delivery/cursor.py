@@ -19,7 +19,7 @@ from broker.jetstream.delivery.max_ack_pending import MaxAckPending
 from broker.jetstream.delivery.num_pending import NumPending
 from broker.jetstream.delivery.redelivery import Redelivery
 from broker.jetstream.delivery.replication import ProgressRecord
-from broker.store.block.block import Rows
+from broker.store.block import Rows
 
 NEVER_NS = 1 << 61
 RowGroups = list[tuple[Rows, list[int]]]

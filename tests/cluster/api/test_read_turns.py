@@ -18,7 +18,7 @@ from broker.server.client import operations
 from broker.server.client.client_sink import ClientSink
 from broker.server.routing import fair_queue as turns
 from broker.server.routing import router
-from broker.store.block.block import BlockDamaged
+from broker.store.block import BlockDamaged
 from tests.server.routing.test_fair_queue import Rounds
 from tests.support.server import RawClient, run, running, until
 
