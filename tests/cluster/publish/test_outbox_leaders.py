@@ -123,7 +123,7 @@ def test_each_publish_is_stored_and_acked_once_behind_faulty_links(seed: int) ->
         answers: list[BatchAnswer] = []
 
         def apply(batch: PublishBatch) -> None:
-            known = sessions.admit(origin=1, session=SESSION, batch_no=batch.number)
+            known = sessions.admit(from_node=1, session=SESSION, batch_no=batch.number)
             if known is None:
                 block = Block(batch.block, verify=False)
                 known = PublishResult(1, SESSION, batch.number, len(stored) + 1, block.rows, [])

@@ -49,10 +49,10 @@ class Witness:
         return True
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: PublishingConnection
+        self, sub: Subscription, run: PubRun, start: int, stop: int, publisher: PublishingConnection
     ) -> bool:
         self.rows += stop - start
-        self.seen.append((self.rounds.count, origin.cid))
+        self.seen.append((self.rounds.count, publisher.cid))
         return True
 
 
