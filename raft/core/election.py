@@ -66,7 +66,7 @@ class Election:
         "_log",
         "_lost_log",
         "_members",
-        "_outbox",
+        "_pending",
         "_restarted",
         "_suspects_leader",
         "leader",
@@ -90,7 +90,7 @@ class Election:
         granting: VoteGranting,
         config: CoreConfig,
         draw: Callable[[int, int], int],
-        outbox: PendingMessages,
+        pending: PendingMessages,
         leader_type: type[LeaderState],
     ) -> None:
         self.node = node
@@ -100,7 +100,7 @@ class Election:
         self._lost_log = lost_log
         self._granting = granting
         self._config = config
-        self._outbox = outbox
+        self._pending = pending
         self._leader_type = leader_type
         self.term: Term = hard_state.term
         self.vote: NodeId = self.restored_vote(hard_state)
@@ -248,7 +248,7 @@ class Election:
             members=self._members.members,
             log=self._log,
             config=self._config,
-            outbox=self._outbox,
+            pending=self._pending,
         )
         # Entries of earlier terms are committed through this one (section 5.4.2).
         index = Index(self._log.last_index + 1)
@@ -289,7 +289,7 @@ class Election:
         self.role = Role.PRE_CANDIDATE
         self.leader = None
         self._ballot = Ballot(members.voters, members.outgoing)
-        self._request_votes(MessageKind.PRE_VOTE, Term(self.term + 1), self._outbox.now, context=0)
+        self._request_votes(MessageKind.PRE_VOTE, Term(self.term + 1), self._pending.now, context=0)
         self._count_vote(self.node, granted=True)
 
     def _become_candidate(self, *, context: int) -> None:
@@ -303,7 +303,7 @@ class Election:
         self._ballot = Ballot(members.voters, members.outgoing)
         self.timer.reset()
         self._request_votes(
-            MessageKind.VOTE, self.term, self._outbox.after_persist, context=context
+            MessageKind.VOTE, self.term, self._pending.after_persist, context=context
         )
 
     def _request_votes(
@@ -375,7 +375,7 @@ class Election:
             if self.role is Role.PRE_CANDIDATE:
                 self.become_follower(self.term, None)
             self.timer.reset()
-        self._outbox.after_persist.append(
+        self._pending.after_persist.append(
             Message(
                 MessageKind.VOTE_REPLY, self.node, message.sender, self.term, reject=not granted
             )
@@ -392,7 +392,7 @@ class Election:
             self._become_candidate(context=TRANSFER_VOTE)
 
     def _reply(self, message: Message, kind: MessageKind, term: Term, *, reject: bool) -> None:
-        self._outbox.now.append(Message(kind, self.node, message.sender, term, reject=reject))
+        self._pending.now.append(Message(kind, self.node, message.sender, term, reject=reject))
 
     _on_kind: ClassVar[dict[MessageKind, Callable[[Election, Message], None]]] = {
         MessageKind.PRE_VOTE: _on_pre_vote,
