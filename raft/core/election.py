@@ -149,8 +149,8 @@ class Election:
             if first:
                 self.timer.shorten()
 
-    def _hears_leader(self, *, but: NodeId) -> bool:
-        """Whether a leader was heard within the shortest election timeout. The candidate `but`
+    def _hears_leader(self, *, candidate: NodeId) -> bool:
+        """Whether a leader was heard within the shortest election timeout. The `candidate`
         does not count as leader: it asks for votes."""
         if self.leading is not None:
             return self._config.check_quorum
@@ -158,7 +158,7 @@ class Election:
             return False
         if self._restarted:
             return True
-        return self.leader is not None and self.leader != but and not self._suspects_leader
+        return self.leader is not None and self.leader != candidate and not self._suspects_leader
 
     # -- terms and roles
 
@@ -174,7 +174,7 @@ class Election:
             if (
                 kind == MessageKind.VOTE
                 and message.context != TRANSFER_VOTE
-                and self._hears_leader(but=message.sender)
+                and self._hears_leader(candidate=message.sender)
             ):
                 return False  # section 6: a disruptive server must not depose a live leader
             leader = message.sender if kind in FROM_LEADER else None
@@ -356,7 +356,7 @@ class Election:
             term=self.term,
             vote=self.vote,
             leader=self.leader,
-            hears_leader=self._hears_leader(but=message.sender),
+            hears_leader=self._hears_leader(candidate=message.sender),
         )
         term = message.term if granted else self.term
         self._reply(message, MessageKind.PRE_VOTE_REPLY, term, reject=not granted)

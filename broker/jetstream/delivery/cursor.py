@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from broker.jetstream.config import AckPolicy, ConsumerConfig
-from broker.jetstream.consumer.ack_floor import AckState
+from broker.jetstream.consumer.ack_state import AckState
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.delivery.effects import Deliver, headers_only_block
 from broker.jetstream.delivery.max_ack_pending import MaxAckPending
