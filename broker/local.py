@@ -103,19 +103,19 @@ def our_command() -> list[str]:
 def _signals_delayed() -> Iterator[None]:
     """Delay SIGTERM and SIGINT: one that arrives after a process was started, but before it was
     recorded, would leave it running. Only the main thread gets signals in Python."""
-    came: list[int] = []
+    received: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             if callable(signal.getsignal(number)):
-                before[number] = signal.signal(number, lambda got, _: came.append(got))
+                before[number] = signal.signal(number, lambda caught, _: received.append(caught))
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for got in came:
-        signal.raise_signal(got)
+    for caught in received:
+        signal.raise_signal(caught)
 
 
 @dataclass(slots=True)

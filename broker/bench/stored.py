@@ -176,7 +176,7 @@ def index_memory(*, subjects: int = 1_000_000, per_subject: int = 10) -> Run:
 def _grow_index(answer: object, subjects: int, per_subject: int) -> None:
     from multiprocessing.connection import Connection
 
-    from broker.store.index.index import SubjectIndex
+    from broker.store.index import SubjectIndex
 
     assert isinstance(answer, Connection)
     before = resident_bytes(os.getpid())

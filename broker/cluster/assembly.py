@@ -23,7 +23,9 @@ from broker.cluster.api.no_jetstream import NoJetStream
 from broker.cluster.api.restore import Restores
 from broker.cluster.api.scan_plan import PlanService
 from broker.cluster.api.stream_api import StreamApi
-from broker.cluster.observe.jsz import JetStreamMonitor
+from broker.cluster.observe.health import JetStreamHealth
+from broker.cluster.observe.jsz import JetStreamDocument
+from broker.cluster.observe.metrics import Gauge, JetStreamMetrics
 from broker.cluster.observe.raftz import RaftGroups
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.stream_node import Spawn, StreamNode
@@ -97,17 +99,26 @@ class JetStream:
 
     def _build_monitor(self) -> None:
         node, server = self._node, self._node.server
-        self._monitor = JetStreamMonitor(
+        self._document = JetStreamDocument(
             server_id=server.id,
             options=node.options,
             replicas=node.replicas,
             assignments=node.assignments,
             info=node.info,
             api=self._api.statistics,
+        )
+        self._health = JetStreamHealth(
+            options=node.options,
+            members=node.members,
+            leader=node.info.leader,
             trouble=node.host.trouble,
             statistics=node.host.statistics,
-            requests_dropped=lambda: node.requests.dropped,
             lame_duck=lambda: server.lame_duck,
+        )
+        self._metrics = JetStreamMetrics(
+            replicas=node.replicas,
+            trouble=node.host.trouble,
+            requests_dropped=lambda: node.requests.dropped,
         )
         self._raft_groups = RaftGroups(
             server.options.system_account,
@@ -159,16 +170,16 @@ class JetStream:
     # -- what the runtime asks ------------------------------------------------------------------
 
     def jsz(self, query: Query) -> Document:
-        return self._monitor.jsz(query)
+        return self._document.jsz(query)
 
     def raftz(self, query: Query) -> Document:
         return self._raft_groups.document(query)
 
     def healthz(self, query: Query) -> tuple[int, Document]:
-        return self._monitor.healthz(query)
+        return self._health.healthz(query)
 
-    def metrics(self) -> list[tuple[str, str, dict[str, str], float]]:
-        return self._monitor.metrics()
+    def metrics(self) -> list[Gauge]:
+        return self._metrics.gauges()
 
     def varz(self) -> Document:
         document = self.jsz({})

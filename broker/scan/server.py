@@ -28,7 +28,7 @@ from broker.scan.protocol import (
     encode_head,
     frame_header,
 )
-from broker.store.block.block import Block, BlockBuilder, BlockDamaged
+from broker.store.block import Block, BlockBuilder, BlockDamaged
 from broker.store.block.block_py import HEADER
 from broker.subjects.grammar import matches, valid_subject
 

@@ -14,6 +14,13 @@ from broker.accounts import Account
 Query = Mapping[str, str]
 Document = dict[str, Any]  # a JSON object that leaves through HTTP, INFO or the system account
 
+_TRUE = ("1", "true", "yes", "on")
+
+
+def has_flag(query: Query, *names: str) -> bool:
+    """Whether at least one of these flags is on."""
+    return any(query.get(name, "").lower() in _TRUE for name in names)
+
 
 class StartFailed(Exception):
     """The server cannot start; str() is the sentence for the operator (a [FTL] line)."""

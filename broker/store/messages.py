@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from broker.store import search
-from broker.store.block.block import Block, BlockBuilder, Rows
+from broker.store.block import Block, BlockBuilder, Rows
 from broker.store.block.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
-from broker.store.index.index import SubjectFilter, SubjectIndex, matching_subjects
+from broker.store.index import SubjectIndex
+from broker.store.index.subject_filter import SubjectFilter, matching_subjects
 from broker.store.memory_db import MemoryDb
 from broker.store.removal import Removal
 from broker.store.segments import BlockCache, Segments

@@ -17,8 +17,9 @@ from typing import Final
 import msgspec
 from pyroaring import BitMap64
 
-from broker.store.block.block import Block, BlockBuilder, BlockDamaged
-from broker.store.index.index import SubjectFilter, subject_hashes
+from broker.store.block import Block, BlockBuilder, BlockDamaged
+from broker.store.index import subject_hashes
+from broker.store.index.subject_filter import SubjectFilter
 from broker.store.messages import MessageStore
 from broker.store.search import live_block, live_stretches
 from broker.store.segments import (

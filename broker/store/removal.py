@@ -13,9 +13,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from broker.store.block.block import Rows
+from broker.store.block import Rows
 from broker.store.block.columns import Sizing
-from broker.store.index.index import SubjectEntry, SubjectFilter, SubjectIndex
+from broker.store.index import SubjectEntry, SubjectIndex
+from broker.store.index.subject_filter import SubjectFilter
 from broker.store.search import live_stretches, row_at, without_deleted
 from broker.store.segments import Segment, Segments, View
 

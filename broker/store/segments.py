@@ -16,9 +16,10 @@ from typing import Final
 import msgspec
 from pyroaring import BitMap64
 
-from broker.store.block.block import Block, BlockBuilder, BlockDamaged, Rows
+from broker.store.block import Block, BlockBuilder, BlockDamaged, Rows
 from broker.store.block.columns import Columns
-from broker.store.index.index import SubjectFilter, among_hashes, subject_hashes
+from broker.store.index import among_hashes, subject_hashes
+from broker.store.index.subject_filter import SubjectFilter
 from broker.store.state_keys import BLOCK, SUMMARY, BlockFiles
 
 SEAL_BYTES: Final = 1 << 20

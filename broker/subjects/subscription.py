@@ -57,7 +57,7 @@ class Sink(Protocol):
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         """Queue the messages start..stop of the run. Services get one subject at a time: the
         return value must hold for all of the messages."""

@@ -45,7 +45,7 @@ class ConfirmsAppendBeforeFlush(Follower):
 
     def confirm_append(self, to: NodeId, index: Index) -> None:
         super().confirm_append(to, index)
-        self._outbox.now.append(self._outbox.after_persist.pop())
+        self._pending.now.append(self._pending.after_persist.pop())
 
 
 class CommitsEarlierTerm(Commitment):

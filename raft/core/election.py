@@ -66,7 +66,7 @@ class Election:
         "_log",
         "_lost_log",
         "_members",
-        "_outbox",
+        "_pending",
         "_restarted",
         "_suspects_leader",
         "leader",
@@ -90,7 +90,7 @@ class Election:
         granting: VoteGranting,
         config: CoreConfig,
         draw: Callable[[int, int], int],
-        outbox: PendingMessages,
+        pending: PendingMessages,
         leader_type: type[LeaderState],
     ) -> None:
         self.node = node
@@ -100,7 +100,7 @@ class Election:
         self._lost_log = lost_log
         self._granting = granting
         self._config = config
-        self._outbox = outbox
+        self._pending = pending
         self._leader_type = leader_type
         self.term: Term = hard_state.term
         self.vote: NodeId = self.restored_vote(hard_state)
@@ -149,8 +149,8 @@ class Election:
             if first:
                 self.timer.shorten()
 
-    def _hears_leader(self, *, but: NodeId) -> bool:
-        """Whether a leader was heard within the shortest election timeout. The candidate `but`
+    def _hears_leader(self, *, candidate: NodeId) -> bool:
+        """Whether a leader was heard within the shortest election timeout. The `candidate`
         does not count as leader: it asks for votes."""
         if self.leading is not None:
             return self._config.check_quorum
@@ -158,7 +158,7 @@ class Election:
             return False
         if self._restarted:
             return True
-        return self.leader is not None and self.leader != but and not self._suspects_leader
+        return self.leader is not None and self.leader != candidate and not self._suspects_leader
 
     # -- terms and roles
 
@@ -174,7 +174,7 @@ class Election:
             if (
                 kind == MessageKind.VOTE
                 and message.context != TRANSFER_VOTE
-                and self._hears_leader(but=message.sender)
+                and self._hears_leader(candidate=message.sender)
             ):
                 return False  # section 6: a disruptive server must not depose a live leader
             leader = message.sender if kind in FROM_LEADER else None
@@ -248,7 +248,7 @@ class Election:
             members=self._members.members,
             log=self._log,
             config=self._config,
-            outbox=self._outbox,
+            pending=self._pending,
         )
         # Entries of earlier terms are committed through this one (section 5.4.2).
         index = Index(self._log.last_index + 1)
@@ -289,7 +289,7 @@ class Election:
         self.role = Role.PRE_CANDIDATE
         self.leader = None
         self._ballot = Ballot(members.voters, members.outgoing)
-        self._request_votes(MessageKind.PRE_VOTE, Term(self.term + 1), self._outbox.now, context=0)
+        self._request_votes(MessageKind.PRE_VOTE, Term(self.term + 1), self._pending.now, context=0)
         self._count_vote(self.node, granted=True)
 
     def _become_candidate(self, *, context: int) -> None:
@@ -303,7 +303,7 @@ class Election:
         self._ballot = Ballot(members.voters, members.outgoing)
         self.timer.reset()
         self._request_votes(
-            MessageKind.VOTE, self.term, self._outbox.after_persist, context=context
+            MessageKind.VOTE, self.term, self._pending.after_persist, context=context
         )
 
     def _request_votes(
@@ -356,7 +356,7 @@ class Election:
             term=self.term,
             vote=self.vote,
             leader=self.leader,
-            hears_leader=self._hears_leader(but=message.sender),
+            hears_leader=self._hears_leader(candidate=message.sender),
         )
         term = message.term if granted else self.term
         self._reply(message, MessageKind.PRE_VOTE_REPLY, term, reject=not granted)
@@ -375,7 +375,7 @@ class Election:
             if self.role is Role.PRE_CANDIDATE:
                 self.become_follower(self.term, None)
             self.timer.reset()
-        self._outbox.after_persist.append(
+        self._pending.after_persist.append(
             Message(
                 MessageKind.VOTE_REPLY, self.node, message.sender, self.term, reject=not granted
             )
@@ -392,7 +392,7 @@ class Election:
             self._become_candidate(context=TRANSFER_VOTE)
 
     def _reply(self, message: Message, kind: MessageKind, term: Term, *, reject: bool) -> None:
-        self._outbox.now.append(Message(kind, self.node, message.sender, term, reject=reject))
+        self._pending.now.append(Message(kind, self.node, message.sender, term, reject=reject))
 
     _on_kind: ClassVar[dict[MessageKind, Callable[[Election, Message], None]]] = {
         MessageKind.PRE_VOTE: _on_pre_vote,

@@ -30,7 +30,7 @@ class Follower:
         "_matching",
         "_members",
         "_node",
-        "_outbox",
+        "_pending",
     )
 
     def __init__(
@@ -44,7 +44,7 @@ class Follower:
         local: LocalProgress,
         members: MembersInUse,
         lost_log: LostLog,
-        outbox: PendingMessages,
+        pending: PendingMessages,
     ) -> None:
         self._node = node
         self._election = election
@@ -54,7 +54,7 @@ class Follower:
         self._local = local
         self._members = members
         self._lost_log = lost_log
-        self._outbox = outbox
+        self._pending = pending
 
     # -- appends
 
@@ -74,7 +74,7 @@ class Follower:
     def confirm_append(self, to: NodeId, index: Index) -> None:
         """Promise that our log up to index equals the leader's and is on disk. The message waits
         for the flush: the leader counts it towards the commit (figure 2)."""
-        self._outbox.after_persist.append(
+        self._pending.after_persist.append(
             Message(
                 MessageKind.APPEND_REPLY,
                 self._node,
@@ -105,8 +105,8 @@ class Follower:
     def _answer(self, message: Message) -> None:
         """Send an answer that promises nothing. It need not wait for the disk, unless it reports
         a new life of ours: that one must not be forgotten."""
-        outbox = self._outbox
-        (outbox.after_persist if self._lost_log.recovering else outbox.now).append(message)
+        pending = self._pending
+        (pending.after_persist if self._lost_log.recovering else pending.now).append(message)
 
     # -- heartbeats
 
@@ -140,7 +140,7 @@ class Follower:
 
     def wake_leader(self, leader: NodeId) -> None:
         """Tell the leader of a sleeping group that it is awake."""
-        self._outbox.now.append(self._heartbeat_reply(leader, COMMIT_NOTICE))
+        self._pending.now.append(self._heartbeat_reply(leader, COMMIT_NOTICE))
 
     def _heartbeat_reply(self, to: NodeId, context: int) -> Message:
         return Message(

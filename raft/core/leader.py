@@ -38,7 +38,7 @@ class LeaderState:
         "_log",
         "_members",
         "_node",
-        "_outbox",
+        "_pending",
         "_quorum_elapsed",
         "_term",
         "_ticks",
@@ -60,13 +60,13 @@ class LeaderState:
         members: Members,
         log: RaftLog,
         config: CoreConfig,
-        outbox: PendingMessages,
+        pending: PendingMessages,
     ) -> None:
         self._node = node
         self._term = term
         self._log = log
         self._config = config
-        self._outbox = outbox
+        self._pending = pending
         self.term_start = Index(log.last_index + 1)  # index of this term's first entry, a NOOP
         self._members = members
         self.peers: dict[NodeId, Progress] = {}
@@ -193,7 +193,7 @@ class LeaderState:
         )
         if peer.recovering:
             message.index, message.hint_index = self._log.last_index, Index(peer.life)
-        self._outbox.now.append(message)
+        self._pending.now.append(message)
 
     def _send_append(
         self, to: NodeId, peer: Progress, commit: Index, *, with_entries: bool
@@ -212,7 +212,7 @@ class LeaderState:
             self.snapshot_to.append(to)
             return False
         last = entries[-1].index if entries else previous
-        self._outbox.now.append(
+        self._pending.now.append(
             Message(
                 MessageKind.APPEND,
                 self._node,
@@ -297,7 +297,7 @@ class LeaderState:
             peer.paused = True  # until it answers a heartbeat
 
     def snapshot_sent(self, node: NodeId, *, ok: bool) -> None:
-        """The stream of a snapshot ended: probe the peer once it answers a heartbeat."""
+        """The transfer of a snapshot ended: probe the peer once it answers a heartbeat."""
         peer = self.peers.get(node)
         if peer is None or peer.state is not ProgressState.SNAPSHOT:
             return
@@ -369,7 +369,7 @@ class LeaderState:
         self.reads.lease.end()
         for node, peer in self.peers.items():
             if peer.match == log.last_index:
-                self._outbox.now.append(
+                self._pending.now.append(
                     Message(
                         MessageKind.HEARTBEAT,
                         self._node,
@@ -407,7 +407,7 @@ class LeaderState:
         if peer.match == self._log.last_index:
             # The peer may campaign now, or later if this message is delayed: no lease any more.
             self.reads.lease.revoke()
-            self._outbox.now.append(Message(MessageKind.TIMEOUT_NOW, self._node, to, self._term))
+            self._pending.now.append(Message(MessageKind.TIMEOUT_NOW, self._node, to, self._term))
 
     def resign(self) -> None:
         """We are no longer a voter: ask a voter that has caught up to campaign at once."""

@@ -60,7 +60,7 @@ class RaftCore:
         "_lost_log",
         "_members",
         "_number",
-        "_outbox",
+        "_pending",
         "_reported_leader",
         "_reported_role",
         "_written",
@@ -90,7 +90,7 @@ class RaftCore:
         self.node = node
         self.log = log
         self._config = config
-        self._outbox = outbox = PendingMessages()
+        self._pending = pending = PendingMessages()
         self._commitment = parts.commitment(log, stored=hard_state.commit)
         self._local = LocalProgress(log, self._commitment, applied=applied)
         self._members = parts.members(
@@ -99,7 +99,9 @@ class RaftCore:
             configurations=log.configurations,
             commit=self._commitment,
         )
-        self._lost_log = LostLog(node, lives=hard_state.lives, members=self._members, outbox=outbox)
+        self._lost_log = LostLog(
+            node, lives=hard_state.lives, members=self._members, pending=pending
+        )
         self._election = parts.election(
             node=node,
             hard_state=hard_state,
@@ -110,7 +112,7 @@ class RaftCore:
             granting=parts.vote_granting(log, self._lost_log),
             config=config,
             draw=draw,
-            outbox=outbox,
+            pending=pending,
             leader_type=parts.leader,
         )
         self._follower = parts.follower(
@@ -122,7 +124,7 @@ class RaftCore:
             local=self._local,
             members=self._members,
             lost_log=self._lost_log,
-            outbox=outbox,
+            pending=pending,
         )
         self.asleep = False  # needs no ticks until something happens; the host watches the nodes
         self._number = 0  # of the last Ready
@@ -323,7 +325,7 @@ class RaftCore:
             leading.unreachable(node)
 
     def report_snapshot(self, node: NodeId, ok: bool) -> None:  # noqa: FBT001 - fixed interface
-        """The stream asked for by Ready.snapshot_to ended, well or not. Must always be called."""
+        """The transfer asked for by Ready.snapshot_to ended, well or not. Must always be called."""
         leading = self._election.leading
         if leading is not None:
             leading.snapshot_sent(node, ok=ok)
@@ -332,14 +334,14 @@ class RaftCore:
 
     def has_ready(self) -> bool:
         log = self.log
-        outbox = self._outbox
+        pending = self._pending
         written = self._written
         election = self._election
         leading = election.leading
         return (
             log.written != log.last_index
-            or bool(outbox.now)
-            or bool(outbox.after_persist)
+            or bool(pending.now)
+            or bool(pending.after_persist)
             or (
                 leading is not None
                 and (leading.due or bool(leading.snapshot_to) or bool(leading.reads.confirmed))
@@ -367,9 +369,9 @@ class RaftCore:
             snapshot_to, leading.snapshot_to = leading.snapshot_to, []
             reads, leading.reads.confirmed = leading.reads.confirmed, []
             max_write_bytes = self._config.max_write_bytes
-        outbox = self._outbox
-        messages, outbox.now = outbox.now, []
-        promises, outbox.after_persist = outbox.after_persist, []
+        pending = self._pending
+        messages, pending.now = pending.now, []
+        promises, pending.after_persist = pending.after_persist, []
         log = self.log
         entries = log.take_unwritten(max_write_bytes)
         hard_state = self._written.take(

@@ -45,7 +45,7 @@ class Ready:
 
     1. `snapshot`: install it (machine, then log, durably), then snapshot_installed().
     2. Write `hard_state` and `entries` (cut the stored log at entries[0].index first).
-    3. Send `messages` at once, and stream a snapshot to each node in `snapshot_to`.
+    3. Send `messages` at once, and transfer a snapshot to each node in `snapshot_to`.
     4. When this write AND those of all earlier Readies are flushed: persisted(number,
        term=term), then send `after_persist`. Later Readies may be taken and written
        before that; persisted(n) covers all numbers up to n.

@@ -30,7 +30,7 @@ class LostLog:
         "_also_lost",
         "_members",
         "_node",
-        "_outbox",
+        "_pending",
         "_recovered_at",
         "life",
         "lives",
@@ -38,11 +38,11 @@ class LostLog:
     )
 
     def __init__(
-        self, node: NodeId, *, lives: int, members: MembersInUse, outbox: PendingMessages
+        self, node: NodeId, *, lives: int, members: MembersInUse, pending: PendingMessages
     ) -> None:
         self._node = node
         self._members = members
-        self._outbox = outbox
+        self._pending = pending
         self._also_lost: set[NodeId] = set()  # voters that answered that their log is lost too
         self._recovered_at: tuple[Term, Index] | None = None  # a leader's term, and the goal
         self._begin(lives)
@@ -60,7 +60,7 @@ class LostLog:
         for voter in self._members.other_voters():
             question = Message(MessageKind.PRE_VOTE, self._node, voter, term)
             question.hint_index = Index(self.life)
-            self._outbox.now.append(question)
+            self._pending.now.append(question)
 
     def answer(self, question: Message, *, last_index: Index) -> None:
         """Another member asks whether our log is lost too."""
@@ -71,7 +71,7 @@ class LostLog:
         # others, which may ask later, must come to the same conclusion.
         lost = self.recovering or (self.life > 0 and last_index == 0)
         reply.hint_index, reply.hint_term = question.hint_index, Term(lost)
-        self._outbox.now.append(reply)
+        self._pending.now.append(reply)
 
     def answered(self, reply: Message) -> bool:
         """The answer of another member. Returns whether we have recovered: all logs are lost."""

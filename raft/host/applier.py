@@ -26,7 +26,7 @@ class ReadySnapshots(Protocol):
 
     def unused(self, group: Group) -> None: ...
 
-    def stream(self, group: Group, to: NodeId) -> None: ...
+    def start_transfer(self, group: Group, to: NodeId) -> None: ...
 
 
 class Applier:
@@ -63,7 +63,7 @@ class Applier:
             self._group_failed(group, error)
             return False
         for to in ready.snapshot_to:
-            self._snapshots.stream(group, to)
+            self._snapshots.start_transfer(group, to)
         return True
 
     def _announce_leader(self, group: Group, ready: Ready) -> None:

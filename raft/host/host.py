@@ -10,7 +10,7 @@ Where to find the parts:
     round_loop       runs the rounds on the event loop; raft/store/flush_thread.py has the fsync
     applier          committed entries, leader changes and reads, given to the state machines
     reads            read barriers and lease reads
-    snapshots        sending and installing snapshots; raft/snapshot/ has the streams
+    snapshots        sending and installing snapshots; raft/snapshot/ has the transfers
     compaction       log compaction: where logs are cut
     quiescence       idle groups sleep and cost nothing
     disk_recovery    a failing disk stops every promise until the store could be opened again

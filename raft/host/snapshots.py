@@ -1,8 +1,8 @@
 """Snapshots of groups: sent to followers that need one, received from a leader and installed.
 
-Owns: when a stream may start in either direction, and the order in which a received snapshot
+Owns: when a transfer may start in either direction, and the order in which a received snapshot
 replaces machine and log.
-May not touch: frames and flow control of the streams (raft.snapshot), the decision to install
+May not touch: frames and flow control of the transfers (raft.snapshot), the decision to install
 (raft.core).
 Spec: Raft section 7. Installing is done so that state and log fit together after a crash at any
 point: write a note about the snapshot beside the log and flush it; replace the machine's state and
@@ -66,9 +66,9 @@ class SnapshotExchange:
         self._receiver = SnapshotReceiver(transport, directory=store.db.path())
         # Per receiver: one that is unreachable must not delay the others.
         self._slots: defaultdict[NodeId, asyncio.Semaphore] = defaultdict(
-            partial(asyncio.Semaphore, limits.snapshot_streams_max)
+            partial(asyncio.Semaphore, limits.snapshot_transfers_max)
         )
-        self._streaming: dict[tuple[GroupId, NodeId], Index] = {}
+        self._transfers: dict[tuple[GroupId, NodeId], Index] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._thread: Executor | None = None
         self._rounds: SnapshotRounds | None = None
@@ -91,7 +91,7 @@ class SnapshotExchange:
         self._receiver.drop_all()
 
     def forget(self, group: Group) -> None:
-        """The group is gone from this node. Its outgoing streams notice that and end."""
+        """The group is gone from this node. Its outgoing transfers notice that and end."""
         self._receiver.drop(group.id)
         if group.arrived is not None and not group.installing:
             arrived, group.arrived = group.arrived, None
@@ -102,15 +102,15 @@ class SnapshotExchange:
 
     def indices_needed(self, group: Group) -> list[Index]:
         """The indices of snapshots being sent: their receivers will need the log after them."""
-        return [index for (held, _), index in self._streaming.items() if held == group.id]
+        return [index for (held, _), index in self._transfers.items() if held == group.id]
 
     # sending
 
-    def stream(self, group: Group, to: NodeId) -> None:
+    def start_transfer(self, group: Group, to: NodeId) -> None:
         """A follower needs a snapshot. The result is reported to the core in any case."""
-        self._spawn(self._stream(group, to), f"snapshot of group {group.id} to {to}")
+        self._spawn(self._transfer(group, to), f"snapshot of group {group.id} to {to}")
 
-    async def _stream(self, group: Group, to: NodeId) -> None:
+    async def _transfer(self, group: Group, to: NodeId) -> None:
         core = group.core
         term = core.term
 
@@ -125,7 +125,7 @@ class SnapshotExchange:
         except Exception as error:  # noqa: BLE001 - a machine that cannot show its state
             self._group_failed(group, error)
         finally:
-            self._streaming.pop((group.id, to), None)
+            self._transfers.pop((group.id, to), None)
             if leading():
                 core.report_snapshot(to, ok)
                 self._mark(group)
@@ -138,7 +138,7 @@ class SnapshotExchange:
             raise InvariantViolation(
                 f"the machine's snapshot is at index {index}, applied {group.core.applied_index}"
             )
-        self._streaming[group.id, to] = index
+        self._transfers[group.id, to] = index
 
         def wanted() -> bool:  # of no use any more once the log was cut beyond it
             return leading() and group.log.first_index() <= index + 1

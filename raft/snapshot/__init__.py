@@ -1,1 +1,1 @@
-"""Snapshot streams between two nodes: their frames, sending, receiving."""
+"""Snapshot transfers between two nodes: their frames, sending, receiving."""

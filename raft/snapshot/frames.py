@@ -1,14 +1,15 @@
-"""The frames of a snapshot stream between two nodes.
+"""The frames of a snapshot transfer between two nodes.
 
 Owns: the layout of channel 3.
-May not touch: sockets, streams (raft/snapshot/outbound.py, raft/snapshot/inbound.py), what is in a
-chunk.
-Spec: Raft section 7 and figure 13, with our own stream. The chunks of a machine are cut into pieces
-of bounded size, numbered from 1. The sender begins, and asks for the receiver's position whenever
-it cannot know it (after a new connection, after a timeout). The receiver answers with the number of
-pieces it holds, also without being asked when a piece is missing. The stream goes on from there.
+May not touch: sockets, the transfers themselves (raft/snapshot/outbound.py and inbound.py), what is
+in a chunk.
+Spec: Raft section 7 and figure 13; the frames are our own. The chunks of a machine are cut into
+pieces of bounded size, numbered from 1. The sender begins, and asks for the receiver's position
+whenever it cannot know it (after a new connection, after a timeout). The receiver answers with the
+number of pieces it holds, also without being asked when a piece is missing. The transfer goes on
+from there.
 
-    frame  kind u8, group u64, stream u64, number u64, term u64, index u64, log_term u64,
+    frame  kind u8, group u64, transfer u64, number u64, term u64, index u64, log_term u64,
            asked u64, data
 
 The data of BEGIN are the members at the snapshot (raft/core/membership.py). In BEGIN, WHERE and
@@ -31,13 +32,13 @@ _NO_INDEX: Final = Index(0)
 
 
 class FrameKind(IntEnum):
-    BEGIN = 1  # sender: a new stream, or one without any acknowledgment yet
+    BEGIN = 1  # sender: a new transfer, or one without any acknowledgment yet
     CHUNK = 2  # sender: the last piece of one of the machine's chunks
     END = 3  # sender: all pieces were sent; number is their count
     TAKEN = 4  # receiver: pieces up to number have arrived
     DONE = 5  # receiver: installed, or no longer needed
-    STOP = 6  # sender: the stream is canceled
-    REFUSED = 7  # receiver: does not want the stream
+    STOP = 6  # sender: the transfer is canceled
+    REFUSED = 7  # receiver: does not want the transfer
     PIECE = 8  # sender: a piece that is not the last of its chunk
     WHERE = 9  # sender: asks for the receiver's position
     HELD = 10  # receiver: its position; go on after piece number
@@ -47,7 +48,7 @@ class FrameKind(IntEnum):
 class SnapshotFrame:
     kind: FrameKind
     group: GroupId
-    stream: int
+    transfer: int
     number: int = 0
     term: Term = _NO_TERM
     index: Index = _NO_INDEX
@@ -59,7 +60,7 @@ class SnapshotFrame:
         head = _HEAD.pack(
             self.kind,
             self.group,
-            self.stream,
+            self.transfer,
             self.number,
             self.term,
             self.index,
@@ -73,14 +74,22 @@ def read_frame(view: memoryview) -> SnapshotFrame:
     """Raises CodecError."""
     if len(view) < _HEAD.size:
         raise CodecError(f"snapshot frame of only {len(view)} bytes")
-    kind, group, stream, number, term, index, log_term, asked = _HEAD.unpack_from(view)
+    kind, group, transfer, number, term, index, log_term, asked = _HEAD.unpack_from(view)
     try:
         known = FrameKind(kind)
     except ValueError:
         raise CodecError(f"unknown kind {kind} of snapshot frame") from None
     data = bytes(view[_HEAD.size :])
     return SnapshotFrame(
-        known, GroupId(group), stream, number, Term(term), Index(index), Term(log_term), asked, data
+        known,
+        GroupId(group),
+        transfer,
+        number,
+        Term(term),
+        Index(index),
+        Term(log_term),
+        asked,
+        data,
     )
 
 

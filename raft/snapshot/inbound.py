@@ -1,8 +1,8 @@
 """Incoming snapshots, spooled to a file until they are complete.
 
-Owns: the incoming streams, and the answers to their senders.
+Owns: the incoming transfers, and the answers to their senders.
 May not touch: the core (raft/host/snapshots.py steps it), the log, what is in a chunk.
-Spec: raft/snapshot/frames.py. One stream per group: a later one replaces an earlier one. A stream
+Spec: raft/snapshot/frames.py. One transfer per group: a later one replaces an earlier one. It
 survives the loss of its connection for a while, and is used only when it is complete."""
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from raft.types import GroupId, NodeId, SnapshotMeta, Term
 
 _log = logging.getLogger("raft.snapshot")
 SPOOL_MEMORY_BYTES: Final = 4 << 20  # a larger snapshot goes to a file
-IDLE_SWEEPS_MAX: Final = 60  # without a frame; then the stream is dropped. Senders give up earlier
+# Without a frame; then the transfer is dropped. Senders give up earlier.
+IDLE_SWEEPS_MAX: Final = 60
 
 
 class SpooledChunks(Sequence[bytes]):
@@ -72,10 +73,10 @@ class SpooledChunks(Sequence[bytes]):
 
 @dataclass(slots=True)
 class Incoming:
-    """An incoming stream."""
+    """An incoming transfer."""
 
     sender: NodeId
-    stream: int
+    transfer: int
     term: Term
     meta: SnapshotMeta
     chunks: SpooledChunks
@@ -91,13 +92,13 @@ class SnapshotReceiver:
     def __init__(self, transport: Transport, *, directory: str) -> None:
         self._transport = transport
         self._directory = directory
-        self._streams: dict[GroupId, Incoming] = {}
+        self._transfers: dict[GroupId, Incoming] = {}
 
     def received(self, node: NodeId, frame: SnapshotFrame) -> Incoming | None:
-        """A frame of a sender. Returns the stream once, when it is complete; the caller then calls
+        """A frame of a sender. Returns the transfer once, when it is complete; the caller calls
         `finish`. Raises CodecError."""
-        incoming = self._streams.get(frame.group)
-        if incoming is not None and (incoming.sender, incoming.stream) != (node, frame.stream):
+        incoming = self._transfers.get(frame.group)
+        if incoming is not None and (incoming.sender, incoming.transfer) != (node, frame.transfer):
             incoming = None
         if incoming is None:
             if frame.kind is FrameKind.BEGIN:
@@ -121,15 +122,15 @@ class SnapshotReceiver:
         return None
 
     def _begin(self, node: NodeId, frame: SnapshotFrame) -> None:
-        former = self._streams.get(frame.group)
+        former = self._transfers.get(frame.group)
         if former is not None and former.term > frame.term:
             self.refuse(node, frame)  # from a former leader
             return
         meta = SnapshotMeta(frame.index, frame.log_term, members_of(frame))
         self.drop(frame.group)
         chunks = SpooledChunks(self._directory)
-        incoming = Incoming(node, frame.stream, frame.term, meta, chunks, asked=frame.asked)
-        self._streams[frame.group] = incoming
+        incoming = Incoming(node, frame.transfer, frame.term, meta, chunks, asked=frame.asked)
+        self._transfers[frame.group] = incoming
         self._send_position(frame.group, incoming)
 
     def _take(self, incoming: Incoming, frame: SnapshotFrame) -> None:
@@ -163,25 +164,25 @@ class SnapshotReceiver:
         return incoming
 
     def finish(self, group: GroupId, incoming: Incoming, *, ok: bool) -> None:
-        """Answer a complete stream and free its chunks."""
+        """Answer a complete transfer and free its chunks."""
         incoming.chunks.close()
         incoming.verdict = FrameKind.DONE if ok else FrameKind.REFUSED
         self._answer(incoming, incoming.verdict, group)
 
     def refuse(self, node: NodeId, frame: SnapshotFrame) -> None:
-        """Answer that the stream is not wanted."""
-        answer = SnapshotFrame(FrameKind.REFUSED, frame.group, frame.stream)
+        """Answer that the transfer is not wanted."""
+        answer = SnapshotFrame(FrameKind.REFUSED, frame.group, frame.transfer)
         self._transport.send(node, SNAPSHOTS, answer.pieces())
 
     def drop(self, group: GroupId) -> None:
-        """Forget the stream. One that was handed to the caller is closed by the caller."""
-        incoming = self._streams.pop(group, None)
+        """Forget the transfer. One that was handed to the caller is closed by the caller."""
+        incoming = self._transfers.pop(group, None)
         if incoming is not None and not incoming.offered:
             incoming.chunks.close()
 
     def sweep(self) -> None:
-        """Drop streams whose sender is silent; called about once a second."""
-        for group, incoming in list(self._streams.items()):
+        """Drop transfers whose sender is silent; called about once a second."""
+        for group, incoming in list(self._transfers.items()):
             incoming.idle_sweeps += 1
             if incoming.idle_sweeps > IDLE_SWEEPS_MAX and (
                 incoming.verdict is not None or not incoming.offered
@@ -189,7 +190,7 @@ class SnapshotReceiver:
                 self.drop(group)
 
     def drop_all(self) -> None:
-        for group in list(self._streams):
+        for group in list(self._transfers):
             self.drop(group)
 
     def _send_position(self, group: GroupId, incoming: Incoming) -> None:
@@ -200,5 +201,5 @@ class SnapshotReceiver:
 
     def _answer(self, incoming: Incoming, kind: FrameKind, group: GroupId, number: int = 0) -> None:
         """If the answer is lost, the sender asks again."""
-        frame = SnapshotFrame(kind, group, incoming.stream, number, asked=incoming.asked)
+        frame = SnapshotFrame(kind, group, incoming.transfer, number, asked=incoming.asked)
         self._transport.send(incoming.sender, SNAPSHOTS, frame.pieces())

@@ -1,12 +1,12 @@
 """Outgoing snapshots, sent in pieces beside the log traffic.
 
-Owns: the outgoing streams, their rate, and where each goes on after a break.
+Owns: the outgoing transfers, their rate, and where each goes on after a break.
 May not touch: what is in a chunk, the core, the log.
-Spec: raft/snapshot/frames.py. A stream keeps the unacknowledged pieces, a bounded number of bytes,
-and survives its connection: after a new connection or a timeout the receiver is asked for its
-position, and the stream goes on from there. A receiver that has dropped the stream refuses it, and
-the leader takes a new snapshot. The log must not starve beside a snapshot: the window of
-unacknowledged bytes, which may be queued in front of log traffic, is small, and all streams of a
+Spec: raft/snapshot/frames.py. A transfer keeps the unacknowledged pieces, a bounded number of
+bytes, and survives its connection: after a new connection or a timeout the receiver is asked for
+its position, and the transfer goes on from there. A receiver that has dropped the transfer refuses
+it, and the leader takes a new snapshot. The log must not starve beside a snapshot: the window of
+unacknowledged bytes, which may be queued in front of log traffic, is small, and all transfers of a
 node share one limited rate."""
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from raft.types import GroupId, NodeId, SnapshotMeta, Term
 
 _log = logging.getLogger("raft.snapshot")
 PIECE_BYTES: Final = 128 << 10
-WINDOW_BYTES: Final = 2 << 20  # unacknowledged, per stream
+WINDOW_BYTES: Final = 2 << 20  # unacknowledged, per transfer
 ASK_SECONDS: Final = 1.0  # without an answer; then the receiver is asked for its position
-STALL_SECONDS: Final = 10.0  # without an answer on an open link; then the stream is given up
-RESUME_SECONDS: Final = 30.0  # without a link; then the stream is given up
+STALL_SECONDS: Final = 10.0  # without an answer on an open link; then the transfer is given up
+RESUME_SECONDS: Final = 30.0  # without a link; then the transfer is given up
 INSTALL_SECONDS: Final = 120.0  # after the last piece, instead of the two above
 _BURST_SECONDS: Final = 0.02  # of the rate may be sent at once
 _POLL_SECONDS: Final = 0.02
@@ -36,12 +36,12 @@ _POLL_SECONDS: Final = 0.02
 Piece = tuple[FrameKind, bytes]
 
 
-class StreamBroken(Exception):
-    """The stream ended before the receiver accepted it."""
+class TransferBroken(Exception):
+    """The transfer ended before the receiver accepted it."""
 
 
 class SendRate:
-    """A limit of bytes per second, shared by all streams."""
+    """A limit of bytes per second, shared by all transfers."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._seconds_per_byte = 1 / bytes_per_second
@@ -55,7 +55,7 @@ class SendRate:
 
 
 @dataclass(slots=True)
-class _OutStream:
+class _OutTransfer:
     group: GroupId
     to: NodeId
     number: int
@@ -71,9 +71,9 @@ class _OutStream:
     ended: bool = False  # END was sent after the last piece
     ended_at: float | None = None  # for the first time
     asked: int = 0
-    known: bool = False  # the receiver has started the stream too
+    known: bool = False  # the receiver has started the transfer too
     answered: bool = False  # the last question was answered
-    session: int = 0  # the connection of the last question
+    link_pair: int = 0  # number of the links of the last question
     heard_at: float = 0.0
     verdict: bool | None = None
     lost: bool = False  # the receiver holds less than it has acknowledged
@@ -93,12 +93,12 @@ class SnapshotSender:
     """`send` runs in a task of the host."""
 
     def __init__(self, transport: Transport, *, bytes_per_second: int) -> None:
-        self.resumed = 0  # streams that went on after a break
+        self.resumed = 0  # transfers that went on after a break
         self.sent_bytes = 0
         self._transport = transport
         self._rate = SendRate(bytes_per_second)
-        self._streams: dict[tuple[GroupId, int], _OutStream] = {}
-        self._last_stream = 0
+        self._transfers: dict[tuple[GroupId, int], _OutTransfer] = {}
+        self._last_transfer = 0
 
     async def send(
         self,
@@ -112,144 +112,149 @@ class SnapshotSender:
     ) -> bool:
         """Returns whether the receiver has the snapshot. `wanted` is checked again and again: a
         deposed leader stops. Never raises because of the peer or the network."""
-        self._last_stream += 1
-        number = self._last_stream
+        self._last_transfer += 1
+        number = self._last_transfer
         begin = SnapshotFrame(FrameKind.BEGIN, group, number, 0, term, meta.index, meta.term)
         begin.data = b"" if meta.members is None else encode_members(meta.members)
-        stream = _OutStream(group, to, number, begin, wanted, _cut(chunks))
-        self._streams[group, number] = stream
+        transfer = _OutTransfer(group, to, number, begin, wanted, _cut(chunks))
+        self._transfers[group, number] = transfer
         try:
-            while stream.verdict is None:
-                await self._find_position(stream)
-                await self._send_pieces(stream)
-            self._check(stream)
-        except StreamBroken as broken:
+            while transfer.verdict is None:
+                await self._find_position(transfer)
+                await self._send_pieces(transfer)
+            self._check(transfer)
+        except TransferBroken as broken:
             _log.info("snapshot of group %d to node %d was aborted: %s", group, to, broken)
             stop = SnapshotFrame(FrameKind.STOP, group, number)
             self._transport.send(to, SNAPSHOTS, stop.pieces())
             return False
         finally:
-            del self._streams[group, number]
+            del self._transfers[group, number]
         return True
 
     def answered(self, node: NodeId, frame: SnapshotFrame) -> None:
         """TAKEN, HELD, DONE or REFUSED from a receiver."""
-        stream = self._streams.get((frame.group, frame.stream))
-        if stream is None or stream.to != node:
+        transfer = self._transfers.get((frame.group, frame.transfer))
+        if transfer is None or transfer.to != node:
             return
         if frame.kind is FrameKind.TAKEN:
-            stream.acknowledge(frame.number)
+            transfer.acknowledge(frame.number)
         elif frame.kind is not FrameKind.HELD:
-            stream.verdict = frame.kind is FrameKind.DONE
-        elif frame.asked == stream.asked:
-            stream.lost = frame.number < stream.taken
-            stream.acknowledge(frame.number)
-            stream.position = stream.taken + 1
-            stream.answered = stream.known = True
-            stream.ended = False
-        stream.heard_at = asyncio.get_running_loop().time()
-        stream.progress.set()
+            transfer.verdict = frame.kind is FrameKind.DONE
+        elif frame.asked == transfer.asked:
+            transfer.lost = frame.number < transfer.taken
+            transfer.acknowledge(frame.number)
+            transfer.position = transfer.taken + 1
+            transfer.answered = transfer.known = True
+            transfer.ended = False
+        transfer.heard_at = asyncio.get_running_loop().time()
+        transfer.progress.set()
 
-    async def _find_position(self, stream: _OutStream) -> None:
+    async def _find_position(self, transfer: _OutTransfer) -> None:
         """Returns when the receiver has answered with its position or its verdict."""
-        stream.heard_at = asyncio.get_running_loop().time()
-        stream.answered = False
-        while not stream.answered and stream.verdict is None:
-            stream.session = await self._connection(stream)
-            stream.asked += 1
-            question = stream.begin
-            if stream.known:
-                question = SnapshotFrame(FrameKind.WHERE, stream.group, stream.number)
-            question.asked = stream.asked
-            self._transport.send(stream.to, SNAPSHOTS, question.pieces())
-            await self._answer(stream)
-        self._check(stream)
-        if stream.taken and stream.verdict is None and stream.ended_at is None:
+        transfer.heard_at = asyncio.get_running_loop().time()
+        transfer.answered = False
+        while not transfer.answered and transfer.verdict is None:
+            transfer.link_pair = await self._connection(transfer)
+            transfer.asked += 1
+            question = transfer.begin
+            if transfer.known:
+                question = SnapshotFrame(FrameKind.WHERE, transfer.group, transfer.number)
+            question.asked = transfer.asked
+            self._transport.send(transfer.to, SNAPSHOTS, question.pieces())
+            await self._answer(transfer)
+        self._check(transfer)
+        if transfer.taken and transfer.verdict is None and transfer.ended_at is None:
             self.resumed += 1
             _log.info(
                 "snapshot of group %d to node %d goes on after piece %d",
-                stream.group,
-                stream.to,
-                stream.taken,
+                transfer.group,
+                transfer.to,
+                transfer.taken,
             )
 
-    async def _send_pieces(self, stream: _OutStream) -> None:
+    async def _send_pieces(self, transfer: _OutTransfer) -> None:
         """Send from the position on. Returns when the receiver has answered with its verdict, or
         when it must be asked for its position: on a new connection, or after a timeout."""
-        while stream.verdict is None and self._transport.session(stream.to) == stream.session:
-            self._check(stream)
-            frame = self._next(stream)
+        while (
+            transfer.verdict is None
+            and self._transport.link_pair_number(transfer.to) == transfer.link_pair
+        ):
+            self._check(transfer)
+            frame = self._next(transfer)
             if frame is None:
-                if not await self._answer(stream):
+                if not await self._answer(transfer):
                     return
                 continue
-            if not self._transport.send(stream.to, SNAPSHOTS, frame.pieces()):
+            if not self._transport.send(transfer.to, SNAPSHOTS, frame.pieces()):
                 await asyncio.sleep(_POLL_SECONDS)  # the link is full, or gone
-                self._check_deadline(stream, STALL_SECONDS, since=stream.heard_at)
+                self._check_deadline(transfer, STALL_SECONDS, since=transfer.heard_at)
                 continue
             if frame.kind is FrameKind.END:
-                stream.ended = True
-                stream.ended_at = stream.ended_at or asyncio.get_running_loop().time()
+                transfer.ended = True
+                transfer.ended_at = transfer.ended_at or asyncio.get_running_loop().time()
             else:
-                stream.position += 1
+                transfer.position += 1
                 self.sent_bytes += len(frame.data)
                 await self._rate.take(len(frame.data))
 
-    def _next(self, stream: _OutStream) -> SnapshotFrame | None:
+    def _next(self, transfer: _OutTransfer) -> SnapshotFrame | None:
         """The next frame to send; None: wait for the receiver."""
-        if stream.position > stream.read_count():
-            if stream.kept_bytes >= WINDOW_BYTES:
+        if transfer.position > transfer.read_count():
+            if transfer.kept_bytes >= WINDOW_BYTES:
                 return None
-            piece = next(stream.pieces, None)
+            piece = next(transfer.pieces, None)
             if piece is None:
-                if stream.ended:
+                if transfer.ended:
                     return None
                 return SnapshotFrame(
-                    FrameKind.END, stream.group, stream.number, stream.read_count()
+                    FrameKind.END, transfer.group, transfer.number, transfer.read_count()
                 )
-            stream.kept.append(piece)
-            stream.kept_bytes += len(piece[1])
-        kind, data = stream.kept[stream.position - stream.taken - 1]
-        return SnapshotFrame(kind, stream.group, stream.number, stream.position, data=data)
+            transfer.kept.append(piece)
+            transfer.kept_bytes += len(piece[1])
+        kind, data = transfer.kept[transfer.position - transfer.taken - 1]
+        return SnapshotFrame(kind, transfer.group, transfer.number, transfer.position, data=data)
 
-    async def _connection(self, stream: _OutStream) -> int:
-        """The session with the receiver; waits until there is one."""
+    async def _connection(self, transfer: _OutTransfer) -> int:
+        """The number of the links to the receiver; waits until there is one."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while not (session := self._transport.session(stream.to)):
-            self._check(stream)
-            self._check_deadline(stream, RESUME_SECONDS, since=began)
+        while not (link_pair := self._transport.link_pair_number(transfer.to)):
+            self._check(transfer)
+            self._check_deadline(transfer, RESUME_SECONDS, since=began)
             await asyncio.sleep(_POLL_SECONDS)
-            stream.heard_at = loop.time()  # the timeout starts with the new connection
-        return session
+            transfer.heard_at = loop.time()  # the timeout starts with the new connection
+        return link_pair
 
-    async def _answer(self, stream: _OutStream) -> bool:
+    async def _answer(self, transfer: _OutTransfer) -> bool:
         """Wait for an answer of the receiver, but not long; whether there was one."""
-        self._check(stream)
-        self._check_deadline(stream, STALL_SECONDS, since=stream.heard_at)
+        self._check(transfer)
+        self._check_deadline(transfer, STALL_SECONDS, since=transfer.heard_at)
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                await stream.progress.wait()
+                await transfer.progress.wait()
         except TimeoutError:
             return False
         finally:
-            stream.progress.clear()
-        self._check(stream)
+            transfer.progress.clear()
+        self._check(transfer)
         return True
 
-    def _check_deadline(self, stream: _OutStream, seconds: float, *, since: float) -> None:
-        if stream.ended_at is not None:  # installing may block the whole receiver
-            seconds, since = INSTALL_SECONDS, stream.ended_at
+    def _check_deadline(self, transfer: _OutTransfer, seconds: float, *, since: float) -> None:
+        if transfer.ended_at is not None:  # installing may block the whole receiver
+            seconds, since = INSTALL_SECONDS, transfer.ended_at
         if asyncio.get_running_loop().time() > since + seconds:
-            raise StreamBroken("the receiver does not answer")
+            raise TransferBroken("the receiver does not answer")
 
-    def _check(self, stream: _OutStream) -> None:
-        if stream.verdict is False:
-            raise StreamBroken("the receiver does not want it")
-        if stream.lost:
-            raise StreamBroken("the receiver has lost a part of it")
-        if stream.verdict is None and not stream.wanted():
-            raise StreamBroken("outdated: this node no longer leads, or has cut its log beyond it")
+    def _check(self, transfer: _OutTransfer) -> None:
+        if transfer.verdict is False:
+            raise TransferBroken("the receiver does not want it")
+        if transfer.lost:
+            raise TransferBroken("the receiver has lost a part of it")
+        if transfer.verdict is None and not transfer.wanted():
+            raise TransferBroken(
+                "outdated: this node no longer leads, or has cut its log beyond it"
+            )
 
 
 def _cut(chunks: Iterable[bytes]) -> Iterator[Piece]:

@@ -3,8 +3,8 @@
 Owns: peers, what their hellos say, the standing outgoing links.
 May not touch: accepted connections (raft/transport/acceptor.py), which addresses are dialed
 (raft/transport/dial_plan.py), what frames mean.
-Spec: two outgoing links per peer, control and bulk. Every new pair of links is a new session:
-frames of an earlier one may be lost."""
+Spec: two outgoing links per peer, control and bulk. Every new pair of links
+gets a new number: frames of an earlier pair may be lost."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class PeerTable:
         self.ourselves = ourselves
         self.peers: dict[NodeId, Peer] = {}
         self.links: dict[NodeId, LinkPair] = {}
-        self.sessions: dict[NodeId, int] = {}  # of the standing links; every pair has its own
-        self._last_session = 0
+        self.link_pair_numbers: dict[NodeId, int] = {}  # of the standing links; each has its own
+        self._last_link_pair = 0
         self._on_peer = on_peer
 
     def known(self) -> list[Address]:
@@ -81,8 +81,8 @@ class PeerTable:
 
     def peer_up(self, peer: Peer, links: LinkPair) -> None:
         self.links[peer.node] = links
-        self._last_session += 1
-        self.sessions[peer.node] = self._last_session
+        self._last_link_pair += 1
+        self.link_pair_numbers[peer.node] = self._last_link_pair
         peer.connected = True
         _log.info(
             "%s: connected to %s at %s:%d", self.ourselves.name, peer.name, peer.host, peer.port
@@ -92,7 +92,7 @@ class PeerTable:
     def peer_down(self, peer: Peer, error: BaseException | None) -> None:
         if self.links.pop(peer.node, None) is None:
             return
-        del self.sessions[peer.node]
+        del self.link_pair_numbers[peer.node]
         peer.connected = False
         _log.info(
             "%s: connection to %s lost: %s", self.ourselves.name, peer.name, error or "closed"

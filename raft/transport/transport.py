@@ -206,10 +206,10 @@ class Transport:
         self._heard[node] = max(heard, self._heard.get(node, 0.0))
         return self._heard[node]
 
-    def session(self, node: NodeId) -> int:
-        """0: not connected. The number changes with every new connection: what was sent in an
-        earlier session may not have arrived."""
-        return self._peers.sessions.get(node, 0)
+    def link_pair_number(self, node: NodeId) -> int:
+        """0: not connected. The number changes with every new connection: what was sent over an
+        earlier pair of links may not have arrived."""
+        return self._peers.link_pair_numbers.get(node, 0)
 
     def pending_bytes(self, node: NodeId) -> int:
         """Bytes queued on our bulk link to the node."""

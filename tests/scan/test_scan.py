@@ -32,7 +32,7 @@ from broker.scan.protocol import (
     encode_request,
     frame_header,
 )
-from broker.store.block.block import BlockDamaged
+from broker.store.block import BlockDamaged
 from tests.support.scan_peers import (
     START_NS,
     STREAM,

@@ -98,7 +98,7 @@ class Client:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         return all(self.deliver(sub, *run.message(row)) for row in range(start, stop))
 

@@ -131,7 +131,7 @@ class ModelLeader:
     def apply(self, at: int) -> None:
         """The batch at this place on the link reaches the stream."""
         session, number, block = self.batches.pop(at)
-        result = self._sessions.admit(origin=1, session=session, batch_no=number)
+        result = self._sessions.admit(from_node=1, session=session, batch_no=number)
         if result is None:
             self.stored.append(block)
             result = PublishResult(1, session, number, len(self.stored), 1, [])

@@ -34,7 +34,7 @@ from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
-from broker.store.block.block import BlockBuilder
+from broker.store.block import BlockBuilder
 from broker.store.memory_db import MemoryDb
 from broker.wire import headers as wire_headers
 
@@ -95,9 +95,11 @@ class Driver:
     # -- messages ---------------------------------------------------------------------------------
 
     def batch(
-        self, rows: list[Row], *, origin: int = 0, session: int = 0, batch_no: int = 0
+        self, rows: list[Row], *, from_node: int = 0, session: int = 0, batch_no: int = 0
     ) -> Any:
-        prefix = publish_prefix(time_ns=self.now, origin=origin, session=session, batch_no=batch_no)
+        prefix = publish_prefix(
+            time_ns=self.now, from_node=from_node, session=session, batch_no=batch_no
+        )
         return self.entry(prefix + block(rows))
 
     def noted(
@@ -105,7 +107,7 @@ class Driver:
     ) -> Any:
         """A batch with bounds, or with reply subjects that may be fast batch marks. Returns the
         exceptions as (row, answer)."""
-        prefix = noted_prefix(time_ns=self.now, origin=0, session=0, batch_no=0, bounds=bounds)
+        prefix = noted_prefix(time_ns=self.now, from_node=0, session=0, batch_no=0, bounds=bounds)
         marked = [(row, reply.encode()) for row, reply in enumerate(replies) if reply]
         result = self.entry(prefix + encode_marks(fast_spans(marked)) + block(rows))
         assert isinstance(result, PublishResult)

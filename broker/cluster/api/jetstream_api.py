@@ -37,7 +37,7 @@ from broker.jetstream.api.subjects import (
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, check_required_level
 from broker.jetstream.consumer.ack_subjects import has_ack_form
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.store.block.block import BlockDamaged
+from broker.store.block import BlockDamaged
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 from broker.wire import headers as wire_headers
@@ -130,11 +130,11 @@ class ApiService:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         taken = False
         for row in range(start, stop):
-            taken = self._take(sub, *run.message(row), origin=origin) or taken
+            taken = self._take(sub, *run.message(row), publisher=publisher) or taken
         return taken
 
     def deliver_timed(
@@ -143,14 +143,14 @@ class ApiService:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
         *,
         deadline: float,
     ) -> tuple[int, list[int]]:
         account = self.account(sub.account.name)
 
         def otherwise(row: int) -> bool:
-            return self._take(sub, *run.message(row), origin=origin)
+            return self._take(sub, *run.message(row), publisher=publisher)
 
         return self.gets.answer_run(
             account, run, start, stop, deadline=deadline, otherwise=otherwise
@@ -170,7 +170,7 @@ class ApiService:
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
-        return self._take(sub, subject, reply, headers, payload, origin=None)
+        return self._take(sub, subject, reply, headers, payload, publisher=None)
 
     def _take(
         self,
@@ -180,7 +180,7 @@ class ApiService:
         headers: bytes,
         payload: bytes,
         *,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         account = self.account(sub.account.name)
         if sub.subject is ACK_SUBJECTS or sub.subject is FLOW_SUBJECTS:
@@ -193,7 +193,7 @@ class ApiService:
             return False  # a pull that names no consumer has no responders
         if request is None or request.kind in SYSTEM_KINDS:
             return True  # not answered: the client times out, as with nats-server
-        call = ApiCall(account, request, subject, reply, headers, payload, origin)
+        call = ApiCall(account, request, subject, reply, headers, payload, publisher)
         if request.kind is ApiKind.CONSUMER_MSG_NEXT:
             return self._pull(call)
         if request.kind is ApiKind.DIRECT_GET:
@@ -286,7 +286,7 @@ class ApiService:
         if call.request.kind is not ApiKind.STREAM_MSG_GET or failed:
             self.total += 1
             self.errors += failed
-            self.advisories.audit(call.account, call.origin, call.subject, call.payload, body)
+            self.advisories.audit(call.account, call.publisher, call.subject, call.payload, body)
 
     async def _ask_leader(self, call: ApiCall) -> tuple[bool, bytes]:
         """The answer of the stream's leader, and whether it is a refusal."""

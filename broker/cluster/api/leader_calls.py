@@ -34,7 +34,7 @@ class ApiCall:
     reply: bytes
     headers: bytes
     payload: bytes
-    origin: PublishingConnection | None = None
+    publisher: PublishingConnection | None = None
 
     def encoded(self) -> bytes:
         return _encode((self.account.name, self.subject, self.headers, self.payload))

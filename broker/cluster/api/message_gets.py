@@ -163,7 +163,7 @@ class MessageGets:
 
     def get_message(self, call: ApiCall) -> bytes | None:
         """The answer to MSG.GET, when this node can give it at once. Its client waits its turn
-        with many of them; as tasks they would all run in one round of the loop. Raises the
+        with many of them; as tasks they would all run in one turn of the loop. Raises the
         JetStreamError to answer with, or BlockDamaged."""
         replica = self.replicas.of_stream(call.account.name, call.request.stream)
         if replica is None or replica.leading is None or not replica.reads_are_current:

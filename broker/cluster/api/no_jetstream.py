@@ -44,7 +44,7 @@ class NoJetStream:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         taken = False
         for row in range(start, stop):

@@ -60,7 +60,7 @@ class PlanService:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         for row in range(start, stop):
             self.deliver(sub, *run.message(row))

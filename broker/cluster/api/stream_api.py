@@ -96,7 +96,7 @@ class StreamApi:
             case ApiKind.STREAM_UPDATE, StreamConfigRequest():
                 return await self.update(account, request, body)
             case ApiKind.STREAM_RESTORE, RestoreRequest():
-                client = self.advisories.client(call.origin, account)
+                client = self.advisories.client(call.publisher, account)
                 return self.restore(account, request, body, client)
             case ApiKind.STREAM_DELETE, _:
                 return await self.delete(account, request)

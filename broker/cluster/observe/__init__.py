@@ -1,1 +1,2 @@
-"""What JetStream shows of itself: stream and consumer info, advisories, /jsz, /healthz, RAFTZ."""
+"""What JetStream shows of itself: stream and consumer info, advisories, /jsz, /healthz, RAFTZ,
+the gauges of /metrics."""

@@ -87,7 +87,7 @@ class Advisories:
     def audit(
         self,
         account: Account,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
         subject: bytes,
         request: bytes,
         response: bytes,
@@ -96,7 +96,7 @@ class Advisories:
         if self.router.has_interest(account, advisories.AUDIT_SUBJECT):
             event = advisories.api_audit(
                 server=self.info.server_name,
-                client=self.client(origin, account),
+                client=self.client(publisher, account),
                 subject=subject,
                 request=request,
                 response=response,
@@ -157,10 +157,10 @@ class Advisories:
                 return
             self.send(replica.account, event)
 
-    def client(self, origin: PublishingConnection | None, account: Account) -> Client:
+    def client(self, publisher: PublishingConnection | None, account: Account) -> Client:
         """What events say about the client that caused them."""
         # A sink gets only the narrow side of a connection; the server has the whole of it.
-        found = self.connection(origin.cid) if origin is not None else None
+        found = self.connection(publisher.cid) if publisher is not None else None
         if found is None:
             return {"acc": account.name}
         client: Client = {

@@ -84,7 +84,7 @@ class PeerSink:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         self._single = None
         last = self._queued[-1] if self._queued else None

@@ -43,7 +43,7 @@ class PublishingReplica(Protocol):
     """A replica of the stream on this node."""
 
     def publish(
-        self, origin: NodeId, session: int, number: int, block: bytes, *, marks: bytes = b""
+        self, from_node: NodeId, session: int, number: int, block: bytes, *, marks: bytes = b""
     ) -> None:
         """Propose the batch if this replica leads; otherwise drop it."""
 
@@ -105,11 +105,11 @@ class AnswerForwarder:
     def start(self) -> None:
         self.links.register(CHANNEL_PUBLISHED, self._received)
 
-    def send(self, origin: NodeId, answer: BatchAnswer) -> None:
-        if origin == self.node:
+    def send(self, from_node: NodeId, answer: BatchAnswer) -> None:
+        if from_node == self.node:
             self.answered(answer)
         else:
-            self.links.send(origin, CHANNEL_PUBLISHED, _encode(answer))
+            self.links.send(from_node, CHANNEL_PUBLISHED, _encode(answer))
 
     def _received(self, _peer: NodeId, frame: bytes) -> None:
         self.answered(_answer.decode(frame))

@@ -29,7 +29,7 @@ from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.api.responses import encode_pub_error
 from broker.jetstream.commands.publish_entry import FAST_SUFFIX, fast_spans
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.store.block.block import BlockBuilder
+from broker.store.block import BlockBuilder
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun, ReplyColumn
 
@@ -63,7 +63,7 @@ class Outbox:
     _builder: BlockBuilder = field(default_factory=BlockBuilder)
     _replies: ReplyColumn = field(default_factory=ReplyColumn)
     _spans: list[tuple[int, int, bool]] = field(default_factory=list)
-    _last_origin: PublishingConnection | None = None  # the connection of the last span
+    _last_publisher: PublishingConnection | None = None  # the connection of the last span
     _scheduled: bool = False
     _timer: asyncio.TimerHandle | None = None
     _timer_at_s: float | None = None
@@ -89,7 +89,7 @@ class Outbox:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         core = self.core
         if core.closed:
@@ -103,14 +103,14 @@ class Outbox:
             self._builder.nbytes + most <= BATCH_BYTES_MAX
             and self._builder.rows + rows <= BATCH_ROWS_MAX
         ):
-            self._append(run, start, stop, origin)
+            self._append(run, start, stop, publisher)
         else:
-            self._append_sliced(run, start, stop, origin)
+            self._append_sliced(run, start, stop, publisher)
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
-        if core.overfull and origin is not None:
-            self._perform(core.pause(origin))
+        if core.overfull and publisher is not None:
+            self._perform(core.pause(publisher))
         return True
 
     def deliver(
@@ -131,7 +131,7 @@ class Outbox:
                 self.router.publish(self.account, reply, b"", b"", body)
 
     def _append(
-        self, run: PubRun, start: int, stop: int, origin: PublishingConnection | None
+        self, run: PubRun, start: int, stop: int, publisher: PublishingConnection | None
     ) -> None:
         builder = self._builder
         first = builder.rows
@@ -139,14 +139,14 @@ class Outbox:
         self._replies.append_run(run, start, stop)
         answered = not self.silent and run.any_reply(start, stop)
         spans = self._spans
-        if spans and self._last_origin is origin and spans[-1][2] == answered:
+        if spans and self._last_publisher is publisher and spans[-1][2] == answered:
             spans[-1] = (spans[-1][0], builder.rows, answered)
         else:
             spans.append((first, builder.rows, answered))
-            self._last_origin = origin
+            self._last_publisher = publisher
 
     def _append_sliced(
-        self, run: PubRun, start: int, stop: int, origin: PublishingConnection | None
+        self, run: PubRun, start: int, stop: int, publisher: PublishingConnection | None
     ) -> None:
         """Append as many rows as fit, seal, and go on: no batch exceeds its bounds."""
         longest = max(len(subject) for subject, _, _ in run.segments(start, stop))
@@ -165,7 +165,7 @@ class Outbox:
                 self._seal()
                 continue
             fits = max(fits, start + 1)
-            self._append(run, start, fits, origin)
+            self._append(run, start, fits, publisher)
             start = fits
 
     def _seal(self) -> None:
@@ -185,7 +185,7 @@ class Outbox:
         self._builder = BlockBuilder()
         self._replies = ReplyColumn()
         self._spans = []
-        self._last_origin = None
+        self._last_publisher = None
 
     # -- inputs of the core ---------------------------------------------------------------------
 

@@ -29,11 +29,11 @@ def publish_answer(
     if isinstance(result, OutOfOrder):
         expected = result.expected or STALE_SESSION
         answer = BatchAnswer(group, result.session, result.batch_no, 0, [], expected=expected)
-        return NodeId(result.origin), answer
+        return NodeId(result.from_node), answer
     assert isinstance(result, PublishResult)
     exceptions = [(row, _reply(what, stream, domain)) for row, what in result.exceptions]
     answer = BatchAnswer(group, result.session, result.batch_no, result.first_seq, exceptions)
-    return NodeId(result.origin), answer
+    return NodeId(result.from_node), answer
 
 
 def _reply(what: RowAnswer, stream: str, domain: str) -> bytes:

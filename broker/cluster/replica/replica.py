@@ -207,15 +207,15 @@ class Replica:
     # -- proposing, on the leader ---------------------------------------------------------------
 
     def publish(
-        self, origin: NodeId, session: int, number: int, block: bytes, *, marks: bytes = b""
+        self, from_node: NodeId, session: int, number: int, block: bytes, *, marks: bytes = b""
     ) -> None:
-        """Propose a batch. Without leadership it is dropped: its origin sends it again.
+        """Propose a batch. Without leadership it is dropped: the node it came from sends it again.
 
         `marks` says which rows belong to fast batches (jetstream/commands/publish_entry.py)."""
         if self.leading is None:
             return
         bounds = self._services.usage.bounds(self)
-        named = {"origin": origin, "session": session, "batch_no": number}
+        named = {"from_node": from_node, "session": session, "batch_no": number}
         if bounds is None and not marks:
             data = publish_prefix(time_ns=self.stamp(), **named) + block
         else:
@@ -276,10 +276,10 @@ class Replica:
             if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
                 stored = True
                 if self.leading is not None or self._won is not None:
-                    origin, answer = publish_answer(
+                    from_node, answer = publish_answer(
                         result, group=self.group, stream=self.name, domain=self._services.domain
                     )
-                    self._services.answer(origin, answer)
+                    self._services.answer(from_node, answer)
                 continue
             stored = stored or kind in _STORING_KINDS
             if kind in _CONSUMER_KINDS:

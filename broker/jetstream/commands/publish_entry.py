@@ -21,7 +21,7 @@ import msgspec
 
 from broker.jetstream.commands.stream_commands import CommandKind
 
-# kind, time_ns, origin, session, batch_no; the bytes of a Block follow
+# kind, time_ns, from_node, session, batch_no; the bytes of a Block follow
 PUBLISH_PREFIX: Final = Packing("<B7xqQQQ")
 PUBLISH_PREFIX_SIZE: Final = PUBLISH_PREFIX.size
 FAST_SUFFIX: Final = b".$FI"
@@ -131,17 +131,17 @@ def _number(word: bytes) -> int:
 # -- encoding --------------------------------------------------------------------------------------
 
 
-def publish_prefix(*, time_ns: int, origin: int, session: int, batch_no: int) -> bytes:
-    """Goes before the block of a batch. `origin` 0: no session, so no duplicate detection."""
-    return PUBLISH_PREFIX.pack(CommandKind.PUBLISH, time_ns, origin, session, batch_no)
+def publish_prefix(*, time_ns: int, from_node: int, session: int, batch_no: int) -> bytes:
+    """Goes before the block of a batch. `from_node` 0: no session, so no duplicate detection."""
+    return PUBLISH_PREFIX.pack(CommandKind.PUBLISH, time_ns, from_node, session, batch_no)
 
 
 def noted_prefix(
-    *, time_ns: int, origin: int, session: int, batch_no: int, bounds: Bounds | None
+    *, time_ns: int, from_node: int, session: int, batch_no: int, bounds: Bounds | None
 ) -> bytes:
     """As publish_prefix, for an entry with notes: the result of `encode_marks` and the block
     follow."""
-    prefix = PUBLISH_PREFIX.pack(CommandKind.NOTED_PUBLISH, time_ns, origin, session, batch_no)
+    prefix = PUBLISH_PREFIX.pack(CommandKind.NOTED_PUBLISH, time_ns, from_node, session, batch_no)
     return prefix + encode_bounds(bounds)
 
 

@@ -22,7 +22,7 @@ from broker.jetstream.commands.stream_commands import (
     UpdateConsumer,
 )
 from broker.jetstream.config import AckPolicy, ConsumerConfig
-from broker.jetstream.consumer.ack_floor import AckState
+from broker.jetstream.consumer.ack_state import AckState
 from broker.jetstream.consumer.start_position import Start, reset_start, start_of
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import JetStreamError

@@ -12,7 +12,7 @@ from typing import Protocol, assert_never
 
 from broker.jetstream.commands.consumer_commands import ConsumerAcks, to_runs
 from broker.jetstream.config import AckPolicy, ConsumerConfig
-from broker.jetstream.consumer.ack_floor import AckState
+from broker.jetstream.consumer.ack_state import AckState
 from broker.jetstream.consumer.ack_subjects import AckKind, classify, nak_delay_ns, term_reason
 from broker.jetstream.delivery.cursor import Cursor
 from broker.jetstream.delivery.effects import Advisory, Confirm, Effect

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from broker.jetstream.config import AckPolicy, ConsumerConfig
-from broker.jetstream.consumer.ack_floor import AckState
+from broker.jetstream.consumer.ack_state import AckState
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.delivery.effects import Deliver, headers_only_block
 from broker.jetstream.delivery.max_ack_pending import MaxAckPending
 from broker.jetstream.delivery.num_pending import NumPending
 from broker.jetstream.delivery.redelivery import Redelivery
 from broker.jetstream.delivery.replication import ProgressRecord
-from broker.store.block.block import Rows
+from broker.store.block import Rows
 
 NEVER_NS = 1 << 61
 RowGroups = list[tuple[Rows, list[int]]]

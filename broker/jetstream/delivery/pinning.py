@@ -15,7 +15,7 @@ from typing import Final
 
 from broker.jetstream.config.names import nuid
 from broker.jetstream.delivery.effects import Advisory, Effect
-from broker.jetstream.delivery.pull_queue import PullRequest, WaitingQueue, status
+from broker.jetstream.delivery.pull_queue import PullQueue, PullRequest, status
 
 PIN_MISMATCH: Final = status("423 Nats-Pin-Id mismatch")
 WRONG_PIN: Final = "423 Nats-Wrong-Pin-Id"
@@ -67,7 +67,7 @@ class Pin:
             self._effects.append(Advisory("pinned", reason=self.id, group=self.group))
         self._extend(now)
 
-    def end_outdated(self, waiting: WaitingQueue) -> None:
+    def end_outdated(self, waiting: PullQueue) -> None:
         """There is a message to deliver: end the requests with an outdated id."""
         if self._outdated_checked:
             return

@@ -208,7 +208,7 @@ def _integer(text: bytes) -> int:
         return 1
 
 
-class WaitingQueue:
+class PullQueue:
     """Waiting requests, served in turn: a request that is not complete moves to the end.
 
     Priority 0 is served before 1 and so on. Bound: `capacity`; a request beyond it is refused.

@@ -21,13 +21,13 @@ from broker.jetstream.delivery.pull_queue import (
     REQUESTS_PENDING,
     SIZE_EXCEEDS_MAX_BYTES,
     Interest,
+    PullQueue,
     PullRequest,
-    WaitingQueue,
     idle_heartbeat,
     parse_pull,
     status,
 )
-from broker.store.block.block import Rows
+from broker.store.block import Rows
 
 FLOW_CONTROL_REQUEST: Final = status("100 FlowControl Request")
 
@@ -75,7 +75,7 @@ class PullReceivers:
     ) -> None:
         """`pin_seed` is different for every consumer that ever existed; pin ids are derived from
         it."""
-        self.waiting = WaitingQueue(config.max_waiting)
+        self.waiting = PullQueue(config.max_waiting)
         self.pin: Pin | None = None
         self._config = config
         self._pin_seed = pin_seed

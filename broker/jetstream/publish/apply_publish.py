@@ -36,7 +36,7 @@ from broker.jetstream.publish.sessions import (
     Sessions,
     Stored,
 )
-from broker.store.block.block import Block, BlockBuilder
+from broker.store.block import Block, BlockBuilder
 from broker.store.block.columns import has_status
 from broker.subjects.mapping import Mapping
 
@@ -52,9 +52,9 @@ class PublishApplier:
 
     def apply(self, entry: bytes) -> PublishResult | OutOfOrder:
         """Take a PUBLISH or NOTED_PUBLISH entry. A repeated batch has no effect."""
-        kind, time_ns, origin, session, batch_no = PUBLISH_PREFIX.unpack_from(entry)
-        if origin:
-            answer = self.sessions.admit(origin=origin, session=session, batch_no=batch_no)
+        kind, time_ns, from_node, session, batch_no = PUBLISH_PREFIX.unpack_from(entry)
+        if from_node:
+            answer = self.sessions.admit(from_node=from_node, session=session, batch_no=batch_no)
             if answer is not None:
                 return answer
         rest, notes = memoryview(entry)[PUBLISH_PREFIX_SIZE:], NO_NOTES
@@ -63,8 +63,8 @@ class PublishApplier:
         # The wall clock of a new leader may be behind; the times of a stream never go back.
         block, time_ns = Block(rest, verify=False), max(time_ns, self._writer.store.last_time)
         first, count, exceptions = self._publish(block, time_ns, notes)
-        result = PublishResult(origin, session, batch_no, first, count, exceptions)
-        if origin:
+        result = PublishResult(from_node, session, batch_no, first, count, exceptions)
+        if from_node:
             self.sessions.remember(result)
         return result
 

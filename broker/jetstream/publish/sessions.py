@@ -1,13 +1,13 @@
-"""Publish sessions: each batch of an origin node is applied exactly once, in the order it was sent.
+"""Publish sessions: each batch of a node is applied exactly once, in the order it was sent.
 
-Owns: per origin node the current session, the last batch applied, the results of recent batches,
+Owns: per node the current session, the last batch applied, the results of recent batches,
 and the types of those results.
 May not touch: messages.
 Spec: docs/decisions/0001-one-publish-through-all-layers.md.
 
-An origin sends its batches again after a change of leader. A repeated batch gets its first result;
+A node sends its batches again after a change of leader. A repeated batch gets its first result;
 a batch that arrives too early is not applied, and the answer names the expected one. The session
-numbers of one origin only rise."""
+numbers of one node only rise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 from broker.jetstream.errors import ErrCode, JetStreamError
 
 RESULTS_KEPT = 64
-RESULTS_KEPT_MIN = 8  # more than an origin has in flight; kept even above EXCEPTIONS_KEPT
+RESULTS_KEPT_MIN = 8  # more than a node has in flight; kept even above EXCEPTIONS_KEPT
 EXCEPTIONS_KEPT = 16384  # per session, in all remembered results together
 
 
@@ -62,7 +62,7 @@ class PublishResult:
     """The `count` rows that are not in `exceptions` got the sequences from `first_seq` on, in row
     order. Exceptions are sorted by row. Only a row of a fast batch can have several."""
 
-    origin: int
+    from_node: int
     session: int
     batch_no: int
     first_seq: int
@@ -74,7 +74,7 @@ class PublishResult:
 class OutOfOrder:
     """The batch was not applied; `expected` is the batch number that must come first."""
 
-    origin: int
+    from_node: int
     session: int
     batch_no: int
     expected: int
@@ -93,7 +93,7 @@ _DUPLICATE, _STORED, _COUNTED, _COMMITTED, _STAGED, _FAST_REPLY = range(6)
 
 
 class SessionImage(msgspec.Struct, array_like=True, frozen=True):
-    origin: int
+    from_node: int
     session: int
     last: int
     results: list[ResultImage]
@@ -109,28 +109,30 @@ class _Session:
 
 @dataclass(slots=True)
 class Sessions:
-    """The publish sessions of one stream, by origin node."""
+    """The publish sessions of one stream, by publishing node."""
 
-    _by_origin: dict[int, _Session] = field(default_factory=dict)
+    _by_node: dict[int, _Session] = field(default_factory=dict)
 
     def admit(
-        self, *, origin: int, session: int, batch_no: int
+        self, *, from_node: int, session: int, batch_no: int
     ) -> PublishResult | OutOfOrder | None:
         """None: apply the batch, then `remember` its result. Otherwise return this answer."""
-        known = self._by_origin.get(origin)
+        known = self._by_node.get(from_node)
         if known is None or session > known.number:
             if batch_no != 1:
-                return OutOfOrder(origin, session, batch_no, 1)
-            self._by_origin[origin] = _Session(session)
+                return OutOfOrder(from_node, session, batch_no, 1)
+            self._by_node[from_node] = _Session(session)
             return None
         if session < known.number:  # from an earlier run of that node, which has restarted since
-            return OutOfOrder(origin, session, batch_no, 0)
+            return OutOfOrder(from_node, session, batch_no, 0)
         if batch_no == known.last + 1:
             return None
-        return known.results.get(batch_no) or OutOfOrder(origin, session, batch_no, known.last + 1)
+        return known.results.get(batch_no) or OutOfOrder(
+            from_node, session, batch_no, known.last + 1
+        )
 
     def remember(self, result: PublishResult) -> None:
-        session = self._by_origin[result.origin]
+        session = self._by_node[result.from_node]
         session.last = result.batch_no
         session.results[result.batch_no] = result
         session.exceptions += len(result.exceptions)
@@ -143,12 +145,12 @@ class Sessions:
     def images(self) -> list[SessionImage]:
         return [
             SessionImage(
-                origin,
+                from_node,
                 session.number,
                 session.last,
                 [_image(result) for result in session.results.values()],
             )
-            for origin, session in sorted(self._by_origin.items())
+            for from_node, session in sorted(self._by_node.items())
         ]
 
     @classmethod
@@ -156,7 +158,7 @@ class Sessions:
         sessions = cls()
         for image in images:
             session = _Session(image.session, image.last)
-            sessions._by_origin[image.origin] = session
+            sessions._by_node[image.from_node] = session
             for stored in image.results:
                 result = _result(image, stored)
                 session.results[result.batch_no] = result
@@ -203,5 +205,5 @@ def _answer(seq: int, err_code: int, text: str) -> RowAnswer:
 def _result(session: SessionImage, image: ResultImage) -> PublishResult:
     exceptions = [(row, _answer(seq, code, text)) for row, seq, code, text in image.exceptions]
     return PublishResult(
-        session.origin, session.session, image.batch_no, image.first_seq, image.count, exceptions
+        session.from_node, session.session, image.batch_no, image.first_seq, image.count, exceptions
     )

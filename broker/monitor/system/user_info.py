@@ -35,9 +35,11 @@ class UserInfo:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
-        connection = None if origin is None else self._observed.server.connections.get(origin.cid)
+        connection = (
+            None if publisher is None else self._observed.server.connections.get(publisher.cid)
+        )
         if connection is None:
             return False
         publish = self._observed.server.router.publish

@@ -89,7 +89,7 @@ class ClientSink:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         if self._outbound.closed or sub.closed:
             return False
@@ -103,7 +103,7 @@ class ClientSink:
             size = sum(len(run.message(row)[3]) for row in range(start, stop))
         data = run.encode(start, stop, sub.sid, self.headers_ok)
         return self.deliver_encoded(
-            sub, data, messages=stop - start, payload_bytes=size, origin=origin
+            sub, data, messages=stop - start, payload_bytes=size, publisher=publisher
         )
 
     def deliver_encoded(
@@ -113,7 +113,7 @@ class ClientSink:
         *,
         messages: int,
         payload_bytes: int,
-        origin: PublishingConnection | None = None,
+        publisher: PublishingConnection | None = None,
     ) -> bool:
         """MSG lines that the caller has already encoded for `sub` (see Router.bulk)."""
         outbound = self._outbound
@@ -127,11 +127,11 @@ class ClientSink:
             self.drop_subscription(sub)
         # A client never stalls itself: its own reads may be what frees the queue.
         if (
-            origin is not None
+            publisher is not None
             and outbound.queued_bytes > outbound.stall_above
-            and origin is not self
+            and publisher is not self
         ):
-            outbound.stall(origin)
+            outbound.stall(publisher)
         return True
 
     def _inspect(self, sub: Subscription, subject: bytes, reply: bytes) -> bool:

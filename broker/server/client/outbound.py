@@ -84,16 +84,16 @@ class Outbound:
         if self.queued_bytes > self.max_pending:
             self._owner.queue_overflow()
 
-    def stall(self, origin: PublishingConnection) -> None:
+    def stall(self, publisher: PublishingConnection) -> None:
         """The queue is long: pause the producer that feeds it until it has drained.
 
         Bounded by STALL_SECONDS_MAX, so that one slow client cannot hold a producer forever;
         the slow client then exceeds max_pending and is closed."""
-        if origin in self._stalled:
+        if publisher in self._stalled:
             return
         self.stalls += 1
-        origin.pause_reading()
-        self._stalled.append(origin)
+        publisher.pause_reading()
+        self._stalled.append(publisher)
         if self._stall_end is None:
             self._stall_end = self._loop.call_later(STALL_SECONDS_MAX, self._release_stalled)
 
@@ -168,8 +168,8 @@ class Outbound:
             self._stall_end.cancel()
             self._stall_end = None
         stalled, self._stalled = self._stalled, []
-        for origin in stalled:
-            origin.resume_reading()
+        for publisher in stalled:
+            publisher.resume_reading()
 
     def drop(self) -> None:
         """Nothing more leaves: discard the queue and let the producers continue."""

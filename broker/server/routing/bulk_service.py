@@ -39,7 +39,7 @@ class BulkService(Sink, Protocol):
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
         *,
         deadline: float,
     ) -> tuple[int, list[int]]:

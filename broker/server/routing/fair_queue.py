@@ -1,8 +1,8 @@
 """Fair queue: work that used up its time slice waits until the other work has had its own.
 
-Owns: one queue for the whole server; each round of the loop carries out about one slice of it.
+Owns: one queue for the whole server; each turn of the loop carries out about one slice of it.
 May not touch: what the work is; it is a callback.
-Without the queue, forty busy clients with a slice each would block the loop for 0.2 s per round.
+Without the queue, forty busy clients with a slice each would block the loop for 0.2 s per turn.
 Spec: docs/ARCHITECTURE.md, "Invariants": no call blocks the event loop."""
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class FairQueue:
         self._due = False
 
     def wait(self, act: Callable[[], None]) -> None:
-        """Call it in a later round of the loop."""
+        """Call it in a later turn of the loop."""
         self._waiting.append(act)
         self._schedule()
 
     def _schedule(self) -> None:
         if not self._due:
             self._due = True
-            asyncio.get_running_loop().call_soon(self._round)
+            asyncio.get_running_loop().call_soon(self._turn)
 
-    def _round(self) -> None:
+    def _turn(self) -> None:
         self._due = False
         deadline = perf_counter() + TURN_S
         try:

@@ -89,7 +89,7 @@ class _Crossing:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         subject = self.mapped(run.message(start)[0])
         if subject is None:
@@ -99,7 +99,7 @@ class _Crossing:
         with self._crossings.one_more() as allowed:
             for row in range(start, stop) if allowed else ():
                 message = (subject, *run.message(row)[1:])
-                taken = self._cross(message, origin, publish) or taken
+                taken = self._cross(message, publisher, publish) or taken
         return taken
 
     def deliver(
@@ -109,17 +109,17 @@ class _Crossing:
         return self.carry(message, None, self._router.publish)
 
     def carry(
-        self, message: Message, origin: PublishingConnection | None, publish: Publish
+        self, message: Message, publisher: PublishingConnection | None, publish: Publish
     ) -> bool:
         """Like deliver, but `publish` is called with the message for the other account."""
         mapped = self.mapped(message[0])
         if mapped is None:
             return False
         with self._crossings.one_more() as allowed:
-            return allowed and self._cross((mapped, *message[1:]), origin, publish)
+            return allowed and self._cross((mapped, *message[1:]), publisher, publish)
 
     def _cross(
-        self, message: Message, origin: PublishingConnection | None, publish: Publish
+        self, message: Message, publisher: PublishingConnection | None, publish: Publish
     ) -> bool:
         return publish(self.target, *message) > 0
 
@@ -145,12 +145,12 @@ class ServiceImport(_Crossing):
         self._expected: dict[bytes, tuple[bytes, int]] = {}
 
     def _cross(
-        self, message: Message, origin: PublishingConnection | None, publish: Publish
+        self, message: Message, publisher: PublishingConnection | None, publish: Publish
     ) -> bool:
         subject, reply, headers, payload = message
         crossings = self._crossings
         before = crossings.about
-        crossings.about = before or msgspec.json.encode(self._about(origin))
+        crossings.about = before or msgspec.json.encode(self._about(publisher))
         headers = wire_headers.without(headers, REQUEST_INFO + b":")  # a client may not forge it
         headers = wire_headers.add(headers, [(REQUEST_INFO, crossings.about)])
         token = self._expect(reply) if reply else b""
@@ -190,11 +190,11 @@ class ServiceImport(_Crossing):
             if allowed:
                 self._router.publish(self._importer, found[0], reply, headers, payload)
 
-    def _about(self, origin: PublishingConnection | None) -> dict[str, Any]:
-        rtt_ns = 0 if origin is None else self._clients.rtt_ns(origin.cid)
+    def _about(self, publisher: PublishingConnection | None) -> dict[str, Any]:
+        rtt_ns = 0 if publisher is None else self._clients.rtt_ns(publisher.cid)
         about: dict[str, Any] = {"acc": self._importer.name, "rtt": rtt_ns}
-        if self.rule.share and origin is not None:
-            about = self._clients.request_info(origin.cid) | about
+        if self.rule.share and publisher is not None:
+            about = self._clients.request_info(publisher.cid) | about
         return about
 
 

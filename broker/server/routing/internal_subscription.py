@@ -56,7 +56,7 @@ class InternalSubscription:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         for row in range(start, stop):
             self._taken(*run.message(row))

@@ -104,7 +104,7 @@ class Router:
 
     # -- publishing -------------------------------------------------------------------------
 
-    def publish_run(self, origin: Publisher, run: PubRun, first: int = 0) -> int:
+    def publish_run(self, publisher: Publisher, run: PubRun, first: int = 0) -> int:
         """Deliver every message from row `first` on to all its subscribers, in order.
 
         Returns the row it stopped at. Less than the whole run means that the turn of this client is
@@ -112,28 +112,30 @@ class Router:
         deadline = perf_counter() + TURN_S
         bulk = self._bulk
         spans = bulk.compact_spans(run) if bulk is not None else None
-        recipient = self._compact_subscription(origin, bulk) if spans and bulk is not None else None
+        recipient = (
+            self._compact_subscription(publisher, bulk) if spans and bulk is not None else None
+        )
         if recipient is None or spans is None or bulk is None:
-            return self._publish_rows(origin, run, first, len(run), deadline)
+            return self._publish_rows(publisher, run, first, len(run), deadline)
         row = first
         for start, stop, compact in spans:
             if stop <= row:
                 continue  # in an earlier turn
             if start > row:
-                row = self._publish_rows(origin, run, row, start, deadline)
+                row = self._publish_rows(publisher, run, row, start, deadline)
                 if row < start:
                     return row
             bulk.deliver_compact(recipient, compact)
             row = stop
         if row < len(run):
-            row = self._publish_rows(origin, run, row, len(run), deadline)
+            row = self._publish_rows(publisher, run, row, len(run), deadline)
         return row
 
     def _publish_rows(
-        self, origin: Publisher, run: PubRun, first: int, last: int, deadline: float
+        self, publisher: Publisher, run: PubRun, first: int, last: int, deadline: float
     ) -> int:
-        match = origin.account.subs.match
-        family = self._family_match(origin)
+        match = publisher.account.subs.match
+        family = self._family_match(publisher)
         family_start = self._family_start
         recipient: Subscription | None = None  # of the rows from `begun` on
         begun = first
@@ -141,14 +143,14 @@ class Router:
         work = 0
         for subject, start, stop in run.segments(first, last):
             in_family = subject[:1] == family_start
-            found = self._match_family(origin, subject) if in_family else match(subject)
+            found = self._match_family(publisher, subject) if in_family else match(subject)
             joinable = found.quick or found is family
             late = work > LOOK_EVERY
             if recipient is not None and (
                 not (joinable and found.single is recipient)  # else one delivery for all of them
                 or (late and recipient.sink.kind is SinkKind.SERVICE)
             ):
-                done = self._to_one(origin, recipient, run, begun, start, deadline=deadline)
+                done = self._to_one(publisher, recipient, run, begun, start, deadline=deadline)
                 if done < start:
                     return done
                 recipient = None
@@ -161,19 +163,19 @@ class Router:
             if recipient is not None:
                 continue
             sub = found.single
-            if joinable and sub is not None and not sub.max_msgs and not origin.guarded:
+            if joinable and sub is not None and not sub.max_msgs and not publisher.guarded:
                 recipient, begun = sub, start
                 continue
             work += LOOK_EVERY if subject.startswith(self._timed) else 0
-            done = self._in_pieces(origin, run, found, start, stop=stop, deadline=deadline)
+            done = self._in_pieces(publisher, run, found, start, stop=stop, deadline=deadline)
             if done < stop:
                 return done
         if recipient is not None:
-            return self._to_one(origin, recipient, run, begun, reached, deadline=deadline)
+            return self._to_one(publisher, recipient, run, begun, reached, deadline=deadline)
         return reached
 
     def _in_pieces(
-        self, origin: Publisher, run: PubRun, found: Match, start: int, *, stop: int,
+        self, publisher: Publisher, run: PubRun, found: Match, start: int, *, stop: int,
         deadline: float,
     ) -> int:  # fmt: skip
         """One segment. With many rows for many recipients, the turn may end between two pieces."""
@@ -185,61 +187,63 @@ class Router:
             if row > start and perf_counter() > deadline:
                 return row
             end = min(row + share, stop)
-            if origin.guarded and not origin.may_publish(run, run.message(row)[0], row, end):
+            if publisher.guarded and not publisher.may_publish(run, run.message(row)[0], row, end):
                 continue
             if sub is not None and not sub.max_msgs:
-                reached = self._to_one(origin, sub, run, row, end, deadline=deadline)
+                reached = self._to_one(publisher, sub, run, row, end, deadline=deadline)
                 if reached < end:
                     return reached
                 continue
-            covered = self._fan_out(origin, found, run, row, end)
+            covered = self._fan_out(publisher, found, run, row, end)
             if covered < end:
-                self._not_taken(origin, run, covered, end)
+                self._not_taken(publisher, run, covered, end)
         return stop
 
     def _to_one(
-        self, origin: Publisher, sub: Subscription, run: PubRun, start: int, stop: int, *,
+        self, publisher: Publisher, sub: Subscription, run: PubRun, start: int, stop: int, *,
         deadline: float,
     ) -> int:  # fmt: skip
         """Returns the row it stopped at: less than `stop` when requests used up the turn."""
         bulk = self._bulk
         if bulk is not None and sub.sink is bulk and run.message(start)[0].startswith(self._timed):
-            reached, missing = bulk.deliver_timed(sub, run, start, stop, origin, deadline=deadline)
+            reached, missing = bulk.deliver_timed(
+                sub, run, start, stop, publisher, deadline=deadline
+            )
             for row in missing:
-                self._not_taken(origin, run, row, row + 1)
+                self._not_taken(publisher, run, row, row + 1)
             return reached
-        silent = sub.sink is origin and not origin.echo
-        if silent or not sub.sink.deliver_run(sub, run, start, stop, origin):
-            self._not_taken(origin, run, start, stop)
+        silent = sub.sink is publisher and not publisher.echo
+        if silent or not sub.sink.deliver_run(sub, run, start, stop, publisher):
+            self._not_taken(publisher, run, start, stop)
         return stop
 
-    def _not_taken(self, origin: Publisher, run: PubRun, start: int, stop: int) -> None:
-        if origin.no_responders and run.any_reply(start, stop):
-            self._tell_no_responders_rows(origin, run, start, stop)
+    def _not_taken(self, publisher: Publisher, run: PubRun, start: int, stop: int) -> None:
+        if publisher.no_responders and run.any_reply(start, stop):
+            self._tell_no_responders_rows(publisher, run, start, stop)
 
     # -- services that take whole runs --------------------------------------------------------
 
-    def _match_family(self, origin: Publisher, subject: bytes) -> Match:
+    def _match_family(self, publisher: Publisher, subject: bytes) -> Match:
         """Like match, but one result for all subjects of the family, where it holds for all."""
-        subs = origin.account.subs
+        subs = publisher.account.subs
         found = None
         if subject.startswith(self._family) and b".." not in subject and subject[-1:] != b".":
             found = subs.match_family(self._family)
         return subs.match(subject) if found is None else found
 
-    def _family_match(self, origin: Publisher) -> Match | None:
+    def _family_match(self, publisher: Publisher) -> Match | None:
         """The match of the whole family, if the bulk service alone takes it."""
         if self._bulk is None:
             return None
-        found = origin.account.subs.match_family(self._family)
+        found = publisher.account.subs.match_family(self._family)
         sub = found.single if found is not None else None
         return found if sub is not None and sub.sink is self._bulk else None
 
-    def _compact_subscription(self, origin: Publisher, bulk: BulkService) -> Subscription | None:
+    def _compact_subscription(self, publisher: Publisher, bulk: BulkService) -> Subscription | None:
         """The subscription of the bulk service, if it alone takes the compact messages."""
-        if origin.guarded:
+        if publisher.guarded:
             return None
-        found = origin.account.subs.match_family(bulk.compact_prefix)
+        found = publisher.account.subs.match_family(bulk.compact_prefix)
         sub = found.single if found is not None else None
         return sub if sub is not None and sub.sink is bulk else None
 
@@ -252,11 +256,11 @@ class Router:
         payload: bytes,
         *,
         deliver_to: bytes | None = None,
-        origin: Publisher | None = None,
+        publisher: Publisher | None = None,
     ) -> int:
         """One message; returns how many took it. `deliver_to` is matched, `subject` is sent."""
         found = account.subs.match(subject if deliver_to is None else deliver_to)
-        silent = None if origin is None or origin.echo else origin
+        silent = None if publisher is None or publisher.echo else publisher
         delivered = 0
         for sub in found.plain:
             sink = sub.sink
@@ -271,8 +275,8 @@ class Router:
                 if sink is not silent and sink.deliver(sub, subject, reply, headers, payload):
                     delivered += 1
                     break
-        if not delivered and reply and origin is not None and origin.no_responders:
-            self.tell_no_responders(origin, subject, reply)
+        if not delivered and reply and publisher is not None and publisher.no_responders:
+            self.tell_no_responders(publisher, subject, reply)
         return delivered
 
     def deliver_local_run(
@@ -281,7 +285,7 @@ class Router:
         run: PubRun,
         *,
         queue: bytes = b"",
-        origin: PublishingConnection | None = None,
+        publisher: PublishingConnection | None = None,
     ) -> int:
         """Messages from a peer: to the clients of this node only, never to another node.
 
@@ -293,36 +297,38 @@ class Router:
             if not queue:
                 for sub in found.plain:
                     if sub.sink.kind is SinkKind.CLIENT:
-                        delivered += _deliver_limited(sub, run, start, stop, origin) - start
+                        delivered += _deliver_limited(sub, run, start, stop, publisher) - start
                 continue
             for pool in found.local_queues():
                 if pool[0].queue == queue:
-                    delivered += _deal(pool, run, start, stop, origin, silent=None) - start
+                    delivered += _deal(pool, run, start, stop, publisher, silent=None) - start
         return delivered
 
-    def _fan_out(self, origin: Publisher, found: Match, run: PubRun, start: int, stop: int) -> int:
+    def _fan_out(
+        self, publisher: Publisher, found: Match, run: PubRun, start: int, stop: int
+    ) -> int:
         """Returns the row up to which every message was taken."""
-        silent = None if origin.echo else origin
+        silent = None if publisher.echo else publisher
         covered = start
         for sub in found.plain:
             if sub.sink is not silent:
-                covered = max(covered, _deliver_limited(sub, run, start, stop, origin))
+                covered = max(covered, _deliver_limited(sub, run, start, stop, publisher))
         for pool in found.queues:
-            covered = max(covered, _deal(pool, run, start, stop, origin, silent=silent))
+            covered = max(covered, _deal(pool, run, start, stop, publisher, silent=silent))
         return covered
 
     def _tell_no_responders_rows(
-        self, origin: Publisher, run: PubRun, start: int, stop: int
+        self, publisher: Publisher, run: PubRun, start: int, stop: int
     ) -> None:
         for row in range(start, stop):
             subject, reply, _, _ = run.message(row)
             if reply:
-                self.tell_no_responders(origin, subject, reply)
+                self.tell_no_responders(publisher, subject, reply)
 
-    def tell_no_responders(self, origin: Publisher, subject: bytes, reply: bytes) -> None:
+    def tell_no_responders(self, publisher: Publisher, subject: bytes, reply: bytes) -> None:
         """503 to the publisher alone, if it is subscribed to the reply subject."""
-        for sub in origin.account.subs.match(reply).plain:
-            if sub.sink is origin:
+        for sub in publisher.account.subs.match(reply).plain:
+            if sub.sink is publisher:
                 status = b"NATS/1.0 503\r\nNats-Subject: " + subject + b"\r\n\r\n"
                 sub.sink.deliver(sub, reply, b"", status, b"")
                 return
@@ -337,12 +343,12 @@ def _plain_client(found: Match) -> Subscription | None:
 
 
 def _deliver_limited(
-    sub: Subscription, run: PubRun, start: int, stop: int, origin: PublishingConnection | None
+    sub: Subscription, run: PubRun, start: int, stop: int, publisher: PublishingConnection | None
 ) -> int:
     """Deliver up to the limit of the subscription; returns the row after the last one taken."""
     if sub.max_msgs:
         stop = min(stop, start + sub.max_msgs - sub.delivered)
-    if stop <= start or not sub.sink.deliver_run(sub, run, start, stop, origin):
+    if stop <= start or not sub.sink.deliver_run(sub, run, start, stop, publisher):
         return start
     return stop
 
@@ -352,7 +358,7 @@ def _deal(
     run: PubRun,
     start: int,
     stop: int,
-    origin: PublishingConnection | None,
+    publisher: PublishingConnection | None,
     *,
     silent: Sink | None,
 ) -> int:
@@ -370,7 +376,7 @@ def _deal(
         end = min(row + share, stop)
         taken = row
         if sub.sink is not silent and not sub.closed:
-            taken = _deliver_limited(sub, run, row, end, origin)
+            taken = _deliver_limited(sub, run, row, end, publisher)
         if taken == row:
             refusals += 1
         else:

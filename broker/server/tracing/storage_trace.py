@@ -88,7 +88,7 @@ class Storing:
         sink: StreamSink,
         sub: Subscription,
         run: PubRun,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         subject, reply, headers, payload = run.message(0)
         kept_as, unwanted = sink.stored_as(subject)
@@ -115,7 +115,7 @@ class Storing:
             self._waiting[answer_to] = waiting
             trace.waits += 1
         stored = PubRun.of([(subject, answer_to, disabled_in_place(headers), payload)])
-        taken = sink.deliver_run(sub, stored, 0, 1, origin)
+        taken = sink.deliver_run(sub, stored, 0, 1, publisher)
         if not taken and answer_to is not reply:
             self._overdue(answer_to)
         return taken
@@ -154,7 +154,7 @@ class Storing:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         """Clients may not answer in place of a stream."""
         return False

@@ -55,7 +55,7 @@ class TracingRouter(Protocol):
     @property
     def publish(self) -> PublishOne: ...
 
-    def tell_no_responders(self, origin: Publisher, subject: bytes, reply: bytes) -> None: ...
+    def tell_no_responders(self, publisher: Publisher, subject: bytes, reply: bytes) -> None: ...
 
 
 def rows(run: PubRun, account: Account) -> list[int]:
@@ -107,29 +107,29 @@ class Tracing:
 
     # -- the start of a trace -----------------------------------------------------------------
 
-    def publish(self, origin: TracedPublisher, run: PubRun) -> PubRun | None:
+    def publish(self, publisher: TracedPublisher, run: PubRun) -> PubRun | None:
         """One message of a client. Returns what must be published untraced, if anything."""
         subject, reply, headers, payload = run.message(0)
-        asked = events.requested(headers, origin.account, first_server=True)
+        asked = events.requested(headers, publisher.account, first_server=True)
         if asked.dest and not valid_subject(asked.dest, wildcards=False):
             asked = TraceRequest(only=asked.only)
         if not asked.dest:
             if asked.disable and not asked.only:
                 run = PubRun.of([(subject, reply, events.disabled(headers), payload)])
             return None if asked.only else run
-        if not self._may_report(origin, asked.dest):
-            origin.refuse_publish(asked.dest)
+        if not self._may_report(publisher, asked.dest):
+            publisher.refuse_publish(asked.dest)
             return None
-        trace = self._begin(origin.account, asked, run)
-        ingress = trace.add("in", kind=events.CLIENT_KIND, cid=origin.cid, name=origin.name,
-                            acc=origin.account.name, subj=events.text(subject))  # fmt: skip
-        refused = _refusal(origin, run)
+        trace = self._begin(publisher.account, asked, run)
+        ingress = trace.add("in", kind=events.CLIENT_KIND, cid=publisher.cid, name=publisher.name,
+                            acc=publisher.account.name, subj=events.text(subject))  # fmt: skip
+        refused = _refusal(publisher, run)
         if refused:
             ingress["error"] = refused
         else:
-            taken = self._fan_out(trace, origin.account, run, origin)
-            if not taken and reply and origin.no_responders:
-                self._router.tell_no_responders(origin, subject, reply)
+            taken = self._fan_out(trace, publisher.account, run, publisher)
+            if not taken and reply and publisher.no_responders:
+                self._router.tell_no_responders(publisher, subject, reply)
         trace.done()
         return None
 
@@ -159,15 +159,15 @@ class Tracing:
         request = events.request_of(asked, run.total_bytes)
         return Trace(account, asked.dest, asked.only, request, self._send)
 
-    def _may_report(self, origin: TracedPublisher, dest: bytes) -> bool:
+    def _may_report(self, publisher: TracedPublisher, dest: bytes) -> bool:
         if dest.startswith(SUBJECTS):
             return False
-        return origin.may_publish_to(dest)
+        return publisher.may_publish_to(dest)
 
     # -- recipients -------------------------------------------------------------------------
 
     def _fan_out(
-        self, trace: Trace, account: Account, run: PubRun, origin: TracedPublisher | None
+        self, trace: Trace, account: Account, run: PubRun, publisher: TracedPublisher | None
     ) -> bool:
         """To every subscriber in the account, other nodes last. True when one took it."""
         found = account.subs.match(run.message(0)[0])
@@ -177,7 +177,7 @@ class Tracing:
             if sub.sink.kind is SinkKind.ROUTE:
                 routes.append(sub)
                 return True
-            return self._take(trace, sub, run, origin)
+            return self._take(trace, sub, run, publisher)
 
         taken = False
         for sub in found.plain:
@@ -191,35 +191,35 @@ class Tracing:
         return any(take(sub) for sub in (*pool[turn:], *pool[:turn]))
 
     def _take(
-        self, trace: Trace, sub: Subscription, run: PubRun, origin: TracedPublisher | None
+        self, trace: Trace, sub: Subscription, run: PubRun, publisher: TracedPublisher | None
     ) -> bool:
         sink = sub.sink
         if sink.kind is SinkKind.CLIENT:
-            return self._to_client(trace, sub, run, origin)
+            return self._to_client(trace, sub, run, publisher)
         if sink.kind is SinkKind.STREAM:
-            return self._storing.store(trace, cast(StreamSink, sink), sub, run, origin)
+            return self._storing.store(trace, cast(StreamSink, sink), sub, run, publisher)
         if isinstance(sink, StreamImport):
-            return self._to_importers(trace, sink, sub, run, origin)
+            return self._to_importers(trace, sink, sub, run, publisher)
         if isinstance(sink, ServiceImport):
-            return self._to_exporter(trace, sink, sub, run, origin)
-        return self._to_service(trace, sub, run, origin)
+            return self._to_exporter(trace, sink, sub, run, publisher)
+        return self._to_service(trace, sub, run, publisher)
 
     def _to_client(
-        self, trace: Trace, sub: Subscription, run: PubRun, origin: TracedPublisher | None,
+        self, trace: Trace, sub: Subscription, run: PubRun, publisher: TracedPublisher | None,
         *, shown: bytes = b"",
     ) -> bool:  # fmt: skip
         sink = sub.sink
         if not isinstance(sink, TracedSink):  # a subscription of the server itself
-            return sink.deliver_run(sub, run, 0, 1, origin)
-        error = _obstacle(sink, sub, run.message(0)[0], origin)
-        if not error and not trace.only and not sink.deliver_run(sub, run, 0, 1, origin):
+            return sink.deliver_run(sub, run, 0, 1, publisher)
+        error = _obstacle(sink, sub, run.message(0)[0], publisher)
+        if not error and not trace.only and not sink.deliver_run(sub, run, 0, 1, publisher):
             error = events.CLIENT_CLOSED
         trace.egress(sink.cid, sink.name, account=sub.account.name,
                      sub=shown or sub.subject, queue=sub.queue, error=error)  # fmt: skip
         return not error
 
     def _to_service(
-        self, trace: Trace, sub: Subscription, run: PubRun, origin: TracedPublisher | None
+        self, trace: Trace, sub: Subscription, run: PubRun, publisher: TracedPublisher | None
     ) -> bool:
         """To a service of this server. A trace does not extend into the system account."""
         subject = run.message(0)[0]
@@ -228,13 +228,13 @@ class Tracing:
             trace.add("si", acc=self._system_account, **{"from": shown, "to": shown})
             if trace.only:
                 return False
-        return sub.sink.deliver_run(sub, run, 0, 1, origin)
+        return sub.sink.deliver_run(sub, run, 0, 1, publisher)
 
     # -- other accounts ---------------------------------------------------------------------
 
     def _to_importers(
         self, trace: Trace, sink: StreamImport, sub: Subscription, run: PubRun,
-        origin: TracedPublisher | None,
+        publisher: TracedPublisher | None,
     ) -> bool:  # fmt: skip
         """A stream import has one event for each subscription in the importing account."""
 
@@ -251,19 +251,19 @@ class Tracing:
         def one(there: Subscription, across: PubRun) -> bool:
             trace.add("se", acc=there.account.name, to=events.text(across.message(0)[0]))
             if not sink.rule.allow_trace:
-                return trace.only or there.sink.deliver_run(there, across, 0, 1, origin)
+                return trace.only or there.sink.deliver_run(there, across, 0, 1, publisher)
             if there.sink.kind is SinkKind.ROUTE:
                 return self._to_nodes(trace, sink.target, [there], across)
             if there.sink.kind is SinkKind.CLIENT:
                 shown = sub.subject if has_wildcard(there.subject) else run.message(0)[0]
-                return self._to_client(trace, there, across, origin, shown=shown)
-            return self._take(trace, there, across, origin)
+                return self._to_client(trace, there, across, publisher, shown=shown)
+            return self._take(trace, there, across, publisher)
 
-        return sink.carry(run.message(0), origin, publish)
+        return sink.carry(run.message(0), publisher, publish)
 
     def _to_exporter(
         self, trace: Trace, sink: ServiceImport, sub: Subscription, run: PubRun,
-        origin: TracedPublisher | None,
+        publisher: TracedPublisher | None,
     ) -> bool:  # fmt: skip
         subject, reply, headers, payload = run.message(0)
         to = sink.mapped(subject)
@@ -274,12 +274,12 @@ class Tracing:
         # The service may copy the headers: what it sends must not be traced for the importer.
         run = PubRun.of([(subject, reply, events.disabled(headers), payload)])
         if not sink.export.allow_trace:
-            return not trace.only and sink.deliver_run(sub, run, 0, 1, origin)
+            return not trace.only and sink.deliver_run(sub, run, 0, 1, publisher)
 
         def publish(account: Account, *message: bytes) -> int:
-            return self._fan_out(trace, account, PubRun.of([cast(Message, message)]), origin)
+            return self._fan_out(trace, account, PubRun.of([cast(Message, message)]), publisher)
 
-        return sink.carry(run.message(0), origin, publish)
+        return sink.carry(run.message(0), publisher, publish)
 
     # -- other nodes ------------------------------------------------------------------------
 
@@ -330,22 +330,22 @@ class Tracing:
         self._router.publish(trace.account, trace.dest, b"", headers, body)
 
 
-def _refusal(origin: TracedPublisher, run: PubRun) -> str:
+def _refusal(publisher: TracedPublisher, run: PubRun) -> str:
     """Why the client may not publish this; the client has had its -ERR."""
     refused = refusals(run).get(0)
     if refused is not None:
-        origin.error(refused)
+        publisher.error(refused)
         return refused
     subject = run.message(0)[0]
-    if origin.guarded and not origin.may_publish(run, subject, 0, 1):
+    if publisher.guarded and not publisher.may_publish(run, subject, 0, 1):
         return f'Permissions Violation for Publish to "{subject.decode(errors="backslashreplace")}"'
     return ""
 
 
 def _obstacle(
-    sink: TracedSink, sub: Subscription, subject: bytes, origin: TracedPublisher | None
+    sink: TracedSink, sub: Subscription, subject: bytes, publisher: TracedPublisher | None
 ) -> str:
-    if origin is not None and sub.sink is origin and not origin.echo:
+    if publisher is not None and sub.sink is publisher and not publisher.echo:
         return events.NO_ECHO
     allowed = sink.permissions
     if allowed is not None and allowed.filters(sub.subject) and not allowed.may_receive(subject):

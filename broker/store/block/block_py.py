@@ -1,4 +1,4 @@
-"""The block: messages in columns, one layout for log entries, stored data and scans.
+"""The block format: messages in columns, one layout for log entries, stored data and scans.
 
 Owns: block format version 1, which is specified here, and reading it. This twin is the
 specification of _block.pyx.

@@ -1,4 +1,18 @@
 """The subject index of a stream. `index_py.py` states what it means.
 
-The index has a Cython version (`_index`, `_hashes`) and a Python twin that is its specification;
-`index.py` exports the one in use, and has the subject filters of readers."""
+Exports, and the choice between the codecs: the index has a Cython version (`_index`, `_hashes`) and
+a Python twin that is its specification. broker.wire selects. `subject_filter.py` has the filters of
+readers."""
+
+from typing import TYPE_CHECKING
+
+from broker.wire import IMPLEMENTATION
+
+if TYPE_CHECKING or IMPLEMENTATION == "python":
+    from broker.store.index.hashes_py import among_hashes, subject_hashes
+    from broker.store.index.index_py import SubjectEntry, SubjectIndex
+else:
+    from broker.store.index._hashes import among_hashes, subject_hashes
+    from broker.store.index._index import SubjectEntry, SubjectIndex
+
+__all__ = ["SubjectEntry", "SubjectIndex", "among_hashes", "subject_hashes"]

@@ -16,10 +16,9 @@ from broker.cluster.replica import leadership as leading
 from broker.config.options import JetStreamOptions
 from broker.server.client import operations
 from broker.server.client.client_sink import ClientSink
-from broker.server.routing import fair_queue as turns
-from broker.server.routing import router
-from broker.store.block.block import BlockDamaged
-from tests.server.routing.test_fair_queue import Rounds
+from broker.server.routing import fair_queue, router
+from broker.store.block import BlockDamaged
+from tests.server.routing.test_fair_queue import LoopTurns
 from tests.support.server import RawClient, run, running, until
 
 COUNT = 20
@@ -54,18 +53,18 @@ async def asked(client: RawClient, requests: Sequence[tuple[bytes, bytes]]) -> b
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (router, operations, turns, leading):
+    for module in (router, operations, fair_queue, leading):
         monkeypatch.setattr(module, "TURN_S", -1.0)
     monkeypatch.setattr(gets, "LOOK_BYTES", 0)
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, rounds: Rounds) -> list[int]:
-    """The rounds of the loop in which something is delivered to a client."""
+def watched(monkeypatch: pytest.MonkeyPatch, turns: LoopTurns) -> list[int]:
+    """The turns of the loop in which something is delivered to a client."""
     seen: list[int] = []
     deliver = ClientSink.deliver_encoded
 
     def noted(self: ClientSink, *given: Any, **named: Any) -> bool:
-        seen.append(rounds.count)
+        seen.append(turns.count)
         return deliver(self, *given, **named)
 
     monkeypatch.setattr(ClientSink, "deliver_encoded", noted)
@@ -81,7 +80,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("overheard", [False, True])
 @pytest.mark.parametrize("form", REQUESTS)
-def test_one_read_per_round_when_each_takes_a_turn(
+def test_one_read_per_turn_of_the_loop_when_each_takes_a_slice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str, *, overheard: bool
 ) -> None:
     async def test() -> None:
@@ -91,11 +90,11 @@ def test_one_read_per_round_when_each_takes_a_turn(
             await client.flush()
             expected = await asked(client, REQUESTS[form])
             impatient(monkeypatch)
-            with Rounds() as rounds:
-                seen = watched(monkeypatch, rounds)
+            with LoopTurns() as turns:
+                seen = watched(monkeypatch, turns)
                 got = await asked(client, REQUESTS[form])
             assert got == expected
-            assert len(set(seen)) >= COUNT - 1  # the first answer may share a round with the second
+            assert len(set(seen)) >= COUNT - 1  # the first answer may share a turn with the second
 
     run(test())
 
@@ -127,8 +126,8 @@ def test_consumers_of_a_stream_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_p
                 )
             pulls = [(b"$JS.API.CONSUMER.MSG.NEXT.S.c%d" % i, b"1") for i in range(COUNT)]
             impatient(monkeypatch)
-            with Rounds() as rounds:
-                seen = watched(monkeypatch, rounds)
+            with LoopTurns() as turns:
+                seen = watched(monkeypatch, turns)
                 got = await asked(client, pulls)
             assert got.count(b"MSG k.0 1 $JS.ACK.S.") == COUNT
             assert len(seen) == COUNT

@@ -9,7 +9,7 @@ import pytest
 from broker.cluster.publish.outbox_core import RESEND_AFTER_MAX_S, RESEND_AFTER_S
 from broker.cluster.publish.publish_batch import STALE_SESSION, BatchAnswer, PublishBatch
 from broker.jetstream.publish.sessions import OutOfOrder, PublishResult, Sessions
-from broker.store.block.block import Block
+from broker.store.block import Block
 from tests.support.cluster_fakes import ClockedLoop, run, run_clocked, turns
 from tests.support.outbox_rig import GROUP, SESSION, Bench, acks, bulk_seqs
 
@@ -123,7 +123,7 @@ def test_each_publish_is_stored_and_acked_once_behind_faulty_links(seed: int) ->
         answers: list[BatchAnswer] = []
 
         def apply(batch: PublishBatch) -> None:
-            known = sessions.admit(origin=1, session=SESSION, batch_no=batch.number)
+            known = sessions.admit(from_node=1, session=SESSION, batch_no=batch.number)
             if known is None:
                 block = Block(batch.block, verify=False)
                 known = PublishResult(1, SESSION, batch.number, len(stored) + 1, block.rows, [])

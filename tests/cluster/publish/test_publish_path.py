@@ -51,9 +51,9 @@ class Leader:
         self.proposed: list[tuple[NodeId, int, int, bytes, bytes]] = []
 
     def publish(
-        self, origin: NodeId, session: int, number: int, block: bytes, *, marks: bytes = b""
+        self, from_node: NodeId, session: int, number: int, block: bytes, *, marks: bytes = b""
     ) -> None:
-        self.proposed.append((origin, session, number, block, marks))
+        self.proposed.append((from_node, session, number, block, marks))
 
 
 class PathNode:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.jetstream.commands.consumer_commands import from_runs, to_runs
-from broker.jetstream.consumer.ack_floor import AckState
+from broker.jetstream.consumer.ack_state import AckState
 from broker.jetstream.consumer.ack_subjects import (
     AckKind,
     classify,

@@ -10,8 +10,8 @@ from tests.support.stream_rig import Driver
 ROW = (b"s.a", {}, b"x")
 
 
-def send(driver: Driver, batch_no: int, *, session: int = 5, origin: int = 7) -> object:
-    return driver.batch([ROW, ROW], origin=origin, session=session, batch_no=batch_no)
+def send(driver: Driver, batch_no: int, *, session: int = 5, from_node: int = 7) -> object:
+    return driver.batch([ROW, ROW], from_node=from_node, session=session, batch_no=batch_no)
 
 
 def test_a_repeated_batch_gets_its_result_and_is_not_stored() -> None:
@@ -40,12 +40,12 @@ def test_a_new_session_ends_the_older_one() -> None:
     assert isinstance(send(driver, 2, session=6), PublishResult)
 
 
-def test_origins_are_independent_and_origin_zero_has_no_session() -> None:
+def test_nodes_are_independent_and_node_zero_has_no_session() -> None:
     driver = Driver()
-    assert isinstance(send(driver, 1, origin=8), PublishResult)
-    assert isinstance(send(driver, 1, origin=9), PublishResult)
+    assert isinstance(send(driver, 1, from_node=8), PublishResult)
+    assert isinstance(send(driver, 1, from_node=9), PublishResult)
     for _ in range(2):
-        assert isinstance(send(driver, 3, origin=0), PublishResult)
+        assert isinstance(send(driver, 3, from_node=0), PublishResult)
     assert driver.stream.store.messages == 8
 
 
@@ -61,7 +61,7 @@ def test_sessions_with_their_errors_survive_a_restart() -> None:
     driver = Driver()
     rows = [ROW, (b"s.a", {"Nats-Msg-Id": "m"}, b""), (b"s.a", {"Nats-Msg-Id": "m"}, b""),
             (b"s.a", {"Nats-Expected-Stream": "T"}, b"")]  # fmt: skip
-    before = driver.batch(rows, origin=7, session=5, batch_no=1)
+    before = driver.batch(rows, from_node=7, session=5, batch_no=1)
     batch = driver.db.begin()
     driver.stream.checkpoint(batch)
     driver.db.write(batch)

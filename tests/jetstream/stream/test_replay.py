@@ -83,11 +83,13 @@ class History:
         names = list(driver.stream.consumers)
         match draw.randint(0, 13):
             case 0 | 1 | 2 | 3 | 4 | 5:
-                origin = draw.choice([1, 2])
-                number = self.batch_no[origin] + draw.choice([1, 1, 1, 1, 0, 2])
-                result = driver.batch(random_rows(draw), origin=origin, session=1, batch_no=number)
+                from_node = draw.choice([1, 2])
+                number = self.batch_no[from_node] + draw.choice([1, 1, 1, 1, 0, 2])
+                result = driver.batch(
+                    random_rows(draw), from_node=from_node, session=1, batch_no=number
+                )
                 if isinstance(result, PublishResult):
-                    self.batch_no[origin] = max(self.batch_no[origin], number)
+                    self.batch_no[from_node] = max(self.batch_no[from_node], number)
             case 6:
                 driver.delete(draw.randint(1, 80), no_erase=draw.random() < 0.5)
             case 7 if draw.random() < 0.3:

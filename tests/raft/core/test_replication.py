@@ -157,7 +157,7 @@ def test_snapshot_that_did_not_arrive_is_sent_again(ok: bool) -> None:
     core.step(message(K.APPEND_REPLY, C, A, 2, index=9, reject=True))
     assert core.ready().snapshot_to == [C]
     core.step(message(K.HEARTBEAT_REPLY, C, A, 2, context=1))
-    assert core.ready().snapshot_to == [], "one stream at a time"
+    assert core.ready().snapshot_to == [], "one transfer at a time"
     core.report_snapshot(C, ok)
     assert core.ready().snapshot_to == [], "not before it answers a heartbeat"
     core.step(message(K.HEARTBEAT_REPLY, C, A, 2, context=1))

@@ -85,7 +85,7 @@ def granting(log: RaftLog, *, lives: int = 0) -> VoteGranting:
     members = MembersInUse(
         A, begun_with=Members((A, B, C)), configurations=log.configurations, commit=commit
     )
-    return VoteGranting(log, LostLog(A, lives=lives, members=members, outbox=PendingMessages()))
+    return VoteGranting(log, LostLog(A, lives=lives, members=members, pending=PendingMessages()))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_node_that_missed_a_compaction_catches_up_by_snapshot(tmp_path: Path) 
     run(tmp_path, body, compaction=EAGER, limits=NO_TAIL)
 
 
-def test_a_snapshot_larger_than_its_window_streams_while_the_log_goes_on(tmp_path: Path) -> None:
+def test_a_snapshot_larger_than_its_window_is_sent_while_the_log_goes_on(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         absent = next(n for n in c.nodes if n is not leader)
@@ -51,13 +51,13 @@ def test_a_snapshot_larger_than_its_window_streams_while_the_log_goes_on(tmp_pat
     run(tmp_path, body, compaction=EAGER, limits=NO_TAIL)
 
 
-def test_a_leader_lost_during_a_stream_is_replaced(tmp_path: Path) -> None:
+def test_a_leader_lost_during_a_transfer_is_replaced(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         leader = await c.leader()
         absent = next(n for n in c.nodes if n is not leader)
         await c.leave_behind(absent, ["x" * 700_000] * 30, cut=20)
         receiver = absent.host._snapshots._receiver
-        await until(lambda: any(len(s.chunks) > 2 for s in receiver._streams.values()))
+        await until(lambda: any(len(s.chunks) > 2 for s in receiver._transfers.values()))
         await leader.kill()
         await until(lambda: bool(absent.ledger.restored), seconds=20)
         await c.put("after", 1)
@@ -91,7 +91,7 @@ def test_a_machine_ahead_of_its_log_is_damage_unless_an_installation_was_recorde
     run(tmp_path, body, names=["solo"])
 
 
-def test_compaction_keeps_what_followers_and_streams_will_read() -> None:
+def test_compaction_keeps_what_followers_and_transfers_will_read() -> None:
     policy = CompactionPolicy(
         keep_entries=100, keep_bytes=1000, lag_bytes_max=4000, step_entries=10, step_bytes=10**9
     )
@@ -131,7 +131,7 @@ def test_a_lost_link_does_not_restart_the_snapshot(tmp_path: Path) -> None:
         await until(lambda: all(n.store.reader(G).first_index() > 5 for n in c.alive))
         await absent.start(limits=slow)
         receiver = absent.host._snapshots._receiver
-        await until(lambda: any(s.chunks.nbytes > 4e6 for s in receiver._streams.values()))
+        await until(lambda: any(s.chunks.nbytes > 4e6 for s in receiver._transfers.values()))
         for link in leader.transport._peers.links[absent.node]:
             link.abort()
         await until(lambda: bool(absent.ledger.restored))

@@ -121,7 +121,7 @@ class Counting:
         return True
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: object
+        self, sub: Subscription, run: PubRun, start: int, stop: int, publisher: object
     ) -> bool:
         self.rows += stop - start
         return True

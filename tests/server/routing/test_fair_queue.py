@@ -7,22 +7,21 @@ import asyncio
 import pytest
 
 from broker.server.client import operations
-from broker.server.routing import fair_queue as turns
-from broker.server.routing import router
+from broker.server.routing import fair_queue, router
 from broker.server.routing.fair_queue import FairQueue
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 from tests.support.server import RawClient, run, running, until
 
 
-class Rounds:
-    """Counts the rounds of the loop while it is used."""
+class LoopTurns:
+    """Counts the turns of the loop while it is used."""
 
     def __init__(self) -> None:
         self.count = 0
         self._handle: asyncio.Handle | None = None
 
-    def __enter__(self) -> Rounds:
+    def __enter__(self) -> LoopTurns:
         self._next()
         return self
 
@@ -36,12 +35,12 @@ class Rounds:
 
 
 class Witness:
-    """A sink that records which client was served in which round."""
+    """A sink that records which client was served in which turn."""
 
     kind = SinkKind.STREAM
 
-    def __init__(self, rounds: Rounds) -> None:
-        self.rounds = rounds
+    def __init__(self, turns: LoopTurns) -> None:
+        self.turns = turns
         self.seen: list[tuple[int, int]] = []
         self.rows = 0
 
@@ -49,26 +48,26 @@ class Witness:
         return True
 
     def deliver_run(
-        self, sub: Subscription, run: PubRun, start: int, stop: int, origin: PublishingConnection
+        self, sub: Subscription, run: PubRun, start: int, stop: int, publisher: PublishingConnection
     ) -> bool:
         self.rows += stop - start
-        self.seen.append((self.rounds.count, origin.cid))
+        self.seen.append((self.turns.count, publisher.cid))
         return True
 
 
-@pytest.mark.parametrize(("turn_s", "rounds_needed"), [(-1.0, 3), (60.0, 1)])
-def test_a_round_carries_out_one_time_slice(
-    monkeypatch: pytest.MonkeyPatch, turn_s: float, rounds_needed: int
+@pytest.mark.parametrize(("turn_s", "turns_needed"), [(-1.0, 3), (60.0, 1)])
+def test_a_turn_carries_out_one_time_slice(
+    monkeypatch: pytest.MonkeyPatch, turn_s: float, turns_needed: int
 ) -> None:
     async def test() -> None:
-        monkeypatch.setattr(turns, "TURN_S", turn_s)
+        monkeypatch.setattr(fair_queue, "TURN_S", turn_s)
         waiting, done = FairQueue(), []
-        with Rounds() as rounds:
+        with LoopTurns() as turns:
             for name in "abc":
-                waiting.wait(lambda name=name: done.append((name, rounds.count)))
+                waiting.wait(lambda name=name: done.append((name, turns.count)))
             await until(lambda: len(done) == 3)
         assert [name for name, _ in done] == ["a", "b", "c"]
-        assert len({at for _, at in done}) == rounds_needed
+        assert len({at for _, at in done}) == turns_needed
 
     run(test())
 
@@ -97,8 +96,8 @@ def test_a_full_socket_is_read_once_per_turn(monkeypatch: pytest.MonkeyPatch) ->
             client = await RawClient.open(server)
             await client.flush()
             monkeypatch.setattr(operations, "TURN_S", -1.0)
-            with Rounds() as rounds:
-                witness = Witness(rounds)
+            with LoopTurns() as turns:
+                witness = Witness(turns)
                 account.subs.insert(Subscription(witness, account, b"x"))
                 client.send((b"PUB x 1000\r\n" + bytes(1000) + b"\r\n") * 4000)
                 await until(lambda: witness.rows == 4000)
@@ -110,18 +109,18 @@ def test_a_full_socket_is_read_once_per_turn(monkeypatch: pytest.MonkeyPatch) ->
     run(test())
 
 
-def test_one_busy_client_is_served_per_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_busy_client_is_served_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with running() as server:
             account = server.account("$G")
             clients = [await RawClient.open(server) for _ in range(5)]
             for client in clients:
                 await client.flush()
-            for module in (router, operations, turns):
+            for module in (router, operations, fair_queue):
                 monkeypatch.setattr(module, "TURN_S", -1.0)
             monkeypatch.setattr(router, "PIECE_MAX", 2)
-            with Rounds() as rounds:
-                witness = Witness(rounds)
+            with LoopTurns() as turns:
+                witness = Witness(turns)
                 for _ in range(2):
                     account.subs.insert(Subscription(witness, account, b"x"))
                 for client in clients:
@@ -130,7 +129,7 @@ def test_one_busy_client_is_served_per_round(monkeypatch: pytest.MonkeyPatch) ->
             for client in clients:
                 client.close()
         busy = {at: who for at, who in witness.seen}
-        first = 5  # what was just read may be carried out in one round
+        first = 5  # what was just read may be carried out in one turn
         assert len(busy) >= 5 * 20 - first
 
     run(test())

@@ -43,7 +43,7 @@ class Taker:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
         *,
         deadline: float,
     ) -> tuple[int, list[int]]:
@@ -57,7 +57,7 @@ class Taker:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         self.log.append((self.name, [run.message(row)[0] for row in range(start, stop)]))
         return self.takes

@@ -61,7 +61,7 @@ class Taker:
         run: PubRun,
         start: int,
         stop: int,
-        origin: PublishingConnection | None,
+        publisher: PublishingConnection | None,
     ) -> bool:
         self.taken.extend(run.message(row) for row in range(start, stop))
         return True

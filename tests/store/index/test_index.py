@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.store.block import _block, _builder, block_py, builder_py
 from broker.store.index import _hashes, _index, hashes_py, index_py
-from broker.store.index.index import SubjectFilter, matching_subjects
+from broker.store.index.subject_filter import SubjectFilter, matching_subjects
 from broker.subjects import matches
 
 SUBJECTS = [b"a", b"b", b"a.b", b"a.c", b"a.b.c", b"aa", b"kv.%d" % 7, b"x" * 300]

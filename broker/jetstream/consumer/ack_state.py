@@ -1,4 +1,4 @@
-"""The ack floor and the pending set: what one consumer has delivered and what is unacknowledged.
+"""The ack state of a consumer: what it has delivered, the ack floor, what is unacknowledged.
 
 Owns: the delivered pair, the ack floor, the pending set, delivery counts. The replicated Consumer
 holds one, changed by log entries; delivery on the leader holds a live copy that runs ahead of it.

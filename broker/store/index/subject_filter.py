@@ -1,34 +1,18 @@
-"""Subject lookup: exports the compiled or the Python index, and has the filters of readers.
+"""The subject filters of readers, and which subjects of an index they match.
 
-Owns: SubjectFilter, and the exports.
-May not touch: rows.
-Spec: the meaning of the index is in index_py.py; NATS JetStream, filter subjects of consumers."""
+Owns: SubjectFilter and its cache of results.
+May not touch: rows, changing the index.
+Spec: NATS JetStream, filter subjects of consumers."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from broker.store.index import SubjectIndex
 from broker.store.index.index_py import literal_prefix
 from broker.subjects import Patterns, has_wildcard
-from broker.wire import IMPLEMENTATION
-
-if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from broker.store.index.hashes_py import among_hashes, subject_hashes
-    from broker.store.index.index_py import SubjectEntry, SubjectIndex
-else:
-    from broker.store.index._hashes import among_hashes, subject_hashes
-    from broker.store.index._index import SubjectEntry, SubjectIndex
-
-__all__ = [
-    "SubjectEntry",
-    "SubjectFilter",
-    "SubjectIndex",
-    "among_hashes",
-    "matching_subjects",
-    "subject_hashes",
-]
 
 _REST: Final = b">"
 _CACHED_MATCHES_MAX = 65536  # per filter; the cache is cleared when it is full

@@ -1,4 +1,4 @@
-"""Snapshot streams between two transports: interrupted, resumed, replaced, rate-limited."""
+"""Snapshot transfers between two transports: interrupted, resumed, replaced, rate-limited."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Pair:
                 self.receiver.finish(G, incoming, ok=True)
 
     def incoming(self) -> Incoming | None:
-        return self.receiver._streams.get(G)
+        return self.receiver._transfers.get(G)
 
     def pieces(self) -> int:
         incoming = self.incoming()
@@ -94,7 +94,7 @@ def some_chunks(nbytes: int) -> list[bytes]:
     return chunks
 
 
-def test_after_a_lost_link_the_stream_resumes_at_the_position_of_the_receiver(
+def test_after_a_lost_link_the_transfer_resumes_at_the_position_of_the_receiver(
     tmp_path: Path,
 ) -> None:
     async def body(c: Cluster) -> None:
@@ -119,7 +119,7 @@ def test_after_a_lost_link_the_stream_resumes_at_the_position_of_the_receiver(
     cluster_test(body)
 
 
-def test_the_stream_goes_back_to_a_lost_piece_and_no_further(
+def test_the_transfer_goes_back_to_a_lost_piece_and_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -193,7 +193,7 @@ def test_a_slow_installation_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
     cluster_test(body)
 
 
-def test_a_receiver_that_lost_the_stream_refuses_it_and_the_sender_gives_up(
+def test_a_receiver_that_lost_the_transfer_refuses_it_and_the_sender_gives_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="raft.snapshot")
@@ -248,9 +248,9 @@ def test_memory_is_bounded_and_large_chunks_travel_in_pieces(
             pair.drop = set(range(1, 10_000))  # the receiver reads nothing
             sending = asyncio.create_task(pair.send(chunks()))
             await until(lambda: pair.incoming() is not None)
-            (stream,) = pair.sender._streams.values()
-            await until(lambda: stream.asked > 1)  # it waits
-            assert stream.kept_bytes <= WINDOW_BYTES
+            (transfer,) = pair.sender._transfers.values()
+            await until(lambda: transfer.asked > 1)  # it waits
+            assert transfer.kept_bytes <= WINDOW_BYTES
             assert drawn == WINDOW_BYTES // PIECE_BYTES
             sending.cancel()
             await asyncio.wait([sending])
@@ -271,7 +271,7 @@ def test_memory_is_bounded_and_large_chunks_travel_in_pieces(
     cluster_test(body)
 
 
-def test_all_streams_together_stay_below_the_rate(tmp_path: Path) -> None:
+def test_all_transfers_together_stay_below_the_rate(tmp_path: Path) -> None:
     async def body(c: Cluster) -> None:
         async with a_pair(c, tmp_path) as pair:
             began = time.monotonic()
@@ -281,7 +281,7 @@ def test_all_streams_together_stay_below_the_rate(tmp_path: Path) -> None:
     cluster_test(body)
 
 
-def test_a_receiver_without_disk_space_refuses_only_the_stream(
+def test_a_receiver_without_disk_space_refuses_only_the_transfer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(c: Cluster) -> None:

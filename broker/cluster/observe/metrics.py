@@ -1,0 +1,53 @@
+"""The JetStream gauges of /metrics.
+
+Owns: their names and help texts.
+May not touch: live state beyond reading it; the format of Prometheus (broker/monitor).
+Spec: Prometheus, metric and label naming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.cluster.replica.replica_table import ReplicaTable
+
+Gauge = tuple[str, str, dict[str, str], float]  # name, help, labels, value
+
+
+@dataclass(slots=True)
+class JetStreamMetrics:
+    """One per node."""
+
+    replicas: ReplicaTable
+    trouble: Callable[[], str | None]  # why the store takes no writes
+    requests_dropped: Callable[[], int]
+
+    def gauges(self) -> list[Gauge]:
+        replicas = list(self.replicas)
+        led = sum(replica.leading is not None for replica in replicas)
+        found: list[Gauge] = [
+            ("jetraft_streams", "Stream replicas on this node.", {}, len(replicas)),
+            ("jetraft_streams_led", "Streams this node leads.", {}, led),
+            ("jetraft_store_healthy", "1 while writes succeed.", {}, self.trouble() is None),
+            (
+                "jetraft_consumer_requests_dropped",
+                "Acks and pulls without a leader.",
+                {},
+                self.requests_dropped(),
+            ),
+        ]
+        for replica in replicas:
+            labels = {"account": replica.assignment.account, "stream": replica.name}
+            store = replica.stream.store
+            found += [
+                ("jetraft_stream_messages", "Messages stored.", labels, store.messages),
+                ("jetraft_stream_bytes", "Bytes stored.", labels, store.bytes),
+                ("jetraft_stream_last_sequence", "Newest sequence.", labels, store.last_seq),
+                (
+                    "jetraft_stream_applied_index",
+                    "Raft index applied.",
+                    labels,
+                    replica.stream.applied,
+                ),
+            ]
+        return found
