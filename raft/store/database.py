@@ -2,7 +2,7 @@
 
 Owns: RocksDB's settings and the identity record.
 May not touch: log records (raft/store/records.py), what is in column family "state".
-Spec: docs/ARCHITECTURE.md, "What is on disk". A directory belongs to one server of one cluster in
+Spec: docs/ARCHITECTURE.md, "Storage". A directory belongs to one server of one cluster in
 one format; any other server is refused with an error. The incarnation, drawn when the directory is
 created, lets others notice a server that came back with other data."""
 

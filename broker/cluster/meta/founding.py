@@ -7,7 +7,7 @@ A node joins one founding in its life. Of the connected nodes, the one with the 
 the cluster as soon as as many are connected as the configuration expects; the others adopt its
 record. Nothing is guessed: with too few nodes the cluster waits, and a node whose data directory
 was replaced is not a member.
-Spec: docs/decisions/0002-who-founds-a-cluster.md."""
+Spec: docs/decisions/0002-founding-a-cluster.md."""
 
 from __future__ import annotations
 

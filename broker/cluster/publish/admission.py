@@ -2,7 +2,7 @@
 
 Owns: nothing; it reads the disk's state, the assignment and the local replica.
 May not touch: the replicated checks, which every replica makes at apply.
-Spec: docs/decisions/0008-back-from-a-failed-disk.md for the full disk."""
+Spec: docs/decisions/0008-recovery-from-a-failed-disk.md for the full disk."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Owns: the state column of the group (through a StateKeeper), the work towards th
 and the index up to which the state survives a crash.
 May not touch: what a checkpoint holds (broker.jetstream, broker.store); the flush of the state
 column (state_flush.py).
-Spec: docs/ARCHITECTURE.md, "What is on disk"."""
+Spec: docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns: opening the database, and reading from it what became of a group's log.
 May not touch: the content of logs (raft.store) and of states (broker.store).
-Spec: docs/ARCHITECTURE.md, "What is on disk"."""
+Spec: docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ May not touch: what a checkpoint holds (broker.store), where a log may be cut (r
 Secure erase rewrites the database, so erasures are collected, and the next rewrite waits for a
 multiple of the time the last one took: however often messages are erased, only a small share of
 the time goes into it, and everything erased is gone after two such rewrites.
-Spec: docs/decisions/0007-secure-erase.md; docs/ARCHITECTURE.md, "What is on disk"."""
+Spec: docs/decisions/0007-secure-erase.md; docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Owns: the open fast batches (how far each is, how often it is acked, when an idle one is dropped),
 what each message of a batch leads to, and the replies to its publisher.
 May not touch: how one message is checked and stored (message_writer.py), clocks.
-Spec: NATS ADR-50 (fast batch publishing); docs/decisions/0011-notes-on-a-batch-of-publishes.md.
+Spec: NATS ADR-50 (fast batch publishing); docs/decisions/0011-publish-notes.md.
 
 A publisher gets few replies: the batch has begun, flow acks, gaps, errors, the final ack. The state
 of open batches is replicated and every reply is decided at apply, so after a change of leader the

@@ -3,7 +3,7 @@
 Owns: one queue for the whole server; each round of the loop carries out about one slice of it.
 May not touch: what the work is; it is a callback.
 Without the queue, forty busy clients with a slice each would block the loop for 0.2 s per round.
-Spec: docs/ARCHITECTURE.md, "Invariants": no call blocks the event loop."""
+Spec: docs/ARCHITECTURE.md, "Invariants": nothing blocks the event loop."""
 
 from __future__ import annotations
 
