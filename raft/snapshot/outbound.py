@@ -1,10 +1,10 @@
 """Outgoing snapshots, sent in pieces beside the log traffic.
 
-Owns: the outgoing streams, their rate, and where each goes on after a break.
+Owns: the outgoing streams, their rate, and where each resumes after a lost connection.
 May not touch: what is in a chunk, the core, the log.
 Spec: raft/snapshot/frames.py. A stream keeps the unacknowledged pieces, a bounded number of bytes,
 and survives its connection: after a new connection or a timeout the receiver is asked for its
-position, and the stream goes on from there. A receiver that has dropped the stream refuses it, and
+position, and the stream resumes there. A receiver that has dropped the stream refuses it, and
 the leader takes a new snapshot. The log must not starve beside a snapshot: the window of
 unacknowledged bytes, which may be queued in front of log traffic, is small, and all streams of a
 node share one limited rate."""
@@ -71,7 +71,7 @@ class _OutStream:
     ended: bool = False  # END was sent after the last piece
     ended_at: float | None = None  # for the first time
     asked: int = 0
-    known: bool = False  # the receiver has started the stream too
+    known: bool = False  # the receiver has answered: it knows the stream
     answered: bool = False  # the last question was answered
     session: int = 0  # the connection of the last question
     heard_at: float = 0.0
@@ -93,7 +93,7 @@ class SnapshotSender:
     """`send` runs in a task of the host."""
 
     def __init__(self, transport: Transport, *, bytes_per_second: int) -> None:
-        self.resumed = 0  # streams that went on after a break
+        self.resumed = 0  # streams that resumed after a lost connection
         self.sent_bytes = 0
         self._transport = transport
         self._rate = SendRate(bytes_per_second)
@@ -167,7 +167,7 @@ class SnapshotSender:
         if stream.taken and stream.verdict is None and stream.ended_at is None:
             self.resumed += 1
             _log.info(
-                "snapshot of group %d to node %d goes on after piece %d",
+                "snapshot of group %d to node %d resumes after piece %d",
                 stream.group,
                 stream.to,
                 stream.taken,
@@ -224,7 +224,7 @@ class SnapshotSender:
         return session
 
     async def _answer(self, stream: _OutStream) -> bool:
-        """Wait for an answer of the receiver, but not long; whether there was one."""
+        """Wait a short time for an answer of the receiver. Returns whether there was one."""
         self._check(stream)
         self._check_deadline(stream, STALL_SECONDS, since=stream.heard_at)
         try:

@@ -1,1 +1,1 @@
-"""What JetStream shows of itself: stream and consumer info, advisories, /jsz, /healthz, RAFTZ."""
+"""Monitoring of JetStream: stream and consumer info, advisories, /jsz, /healthz, RAFTZ."""

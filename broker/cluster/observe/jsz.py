@@ -40,7 +40,7 @@ class JetStreamMonitor:
     assignments: AssignmentTable
     info: AssetInfo
     api: Callable[[], ApiStats]
-    trouble: Callable[[], str | None]  # why the store takes no writes
+    trouble: Callable[[], str | None]  # why the store accepts no writes
     statistics: Callable[[], HostStatistics]
     requests_dropped: Callable[[], int]
     lame_duck: Callable[[], bool]

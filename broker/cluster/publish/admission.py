@@ -57,8 +57,8 @@ class Admission:
     assignment: Callable[[str, str], Assignment | None]  # by account and stream name
 
     def disk_refuses(self, group: int) -> bool:
-        """Whether a publish would only meet our own disk, which is full or has failed. A stream
-        that another node leads is not refused: its disk may be fine."""
+        """Whether to refuse a publish because our own disk is full or has failed. A publish to a
+        stream that another node leads is not refused: that node's disk may work."""
         if not self.disk.full and self.writer.failure is None:
             return False
         replica = self.replica(group)

@@ -254,7 +254,8 @@ class Router:
         deliver_to: bytes | None = None,
         origin: Publisher | None = None,
     ) -> int:
-        """One message; returns how many took it. `deliver_to` is matched, `subject` is sent."""
+        """Deliver one message; returns the number of recipients. `deliver_to` is matched, `subject`
+        is sent."""
         found = account.subs.match(subject if deliver_to is None else deliver_to)
         silent = None if origin is None or origin.echo else origin
         delivered = 0
@@ -301,7 +302,7 @@ class Router:
         return delivered
 
     def _fan_out(self, origin: Publisher, found: Match, run: PubRun, start: int, stop: int) -> int:
-        """Returns the row up to which every message was taken."""
+        """Returns the row up to which every message was delivered."""
         silent = None if origin.echo else origin
         covered = start
         for sub in found.plain:
