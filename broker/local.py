@@ -41,8 +41,8 @@ class NodeFailed(RuntimeError):
 class PortBlock:
     """Consecutive ports that no other process on this machine hands out.
 
-    The claim on the block is a UDP socket bound to its first number: nobody listens on it, every
-    other claim of the same block fails, and the system releases it however the process ends."""
+    A block is claimed by binding a UDP socket to its first port number. Binding it a second time
+    fails, and the kernel releases it whenever the process ends."""
 
     def __init__(self, ports: range, size: int) -> None:
         blocks = list(ports[::size])
@@ -54,7 +54,7 @@ class PortBlock:
         self._in_turn = itertools.cycle(self.ports)
 
     def free(self, count: int) -> list[int]:
-        """The next `count` ports nobody listens on."""
+        """The next `count` ports that no process listens on."""
         once = itertools.islice(self._in_turn, len(self.ports))
         found = list(itertools.islice((port for port in once if not is_taken(port)), count))
         if len(found) < count:
@@ -79,7 +79,7 @@ def _ports_of_this_process() -> PortBlock:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, and that no other process of ours is given."""
+    """Ports that no process listens on and that no other test or benchmark process will use."""
     return _ports_of_this_process().free(count)
 
 
@@ -102,7 +102,7 @@ def our_command() -> list[str]:
 @contextmanager
 def _signals_delayed() -> Iterator[None]:
     """Delay SIGTERM and SIGINT: one that arrives after a process was started, but before it was
-    recorded, would leave it running. Only the main thread gets signals in Python."""
+    recorded, would leave it running. Python runs signal handlers in the main thread only."""
     received: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -193,7 +193,7 @@ class LocalNode:
             return False
 
     def _answers_itself(self) -> bool:
-        """False if another server has our port. Ours exits then, which the caller notices."""
+        """False if another server has our port. Ours exits then, and the caller notices that."""
         try:
             return self.http("/varz").get("server_name") == self.name
         except (OSError, ValueError):
@@ -235,7 +235,7 @@ class LocalNode:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Do nothing if it has ended: its process id may belong to another process by now."""
+        """Popen sends nothing to a process that has ended, whose id may be in use again."""
         assert self.process is not None, f"{self.name} was not started"
         self.process.send_signal(number)
 

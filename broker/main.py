@@ -32,7 +32,7 @@ from broker.server.process.tasks import Tasks
 from broker.server.server import Server
 from broker.server.services import BulkReads, Document, StartFailed
 
-PROGRAM = "nats-server"  # tools look for this name, whatever we are called
+PROGRAM = "nats-server"  # tools match this name in the output
 RUNTIME_MODULE = "broker.cluster.runtime"
 SIGNALS = {
     "stop": signal.SIGKILL,
@@ -63,7 +63,7 @@ class ClusterRuntime(ObservedRuntime, BulkReads, Protocol):
         """Whether every publish of a client of this node has its answer."""
 
     def serve_elsewhere(self) -> bool:
-        """Whether a client that leaves finds another node."""
+        """Whether a client that disconnects can reconnect to another node."""
 
     def lame_duck(self) -> None:
         """Begin to transfer leaderships; clients leave soon."""
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(line: CommandLine, loaded: Loaded) -> int:
-    """Serve, then end the process; returns only when serving cannot begin."""
+    """Serve, then exit the process. Returns only if the server could not start."""
     try:
         handler = install(loaded.options.logging)
     except OSError as error:
@@ -111,15 +111,15 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
         return 1
     for warning in loaded.warnings:
         logger.warning("%s", warning)
-    gc.freeze()  # modules stay: no collection needs to look at them
+    gc.freeze()  # modules are never freed, so the collector need not scan them
     gc.set_threshold(GC_THRESHOLD, 20, 50)
     gc.enable()
     import uvloop
 
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     code = runner.run(_Process(line, loaded.options, handler).run())
-    # Everything is flushed: the runtime has stopped. A regular exit of the interpreter would take
-    # longer than clients need to notice, and a supervisor waits for the process.
+    # The runtime has stopped, so everything is flushed. Skip the interpreter's own shutdown: it
+    # takes long, and a supervisor waits for the process to exit.
     sys.stdout.flush()
     os._exit(code)
 
@@ -225,10 +225,11 @@ class Broker:
         if self.runtime is not None:
             await self._answer_publishes(self.runtime)
             if self.runtime.serve_elsewhere():
-                self.server.close_clients()  # they reconnect to a peer without waiting for us
+                self.server.close_clients()  # now, so that they reconnect to a peer early
             await self.runtime.stop()
         await self.monitor.stop_http()
-        # Last: the clients of a single server take a closed connection for its end.
+        # After the runtime: clients of a single server assume that it has stopped when their
+        # connection closes.
         self.server.close_clients()
         self.monitor.stop()
         self.server.stop()
@@ -239,8 +240,8 @@ class Broker:
         self.finished.set()
 
     async def _answer_publishes(self, runtime: ClusterRuntime) -> None:
-        """Answer what was published here before its client is closed. Best is a moment in which
-        nothing is unanswered; if there is none, stop reading and wait for the answers."""
+        """Wait until every publish that clients of this node sent has its answer. If publishes
+        keep arriving and there is no such moment, stop reading and wait for the last answers."""
         await runtime.hand_over()
         if await _in_time(runtime.all_answered, IDLE_WITHIN_S):
             return
@@ -248,7 +249,7 @@ class Broker:
         await _in_time(runtime.all_answered, ANSWERED_WITHIN_S)
 
     async def enter_lame_duck(self) -> None:
-        """No new clients; the present ones are told, then closed one by one, then stop."""
+        """Refuse new clients, notify the connected ones, close them one by one, then stop."""
         if self.server.lame_duck:
             return
         logger.info("Entering lame duck mode, stop accepting new clients")
@@ -261,7 +262,8 @@ class Broker:
 
 
 async def _in_time(check: Callable[[], bool], seconds: float) -> bool:
-    """Checks once per turn of the loop: the moment may be short."""
+    """Whether `check` became true in time. It is called in every turn of the event loop, because
+    it may be true for a short time only."""
     deadline = time.monotonic() + seconds
     while not check():
         if time.monotonic() > deadline:
@@ -271,7 +273,7 @@ async def _in_time(check: Callable[[], bool], seconds: float) -> bool:
 
 
 class _Process:
-    """One run from start to exit, and what signals do to it."""
+    """One run of the process, from start to exit, with its signal handlers."""
 
     def __init__(self, line: CommandLine, options: Options, handler: NonBlockingHandler) -> None:
         self._line = line
@@ -330,10 +332,11 @@ class _Process:
             self._handler.reopen()
         except OSError as error:
             logger.error("Could not reopen the log file: %s", error)
-        logger.info("File log re-opened")
+        else:
+            logger.info("File log re-opened")
 
     def _reload(self) -> None:
-        """On a signal; a failure is in the log."""
+        """SIGHUP. A failure is logged by reload()."""
         with suppress(ValueError):
             self.reload()
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 class Outcome(Enum):
     ACKED = "acked"
-    FAILED = "failed"  # the server said it did not happen
-    UNKNOWN = "unknown"  # no answer in time: it may have happened
+    FAILED = "failed"  # the server answered that it was not stored
+    UNKNOWN = "unknown"  # no answer in time: it may be stored or not
 
 
 @dataclass(slots=True)

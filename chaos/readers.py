@@ -85,7 +85,7 @@ class OrderedReader:
             try:
                 batch = await subscription.fetch(BATCH, timeout=FETCH_S)
             except TimeoutError:
-                # Nothing new, or the consumer is gone: its info says which.
+                # Nothing new, or the consumer no longer exists: its info shows which.
                 await subscription.consumer_info()
                 continue
             for message in batch:

@@ -126,7 +126,7 @@ async def all_kill(run: Run) -> None:
 
 
 async def power_cut(run: Run) -> None:
-    run.mark("cut the power of all nodes: what was not fsynced is gone")
+    run.mark("cut the power of all nodes: writes that were not fsynced are lost")
     for disk in run.disks:
         disk.cut_power()
     for node in run.cluster.nodes:
@@ -146,7 +146,7 @@ SCENARIOS: dict[str, tuple[Fault, str]] = {
     "follower-kill": (follower_kill, "kill -9 a follower, bring it back"),
     "pause": (pause, "SIGSTOP the leader for a while, then continue it"),
     "all-kill": (all_kill, "kill -9 all nodes at once, start them again"),
-    "power-cut": (power_cut, "all nodes lose whatever was not fsynced (needs root)"),
+    "power-cut": (power_cut, "all nodes lose the writes that were not fsynced (needs root)"),
 }
 
 

@@ -1,7 +1,7 @@
 """Vocabulary of the Raft library: ids, roles, errors and the values that cross its boundaries.
 
 Owns: the names and small values that all modules of raft share.
-May not touch: I/O, clocks, dice, anything outside the standard library.
+May not touch: I/O, clocks, random numbers, anything outside the standard library.
 Spec: Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", figure 2."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HardState:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who belongs to a group, as in one CONFIG entry (the rules are in raft/core/membership.py).
+    """The members of a group, as in one CONFIG entry (the rules are in raft/core/membership.py).
 
     While `outgoing` is not empty the group is joint: every decision needs a majority of
     `voters` and a majority of `outgoing`. A node may be in `outgoing` and in `learners`: it

@@ -32,7 +32,7 @@ def connect(cluster: LocalCluster) -> closing[LoadClient]:
 
 
 def measured(cluster: LocalCluster, work: Callable[[], Load]) -> Figures:
-    """Messages per second, and the CPU time of all server processes meanwhile."""
+    """Messages per second, and CPU microseconds per message, summed over all server processes."""
     before = sum(cpu_seconds(node.pid) for node in cluster.nodes)
     load = work()
     used = sum(cpu_seconds(node.pid) for node in cluster.nodes) - before

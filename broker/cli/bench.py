@@ -26,7 +26,7 @@ def bench() -> None:
 @click.option("--count", default=300_000, show_default=True, type=AT_LEAST_ONE, help="Messages.")
 @click.option(
     "--window", default=16_384, show_default=True, type=AT_LEAST_ONE,
-    help="Unacknowledged messages at most.",
+    help="Maximum number of unacknowledged messages.",
 )  # fmt: skip
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1, 5),

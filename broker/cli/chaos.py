@@ -15,7 +15,7 @@ from broker.cli.end_by_signal import end_by_signal
 
 @click.group()
 def chaos() -> None:
-    """Kill and pause nodes under load, and check every promise."""
+    """Kill and pause nodes under load, and check that no acknowledged message is lost."""
 
 
 @chaos.command("run")

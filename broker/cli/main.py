@@ -54,7 +54,10 @@ COMMANDS = {
     ),
     "sub": ("broker.cli.messages", "Print messages as they are published."),
     "bench": ("broker.cli.bench", "Measure publishing, alone or against nats-server."),
-    "chaos": ("broker.cli.chaos", "Kill and pause nodes under load, and check every promise."),
+    "chaos": (
+        "broker.cli.chaos",
+        "Kill and pause nodes under load, and check that no acknowledged message is lost.",
+    ),
 }
 
 

@@ -106,7 +106,7 @@ def _start_and_stay(cluster: LocalCluster, running: dict[str, int], *, detach: b
 
 
 def _refuse_taken(ports: list[int]) -> None:
-    """Checked before anything is written: another cluster on the port would answer for ours."""
+    """Raise if a port is in use, before anything is written: another cluster would answer there."""
     for port in ports:
         if is_taken(port):
             raise click.ClickException(

@@ -1,4 +1,4 @@
-"""Where Raft, JetStream and the server meet.
+"""The clustered broker: connects Raft, JetStream and the server.
 
 Begin with `runtime.py` (what the server starts), then `stream_node.py` and `assembly.py` (which
 parts a node has and how they are wired), then `replica/replica.py` (one stream's Raft group on

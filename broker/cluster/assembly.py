@@ -153,7 +153,7 @@ class JetStream:
         self._node.start()
 
     async def hand_over(self) -> None:
-        """Wait until other nodes lead what they can lead, for a bounded time."""
+        """Transfer leaderships and wait, for a bounded time, until other nodes have taken over."""
         await self._node.hand_over.finish()
 
     def lame_duck(self) -> None:
@@ -164,7 +164,7 @@ class JetStream:
         return self._node.outboxes.all_answered()
 
     async def stop(self) -> None:
-        """After `hand_over`."""
+        """Call `hand_over` first."""
         await self._node.stop()
 
     # -- what the runtime asks ------------------------------------------------------------------

@@ -339,7 +339,7 @@ class StreamNode:
         return Replica.open(self._replica_services, assignment, voters)
 
     def _leadership_changed(self, replica: Replica, leads: bool) -> None:  # noqa: FBT001
-        """This node serves a stream as its leader from now on, or stopped to."""
+        """This node now serves a stream as its leader, or no longer does."""
         if leads:
             self.announcements.announce(replica.group, replica.term)
         self.advisories.of_leadership(replica, leads)
@@ -361,7 +361,7 @@ class StreamNode:
             self.leaders.note(META_GROUP, self.host.status(META_GROUP).core.term, leader)
 
     def _leader_changed(self, group: int) -> None:
-        """Some node leads the group now, or serves it from now on."""
+        """The group has a new leader, or its leader has begun to serve it."""
         self.outboxes.resend(group)
         self.requests.release(group)
 

@@ -1,7 +1,7 @@
 """A message on its way into a stream: the headers that JetStream understands, and its TTL.
 
 Owns: the "Nats-" headers of one message, by name, their rewriting, and the syntax of Nats-TTL.
-May not touch: what a header leads to (broker/jetstream/publish, broker/jetstream/schedules).
+May not touch: the effect of a header (broker/jetstream/publish, broker/jetstream/schedules).
 Spec: NATS JetStream, headers understood on publish; NATS ADR-43 (per-message TTL)."""
 
 from __future__ import annotations

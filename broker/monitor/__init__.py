@@ -1,1 +1,1 @@
-"""Everything that answers questions about a running server: HTTP and the system account."""
+"""Monitoring of a running server: HTTP and the system account."""

@@ -28,7 +28,8 @@ class HookedServer(ObservedServer, Protocol):
 
 
 class Monitor:
-    """`start` once peers are told about subscriptions; `open_http` after the client port."""
+    """Call `start` once subscriptions are announced to peers, `open_http` after the client port is
+    open."""
 
     def __init__(
         self,

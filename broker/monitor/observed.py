@@ -1,4 +1,4 @@
-"""What the monitor reads: the server, the cluster runtime, and how the server names itself.
+"""What the monitor reads: the server, the cluster runtime, and the `server` part of its events.
 
 Owns: the Protocols of what is observed, and the number of each event and answer.
 May not touch: what it observes, beyond reading it.

@@ -1,9 +1,10 @@
 """Read a range of a stream from any replica, each sequence exactly once.
 
-Owns: the cursor. When a replica dies, lags or is busy, the next one continues after the last row
-that was returned. Also the detection of lost messages, and requests for plans.
+Owns: the cursor, the detection of lost messages, and requests for plans. When a replica fails, lags
+or is busy, the next one continues after the last row that was returned.
 May not touch: asyncio, Spark, Arrow.
-Bounds: FETCH_ROUNDS rounds over all endpoints without a new row, with growing pauses, then failure.
+Bounds: the read fails after FETCH_ROUNDS rounds over all endpoints without a new row, with growing
+pauses between them.
 Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations

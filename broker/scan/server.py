@@ -71,8 +71,8 @@ class Scans:
     async def serve(
         self, write: Write, drain: Drain, body: bytes, find: Callable[[str], ScanSource | None]
     ) -> None:
-        """Answer one SCAN line. Nothing a reader sends raises. Cancellation ends the scan, and so
-        does a ConnectionError from `drain`, which means that the reader has left."""
+        """Answer one SCAN line. Invalid requests do not raise. Cancellation ends the scan, and so
+        does a ConnectionError from `drain`, which means that the reader has disconnected."""
         try:
             request = decode_request(body)
             check_subjects(request)

@@ -1,4 +1,4 @@
-"""The core server: its tables and listeners, built and joined.
+"""The core server: builds its tables and listeners and wires them.
 
 Owns: nothing but its parts. Each part owns one table: accounts, connections, INFO, client URLs,
 listeners. Others are given the part they need.
@@ -107,7 +107,7 @@ class Server:
         return self.accounts.open(name)
 
     def client_urls(self) -> list[str]:
-        """What peers should tell their clients about this server (host:port)."""
+        """The URLs of this server (host:port) that peers send to their clients."""
         return self.urls.own()
 
     def ws_urls(self) -> list[str]:
@@ -156,7 +156,7 @@ class Server:
             self.websocket.close()
 
     def pause_reading(self) -> None:
-        """Nothing more is read from any client."""
+        """Stop reading from all clients."""
         for connection in self.connections.values():
             connection.pause_reading()
 
@@ -203,7 +203,7 @@ class Server:
 
 
 class _RequestingClients:
-    """What an imported service is told about the client that asked."""
+    """What an imported service may learn about the client that sent a request."""
 
     def __init__(
         self, connections: Connections, identity: ServerIdentity, settings: ServerSettings

@@ -1,7 +1,7 @@
-"""The seams of the core server: what is built on it uses these, and the server calls these.
+"""Interfaces between the core server and what is built on it.
 
 Owns: the JSON vocabulary, StartFailed, and the Protocol of a bulk read.
-May not touch: sockets, Raft, streams. Nothing in broker.server imports what implements a seam.
+May not touch: sockets, Raft, streams. Nothing in broker.server imports an implementation of them.
 Spec: NATS monitoring endpoints, for the documents."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def has_flag(query: Query, *names: str) -> bool:
 
 
 class StartFailed(Exception):
-    """The server cannot start; str() is the sentence for the operator (a [FTL] line)."""
+    """The server cannot start; str() is the text for the operator (a [FTL] line)."""
 
 
 class BulkReader(Protocol):
@@ -40,7 +40,7 @@ class BulkReader(Protocol):
 
 
 class BulkReads(Protocol):
-    """Serves the SCAN operation. While one runs, its bytes own the outbound side."""
+    """Serves the SCAN operation. While a scan runs, the connection sends nothing else."""
 
     @property
     def scan_subject(self) -> bytes:

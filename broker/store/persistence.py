@@ -4,7 +4,7 @@ Owns: the records of a store (blocks, summaries, deletes, counters), their writi
 chunks of a snapshot, and the digest.
 May not touch: the Raft log. Entries after the last checkpoint are replayed from it, so the log is
 truncated only below what was flushed.
-Spec: docs/ARCHITECTURE.md, "What is on disk" and "Invariants" (replicas at the same index have the
+Spec: docs/ARCHITECTURE.md, "Storage" and "Invariants" (replicas at the same index have the
 same state)."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the ordered list of segments, the growing last one, sealing, and the cache of loaded blocks.
 May not touch: the counters of the stream, the subject index, when blocks are written.
-Spec: docs/ARCHITECTURE.md, "What is on disk". A sealed block is about 1 MB and stays in memory
+Spec: docs/ARCHITECTURE.md, "Storage". A sealed block is about 1 MB and stays in memory
 until a checkpoint has written it."""
 
 from __future__ import annotations

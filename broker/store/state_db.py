@@ -3,7 +3,7 @@
 Owns: reading and writing that column family. Writes skip the write-ahead log, because the Raft
 log can replay them; they are durable only after `flush`.
 May not touch: the column family `raft`, the meaning of values.
-Spec: docs/ARCHITECTURE.md, "What is on disk".
+Spec: docs/ARCHITECTURE.md, "Storage".
 
 `flush` blocks until the disk is done: call it on the storage thread. `write` and reads hold the
 GIL, so batches must stay small."""

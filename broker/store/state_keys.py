@@ -3,7 +3,7 @@
 Owns: the kinds of records, the bytes of a key, and the Protocols between the message store and a
 database.
 May not touch: what the values mean, when they are written.
-Spec: docs/ARCHITECTURE.md, "What is on disk". A batch is atomic: after a crash all of its changes
+Spec: docs/ARCHITECTURE.md, "Storage". A batch is atomic: after a crash all of its changes
 are there, or none."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The safety checks: they see every step of every node and stop the run at the first violation.
 
-Owns: the ledger of committed entries, who led and voted in each term, what was acknowledged.
+Owns: the ledger of committed entries, the leader and votes of each term, what was acknowledged.
 May not touch: the nodes under test; the checks only read.
 Spec: Raft figure 3 (election safety, leader append-only, log matching, leader completeness, state
 machine safety) and what this project promises: nothing is answered before it is on disk; what is
@@ -289,7 +289,7 @@ class SafetyChecks:
         self.count("acknowledged")
 
     def read(self, node: CheckedNode, committed: int) -> None:
-        """A read is answered; so many entries were `committed` when it began."""
+        """A read is answered; `committed` is the number of entries committed when it began."""
         self.count("reads")
         if node.state.index < committed:
             raise Violation(

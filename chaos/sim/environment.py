@@ -14,7 +14,7 @@ from raft.types import Members, NodeId
 
 
 class SimEnvironment:
-    """The surroundings of the nodes. `calm` is set once the faults are over."""
+    """The environment of the nodes. `calm` is set once the faults are over."""
 
     def __init__(self, seed: int, faults: Faults, *, trace: list[str] | None) -> None:
         self.faults = faults

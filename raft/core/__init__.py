@@ -3,7 +3,7 @@
 raft_core       the public API; joins the parts below
 commitment      the commit rule: quorum match, current term only
 log_matching    which appends a follower accepts
-vote_granting   who gets a vote; members that lost their log
+vote_granting   when a vote is granted; members that lost their log
 election        term, vote, role; timeouts and campaigns
 membership      joint consensus; the configuration in use
 read_index      linearizable reads and the leader's lease

@@ -1,6 +1,6 @@
 """The commit rule: which entries count as committed.
 
-Owns: the commit index of one member. It never goes back.
+Owns: the commit index of one member. It never decreases.
 May not touch: what follows from a commit (the leader's reads, the end of a membership change, the
 state machine), messages, disk.
 Spec: Raft sections 5.3 and 5.4.2 with figure 8; section 6 (a joint phase needs both majorities);

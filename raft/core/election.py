@@ -2,7 +2,7 @@
 
 Owns: term, vote, role, leader, the election timer, the ballot; the LeaderState while we lead.
 May not touch: the rules for granting a vote (raft/core/vote_granting.py), how entries are
-replicated (raft/core/leader.py, raft/core/follower.py), disk, network, clock, dice.
+replicated (raft/core/leader.py, raft/core/follower.py), disk, network, clock, random numbers.
 Spec: Raft sections 5.1, 5.2 and 6; thesis 3.10 (transfer), 4.2.2 (candidates that are not voters),
 9.6 (pre-vote)."""
 
@@ -142,8 +142,8 @@ class Election:
 
     def leader_lost(self, *, first: bool) -> None:
         """The leader's node seems to be gone (its connection broke): other candidates may have our
-        vote. If we are the one to go `first`, we campaign after a part of the timeout. Pre-vote
-        and the votes of the others still protect a leader that is up."""
+        vote. With `first` we campaign after a part of the timeout. Pre-vote and the votes of the
+        others still protect a leader that is up."""
         if self.leading is None and self.leader is not None:
             self._suspects_leader = not self._config.lease_reads
             if first:
@@ -163,12 +163,12 @@ class Election:
     # -- terms and roles
 
     def settle_term(self, message: Message) -> bool:
-        """A message of another term (figure 2, rules for all servers). Returns whether to go on
-        with it."""
+        """A message of another term (figure 2, rules for all servers). Returns whether the message
+        is to be processed."""
         kind = message.kind
         if message.term > self.term:
             if kind == MessageKind.PRE_VOTE:
-                return True  # asks about a term that nobody is in yet
+                return True  # asks about a term that no member has entered yet
             if kind == MessageKind.PRE_VOTE_REPLY and not message.reject:
                 return True
             if (
@@ -275,10 +275,11 @@ class Election:
         )
 
     def _is_last_resort(self) -> bool:
-        """Whether we are a learner that has been without a leader for long. The others may know
-        us as a voter, by a configuration that is not committed, and yet lack our vote: our log
-        ends with newer entries of a leader that is gone. Once we lead for as long as it takes to
-        commit those entries, or lose to one of the others, the group can go on."""
+        """Whether we are a learner that has had no leader for a long time. By a configuration that
+        is not committed the others may count us as a voter and need our vote, but our log ends
+        with newer entries of a failed leader, so that we cannot vote for them. If we campaign, we
+        either lead until those entries are committed or lose to one of the others; in both cases
+        the group makes progress again."""
         return (
             self.timer.timeouts_without_leader > LEARNER_PATIENCE
             and self.node in self._members.members.learners

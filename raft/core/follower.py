@@ -2,7 +2,7 @@
 
 Owns: the answers to a leader, and that a promise waits for the disk.
 May not touch: which entries fit (raft/core/log_matching.py), elections, leading, disk, network,
-clock, dice.
+clock, random numbers.
 Spec: Raft figure 2 (AppendEntries, receiver implementation), section 7 (snapshots)."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Follower:
 
     def _answer(self, message: Message) -> None:
         """Send an answer that promises nothing. It need not wait for the disk, unless it reports
-        a new life of ours: that one must not be forgotten."""
+        our new life: that must be on disk before another member learns of it."""
         pending = self._pending
         (pending.after_persist if self._lost_log.recovering else pending.now).append(message)
 

@@ -3,7 +3,7 @@
 Owns: Progress per peer, the heartbeat and quorum timers, a leadership transfer under way, the peers
 that need a snapshot, the reads that wait. Lives for one term of leadership.
 May not touch: term, vote and role (raft/core/election.py), the commit rule
-(raft/core/commitment.py), disk, clocks, dice.
+(raft/core/commitment.py), disk, clocks, random numbers.
 Spec: Raft section 5.3 (replication); thesis 3.10 (transfer), 6.2 (check-quorum), 6.4 (reads),
 10.2.1 (pipelining)."""
 
@@ -109,7 +109,7 @@ class LeaderState:
         return [nodes for nodes in (members.voters, members.outgoing) if nodes]
 
     def append_members(self, members: Members) -> Index:
-        """Append a configuration. It is in use from now on: the caller takes it up."""
+        """Append a configuration. It is in use from now on; the caller must act on it."""
         index = Index(self._log.last_index + 1)
         self._log.append(Entry(index, self._term, encode_members(members), EntryKind.CONFIG))
         self.due = True
@@ -145,7 +145,7 @@ class LeaderState:
         return not config.check_quorum or self._heard_from_majority()
 
     def restart_timers(self) -> None:
-        """Time counts again, after the group slept."""
+        """The group has woken up: start to count time again."""
         self._heartbeat_elapsed = self._quorum_elapsed = 0
 
     def _heard_from_majority(self) -> bool:

@@ -36,8 +36,8 @@ class WrittenHardState:
     ) -> HardState | None:
         """Term, vote and lives whenever they changed. The commit index is only written along with
         something else: a write of its own would cost a flush and only save work after a restart.
-        `commit` must not exceed what is on disk already: if a crash tears off the entries beside
-        it, it must not cover the entries that they were to replace."""
+        `commit` must not exceed what is on disk already: if a crash loses the entries of the same
+        write, it must not cover the old entries that they would have replaced."""
         if (
             not (with_entries and commit != self._commit)
             and term == self.term

@@ -2,7 +2,7 @@
 
 Owns: which entries are new, which were given out to be written, which are known to be on disk;
 the configurations in the log.
-May not touch: the disk (a LogReader does), clocks, dice, the decision which entries to append
+May not touch: the disk (a LogReader does), clocks, random numbers, which entries to append
 (raft/core/log_matching.py).
 Spec: Raft figure 2 (log[]); section 7 (a log that starts at a snapshot)."""
 

@@ -176,7 +176,7 @@ class MembersInUse:
 
     def is_outgoing_voter(self) -> bool:
         """Whether the latest configuration removes us as a voter, but is not known to be
-        committed. By the one before it the others may need us as leader: our log may be the
-        longest of those that decide (thesis 4.2.2)."""
+        committed. Under the previous configuration the others may still need us as leader: our log
+        may be the most up-to-date one of its voters (thesis 4.2.2)."""
         index = self._configurations.latest_index
         return index > self._commit.index and self.at(Index(index - 1)).has_voter(self._node)

@@ -2,7 +2,7 @@
 
 Owns: Entry and Message as plain values, and the list of messages a core has not sent yet. The
 encoding of messages is in raft/transport/codec.py.
-May not touch: I/O, clocks, dice.
+May not touch: I/O, clocks, random numbers.
 Spec: Raft figure 2 (RequestVote, AppendEntries); thesis 9.6 (pre-vote), 3.10 (leadership
 transfer), figure 5.3 (InstallSnapshot)."""
 

@@ -2,7 +2,7 @@
 
 Owns: the parts of one member and the order in which they act; the number and content of each
 Ready; whether the group sleeps.
-May not touch: disk, network, clock, dice (`draw` is injected), logging.
+May not touch: disk, network, clock, randomness (`draw` is injected), logging.
 Spec: Raft figure 2; thesis 3.10 (transfer), 4 (members), 6.2 (check-quorum), 6.4 (reads), 9.6
 (pre-vote), 10.2.1 (disk in parallel with the network). Departures: raft/DIVERGENCE.md."""
 
@@ -49,7 +49,7 @@ STANDARD_PARTS = CoreParts()
 class RaftCore:
     """One member of one group.
 
-    Inputs never return outputs: after any of them, ask has_ready() and take ready()."""
+    Inputs do not return outputs: after any of them, call has_ready() and then ready()."""
 
     __slots__ = (
         "_commitment",
@@ -228,7 +228,7 @@ class RaftCore:
 
     def leader_lost(self, *, first: bool = True) -> None:
         """The leader's node seems to be gone (its connection broke): other candidates may have
-        our vote, and if we are the one to go `first` we campaign after a part of the timeout."""
+        our vote, and with `first` we campaign after a part of the timeout."""
         self._election.leader_lost(first=first)
 
     def propose(self, data: bytes) -> Index:
@@ -460,8 +460,8 @@ class RaftCore:
             self.asleep = True
 
     def wake(self, because_of: NodeId | None = None) -> None:
-        """Time counts again, from now. A follower that is woken by another node than its leader
-        tells the leader, which would otherwise only learn it from an election."""
+        """Start to count time again. A follower that is woken by another node than its leader
+        tells the leader, which would otherwise learn it only from an election."""
         if not self.asleep:
             return
         self.asleep = False

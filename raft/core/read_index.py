@@ -46,12 +46,12 @@ class LeaderLease:
         return self._from is not None and now - self._from < lease_ticks
 
     def end(self) -> None:
-        """Our ticks no longer tell the time. The next confirmed round begins a new lease."""
+        """Our ticks no longer measure time. The next confirmed round begins a new lease."""
         self._from = None
         self._sent.clear()
 
     def revoke(self) -> None:
-        """Votes may be granted in spite of it (transfer): there is no lease in this term again."""
+        """Votes may be granted in spite of it (transfer): this term gets no further lease."""
         self.end()
         self._revoked = True
 

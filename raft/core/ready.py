@@ -1,7 +1,7 @@
 """Inputs and outputs of a RaftCore: its settings, its Ready and its status.
 
 Owns: CoreConfig, Ready, ReadState, CoreStatus, PeerStatus, as plain values.
-May not touch: I/O, clocks, dice.
+May not touch: I/O, clocks, random numbers.
 Spec: the Ready contract is in the docstring of Ready."""
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class CoreStatus:
     voters: tuple[NodeId, ...]
     learners: tuple[NodeId, ...]
     outgoing: tuple[NodeId, ...] = ()  # the old voters, while a change is in its joint phase
-    members_index: Index = _AS_BEGUN  # index of the CONFIG entry in use; 0: none, as begun
+    members_index: Index = _AS_BEGUN  # index of the CONFIG entry in use; 0: the initial members
     recovering: bool = False  # has lost its log and grants no votes until it has caught up
     asleep: bool = False
     peers: tuple[PeerStatus, ...] = field(default=())  # filled on the leader only

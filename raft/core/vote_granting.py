@@ -1,16 +1,16 @@
-"""Vote granting: when a member gives its vote, and when it has no vote to give.
+"""Vote granting: when a member grants its vote, and when it must not vote at all.
 
-Owns: the rules for votes and pre-votes; whether this member has lost its log, and its way back to
-being a voter.
-May not touch: terms, roles and ballots (raft/core/election.py), disk, clocks, dice.
+Owns: the rules for votes and pre-votes; whether this member has lost its log, and when it may vote
+again.
+May not touch: terms, roles and ballots (raft/core/election.py), disk, clocks, random numbers.
 Spec: Raft sections 5.2 and 5.4.1 (one vote per term, to a candidate whose log is up to date);
 thesis 9.6 (pre-vote). Lost logs: raft/DIVERGENCE.md, "A log that is lost".
 
-A member that has lost its log (it was in memory only, or is damaged) starts a new life, which is
-counted in its hard state. It grants no vote until it holds, and knows to be committed, everything
-that a leader's log held after the new life began: nothing it ever confirmed lies beyond that. If
-all other voters have lost their logs too there is nothing to wait for, and the group starts with
-an empty log."""
+A member that has lost its log (it was in memory only, or is damaged) starts a new life; its hard
+state counts the lives. It grants no vote until it has caught up with the end of a leader's log, as
+of a time after the new life began: it holds all those entries and knows that they are committed.
+The entries that it confirmed before the loss are among them. If all other voters have lost their
+logs too, there is nothing to wait for, and the group starts with an empty log."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class LostLog:
         self.recovering = lives % 2 == 1
 
     def ask_others(self, term: Term) -> None:
-        """No leader for an election timeout: ask the other voters whether they lost theirs too."""
+        """Ask the other voters whether they have lost their logs too. Called when no leader was
+        heard for an election timeout."""
         self._also_lost.clear()
         for voter in self._members.other_voters():
             question = Message(MessageKind.PRE_VOTE, self._node, voter, term)
@@ -87,9 +88,9 @@ class LostLog:
         return True
 
     def heard_leader(self, heartbeat: Message, *, commit: Index, persisted: Index) -> bool:
-        """A heartbeat. If it was sent for our present life, the end of the leader's log that it
-        names is far enough; the first one of a term sets the goal. Returns whether we have
-        recovered."""
+        """A heartbeat of the leader. The first one of a term that was sent for our present life
+        sets the goal: the index at which the leader's log ends. Returns whether we have reached
+        it and so have recovered."""
         if heartbeat.hint_index != self.life:
             return False
         goal = self._recovered_at

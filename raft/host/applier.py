@@ -1,6 +1,6 @@
 """Applies a Ready to the state machine of its group: leader changes, entries, reads, snapshots.
 
-Owns: the order in which a machine learns these, and the commit latency.
+Owns: the order of these calls to a machine, and the commit latency.
 May not touch: the disk and the transport (raft/host/round_loop.py), what machines do with entries.
 Spec: steps 1, 5 and 6 of Ready in raft/core/ready.py. An exception of a machine stops its group on
 this node and nothing else."""
@@ -44,7 +44,7 @@ class Applier:
         self._store_failed = store_failed
 
     def apply(self, group: Group, ready: Ready) -> bool:
-        """Whether the group goes on."""
+        """Returns whether the group keeps running."""
         if group.stopped is not None:
             return False
         try:

@@ -46,7 +46,7 @@ def cut_point(
 ) -> Index | None:
     """The index up to which the log is cut, None to leave it.
 
-    `needed`: indices after which connected followers and running snapshots will read on."""
+    `needed`: indices after which connected followers and running snapshots will read the log."""
     kept = min(policy.keep_entries, max(1, policy.keep_bytes // average_bytes))
     cut = durable - kept
     for match in needed:

@@ -1,4 +1,4 @@
-"""A disk that fails or is full: the node falls silent, and goes on without a restart.
+"""A disk that fails or is full: the node stops acknowledging, and resumes without a restart.
 
 Owns: whether the disk works, when a failed store is tried again, and what must hold before it is.
 May not touch: what groups do meanwhile (the table stops them; the application adds them again).
@@ -6,9 +6,10 @@ Spec: a flush that failed says nothing about what is on the disk, and a later fl
 says nothing about what the failed one left out: the kernel may have dropped those pages. So a
 failed flush is never retried. The store is opened again as after a crash: what the write-ahead log
 still shows is written to new files and flushed before any group sees it, and every group starts
-from there. What was not confirmed was not promised, so it may be there or not. Groups whose log is
-in memory go on meanwhile, except for votes and new terms, which are written again. A full disk is
-noticed before the database meets it (raft/store/disk_space.py), so nothing has to be reopened."""
+from there. Writes that were not confirmed were not promised either, so they may be lost. Groups
+whose log is in memory keep running meanwhile, except for votes and new terms, which are written
+again. A full disk is noticed before a write of the database fails (raft/store/disk_space.py), so
+the store need not be opened again."""
 
 from __future__ import annotations
 
@@ -74,19 +75,20 @@ class DiskRecovery:
         return self._store.trouble() if self.failure is None else str(self.failure)
 
     def is_full(self) -> bool:
-        """A node without disk space falls silent, so that others lead; it goes on by itself."""
+        """Whether the disk is full. Such a node acknowledges nothing, so that others lead, and
+        resumes when there is space again."""
         full = not self._store.check_space()
         if full != self._logged_full:
             self._logged_full = full
             if full:
                 _log.critical("the disk is full: this node acknowledges nothing until it has space")
             else:
-                _log.warning("the disk has space again: this node goes on")
+                _log.warning("the disk has space again: this node resumes")
         return full
 
     def failed(self, error: BaseException) -> None:
-        """Nothing can be promised any more. Every group falls silent, so that others elect
-        leaders, except groups with their logs in memory: they go on until they have to vote."""
+        """Nothing can be promised any more. Every group stops, so that the other nodes elect
+        leaders, except groups with their logs in memory: they run until they have to vote."""
         if self.failure is not None:
             return
         self.failure = error
@@ -98,8 +100,8 @@ class DiskRecovery:
             self._task = self._tasks.create_task(self._recover(), name="recovery of the store")
 
     async def _recover(self) -> None:
-        """Try until the store is open again, then resume in the same step of the loop: nobody
-        reads in between. Opening blocks the loop while the write-ahead log is read."""
+        """Retry until the store is open again, then resume in the same step of the loop, so that
+        no code reads in between. Opening blocks the loop while the write-ahead log is read."""
         loop = asyncio.get_running_loop()
         delay, logged = _RETRY_FIRST_SECONDS, ""
         while True:
@@ -132,9 +134,9 @@ class DiskRecovery:
                 self._remove(group.id)
         assert self._rounds is not None
         self._rounds.restart()
-        _log.warning("the disk works again: this node goes on from what is on it")
+        _log.warning("the disk works again: this node resumes from the data on it")
         assert self._on_recovered is not None
         try:
             self._on_recovered()
-        except Exception as error:  # noqa: BLE001 - the node falls silent again
+        except Exception as error:  # noqa: BLE001 - the node stops acknowledging again
             self.failed(error)

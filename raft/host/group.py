@@ -159,7 +159,7 @@ class Group:
         self.idle_at = Index(0)  # the log's last index when quiescence last saw it grow
         self.idle_ticks = 0
         self.sampled: tuple[Index, float] | None = None  # a proposal whose latency is measured
-        # Leader, term and whether we lead, as the machine was last told.
+        # Leader, term and whether we lead, as last reported to the machine.
         self.announced: tuple[NodeId | None, Term, bool] = (None, Term(0), False)
 
     def admits(self, sender: NodeId, term: Term) -> bool:

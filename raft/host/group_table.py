@@ -2,8 +2,8 @@
 
 Owns: the table of groups, opening a group's log, stopping a group that has failed.
 May not touch: rounds, ticks, messages (raft/host/host.py connects them).
-Spec: a state machine that raises, or a broken invariant, stops its group on this node only: the
-other groups go on, and the other members of the group elect a leader."""
+Spec: a state machine that raises, or a broken invariant, stops its group on this node only. The
+other groups keep running, and the other members of the group elect a leader."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
 """All Raft groups of one node: one ticker, one round per turn of the loop, one flush for all.
 
-Owns: the public face of the host, the wiring of its parts, the tick.
+Owns: the public API of the host, the wiring of its parts, the tick.
 May not touch: the consensus rules (raft.core), what state machines do with entries.
 
 Where to find the parts:
 
     group_table      the groups; a failing state machine stops its group only
-    rounds           what all groups want done, done together; pure
+    rounds           collects the work of all groups into one write and one flush; pure
     round_loop       runs the rounds on the event loop; raft/store/flush_thread.py has the fsync
     applier          committed entries, leader changes and reads, given to the state machines
     reads            read barriers and lease reads
     snapshots        sending and installing snapshots; raft/snapshot/ has the transfers
     compaction       log compaction: where logs are cut
     quiescence       idle groups sleep and cost nothing
-    disk_recovery    a failing disk stops every promise until the store could be opened again
+    disk_recovery    a failing disk stops every promise until the store is open again
     inbound          messages from peers; raft/transport/ has the links and their handshake
     ticker           real time, and how punctual ticks are
     statistics       what the host reports"""
@@ -182,11 +182,11 @@ class Host:
     ) -> None:
         """Take part in a group. `applied` is the index of the machine's durable state. `voters`
         and `learners` are those the group started with; its log knows how they changed. Raises
-        DamagedLog when the log is damaged, or does not reach to `applied`. Then an empty machine
-        may come back with `log_lost`: the rest of the log is given up, and the member does not
-        vote until it has caught up. The same holds for a member whose log was in memory only
-        (`persistent` is False) when it has been here before. `relaxed`: see flush_interval_s of
-        StoreTuning; given `applied_term`, a log that lost its end goes on behind `applied`."""
+        DamagedLog when the log is damaged, or ends before `applied`. Then the group may be added
+        with an empty machine and `log_lost`: the rest of the log is given up, and the member does
+        not vote until it has caught up. The same holds for a member whose log was in memory only
+        (`persistent` is False) after a restart. `relaxed`: see flush_interval_s of StoreTuning;
+        given `applied_term`, a log that lost its end continues after `applied`."""
         added = self._table.add(
             group,
             voters=voters,
@@ -201,7 +201,7 @@ class Host:
         self._touch(added)
 
     def remove_group(self, group: GroupId, *, wipe: bool) -> None:
-        """Stop taking part. `wipe`: also delete its log and votes, for a group that no longer
+        """Leave a group. `wipe`: also delete its log and votes, because the group no longer
         exists."""
         self._release(group)
         if wipe:

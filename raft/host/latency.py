@@ -1,7 +1,7 @@
 """A histogram of latencies.
 
 Owns: the buckets.
-May not touch: clocks; it is told how long something took."""
+May not touch: clocks; durations are arguments."""
 
 from __future__ import annotations
 

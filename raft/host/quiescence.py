@@ -2,13 +2,14 @@
 
 Owns: which groups get ticks, which nodes are reachable, one beat per node and interval in place of
 a heartbeat per group.
-May not touch: the consensus rules. A group that sleeps too long is late, never wrong.
+May not touch: the consensus rules. A group that sleeps too long reacts late, but stays correct.
 Spec: raft/DIVERGENCE.md, "Idle groups". A leader puts an idle group to sleep when every reachable
 member has the whole log (RaftCore.may_sleep). From then on no member counts time. A proposal or any
 message wakes it. Followers also wake when the leader's node is lost; a leader wakes when no
 majority of nodes is left, or when a member's node comes back. A node is lost when our links to it
-break, or when nothing was heard of it for two election timeouts; beats make sure that there is
-something to hear. Many groups are woken in slices, so that the event loop stays responsive."""
+break, or when nothing has arrived from it for two election timeouts. Because of the beats, a node
+that is up is never silent for so long. Many groups are woken in slices, so that the event loop
+stays responsive."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ class Quiescence:
             if group.stopped is not None or not (leads_node or follows_lost):
                 continue
             if leads_node and lost and core.asleep and core.keeps_quorum(self.reachable):
-                continue  # the lost node has everything, and a majority is left: sleep on
+                continue  # the lost node has everything, and a majority is left: stay asleep
             woken += 1
             core.wake()
             # A node that is connected and silent may be slow: wait the usual election timeout.

@@ -57,8 +57,8 @@ class RoundLoop:
         self._flush_began = 0.0
         self._idle = asyncio.Event()  # no flush is in flight
         self._idle.set()
-        self._retry: asyncio.TimerHandle | None = None  # of a write that the store refused
-        self._due: asyncio.TimerHandle | None = None  # the flush of what was promised without one
+        self._retry: asyncio.TimerHandle | None = None  # retries a write that the store refused
+        self._due: asyncio.TimerHandle | None = None  # flushes what was promised before a flush
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -201,8 +201,8 @@ class RoundLoop:
 
 
 def send_messages(transport: Transport, sends: list[tuple[Group, list[Message]]]) -> None:
-    """One frame per peer and link, as far as the size of frames allows. A lost heartbeat or vote is
-    sent again when its timer runs out; of a lost append the core must be told."""
+    """Send the messages in one frame per peer and link, or more if they exceed the size of a frame.
+    The core repeats a lost heartbeat or vote by its timer; a lost append must be reported to it."""
     control: dict[NodeId, list[tuple[GroupId, Message]]] = {}
     bulk: dict[NodeId, list[tuple[GroupId, Message]]] = {}
     groups: dict[GroupId, Group] = {}

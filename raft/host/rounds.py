@@ -1,4 +1,4 @@
-"""Rounds: what all groups of a node want done, done together. The synchronous core.
+"""Rounds: the work of all groups of a node, collected into one write and one flush. Pure core.
 
 Owns: which groups have something to do, the batches that wait to be written, the promises that
 wait for a flush, and the order write, flush, promise, apply.
@@ -21,7 +21,7 @@ Inputs and the effects they may return:
     retry_write()              write; some time after that
     flushed(number)            send, write
     flush_overdue()            flush; when the time that flush_later allows has passed
-    disk_failed(), restart()   nothing is written from the one to the other"""
+    disk_failed(), restart()   nothing is written between these two"""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ class Rounds(Generic[G]):
         return effects
 
     def disk_failed(self) -> None:
-        """A write or a flush has failed. Nobody knows what is on the disk: no promise leaves, and
+        """A write or a flush has failed. It is unknown what is on the disk: no promise leaves, and
         nothing is written until `restart`."""
         self._disk_failed = True
 

@@ -38,7 +38,7 @@ class HostStatistics:
     loop_lag_seconds_max: float
     recoveries: int  # of the store after a failure of the disk
     snapshots_sent: int
-    snapshots_resumed: int  # times that a transfer went on after a break
+    snapshots_resumed: int  # times that a transfer resumed after a lost connection
     snapshots_installed: int
     awake: int  # groups that get ticks; the others sleep
     recovering: int  # members that lost their log and have not caught up

@@ -6,8 +6,8 @@ in a chunk.
 Spec: Raft section 7 and figure 13; the frames are our own. The chunks of a machine are cut into
 pieces of bounded size, numbered from 1. The sender begins, and asks for the receiver's position
 whenever it cannot know it (after a new connection, after a timeout). The receiver answers with the
-number of pieces it holds, also without being asked when a piece is missing. The transfer goes on
-from there.
+number of pieces it holds, also without being asked when a piece is missing. The transfer resumes
+there.
 
     frame  kind u8, group u64, transfer u64, number u64, term u64, index u64, log_term u64,
            asked u64, data
@@ -41,7 +41,7 @@ class FrameKind(IntEnum):
     REFUSED = 7  # receiver: does not want the transfer
     PIECE = 8  # sender: a piece that is not the last of its chunk
     WHERE = 9  # sender: asks for the receiver's position
-    HELD = 10  # receiver: its position; go on after piece number
+    HELD = 10  # receiver: its position; resume after piece number
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
 """Outgoing snapshots, sent in pieces beside the log traffic.
 
-Owns: the outgoing transfers, their rate, and where each goes on after a break.
+Owns: the outgoing transfers, their rate, and where each resumes after a lost connection.
 May not touch: what is in a chunk, the core, the log.
 Spec: raft/snapshot/frames.py. A transfer keeps the unacknowledged pieces, a bounded number of
 bytes, and survives its connection: after a new connection or a timeout the receiver is asked for
-its position, and the transfer goes on from there. A receiver that has dropped the transfer refuses
+its position, and the transfer resumes there. A receiver that has dropped the transfer refuses
 it, and the leader takes a new snapshot. The log must not starve beside a snapshot: the window of
 unacknowledged bytes, which may be queued in front of log traffic, is small, and all transfers of a
 node share one limited rate."""
@@ -71,7 +71,7 @@ class _OutTransfer:
     ended: bool = False  # END was sent after the last piece
     ended_at: float | None = None  # for the first time
     asked: int = 0
-    known: bool = False  # the receiver has started the transfer too
+    known: bool = False  # the receiver has answered: it knows the transfer
     answered: bool = False  # the last question was answered
     link_pair: int = 0  # number of the links of the last question
     heard_at: float = 0.0
@@ -93,7 +93,7 @@ class SnapshotSender:
     """`send` runs in a task of the host."""
 
     def __init__(self, transport: Transport, *, bytes_per_second: int) -> None:
-        self.resumed = 0  # transfers that went on after a break
+        self.resumed = 0  # transfers that resumed after a lost connection
         self.sent_bytes = 0
         self._transport = transport
         self._rate = SendRate(bytes_per_second)
@@ -167,7 +167,7 @@ class SnapshotSender:
         if transfer.taken and transfer.verdict is None and transfer.ended_at is None:
             self.resumed += 1
             _log.info(
-                "snapshot of group %d to node %d goes on after piece %d",
+                "snapshot of group %d to node %d resumes after piece %d",
                 transfer.group,
                 transfer.to,
                 transfer.taken,

@@ -2,11 +2,11 @@
 
 Owns: when blob files are worth rewriting, and rewriting them.
 May not touch: which values are needed; others delete them.
-Spec: decision record 12 (docs/decisions). RocksDB deletes a blob file when no value in it is alive,
-which is enough for logs and most streams. It could also move live values out of old files at every
-compaction, however little of them is garbage. That is off, or each byte of a large stream would be
-written again and again. Instead all live values are moved when more than half is garbage, so that
-moving never writes more than was deleted."""
+Spec: docs/decisions/0012-blob-garbage-collection.md. RocksDB deletes a blob file when no value in
+it is alive, which is enough for logs and most streams. It could also move live values out of old
+files at every compaction, however little of them is garbage. That is off, or each byte of a large
+stream would be written again and again. Instead all live values are moved when more than half is
+garbage, so that moving never writes more than was deleted."""
 
 from __future__ import annotations
 

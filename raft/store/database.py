@@ -2,9 +2,9 @@
 
 Owns: RocksDB's settings and the identity record.
 May not touch: log records (raft/store/records.py), what is in column family "state".
-Spec: docs/ARCHITECTURE.md, "What is on disk". A directory belongs to one server of one cluster in
+Spec: docs/ARCHITECTURE.md, "Storage". A directory belongs to one server of one cluster in
 one format; any other server is refused with an error. The incarnation, drawn when the directory is
-created, lets others notice a server that came back with other data."""
+created, lets others notice a server that was restarted with other data."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class StoreTuning:
     # is written, and a flush follows within this time: a power failure may lose what was promised.
     flush_interval_s: float | None = None
     # With less free space (or less than a tenth of the disk, if that is smaller; 0: no bound)
-    # nothing is written. A database that has met a full disk must be reopened; one that stops
-    # before goes on when there is space again.
+    # nothing is written. A database whose write has failed on a full disk must be reopened; one
+    # that stops writing before that resumes when there is space again.
     free_bytes_min: int = 128 * MB
 
 

@@ -2,8 +2,8 @@
 
 Owns: the reserve below which nothing is written, and the test whether the disk works at all.
 May not touch: the database.
-Spec: decision record 8 (docs/decisions). A database that has met a full disk must be reopened; one
-that stops before goes on when there is space again."""
+Spec: docs/decisions/0008-recovery-from-a-failed-disk.md. A database whose write has failed on a
+full disk must be reopened; one that stops writing before that resumes when there is space again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The thread that flushes the log (fsync) when it is asked to.
 
-Owns: the thread, and the way of its answer back to the event loop.
+Owns: the thread, and the callback to the event loop after each flush.
 May not touch: what is flushed (LogStore.flush does it), when a flush is due (raft/host/rounds.py
 decides, raft/host/round_loop.py asks).
 Spec: an executor would do the same with two futures per flush, which cost more locks and two more

@@ -4,7 +4,7 @@ Owns: the database, its identity, column family "raft". One flush of the write-a
 entries that all groups have written before.
 May not touch: column family "state" beyond opening and flushing it (broker.store writes it, with
 the write-ahead log off), the consensus rules, the event loop.
-Spec: docs/ARCHITECTURE.md, "What is on disk". `write` holds the interpreter lock and stays on the
+Spec: docs/ARCHITECTURE.md, "Storage". `write` holds the interpreter lock and stays on the
 loop; `flush` (fsync) and `flush_state` release it and run on other threads (checked by
 tests/raft/store/test_log_store.py).
 

@@ -1,4 +1,4 @@
-"""Bytes of the log on disk: keys, entry records, the one record per group, the identity record.
+"""The encoding of the log on disk: keys, entry records, one record per group, identity record.
 
 Owns: the layout of column family "raft" and its checksums.
 May not touch: the database, files, threads.

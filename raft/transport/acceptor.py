@@ -251,7 +251,7 @@ class Acceptor:
             self._announce()
 
     def _is_alive(self, node: NodeId) -> bool:
-        """Whether an open link of the node had traffic lately."""
+        """Whether an open link of the node had traffic recently."""
         links = [self.links.get((node, kind)) for kind in LinkClass]
         return any(
             link is not None and link.open and link.quiet_intervals < _ALIVE_QUIET_MAX

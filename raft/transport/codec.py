@@ -1,4 +1,4 @@
-"""Bytes of the messages nodes send each other: many messages of many groups in one frame.
+"""The encoding of Raft messages between nodes: messages of many groups share a frame.
 
 Owns: the layout of a frame's payload on channels 1 and 2.
 May not touch: sockets, the core, the store's record layout (raft/store/records.py).

@@ -60,13 +60,13 @@ class DialPlan:
                 self._dial(*address, node=None)
 
     def foreign_seeds(self) -> int:
-        """How many other nodes the seeds stand for; one that was not reached yet counts."""
+        """The number of other nodes among the seeds; a seed that was never reached is counted."""
         reached = {node for node in self._seeds.values() if node is not None}
         unknown = sum(node is None for node in self._seeds.values())
         return len(reached - {self._peers.ourselves.node}) + unknown
 
     def forget(self, node: NodeId) -> None:
-        """Dial the node no more, unless it is a seed."""
+        """Stop dialing the node, unless it is a seed."""
         dialer = self._holders.pop(node, None)
         if dialer is not None:
             dialer.stop()

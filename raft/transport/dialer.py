@@ -139,7 +139,7 @@ class Dialer:
         self._wake.set()
 
     def stop(self) -> None:
-        """End for good, from outside."""
+        """Stop dialing; called by the dial plan."""
         self._plan.ended(self)
         if self.task is not None:
             self.task.cancel()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TransportLimits:
-    """Each with what happens when it is reached."""
+    """The comments say what happens when a limit is reached."""
 
     frame_bytes_max: int = 96 << 20  # the connection is closed
     control_queue_bytes_max: int = 8 << 20  # send() returns False

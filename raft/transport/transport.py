@@ -189,7 +189,7 @@ class Transport:
         return pair is not None and pair[0 if control else 1].send(channel, payload)
 
     def foreign_seeds(self) -> int:
-        """How many other nodes the configured routes stand for, as far as we know."""
+        """The number of other nodes among the configured routes, as far as it is known."""
         return self._plan.foreign_seeds()
 
     def peers(self) -> dict[NodeId, Peer]:
@@ -223,7 +223,7 @@ class Transport:
             control.send(LINK_CHANNEL, news)
 
     def forget(self, node: NodeId) -> None:
-        """The node has left the cluster: drop it and dial it no more, unless it is a seed."""
+        """The node has left the cluster: close its links and, unless it is a seed, stop dialing."""
         self._plan.forget(node)
         self._peers.forget(node)
 

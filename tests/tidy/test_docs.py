@@ -18,7 +18,7 @@ DOCUMENTS = sorted(
     for top in (".", "docs", "docs/decisions", "raft", "deploy")
     for path in (ROOT / top).glob("*.md")
 )
-LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
 FILE = re.compile(r"`((?:broker|raft|chaos|tests|docs|helm|deploy)/[\w./-]*)`")
 HOP = re.compile(r"^\| \d+ \|.*?\| `([\w/]+\.pyx?)` \| `([\w.]+)` \|", re.MULTILINE)
 CHANNEL = re.compile(r"^\| (\d+) \| ([\w ()-]+) \|", re.MULTILINE)
@@ -30,8 +30,17 @@ each_document = pytest.mark.parametrize(
 
 @each_document
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in LINK.findall(path.read_text()):
-        assert (path.parent / target).exists(), target
+    for target, anchor in LINK.findall(path.read_text()):
+        document = path.parent / target if target else path
+        assert document.exists(), target
+        if anchor:
+            assert anchor in anchors(document.read_text()), f"{target}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
 
 
 @each_document

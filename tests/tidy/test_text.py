@@ -42,6 +42,11 @@ ALL_FILES = sorted(
     for path in (ROOT / top).rglob(f"*.{ending}")
 )
 MENTIONED_FILE = re.compile(r"(?<![\w./*<-])((?:[\w.-]+/)*[a-z_][a-z0-9_]*\.pyx?)\b")
+MENTIONED_DOCUMENT = re.compile(r"docs/[\w./-]*\w|\braft/[A-Z]+\.md")
+# docs/X.md, "One title" and "Another title"; raft/DIVERGENCE.md, "First cell of a table row"
+CITED_SECTIONS = re.compile(r'((?:docs|raft)/[\w./-]+\.md), ((?:"[^"]+"(?:, and |, | and )?)+)')
+SECTION = re.compile(r"^(?:#+ |\| )([^|\n]+?)(?: \|.*)?$", re.MULTILINE)
+CITED_DECISION = re.compile(r"\bdecision (?:record )?(\d+)\b", re.IGNORECASE)
 CITED_SHEET = re.compile(r"core contract|JetStream sheet|DESIGN sections? \d")
 
 
@@ -105,12 +110,22 @@ def test_mentioned_files_exist(path: Path) -> None:
     """A docstring or comment that names a file names one that is there."""
     if path.parent.name == "tidy":
         return
-    if path.suffix == ".py":
-        text = "\n".join(prose(path))
-    else:
-        text = "\n".join(line for line in path.read_text().splitlines() if "#" in line)
-    wrong = [name for name in MENTIONED_FILE.findall(text) if not exists(name, path)]
-    assert not wrong
+    text = "\n".join(prose(path))
+    assert not [name for name in MENTIONED_FILE.findall(text) if not exists(name, path)]
+
+
+@each_file
+def test_cited_documents_and_sections_exist(path: Path) -> None:
+    """`docs/X.md`, `docs/X.md, "Title"` and `decision N`, in docstrings and comments."""
+    if path.parent.name == "tidy":
+        return
+    text = " ".join(" ".join(prose(path)).split())
+    assert not [name for name in MENTIONED_DOCUMENT.findall(text) if not (ROOT / name).exists()]
+    for document, titles in CITED_SECTIONS.findall(text):
+        sections = SECTION.findall((ROOT / document).read_text())
+        assert not set(re.findall(r'"([^"]+)"', titles)) - set(sections)
+    for number in CITED_DECISION.findall(text):
+        assert list((ROOT / "docs/decisions").glob(f"{int(number):04}-*.md")), number
 
 
 @each_file
@@ -126,6 +141,8 @@ def prose(path: Path) -> list[str]:
     """Docstrings and comments."""
     text = path.read_text()
     found = re.findall(r"(?:^|\s)#\s(.*)$", text, re.MULTILINE)
+    if path.suffix != ".py":
+        return [*found, *re.findall(r'"""(.*?)"""', text, re.DOTALL)]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found.append(ast.get_docstring(node, clean=False) or "")

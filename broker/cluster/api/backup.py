@@ -2,8 +2,8 @@
 
 Owns: the exchange with one client per snapshot: its window, its timeouts, its end.
 May not touch: the layout of the archive (broker/jetstream/stream/archive.py), the stream's state.
-The leader sends. Blocks are read one at a time while the client takes them, so a message removed
-meanwhile may or may not be in it; one published meanwhile is not.
+The leader sends. Blocks are read one at a time while the client takes them: a message removed
+meanwhile may or may not be in the archive, one published meanwhile is not.
 Spec: NATS JetStream API, STREAM.SNAPSHOT."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NO_FLOW = b"NATS/1.0 408 No Flow Response\r\n\r\n"
 
 
 class ClientGone(Exception):
-    """The client is gone or does not answer; `status` is sent to it nevertheless."""
+    """The client has disconnected or does not answer; `status` is sent to it nevertheless."""
 
     def __init__(self, status: bytes) -> None:
         super().__init__(status.decode().splitlines()[0])
@@ -116,7 +116,8 @@ class SnapshotTransfer:
     _acked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> str:
-        """Send all of it, or tell the client why not. Returns the reason, "" when complete."""
+        """Send the snapshot. If that fails, tell the client the reason and return it; "" when
+        complete."""
         token = nuid(secrets.token_bytes(NUID_RANDOM_BYTES))
         prefix = f"$JS.SNAPSHOT.ACK.{self.replica.name}.{token}"
         inbox = InternalSubscription(

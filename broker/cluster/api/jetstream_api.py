@@ -69,7 +69,7 @@ LEADER_KINDS = frozenset(
         ApiKind.CONSUMER_LEADER_STEPDOWN, ApiKind.CONSUMER_UNPIN,
     }
 )  # fmt: skip
-# Asking twice does no harm: reads, and changes that name their outcome.
+# Requests that may be repeated: reads, and idempotent changes.
 _REPEATABLE = frozenset(
     LEADER_KINDS
     - {
@@ -103,7 +103,7 @@ class ApiService:
     kind: SinkKind = SinkKind.SERVICE
     total: int = 0
     errors: int = 0
-    # What the router hands over in whole runs (broker/server/routing/bulk_service.py).
+    # The router passes these in whole runs (broker/server/routing/bulk_service.py).
     timed_prefixes: tuple[bytes, ...] = READS
     family_prefix: bytes = DIRECT_GET
     compact_prefix: bytes = ACK_SUBJECTS[:-1]
@@ -274,7 +274,7 @@ class ApiService:
             self._reply(call, encode_error(call.request.kind, refused), failed=True)
             return True
         except BlockDamaged:
-            return False  # a task hits it again and is logged; this connection survives
+            return False  # the task that repeats the read logs it; this connection stays open
         if body is not None:
             self._reply(call, body, failed=False)
         return body is not None

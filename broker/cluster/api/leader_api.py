@@ -173,9 +173,9 @@ class LeaderApi:
         return encode_response(kind, Success(success=True))
 
     async def wait_current(self, replica: Replica) -> None:
-        """Wait until the stream here shows everything that was committed before. Usually at once;
-        not after this process was stopped or lost its peers for a moment, when another node may
-        lead. Raises CallRefused when it does."""
+        """Wait until the local state shows everything that was committed before the call. Usually
+        returns at once, but not after this process was paused or lost its peers for a moment:
+        another node may lead by then. Raises CallRefused when it does."""
         if replica.reads_are_current:
             return
         try:

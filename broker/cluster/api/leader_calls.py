@@ -1,6 +1,6 @@
-"""Calls to the leader of a stream, which may move while they are made.
+"""Calls to the leader of a stream. Leadership may move to another node during a call.
 
-Owns: asking again when leadership has moved; how an API request travels to another node.
+Owns: the retry when leadership has moved; how an API request is sent to another node.
 May not touch: what the calls do."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LeaderCalls:
         return self.leaders.leader(group)
 
     async def wait_leader(self, group: int) -> NodeId:
-        """Raises JetStreamError (CLUSTER_NOT_AVAIL) when there is none for a while."""
+        """Raises JetStreamError (CLUSTER_NOT_AVAIL) after a timeout without a leader."""
         return await self.leaders.wait(group)
 
     async def call(
@@ -63,9 +63,9 @@ class LeaderCalls:
         timeout_s: float = 5.0,
         repeatable: bool = True,
     ) -> bytes:
-        """The answer of the group's leader, which is asked again when leadership moves. A call
-        that is not `repeatable` is repeated only where it certainly was not carried out. Raises
-        CallFailed, or JetStreamError (CLUSTER_NOT_AVAIL) when there is no leader in time."""
+        """The answer of the group's leader. The call is retried when leadership moves; one that is
+        not `repeatable` only if it certainly was not carried out. Raises CallFailed, or
+        JetStreamError (CLUSTER_NOT_AVAIL) when there is no leader in time."""
         deadline = time.monotonic() + within_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)

@@ -1,10 +1,10 @@
 """Gets of stored messages, DIRECT.GET and MSG.GET, at the node the client is connected to.
 
 Owns: whether a get is answered here or by the stream's leader, and the loop that answers many gets
-of single keys in one go.
+of single keys together.
 May not touch: how a message is found (direct_get.py).
-A get is answered here when this node leads the stream and its reads are current. Everything else
-is asked of the leader.
+A get is answered here when this node leads the stream and its reads are current. Every other get is
+forwarded to the leader.
 Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DIRECT_GET: Final = b"$JS.API.DIRECT.GET."
 DIRECT_WITHIN_S: Final = 2.0
-LOOK_BYTES: Final = 64 * 1024  # answered between two looks at the clock
+LOOK_BYTES: Final = 64 * 1024  # answered between two reads of the clock
 
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
@@ -110,7 +110,7 @@ class MessageGets:
         missing: list[int] = []
         current: bytes | None = None
         stream: ReadableStream | None = None
-        unseen = 0  # bytes answered since the last look at the clock
+        unseen = 0  # bytes answered since the clock was last read
         for row in range(start, stop):
             if unseen > LOOK_BYTES:
                 if perf_counter() > deadline:
@@ -162,27 +162,27 @@ class MessageGets:
         return True
 
     def get_message(self, call: ApiCall) -> bytes | None:
-        """The answer to MSG.GET, when this node can give it at once. Its client waits its turn
-        with many of them; as tasks they would all run in one turn of the loop. Raises the
-        JetStreamError to answer with, or BlockDamaged."""
+        """The answer to MSG.GET, if this node can give it at once. It runs in the client's time
+        slice: as tasks, many requests of one client would all run in one turn of the event loop.
+        Raises the JetStreamError to answer with, or BlockDamaged."""
         replica = self.replicas.of_stream(call.account.name, call.request.stream)
         if replica is None or replica.leading is None or not replica.reads_are_current:
             return None
         return self.leader_api.get_message(replica, call.payload)
 
     def _only_copy(self, assignment: Assignment) -> bool:
-        """Whether the disk of this node takes no writes, so that no node leads the stream, but
-        everything that was ever acknowledged is stored here and nowhere else."""
+        """Whether the disk of this node accepts no writes, so that no node leads the stream, but
+        this node holds the only replica, with everything that was acknowledged."""
         return assignment.holders == {self.node} and self.disk_failed()
 
     async def _ask_leader(self, call: ApiCall, group: int) -> None:
-        """The leader may be this node, which has to make sure of it first."""
+        """Ask the leader. It may be this node, which then first confirms that it still leads."""
         try:
             answer = await self.calls.call(
                 group, "direct", call.encoded(), within_s=DIRECT_WITHIN_S
             )
         except (CallFailed, JetStreamError, TimeoutError):
-            return  # without an answer the client asks again
+            return  # without an answer the client retries
         self._send(call, _answers.decode(answer))
 
     async def _serve(self, _peer: NodeId, body: bytes) -> bytes:

@@ -4,7 +4,7 @@ Owns: the exchange with one client per restore, the spooled bytes, and the strea
 complete: it captures no subject before that, and is removed again when the restore fails.
 May not touch: the layout of the archive (broker/jetstream/stream/archive.py).
 The messages go through the stream's own log, with their old sequences and times, so that every
-replica has them and a crash in the middle costs nothing but the restore.
+replica has them. A crash during the restore loses the restore and nothing else.
 Spec: NATS JetStream API, STREAM.RESTORE."""
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Restore:
             finally:
                 self._inbox.close()
             if reply is None:
-                return  # the client is gone, and nothing was created
+                return  # the client has disconnected, and nothing was created
             try:
                 assignment = await self._load(spool)
                 info = await self.info(self.account, assignment)
@@ -160,7 +160,8 @@ class Restore:
         self._answer(reply, body)
 
     async def _spool(self, spool: IO[bytes]) -> bytes | None:
-        """Take chunks until the empty one; the subject to answer that on. None: it stalled."""
+        """Receive chunks up to the empty one, which is the last. Returns the subject on which to
+        answer it, or None when the client stalled."""
         while True:
             try:
                 async with asyncio.timeout(STALLED_AFTER_S):
@@ -200,7 +201,7 @@ class Restore:
             assignment = await owner.meta_requests.change(command)
             await self.reconfigure(assignment)
         except BaseException:
-            # Also when cancelled: an incomplete stream must not pass for the restored one.
+            # Also when cancelled: an incomplete stream must not be taken for the restored one.
             with contextlib.suppress(JetStreamError):
                 await owner.meta_requests.change(RemoveStream(self.account.name, quiet.name))
             raise
@@ -220,7 +221,7 @@ class Restore:
             await self._load_part(group, _encode((group, b"", _encode(state))))
 
     async def _load_part(self, group: int, body: bytes) -> None:
-        """Have the stream's leader log it; repeating does no harm."""
+        """Have the stream's leader propose it. Idempotent."""
         await self.owner.calls.call(
             group,
             "load",

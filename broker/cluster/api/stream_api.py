@@ -133,7 +133,7 @@ class StreamApi:
         return peers
 
     def _peers_after(self, known: Assignment, config: StreamConfig) -> list[int]:
-        """Present peers are preferred to others, and the leader to them."""
+        """The leader is preferred, then the present peers, then other nodes."""
         if config.num_replicas == len(known.peers):
             return known.peers
         leader = self.calls.leader(known.group)
@@ -157,7 +157,7 @@ class StreamApi:
     def restore(
         self, account: Account, request: ApiRequest, body: RestoreRequest, client: Client
     ) -> bytes:
-        """The stream comes with its archive; check what can be known before it arrives."""
+        """Begin a restore. Checks everything that can be checked before the archive arrives."""
         asked = body.config
         fields = {name: getattr(asked, name) for name in StreamConfig.__struct_fields__}
         fields |= {"name": asked.name or request.stream, "sealed": False}

@@ -1,6 +1,7 @@
 """Forwards pull requests, acks and flow control replies to the leader of their stream.
 
-Owns: what one loop turn has collected for each leader, and what waits for a leader.
+Owns: the requests that one turn of the event loop has collected for each leader, and those that
+wait for a leader.
 May not touch: the meaning of a request; the leader reads subjects and payloads.
 Requests are not retried: a lost ack leads to a redelivery, a lost pull request ends with its own
 expiry. They are sent once, to the leader known at that moment, or held for a while until there is
@@ -56,7 +57,7 @@ class RequestForwarder:
     _scheduled: bool = False
 
     def add(self, request: ForwardedRequest) -> bool:
-        """False if it is dropped: no leader is known and there is no room to hold it."""
+        """False if it is dropped: no leader is known, and the queue for that case is full."""
         leader = self.leader(request[0])
         if leader is None:
             return self.hold(request)
@@ -92,7 +93,7 @@ class RequestForwarder:
     # -- without a leader -----------------------------------------------------------------------
 
     def hold(self, request: ForwardedRequest) -> bool:
-        """Queue it until `release`. False if there is no room."""
+        """Queue it until `release`. False if the queue is full."""
         size = HELD_OVERHEAD_BYTES + _size(request)
         held = self._held.keep(request[0], request, size, now_s=time.monotonic())
         self.dropped += not held
@@ -118,7 +119,8 @@ class RequestForwarder:
         self._held.take(group, now_s=now_s)
 
     def lost_pulls(self, node: NodeId) -> list[tuple[int, bytes]]:
-        """The node is gone: group and reply subject of each pull request that waited there."""
+        """The node is disconnected: group and reply subject of each pull request that waited
+        there."""
         return self._pulls.lost(node, now_s=time.monotonic())
 
     # -- frames ---------------------------------------------------------------------------------

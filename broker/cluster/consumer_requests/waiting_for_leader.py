@@ -2,7 +2,7 @@
 
 Owns: the queued requests; their bytes and their age are bounded.
 May not touch: what a request is, clocks (`now_s` is an argument).
-Acks and pull requests may be lost, but an election should not lose them."""
+Losing an ack or a pull request is allowed, but an ordinary election should not cause it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WaitingForLeader(Generic[T]):
     _bytes: int = 0
 
     def keep(self, group: int, item: T, size: int, *, now_s: float) -> bool:
-        """False if there is no room."""
+        """False if the queue is full."""
         if self._bytes + size > HELD_BYTES_MAX:
             for other in list(self._by_group):
                 self._drop_expired(other, now_s)

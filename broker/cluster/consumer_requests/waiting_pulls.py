@@ -2,9 +2,9 @@
 
 Owns: which requests would be lost together with which node.
 May not touch: the requests, which the leader reads and serves; clocks (`now_s` is an argument).
-A leader that steps down answers the pull requests that wait there; one that dies cannot. Then the
-node of the client answers in its place, so that the client asks again at once and not only after
-its request has expired.
+A leader that steps down answers the pull requests that wait there; one that crashes cannot. Then
+the client's node answers in its place, so that the client retries at once and not only after its
+request has expired.
 Spec: NATS JetStream, pull consumers: status 409 "Leadership Change"."""
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class WaitingPulls:
     _waiting: dict[NodeId, dict[bytes, tuple[int, float]]] = field(default_factory=dict)
 
     def sent(self, to: NodeId, group: int, reply: bytes, payload: bytes, *, now_s: float) -> None:
-        """Remember a request. That it was served is not tracked: a needless 409 only makes the
-        client ask again."""
+        """Remember a request. Whether it was served is not tracked: a needless 409 only makes the
+        client retry."""
         expiry_s = pull_expiry_s(payload, now_s=now_s)
         if expiry_s is None:
             return
@@ -59,6 +59,7 @@ class WaitingPulls:
         waiting[reply] = (group, expiry_s)
 
     def lost(self, node: NodeId, *, now_s: float) -> list[tuple[int, bytes]]:
-        """The node is gone: group and reply subject of each request that still waited there."""
+        """The node is disconnected: group and reply subject of each request that still waited
+        there."""
         waiting = self._waiting.pop(node, {})
         return [(group, reply) for reply, (group, expiry) in waiting.items() if expiry > now_s]

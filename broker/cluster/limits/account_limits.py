@@ -34,7 +34,7 @@ class CountedReplica(SizedReplica, Protocol):
 
 @dataclass(slots=True)
 class AccountQuotas:
-    """One per node. Usage is collected from the leaders: each knows its own streams best."""
+    """One per node. Usage is collected from the leaders, each of which reports its own streams."""
 
     options: JetStreamOptions
     assignments: AssignmentTable

@@ -1,9 +1,9 @@
 """Bytes that accounts and this server store, and how much more one stream may store.
 
 Owns: the running totals of this node's replicas, and the sizes that leaders on other nodes report.
-May not touch: the decision: the bounds of a batch go into its entry, and apply judges by them.
-A stream's own bytes are exact at apply. Those of other streams are as its leader knows them when
-it proposes: current for those it holds a replica of, up to REPORT_EVERY_S old for the others.
+May not touch: the decision. The bounds of a batch are written into its entry and checked at apply.
+A stream's own bytes are exact at apply. Those of other streams are what its leader knows when it
+proposes: current for streams it holds a replica of, up to REPORT_EVERY_S old for the others.
 Spec: nats-server `jetstream` limits of an account (max_mem, max_file) and of the server."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Usage:
         self._server[storage] = self._server.get(storage, 0) + size
 
     def forget(self, group: int) -> None:
-        """The stream, or its replica on this node, is gone."""
+        """The stream, or its replica on this node, was removed."""
         counted = self._counted.pop(group, None)
         if counted is not None:
             self._add(counted, -1)

@@ -2,7 +2,8 @@
 
 Owns: assignments, keyed by (account, stream), and the rules that concurrent creates and updates
 must respect.
-May not touch: sockets, clocks, dice, Raft; the leader stamps times and peers into the command.
+May not touch: sockets, clocks, random numbers, Raft; the leader puts times and peers into the
+command.
 Spec: NATS JetStream API, STREAM.CREATE, STREAM.UPDATE and STREAM.DELETE."""
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class RecordMembers(msgspec.Struct, tag="members", frozen=True):
 
 
 class RenewStream(msgspec.Struct, tag="renew", frozen=True):
-    """The only member has lost the stream's data. Other nodes may hold parts of it that do not fit
-    to anything new, so the stream continues, empty, as a new group."""
+    """The only member has lost the stream's data. Other nodes may hold old parts of the log that
+    conflict with new entries, so the stream continues, empty, as a new group."""
 
     account: str
     name: str

@@ -1,13 +1,13 @@
 """Founding a cluster: how its first nodes agree on the members of the meta group.
 
 Owns: the founding record (members by name and incarnation), which is on disk before anything
-depends on it, the rule which node founds, and the calls by which nodes learn of each other.
+depends on it, the rule for which node founds, and the calls by which nodes learn of each other.
 May not touch: Raft; it only says with which members the meta group starts.
-A node joins one founding in its life. Of the connected nodes, the one with the smallest id founds
-the cluster as soon as as many are connected as the configuration expects; the others adopt its
-record. Nothing is guessed: with too few nodes the cluster waits, and a node whose data directory
-was replaced is not a member.
-Spec: docs/decisions/0002-who-founds-a-cluster.md."""
+A node adopts one founding record and never another. When the number of nodes that the configuration
+expects is connected, the one with the smallest id founds the cluster, and the others adopt its
+record. With fewer nodes the cluster waits. A node whose data directory was replaced is not a
+member.
+Spec: docs/decisions/0002-founding-a-cluster.md."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class FoundingCalls:
         try:
             answer = await self.rpc.call(peer, "candidate", b"", timeout_s=1.0)
         except CallFailed:
-            return  # it is asked again, or it is gone
+            return  # it is asked again, unless it has disconnected
         self.founders.peer_seen(_candidate.decode(answer))
 
     async def _serve(self, _peer: NodeId, _body: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 Owns: changes of the assignment table, its record on disk, and the callers that wait for a change.
 May not touch: streams; it reports assignments that were added, changed or removed.
-Spec: docs/ARCHITECTURE.md, "What is on disk"."""
+Spec: docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of any node to the leader of the meta group: change the table, read how far it is.
+"""Requests of any node to the leader of the meta group: change the table, read its position.
 
 Owns: the three calls, on both sides, and the wait until their effect is applied on this node.
 May not touch: what a change means (assignments.py), streams."""
@@ -85,9 +85,9 @@ class MetaRequests:
         )
 
     async def barrier(self) -> None:
-        """Wait until this node has applied all that the meta group has committed by now. Other
-        than `current`, this does not trust a leader that may have been deposed. Raises
-        CallFailed, RaftError, TimeoutError or JetStreamError."""
+        """Wait until this node has applied all that the meta group has committed by now. Unlike
+        `current`, this does not trust a leader that may have been deposed. Raises CallFailed,
+        RaftError, TimeoutError or JetStreamError."""
         leader = await self.leaders.wait(META_GROUP)
         answer = await self.rpc.call(leader, "meta barrier", b"", timeout_s=BARRIER_WITHIN_S)
         index = int.from_bytes(answer, "little")

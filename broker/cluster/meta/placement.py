@@ -1,8 +1,8 @@
 """Placement: which nodes hold a stream's replicas, at creation and when their number changes.
 
 Owns: the choice of nodes for one stream, as a pure function of its arguments.
-May not touch: sockets, clocks, dice. Ties are broken by a hash of the stream's name, so that
-streams spread over nodes with equal load.
+May not touch: sockets, clocks, random numbers. Ties are broken by a hash of the stream's name, so
+that streams spread over nodes with equal load.
 Spec: NATS JetStream API, num_replicas; errors 10005 and 10074."""
 
 from __future__ import annotations

@@ -1,2 +1,1 @@
-"""What JetStream shows of itself: stream and consumer info, advisories, /jsz, /healthz, RAFTZ,
-the gauges of /metrics."""
+"""Monitoring of JetStream: stream and consumer info, advisories, /jsz, /healthz, RAFTZ, metrics."""

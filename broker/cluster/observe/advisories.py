@@ -1,8 +1,8 @@
 """JetStream advisories and metrics: events published to subscribers on any node.
 
-Owns: ids and times of events, the client they are about, the check that someone subscribes.
+Owns: ids and times of events, the client they are about, the check that there are subscribers.
 May not touch: what events contain (broker/jetstream/api/advisories.py).
-An event that nobody has subscribed to costs a cached lookup and is never encoded.
+An event without subscribers costs a cached lookup and is never encoded.
 Spec: NATS JetStream advisories ($JS.EVENT.ADVISORY.>)."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Advisories:
     now_ns: Callable[[], int]
 
     def send(self, account: Account, event: Event) -> bool:
-        """False when nobody subscribes to it."""
+        """False when it has no subscribers."""
         if not self.router.has_interest(account, event.subject):
             return False
         body = advisories.encode_event(
@@ -138,7 +138,8 @@ class Advisories:
         self.send(account, advisories.stream_action(stream, action))
 
     def of_leadership(self, replica: Replica, leads: bool) -> None:  # noqa: FBT001
-        """This node began or stopped to lead. A group of one has no elections and no quorum."""
+        """This node became leader or stopped leading. A group of one has no elections and no
+        quorum."""
         peers = replica.assignment.peers
         if len(peers) < 2:
             return
@@ -159,7 +160,7 @@ class Advisories:
 
     def client(self, publisher: PublishingConnection | None, account: Account) -> Client:
         """What events say about the client that caused them."""
-        # A sink gets only the narrow side of a connection; the server has the whole of it.
+        # A sink gets a narrow interface of the connection; the server has the connection itself.
         found = self.connection(publisher.cid) if publisher is not None else None
         if found is None:
             return {"acc": account.name}

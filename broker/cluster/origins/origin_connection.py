@@ -1,4 +1,4 @@
-"""A client connection to the origin of a mirror or source, exact in every byte of a message.
+"""A client connection to the origin of a mirror or source; messages are kept byte for byte.
 
 Owns: one connection, one inbox, the push consumer it reads through.
 May not touch: the stream that is filled.
@@ -33,8 +33,8 @@ MESSAGE_BYTES_MAX = 65 << 20  # the largest payload a server can allow, and its 
 
 
 class OriginLost(Exception):
-    """The connection or the consumer is gone, or messages are missing: connect again and continue
-    after the last stored message."""
+    """The connection or the consumer was lost, or messages are missing: connect again and
+    continue after the last stored message."""
 
 
 class OriginRefused(Exception):
@@ -204,7 +204,7 @@ class OriginConnection:
     async def _info(self) -> dict[str, Any]:
         line = await self._line()
         if not line.startswith(b"INFO "):
-            raise OriginLost("this is no NATS server")
+            raise OriginLost("this is not a NATS server")
         return msgspec.json.decode(line[5:], type=dict[str, Any])
 
     async def _greet(self, credentials: dict[str, str]) -> None:
@@ -250,7 +250,7 @@ class OriginConnection:
         *,
         settle: Callable[[], Awaitable[None]],
     ) -> None:
-        """Read through an existing durable consumer, from its ack floor on. It takes answers to
+        """Read through an existing durable consumer, from its ack floor on. It treats answers to
         flow control as acks, so `settle` must return only when all that was read is stored.
         Raises OriginRefused."""
         request = f"{self.api}.CONSUMER.RESET.{stream}.{consumer}"
@@ -318,7 +318,7 @@ class OriginConnection:
         try:
             head = _Head.of(bytes(buffer[:end])) if end >= 0 else None
         except ValueError:
-            return False  # next() will say so
+            return False  # next() raises the error
         return head is not None and head.stored and len(buffer) >= end + head.size + 4
 
     def _stored(self, head: _Head, headers: bytes, data: bytes) -> OriginMessage:

@@ -1,8 +1,8 @@
 """Reading one origin of a mirror or source: connect, read in batches, propose, retry.
 
-Owns: the connection to the origin, its retries and its numbers.
-May not touch: the stream's state. Messages are proposed to the stream's group, so replicas and
-restarts need nothing else: the applied state says where to continue.
+Owns: the connection to the origin, its retries and its statistics.
+May not touch: the stream's state. Messages are proposed to the stream's group, so a new leader or a
+restarted node needs nothing else: the applied state contains the position to continue from.
 The origin is a stream of the same account, or of a *remote* (jetstream.remotes in the
 configuration): `external.api` names it as `$JS.<remote>.API`.
 Spec: NATS JetStream, mirrors and sources."""

@@ -1,7 +1,7 @@
-"""Interest between nodes: tells peers what our clients subscribe to, and keeps what peers tell us.
+"""Interest between nodes: announces our clients' subscriptions to peers, and records theirs.
 
-Owns: the interest that this node has announced, and the route subscriptions that stand for that of
-its peers.
+Owns: the interest that this node has announced, and the route subscriptions that represent the
+interest of its peers.
 May not touch: Raft, streams. A stream captures a message on the node of its publisher, so a routed
 message is delivered to client subscriptions only.
 Each node dials its own links, so either direction may break alone. The interest of a peer is valid
@@ -41,8 +41,8 @@ ANNOUNCE_RETRY_S = 0.05  # until interest that found a full queue is announced a
 
 
 class InterestFrame(msgspec.Struct, array_like=True):
-    """Changes since the previous frame. `reset`: the list is complete, everything else is gone.
-    `ask`: send me your complete interest."""
+    """Changes since the previous frame. `reset`: the list is complete and replaces all earlier
+    ones. `ask`: the sender wants the receiver's complete interest."""
 
     reset: bool
     changes: list[tuple[str, bytes, bytes, int]]  # account, subject, queue, members (0 = gone)
@@ -66,7 +66,7 @@ _deliver = msgspec.msgpack.Decoder(DeliverFrame)
 
 @dataclass(slots=True)
 class _Missed:
-    """What a peer was not told because the queue of its link was full."""
+    """Changes that a peer did not get because the queue of its link was full."""
 
     everything: bool
     keys: dict[SubscriptionKey, None]
@@ -154,7 +154,7 @@ class Interest:
             self._retry_later()
 
     def _announce_missed(self) -> None:
-        """Retry for peers whose queue was full; they would miss these subscriptions for good."""
+        """Retry for peers whose queue was full: they would never learn of these subscriptions."""
         for peer, missed in list(self._missed.items()):
             if missed.everything:
                 frame = self._frame(self._members, reset=True, ask=True)
@@ -175,7 +175,8 @@ class Interest:
         self.flush()
 
     def exact_here(self, account: Account, subject: bytes) -> bool:
-        """Whether a client of this node subscribes to this very subject, not only to a pattern."""
+        """Whether a client of this node subscribes to exactly this subject, not only to a
+        pattern."""
         return any(sub.subject == subject for sub in account.subs.match(subject).plain)
 
     def exact_at_peer(self, account: Account, subject: bytes, *, queue: bytes = b"") -> bool:

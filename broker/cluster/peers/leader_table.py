@@ -2,7 +2,7 @@
 
 Owns: the newest known leader of each group, and the callers that wait for one.
 May not touch: Raft. A member learns the leader from its group, other nodes from the leader itself.
-A later term wins. A leader without a link to this node counts as none."""
+A later term wins. A leader that is not connected to this node does not count."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class Mesh:
             self.interest.peer_joined(node)
         elif not connected and node in self._up:
             del self._up[node]
-            logger.warning("node %s is gone", peer.name)
+            logger.warning("node %s is disconnected", peer.name)
             self.interest.peer_left(node)
             self.rpc.peer_lost(node)
         for callback in self._on_peer:

@@ -3,7 +3,7 @@
 Owns: the messages that one loop turn has collected for the peer, and the frames that carry them.
 May not touch: which subscriptions the peer has (interest.py puts them in the tree), Raft, streams.
 A message crosses to a peer once, however many of its subscriptions match.
-Spec: docs/ARCHITECTURE.md; NATS clustering: messages are routed by interest, in order per link."""
+Spec: NATS clustering: messages are routed by interest, in order per link."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Queued:
 
 
 class PeerSink:
-    """Stands for all subscriptions of one peer."""
+    """Represents all subscriptions of one peer."""
 
     kind = SinkKind.ROUTE
 

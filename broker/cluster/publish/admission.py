@@ -2,7 +2,7 @@
 
 Owns: nothing; it reads the disk's state, the assignment and the local replica.
 May not touch: the replicated checks, which every replica makes at apply.
-Spec: docs/decisions/0008-back-from-a-failed-disk.md for the full disk."""
+Spec: docs/decisions/0008-recovery-from-a-failed-disk.md for the full disk."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Admission:
     assignment: Callable[[str, str], Assignment | None]  # by account and stream name
 
     def disk_refuses(self, group: int) -> bool:
-        """Whether a publish would only meet our own disk, which is full or has failed. A stream
-        that another node leads is not refused: its disk may be fine."""
+        """Whether to refuse a publish because our own disk is full or has failed. A publish to a
+        stream that another node leads is not refused: that node's disk may work."""
         if not self.disk.full and self.writer.failure is None:
             return False
         replica = self.replica(group)

@@ -51,7 +51,7 @@ class PublishingReplica(Protocol):
 @dataclass(slots=True)
 class PublishForwarder:
     """Sends batches to the leader, on this node or another one, and hands the batches of other
-    nodes to the local replica. A batch that gets lost is the outbox's problem: it resends."""
+    nodes to the local replica. A batch may be lost; the outbox resends it."""
 
     node: NodeId
     links: PeerLinks

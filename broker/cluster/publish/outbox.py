@@ -148,7 +148,7 @@ class Outbox:
     def _append_sliced(
         self, run: PubRun, start: int, stop: int, publisher: PublishingConnection | None
     ) -> None:
-        """Append as many rows as fit, seal, and go on: no batch exceeds its bounds."""
+        """Append the rows to as many batches as needed, so that none exceeds its bounds."""
         longest = max(len(subject) for subject, _, _ in run.segments(start, stop))
         per_row = ROW_BYTES + longest
         while start < stop:

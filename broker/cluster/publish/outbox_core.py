@@ -34,8 +34,8 @@ _PROBE: Final = PublishBatch(block=b"", replies=ReplyColumn(), spans=[], rows=0)
 
 @dataclass(slots=True)
 class TransmitBatch:
-    """Send the batch to the leader. Session and number are those of the moment of the decision:
-    the batch may be renumbered before the effect is performed."""
+    """Send the batch to the leader. Session and number were copied when this was decided: the
+    batch may be renumbered before the effect is performed."""
 
     session: int
     number: int
@@ -67,7 +67,7 @@ class ResumePublisher:
 
 @dataclass(slots=True)
 class ResultLost:
-    """A fact for the log: the batch was applied, but the stream no longer remembers its result."""
+    """To be logged: the batch was applied, but the stream no longer remembers its result."""
 
     number: int
     rows: int
@@ -75,8 +75,8 @@ class ResultLost:
 
 @dataclass(slots=True)
 class SessionRefused:
-    """A fact for the log: a later run of this node publishes to the stream. The core has closed
-    itself and dropped that many batches."""
+    """To be logged: a later run of this node publishes to the stream. The core has closed itself
+    and dropped that many batches."""
 
     batches: int
 
@@ -311,14 +311,14 @@ class OutboxCore:
     # -- the end --------------------------------------------------------------------------------
 
     def removed(self) -> list[OutboxEffect]:
-        """The stream was deleted, and with it whatever it had stored of these batches."""
+        """The stream was deleted, together with what it had stored of these batches."""
         unanswered = (*self.in_flight, *self._waiting)
         effects = self.close()
         effects += [AnswerNoResponders(batch) for batch in unanswered]
         return effects
 
     def close(self) -> list[OutboxEffect]:
-        """Send nothing more. Publishers that wait for an ack run into their own timeouts."""
+        """Send nothing more. Publishers that wait for an ack time out."""
         self.closed = True
         self.deadline_s = None
         self.in_flight.clear()

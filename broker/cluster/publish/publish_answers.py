@@ -1,7 +1,7 @@
 """The leader's answer to a batch of publishes, from the result of applying it.
 
-Owns: how each result looks to the publisher; pure functions.
-May not touch: the stream, the way of the answer (publish/forwarding.py).
+Owns: the answer to the publisher for each result; pure functions.
+May not touch: the stream, sending the answer (publish/forwarding.py).
 Spec: NATS JetStream publish acknowledgments (PubAck)."""
 
 from __future__ import annotations

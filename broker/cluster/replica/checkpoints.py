@@ -4,7 +4,7 @@ Owns: the state column of the group (through a StateKeeper), the work towards th
 and the index up to which the state survives a crash.
 May not touch: what a checkpoint holds (broker.jetstream, broker.store); the flush of the state
 column (state_flush.py).
-Spec: docs/ARCHITECTURE.md, "What is on disk"."""
+Spec: docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Checkpoints:
         self._turn: asyncio.Handle | None = None  # of the background work
 
     def durable_index(self) -> Index:
-        """In memory there is nothing to wait for: state and log are lost together."""
+        """A stream in memory never waits for a flush: its state and log are lost together."""
         return Index(self._stream.applied) if self._in_memory else self._flushed
 
     def applied(self, term: Term) -> None:
@@ -133,7 +133,7 @@ class Checkpoints:
                 if not self._stream.needs_checkpoint():
                     return
                 self.write()
-        except Exception as error:  # noqa: BLE001 - stops this group, loudly
+        except Exception as error:  # noqa: BLE001 - stops this group and is logged
             self._on_failure(error)
             return
         self._next_turn()

@@ -36,7 +36,7 @@ class HandOver:
             self.meta_group.host.transfer(META_GROUP, others[0])
 
     async def finish(self) -> None:
-        """`begin`, then wait until other nodes lead what they can lead, for a bounded time."""
+        """`begin`, then wait, for a bounded time, until other nodes have taken over."""
         self.begin()
         await eventually(self._done, timeout_s=HAND_OVER_WITHIN_S, every_s=0.01)
 

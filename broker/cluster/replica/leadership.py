@@ -1,7 +1,7 @@
-"""Delivery at the leader of a stream: deliver messages, take acks, run timers.
+"""Delivery at the leader of a stream: deliver messages, process acks, run timers.
 
 Owns: the delivery engines of the stream's consumers, their timers, and sending their effects.
-May not touch: replicated state; a change that must last is proposed as a command.
+May not touch: replicated state; changes of it are proposed as commands.
 It is created when this node has applied everything of earlier terms, and closed when leadership
 ends.
 Spec: NATS JetStream consumers (push, pull, acks, flow control)."""
@@ -129,7 +129,7 @@ class Leadership:
     # -- consumers are created and deleted ------------------------------------------------------
 
     def consumers_changed(self) -> None:
-        """Have exactly one engine per consumer of the stream."""
+        """Create and close engines, so that there is exactly one per consumer of the stream."""
         consumers = self.stream.consumers
         for name, engine in list(self.engines.items()):
             if consumers.get(name) is not engine.consumer:
@@ -311,7 +311,7 @@ class Leadership:
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        """One turn: pump the engines that have work, then propose what must last."""
+        """One turn: pump the engines that have work, then propose their replicated changes."""
         if self.closed:
             return
         now = self._now_ns()

@@ -112,5 +112,5 @@ class MemberChanges:
                         RecordMembers(known.account, known.name, known.group, known.peers, members)
                     )
         except (RaftError, JetStreamError) as refused:
-            # The next look decides what to do instead.
+            # The next check decides what to do instead.
             logger.debug("stream %s: %s: %s", replica.name, step, refused)

@@ -79,7 +79,7 @@ class Membership:
             self.host.remove_group(group, wipe=True)
             self.storage.wipe_state(group)
 
-    # -- a node that comes back without its log -------------------------------------------------
+    # -- a node that restarts without its log ---------------------------------------------------
 
     def _rejoin_soon(self, assignment: Assignment) -> None:
         if assignment.group not in self._rejoining:
@@ -166,9 +166,9 @@ class Membership:
         return group in self.replicas and self.host.status(group).installing
 
     def _drop(self, assignment: Assignment) -> None:
-        """Delete log and state. The promises of this node, its term and vote, stay on record,
-        and so does the fact that the log is gone: when it comes back, this node votes only after
-        it has caught up."""
+        """Delete log and state. The promises of this node, its term and vote, stay on disk, and so
+        does the fact that the log was given up: if this node joins the group again, it votes only
+        after it has caught up."""
         group, store = GroupId(assignment.group), self.storage.store
         in_memory = assignment.config.storage is Storage.MEMORY
         replica = self.replicas.get(group)
@@ -183,4 +183,4 @@ class Membership:
         self.usage.forget(group)
         if self.leaders.leader(group) == self.node:
             self.leaders.forget(group)
-        logger.info("stream %s: its replica here is gone", assignment.name)
+        logger.info("stream %s: removed the replica on this node", assignment.name)

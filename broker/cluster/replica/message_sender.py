@@ -30,7 +30,7 @@ Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
 
 
 class MessageSender:
-    """Of one led stream."""
+    """Sends the messages of one stream that this node leads."""
 
     def __init__(
         self, router: Router, send_frame: SendFrame, account: Account, stream: str

@@ -5,7 +5,7 @@ Leadership.
 May not touch: how commands change the stream (broker.jetstream), other groups.
 Promises: an answer to a publish or a command leaves only when its entry is applied, that is after
 a majority has it on disk.
-A publish takes a straight line: publish() -> Host.propose -> apply() -> services.answer.
+The path of a publish: publish() -> Host.propose -> apply() -> services.answer.
 Spec: docs/ARCHITECTURE.md, "Invariants"."""
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Replica:
     def open(
         cls, services: ReplicaServices, assignment: Assignment, voters: Sequence[NodeId]
     ) -> Replica:
-        """Load what an earlier run left of the stream, or create it; then join the group. A stream
-        in memory starts empty in every run and fetches what its peers still have. `voters` are
+        """Load the stream as an earlier run stored it, or create it; then join the group. A stream
+        in memory starts empty in every run and fetches its state from its peers. `voters` are
         those of the group at the beginning of the local log."""
         in_memory = assignment.config.storage is Storage.MEMORY
         state: StateKeeper = MemoryDb() if in_memory else services.state_db
@@ -329,13 +329,13 @@ class Replica:
         self.stream.restore(chunks)
         self._services.usage.changed(self)
         self.checkpoints.restored(meta)
-        logger.info("stream %s: took over a snapshot at index %s", self.name, meta.index)
+        logger.info("stream %s: installed a snapshot at index %s", self.name, meta.index)
 
     def durable_index(self) -> Index:
         return self.checkpoints.durable_index()
 
     def _failed(self, error: Exception) -> None:
-        """A checkpoint could not be prepared or written: stop this group, loudly."""
+        """A checkpoint could not be prepared or written: stop this group and log the error."""
         held = self._host.held(self.group)
         if held is not None:
             self._host.group_failed(held, error)
@@ -351,7 +351,7 @@ class Replica:
         logger.info("stream %s: leader (term %s)", self.name, self.term)
         self._services.on_leadership(self, True)  # noqa: FBT003
         if self.stream.config != self.assignment.config:
-            # The update was assigned, but the leader of then died before it was in this log.
+            # The update was assigned, but the previous leader failed before it proposed it here.
             self.propose_all([UpdateConfig(self.stamp(), self.assignment.config)], [])
 
     def _end_leading(self, line: str | None = None) -> None:
@@ -390,7 +390,7 @@ class Replica:
     # -- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The process stops; the stream stays."""
+        """The process stops; the replica stays on disk."""
         if self.leading is not None:
             self.leading.close()
             self.leading = None
@@ -398,7 +398,7 @@ class Replica:
         self._proposals.cancel()
 
     def leave(self) -> None:
-        """The stream lives on, but not on this node."""
+        """Remove the replica from this node; the stream continues on other nodes."""
         self._end_leading()
         self.close()
         self._host.remove_group(self.group, wipe=False)

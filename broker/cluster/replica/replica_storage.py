@@ -1,8 +1,8 @@
 """What the Raft groups of this node have on disk.
 
-Owns: opening the database, and reading from it what became of a group's log.
+Owns: opening the database, and reading from it whether a group's log is there or was lost.
 May not touch: the content of logs (raft.store) and of states (broker.store).
-Spec: docs/ARCHITECTURE.md, "What is on disk"."""
+Spec: docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ class ReplicaStorage:
         return cls(store, state_db, BlockCache())
 
     def lost_log(self, assignment: Assignment) -> bool:
-        """Whether this node was a member and has lost its log since: by leaving, or with the
-        process. Its idea of the members must not be outdated then: it could conclude that all of
-        them have lost everything, or that it is alone, and begin a second history."""
+        """Whether this node was a member and has lost its log since: by leaving the group, or
+        because the log was in memory. Then its list of members must not be outdated: with an old
+        one it could conclude that all members have lost their logs, or that it is the only one,
+        and start the group a second time."""
         group = GroupId(assignment.group)
         if not self.store.exists(group):
             return False

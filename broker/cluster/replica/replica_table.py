@@ -60,7 +60,7 @@ class ReplicaTable:
         return replica
 
     def leave(self, replica: Replica) -> None:
-        """The stream lives on, but not on this node."""
+        """Remove the replica from this node; the stream continues on other nodes."""
         del self._replicas[replica.group]
         replica.leave()
 
@@ -72,7 +72,7 @@ class ReplicaTable:
         return replica is not None
 
     def discard(self, group: int) -> None:
-        """Forget a replica whose group is gone from the host already; its data stays."""
+        """Forget a replica whose group the host has already removed; its data stays."""
         self._replicas.pop(group).close()
 
     def close(self) -> None:

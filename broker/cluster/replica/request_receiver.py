@@ -48,8 +48,8 @@ class RequestReceiver:
             self.hold_acks(acks)
 
     def pulls_lost(self, pulls: list[tuple[int, bytes]]) -> None:
-        """Group and reply subject of pull requests that waited at a leader that is gone: answer
-        them as that leader would have done when it stepped down."""
+        """Group and reply subject of pull requests that waited at a leader whose node is
+        disconnected: answer them as that leader would have done when it stepped down."""
         header = status(LEADERSHIP_CHANGE)
         for group, reply in pulls:
             account = self.account_of(group)

@@ -4,9 +4,9 @@ Owns: when the state column is flushed, so that logs can be compacted up to it; 
 erased messages have to leave the log and the database files.
 May not touch: what a checkpoint holds (broker.store), where a log may be cut (raft.host).
 Secure erase rewrites the database, so erasures are collected, and the next rewrite waits for a
-multiple of the time the last one took: however often messages are erased, only a small share of
-the time goes into it, and everything erased is gone after two such rewrites.
-Spec: docs/decisions/0007-secure-erase.md; docs/ARCHITECTURE.md, "What is on disk"."""
+multiple of the time the last one took. So rewriting takes a small share of the time, however often
+messages are erased, and every erased message has left the disk after two such rewrites.
+Spec: docs/decisions/0007-secure-erase.md; docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("jetraft.cluster")
 FLUSH_EVERY_S: Final = 10.0
 FLUSH_ABOVE_BYTES: Final = 64 << 20
 ERASE_AFTER_S: Final = 1.0  # erasures within this time are handled together
-ERASE_SHARE: Final = 20  # at most one part in so many of the time goes into rewriting
+ERASE_SHARE: Final = 20  # at most one twentieth of the time is spent on rewriting
 CUT_WITHIN_S: Final = 30.0  # a follower may delay the cut this long; it is tried again then
 
 
@@ -61,13 +61,13 @@ class StateFlush:
         self._wanted.set()
 
     def written(self, size: int) -> None:
-        """So many bytes of state were written and wait for a flush."""
+        """`size` more bytes of state were written and wait for a flush."""
         self._unflushed_bytes += size
         if self._unflushed_bytes > FLUSH_ABOVE_BYTES:
             self._wanted.set()
 
     async def run(self) -> None:
-        """Make the applied state durable from time to time, so that logs can be compacted."""
+        """Flush the applied state at intervals, so that logs can be compacted."""
         while True:
             try:
                 async with asyncio.timeout(FLUSH_EVERY_S):

@@ -35,7 +35,7 @@ class LostData(msgspec.Struct, frozen=True):
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream holds. Times are 0 while it has no messages."""
+    """The messages of a stream, in numbers. Times are 0 while it has no messages."""
 
     messages: Unsigned = always(0)
     bytes: Unsigned = always(0)

@@ -3,7 +3,7 @@
 Owns: the prefixes of publish and mirror entries, the notes (bounds and fast batch marks) and their
 bytes.
 May not touch: what an entry does when it is applied (broker/jetstream/publish).
-Spec: docs/decisions/0011-notes-on-a-batch-of-publishes.md; NATS ADR-50 (fast batches).
+Spec: docs/decisions/0011-publish-notes.md; NATS ADR-50 (fast batches).
 
 Applying an entry must not depend on anything outside the replicated stream, so facts that apply
 cannot look up are written into the entry. The node that received a publish reads the fast batch

@@ -73,7 +73,7 @@ class AckCollector:
         self._acked: list[int] = []
         self._up_to = (0, 0)
         self._exhausted: list[int] = []
-        self._floor_differs = False  # from the replicated one, since a removal
+        self._floor_differs = False  # the live floor differs from the replicated one
         self._confirms: list[bytes] = []
         self.last_acked_ns = consumer.last_acked_ns
         self._sampler: Sampler | None = None
@@ -184,9 +184,9 @@ class AckCollector:
             self._advise("terminated", seq, reason="Unacknowledged message was deleted")
 
     def align_floor(self) -> None:
-        """After a removal: on the leader it follows deliveries and acks that the replicas see only
-        later. The live floor takes over what the replicated one has gained, and is replicated
-        itself if it is ahead."""
+        """Called after a removal. On the leader the removal follows deliveries and acks that the
+        replicas apply only later, so the floors may differ. Raise the live floor to the replicated
+        one; if it is ahead, replicate it."""
         live, replicated = self._cursor.live, self._consumer.state
         live.raise_floor(*replicated.floor)
         self._floor_differs = self._cursor.tracked and live.floor != replicated.floor

@@ -62,7 +62,7 @@ class Propose:
 
 @dataclass(slots=True)
 class Advisory:
-    """An event to publish as an advisory or a metric (api/advisories.py) if anyone listens.
+    """An event to publish as an advisory or a metric (api/advisories.py) if it has subscribers.
 
     `kind` is `max_deliver`, `nak`, `terminated` or `ack` (a sampled ack). Three kinds are not
     about a message: `resumed` (a pause has run out), `pinned` with the pin id in `reason`, and

@@ -1,4 +1,4 @@
-"""inactive_threshold: when a consumer that nobody uses is deleted.
+"""inactive_threshold: when an unused consumer is deleted.
 
 Owns: the inactivity deadline of one consumer, on its leader.
 May not touch: the deletion itself; the engine proposes it.

@@ -1,6 +1,6 @@
 """max_ack_pending: delivery of new messages stalls while too many await an ack.
 
-Owns: how many more messages may be delivered; when acks that ride on flow control are requested.
+Owns: how many more messages may be delivered; when an ack by flow control is requested.
 May not touch: ack state; the number of pending messages is an argument.
 Spec: JetStream consumer configuration, max_ack_pending; ack policy flow_control."""
 

@@ -43,7 +43,7 @@ class Receivers(Protocol):
         """How many messages all of them together can take."""
 
     def next(self, now: int) -> PullRequest | None:
-        """The receiver whose turn it is; None when nobody may receive now."""
+        """The receiver whose turn it is; None when no receiver may receive now."""
 
     def fit(
         self, receiver: PullRequest, rows: Rows, indices: list[int], now: int, *, ahead: int = 0

@@ -3,8 +3,8 @@
 Owns: the record of deliveries since the last Progress entry, and the order of one turn's commands:
 Progress before Acks, confirmations after both.
 May not touch: ack state, Raft; the caller proposes the commands.
-Spec: docs/ARCHITECTURE.md; one Progress and one Acks entry per stream and turn of the event loop,
-whatever the number of consumers."""
+Spec: docs/ARCHITECTURE.md, "Consumers". At most one Progress and one Acks entry per stream and turn
+of the event loop, whatever the number of consumers."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class PublishApplier:
         self._writer = writer
 
     def apply(self, entry: bytes) -> PublishResult | OutOfOrder:
-        """Take a PUBLISH or NOTED_PUBLISH entry. A repeated batch has no effect."""
+        """Apply a PUBLISH or NOTED_PUBLISH entry. A repeated batch has no effect."""
         kind, time_ns, from_node, session, batch_no = PUBLISH_PREFIX.unpack_from(entry)
         if from_node:
             answer = self.sessions.admit(from_node=from_node, session=session, batch_no=batch_no)
@@ -112,7 +112,7 @@ class PublishApplier:
                 if seq == first + taken:
                     taken += 1
                     continue
-                answer = Stored(seq)  # a batch was committed in between: the count is broken
+                answer = Stored(seq)  # a batch was committed in between: not consecutive any more
             exceptions.append((row, answer))
         return first, taken, exceptions
 

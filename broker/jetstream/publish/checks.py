@@ -1,6 +1,6 @@
 """The checks of one published message, in nats-server's order.
 
-Owns: what a message is refused for, except limits (stream_limits.py), counters (counters.py) and
+Owns: why a message is refused, except for limits (stream_limits.py), counters (counters.py) and
 schedules (broker/jetstream/schedules).
 May not touch: storing, open batches.
 Spec: NATS JetStream, publish headers (Nats-Expected-*, Nats-Msg-Id, Nats-Rollup, Nats-TTL). The

@@ -1,9 +1,9 @@
 """Fast batches: messages are stored as they come, and their publisher gets flow acks.
 
-Owns: the open fast batches (how far each is, how often it is acked, when an idle one is dropped),
-what each message of a batch leads to, and the replies to its publisher.
+Owns: the open fast batches (the position of each, how often it is acked, when an idle one is
+dropped), the effect of each message of a batch, and the replies to its publisher.
 May not touch: how one message is checked and stored (message_writer.py), clocks.
-Spec: NATS ADR-50 (fast batch publishing); docs/decisions/0011-notes-on-a-batch-of-publishes.md.
+Spec: NATS ADR-50 (fast batch publishing); docs/decisions/0011-publish-notes.md.
 
 A publisher gets few replies: the batch has begun, flow acks, gaps, errors, the final ack. The state
 of open batches is replicated and every reply is decided at apply, so after a change of leader the
@@ -59,7 +59,7 @@ class FastBatches:
         return self._open.get(batch_id)
 
     def begin(self, batch_id: bytes, *, flow: int, gap_ok: bool, now_ns: int) -> FastBatch:
-        """A batch that is alone begins with its publisher's flow, others begin with 1."""
+        """The only open batch begins with its publisher's flow, any other one with 1."""
         every = 1 if self._open else min(SHARED_FLOW, flow)
         batch = self._open[batch_id] = FastBatch(batch_id, now_ns, gap_ok, flow, every)
         return batch
@@ -262,8 +262,8 @@ def _store(
 def _failed(
     fast: FastBatches, mark: FastSpan, batch: FastBatch, error: JetStreamError
 ) -> list[RowAnswer]:
-    """A message was refused. If it is the first one, there is no batch; later the batch ends, or
-    goes on if gaps are allowed."""
+    """A message was refused. If it is the first one, there is no batch; otherwise the batch ends,
+    or continues if gaps are allowed."""
     if not mark.gap_ok and batch.last == 1:
         fast.end(batch)
         return [error]

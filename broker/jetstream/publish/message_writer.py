@@ -1,4 +1,4 @@
-"""The end of a stream that grows: messages are checked, then stored.
+"""Writes messages to the end of a stream: each is checked, then stored.
 
 Owns: the steps of storing a message (TTL, message id, schedule, rollup, limits, republish), the
 duplicate window and the table of schedules.

@@ -1,4 +1,4 @@
-"""What only the leader sends after a publish was applied: republished messages, abandoned batches.
+"""Messages that only the leader sends after a publish: republished messages, abandoned batches.
 
 Owns: the subject and headers of a republished message, and the list of what is to be sent.
 May not touch: the sending (broker/cluster/replica/leadership.py). It happens at most once.

@@ -105,7 +105,7 @@ def parse_schedule(pattern: str) -> Schedule:
     seconds, minutes, hours, days, months, weekdays = (frozenset(chosen) for chosen, _ in read)
     either = not (read[3][1] or read[5][1])
     cron = _Cron(seconds, minutes, hours, days, months, weekdays, either_day=either)
-    _next_match(cron, 0, UTC)  # raises for a date that never comes, such as February 30
+    _next_match(cron, 0, UTC)  # raises for a date that does not exist, such as February 30
     return Schedule(cron=cron)
 
 

@@ -36,7 +36,7 @@ class Part(IntEnum):
 
 
 class BadArchive(Exception):
-    """These bytes are not an archive of this server, or damaged."""
+    """These bytes are not an archive of this server, or are damaged."""
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):

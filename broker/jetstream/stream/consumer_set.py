@@ -1,6 +1,6 @@
 """The consumers of one stream: created, changed and deleted by command.
 
-Owns: the table of consumers, what refuses a change to it, and telling consumers about removals.
+Owns: the table of consumers, which changes to it are refused, and reporting removals to consumers.
 May not touch: the state inside a consumer, delivery, clocks.
 Spec: NATS JetStream consumer API; docs/ARCHITECTURE.md, "Invariants"."""
 
@@ -26,7 +26,7 @@ from broker.store.messages import MessageStore
 
 
 class ConsumerSet:
-    """`stream` is what its consumers see of their stream."""
+    """`stream` is the interface of the stream that its consumers use."""
 
     def __init__(self, stream: HomeStream, store: MessageStore) -> None:
         self._by_name: dict[str, Consumer] = {}
@@ -110,7 +110,7 @@ class ConsumerSet:
                 consumer.removed(single)
 
     def report_purge(self) -> None:
-        """A purge removed messages: consumers move their position behind it."""
+        """A purge removed messages: consumers move their position past them."""
         for consumer in self._by_name.values():
             consumer.purged(self._store.first_seq)
 
@@ -120,7 +120,7 @@ class ConsumerSet:
         return [self._by_name[name].encode() for name in sorted(self._by_name)]
 
     def replace(self, images: Iterable[bytes]) -> None:
-        """Become the consumers of a checkpoint or a snapshot."""
+        """Replace all consumers by those of a checkpoint or a snapshot."""
         self._by_name.clear()
         for image in images:
             consumer = Consumer.decode(self._stream, image)

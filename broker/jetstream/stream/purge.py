@@ -1,6 +1,6 @@
 """Removal by command: purge, and delete of one message.
 
-Owns: what refuses these commands, and their results.
+Owns: when these commands are refused, and their results.
 May not touch: how the store removes messages; clocks.
 Spec: NATS JetStream API, STREAM.PURGE and STREAM.MSG.DELETE.
 

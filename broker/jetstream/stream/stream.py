@@ -1,4 +1,4 @@
-"""One stream as every replica has it: messages, consumers and sessions, changed by log entries.
+"""One stream as every replica holds it: messages, consumers and sessions, changed by log entries.
 
 Owns: the parts of a stream and their order; what a log entry, a checkpoint and a snapshot mean for
 each of them. `apply` is the only way to change a stream, and two replicas that have applied the
@@ -265,7 +265,7 @@ class Stream:
     def consumer_acked(self, consumer: AckingConsumer, seqs: Sequence[int]) -> None:
         """Called by a consumer while it applies a command: it no longer needs these messages."""
         self._consumers.interest.acked(consumer, seqs)
-        self.store.take_removals()  # no consumer needs them, so none has to be told
+        self.store.take_removals()  # no consumer needs these messages, so none is notified
 
     # -- persistence ------------------------------------------------------------------------------
 
@@ -311,8 +311,8 @@ class Stream:
         return chunks()
 
     def restore(self, chunks: Sequence[bytes]) -> None:
-        """Take over the snapshot of another replica. The next checkpoint deletes what was on disk
-        before."""
+        """Replace the state by the snapshot of another replica. The next checkpoint deletes what
+        was on disk before."""
         record = decode_record(chunks[0])
         self.store.remember_trails(record.config.max_msgs_per_subject)
         persistence.restore(self.store, record.store, chunks[1:])

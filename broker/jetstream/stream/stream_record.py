@@ -2,7 +2,7 @@
 
 Owns: the fields and their order.
 May not touch: how they are filled (stream.py), records of other kinds (broker/store).
-Spec: docs/ARCHITECTURE.md, "What is on disk"."""
+Spec: docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class ServerCollector(Collector):
             ("out_messages", "Messages sent to clients", traffic.out_msgs),
             ("out_bytes", "Header and payload bytes sent to clients", traffic.out_bytes),
             ("slow_consumers", "Clients closed for being slow", traffic.slow_consumers),
-            ("stale_connections", "Clients closed for silence", traffic.stale_connections),
+            ("stale_connections", "Clients closed for inactivity", traffic.stale_connections),
             ("stalls", "Times a producer was paused for a slow client", traffic.stalls),
             ("connections_opened", "Connections ever accepted", traffic.total_connections),
         ):

@@ -1,4 +1,4 @@
-"""/varz: the server in one document.
+"""/varz: general information about the server.
 
 Owns: the fields and their sources.
 May not touch: live state, beyond reading numbers.

@@ -1,4 +1,4 @@
-"""Requests about accounts: from the system account about any, from every other about itself.
+"""Requests about accounts: the system account may ask about any account, others about themselves.
 
 Owns: the subjects under $SYS.REQ.ACCOUNT, and those that every account has for itself.
 May not touch: accounts other than the one asked about.
@@ -90,7 +90,7 @@ class AccountServices:
         return details[0] if details else empty
 
     def _statz(self, name: str, query: Query) -> Document | None:
-        """Accounts without connections are left out; None when that leaves the named one out."""
+        """Accounts without connections are omitted; None if the named account is one of them."""
         accounts = self._observed.server.accounts
         wanted = list(accounts.values()) if name == EVERY else _known(accounts.get(name))
         if query.get("include_unused") != "true":

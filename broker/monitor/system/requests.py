@@ -25,7 +25,7 @@ RENAMED = {
 
 
 class BadRequest(Exception):
-    """The body cannot be read; str() says why (400)."""
+    """The body cannot be read; str() is the reason (400)."""
 
 
 class Filters(msgspec.Struct):

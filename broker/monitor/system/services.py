@@ -24,7 +24,7 @@ Command = Callable[[dict[str, Any]], None]  # raises RequestRefused
 
 
 class RequestRefused(Exception):
-    """A command that was not carried out; str() says why (500)."""
+    """A command that was not carried out; str() is the reason (500)."""
 
 
 class Services:

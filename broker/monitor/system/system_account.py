@@ -1,7 +1,7 @@
 """The system account of one server: its services and its events.
 
 Owns: their start and stop; accounts that are created later are served too.
-May not touch: what the services answer and the events say.
+May not touch: the content of answers and events.
 Spec: NATS system account."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker.monitor.system.services import Services
 
 
 class SystemAccount:
-    """Start it once peers are told about subscriptions of this node."""
+    """Start it once subscriptions of this node are announced to peers."""
 
     def __init__(
         self, observed: Observed, documents: Documents, reload: Callable[[], None]
@@ -39,6 +39,6 @@ class SystemAccount:
             self.serve(account)
 
     def serve(self, account: Account) -> None:
-        """A new account; before the start, it is served at the start."""
+        """Serve a new account. Before start() nothing happens: start() serves all accounts."""
         if self._started and account.name != self._observed.server.options.system_account:
             self._accounts.serve(account)

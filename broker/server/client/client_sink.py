@@ -1,7 +1,7 @@
 """One client as the router sees it: a publisher, and the sink of its subscriptions.
 
 Owns: the client's subscriptions, permissions and traffic counters; the encoding of deliveries;
-auto-unsubscribe when a subscription has had its last message.
+auto-unsubscribe when a subscription has got its last message.
 May not touch: routing; the router has decided that this client gets the message.
 Spec: NATS client protocol, SUB, UNSUB with max_msgs, MSG and HMSG; permissions of a user."""
 

@@ -69,7 +69,7 @@ class ClientSocket:
         return self._pauses
 
     def pause_reading(self) -> None:
-        """Pauses are counted: reading resumes when every one was taken back."""
+        """Pauses are counted: reading resumes after as many calls of resume_reading()."""
         self._pauses += 1
         transport = self._readable()
         if self._pauses == 1 and transport is not None:

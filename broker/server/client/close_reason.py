@@ -1,4 +1,4 @@
-"""Why a connection ended, in nats-server's words, and the one seam through which a part ends it.
+"""Why a connection ended, in nats-server's words, and the interface by which its parts end it.
 
 Owns: the closed-state texts that /connz and the log show.
 May not touch: connections.

@@ -62,7 +62,7 @@ class ConnectOptions:
         )
 
     def completed(self, brought: Credentials) -> ConnectOptions:
-        """With the credentials that came in another way, where CONNECT has none."""
+        """With credentials from elsewhere (a cookie) filled in where CONNECT has none."""
         if brought.empty:
             return self
         return replace(

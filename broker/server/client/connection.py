@@ -1,4 +1,4 @@
-"""One client connection: its parts, its greeting, and every way in which it ends.
+"""One client connection: its parts, its greeting, and how it is closed.
 
 Owns: the parts of one connection (socket, outbound buffer, timers, login, operations, the sink
 that the router knows) and their common life from accept to close.
@@ -271,8 +271,8 @@ class Connection(asyncio.Protocol):
         self.outbound.closed = True
         self.timers.stop()
         self._context.connections.remove(self)
-        # Members of queue groups first: a subscription that is still in a table takes nothing
-        # any more, and its group continues with the next member.
+        # Members of queue groups first: a closed subscription that is still in a table accepts no
+        # messages, and its group continues with the next member.
         self._leave(iter(sorted(self.subs.values(), key=lambda sub: not sub.queue)))
 
     def _leave(self, subs: Iterator[Subscription]) -> None:

@@ -113,7 +113,7 @@ class ConnectionTimers:
         self._cancel()
 
     def end_at(self, moment: float, farewell: str) -> None:
-        """The user expires then (seconds since 1970); 0 = never."""
+        """Close when the user expires, at `moment` (seconds since 1970; 0: never)."""
         if self._end is not None:
             self._end.cancel()
             self._end = None

@@ -1,4 +1,4 @@
-"""The INFO document as far as all clients share it, and the client URLs of the cluster.
+"""The part of the INFO document that all clients share, and the client URLs of the cluster.
 
 Owns: the field names and when each is present; the URLs of this server and of its peers.
 May not touch: connections (listener_profile.py adds what differs from client to client).
@@ -84,7 +84,7 @@ class ClientUrls:
         return cluster is not None and cluster.no_advertise
 
     def own(self) -> list[str]:
-        """What peers should tell their clients about this server."""
+        """The URLs of this server that peers send to their clients."""
         if self.withdrawn or self._no_advertise:
             return []
         return advertised(self._host, self.port, self._settings.options.client_advertise)

@@ -1,7 +1,7 @@
-"""What a connection is given by the listener it came through.
+"""Settings of a connection that depend on the listener that accepted it.
 
-Owns: what differs between listeners, and the INFO line of one client. This profile is that of the
-plain client port.
+Owns: what differs between listeners, and the INFO line of one client. The profile in this module is
+that of the plain client port.
 May not touch: transports.
 Spec: NATS client protocol, INFO and CONNECT."""
 

@@ -1,4 +1,4 @@
-"""CONNECT and authentication of one client: who it is, in which account, with which limits.
+"""CONNECT and authentication of one client: its user, account and limits.
 
 Owns: the CONNECT options, the identity, and whether the client may do anything at all.
 May not touch: operations other than CONNECT; how credentials are checked (broker.accounts).
@@ -169,7 +169,8 @@ class ClientLogin:
         return min((limit for limit in limits if limit >= 0), default=-1)
 
     def reauthenticate(self) -> None:
-        """The configuration has changed: leave, or keep what is still permitted."""
+        """The configuration has changed: close the connection if the user is no longer valid, and
+        drop the subscriptions that are no longer permitted."""
         identity = self.identify(self._credentials())
         if identity is None or identity.account != self.account.name:
             self.refuse()

@@ -138,7 +138,7 @@ class Operations:
     # -- turns ------------------------------------------------------------------------------
 
     def _end_turn(self, held: list[Any]) -> None:
-        """Let other connections run. What is held is carried out before anything else is read."""
+        """Let other connections run. The held operations run before anything else is read."""
         self._held = held
         self._connection.pause_reading()
         self._context.turns.wait(self._next_turn)
@@ -161,7 +161,7 @@ class Operations:
             self._end_turn([])
 
     def _when_done(self, act: Callable[[], None] | None) -> None:
-        """Do it as soon as nothing waits: now, or at the end of a later turn."""
+        """Call it as soon as no operation waits: now, or at the end of a later turn."""
         self._afterwards = self._afterwards or act
         if self._held is None and self._afterwards is not None and not self._outbound.closed:
             act, self._afterwards = self._afterwards, None
@@ -281,7 +281,8 @@ class Operations:
     def _connect(self, text: bytes) -> None:
         given = self._login.receive(text)
         if given is not None:
-            # A password hash takes tens of milliseconds: not on the loop. What follows waits.
+            # A password hash takes tens of milliseconds, so it does not run on the event loop.
+            # Later operations wait for it.
             self._held = []
             self._connection.pause_reading()
             self._context.spawn(self._identify_slowly(given), name=f"auth cid={self._client.cid}")

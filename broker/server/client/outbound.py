@@ -1,7 +1,7 @@
 """The outbound buffer of one client, and what happens when it does not drain.
 
 Owns: the queued bytes, one write per turn of the loop, the write deadline, stalled producers.
-May not touch: protocol meaning; it moves bytes. The connection decides what a slow client gets.
+May not touch: the protocol; it moves bytes. The connection decides how a slow client is closed.
 Bounds: `max_pending` bytes and the write deadline; beyond either, the client is closed."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Outbound:
         self.flush()
 
     def flush(self) -> None:
-        """Give the transport what it will take now."""
+        """Write as much as the transport accepts now."""
         socket = self._socket
         transport = socket.transport
         while self._chunks and not self._full and transport is not None:
@@ -149,7 +149,7 @@ class Outbound:
             self._drained.clear()
             await self._drained.wait()
         if self.closed:
-            raise ConnectionResetError("the client is gone")
+            raise ConnectionResetError("the client has disconnected")
 
     def start_deadline(self) -> None:
         if self._deadline is None:
@@ -172,7 +172,7 @@ class Outbound:
             publisher.resume_reading()
 
     def drop(self) -> None:
-        """Nothing more leaves: discard the queue and let the producers continue."""
+        """Discard the queue and let the stalled producers continue."""
         self._chunks.clear()
         self.queued_bytes = 0
         self._drained.set()

@@ -124,7 +124,7 @@ class TlsLayer:
         """The close_notify record; a peer may wait for it."""
         if not self.established:
             return b""
-        # It raises because the answer of the peer is missing; our record is written anyway.
+        # unwrap() raises because the peer has not answered, but our record is written.
         with suppress(ssl.SSLError, OSError):
             self._object.unwrap()
         return self._outgoing.read()

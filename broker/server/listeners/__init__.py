@@ -1,1 +1,1 @@
-"""The ways into the server: the client port, the WebSocket port, and the server's own clients."""
+"""The listeners: the client port, the WebSocket port, and the server's own clients."""

@@ -1,9 +1,9 @@
 """The server's own clients: mirrors and sources read the streams of their account like any
-client, over a pair of sockets that no network sees.
+client, over a socket pair inside the process.
 
 Owns: the socket pair, and the profile that exempts such a client from TLS, credentials, limits
 and monitoring.
-May not touch: access from outside. No credential leads in here."""
+May not touch: connections from outside. No credential gives a client this profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who this server is: its id and name, and the nonces that it asks its clients to sign.
+"""The identity of this server: its id and name, and the nonces that its clients sign.
 
 Owns: the randomness of ids and nonces.
 May not touch: how keys are encoded (broker.credentials).

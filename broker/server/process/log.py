@@ -1,4 +1,4 @@
-"""The server's log: nats-server's line format, on stderr or in a file, never blocking.
+"""The server's log: nats-server's line format, written to stderr or a file without blocking.
 
 Owns: the format, the target and its reopening.
 May not touch: what is logged.
@@ -78,10 +78,13 @@ class NonBlockingHandler(logging.Handler):
         self._poll.register(self._descriptor, select.POLLOUT)
 
     def reopen(self) -> None:
-        """After a rotation from outside: write to the path, not to the moved file."""
+        """After a rotation from outside: write to the path, not to the moved file. Raises OSError
+        and keeps the moved file if the path cannot be opened: a closed descriptor would fail, or
+        belong to a connection by then."""
         if self._path:
-            os.close(self._descriptor)
+            moved = self._descriptor
             self._open()
+            os.close(moved)
 
     def close(self) -> None:
         if self._path:

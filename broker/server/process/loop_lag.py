@@ -2,7 +2,7 @@
 
 Owns: one repeating timer and its lateness.
 May not touch: anything else.
-Spec: docs/ARCHITECTURE.md, "Invariants": no call blocks the event loop."""
+Spec: docs/ARCHITECTURE.md, "Invariants": nothing blocks the event loop."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns: the comparison of old and new options.
 May not touch: the server; it returns the options to continue with.
-Spec: nats-server, configuration reload; one change that is not reloadable fails all."""
+Spec: nats-server, configuration reload; one change that is not reloadable fails the reload."""
 
 from __future__ import annotations
 

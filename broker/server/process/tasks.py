@@ -2,8 +2,7 @@
 
 Owns: the set of running tasks and their end.
 May not touch: what the tasks do. A task that fails is logged and ends alone; it does not cancel
-the others, as a bare TaskGroup would.
-Spec: docs/ARCHITECTURE.md, "The rules"."""
+the others, as a bare TaskGroup would."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns: which accounts exist; one is created when it is first named.
 May not touch: what an account holds.
-Spec: NATS accounts: the same subject in two accounts never meets."""
+Spec: NATS accounts: subjects of different accounts are separate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam for a service that takes whole runs of messages, whatever their subjects.
+"""The interface of a service that takes whole runs of messages, whatever their subjects.
 
 Owns: the Protocol. The router knows one such service; its subjects are named by the service.
 May not touch: what the messages mean."""
@@ -12,8 +12,8 @@ from broker.wire import PubRun
 
 
 class BulkService(Sink, Protocol):
-    """What it takes in bulk are the messages that clients send most, each to another subject: one
-    lookup per message would cost more than the work itself."""
+    """Takes in bulk the requests that clients send most (acks, gets). Each has another subject, and
+    one lookup per message would cost more than the work itself."""
 
     @property
     def timed_prefixes(self) -> tuple[bytes, ...]:

@@ -1,9 +1,9 @@
 """Fair queue: work that used up its time slice waits until the other work has had its own.
 
-Owns: one queue for the whole server; each turn of the loop carries out about one slice of it.
+Owns: one queue for the whole server; each turn of the event loop runs about one time slice of it.
 May not touch: what the work is; it is a callback.
 Without the queue, forty busy clients with a slice each would block the loop for 0.2 s per turn.
-Spec: docs/ARCHITECTURE.md, "Invariants": no call blocks the event loop."""
+Spec: docs/ARCHITECTURE.md, "Invariants": nothing blocks the event loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FairQueue:
         self._due = False
 
     def wait(self, act: Callable[[], None]) -> None:
-        """Call it in a later turn of the loop."""
+        """Call it in a later turn of the event loop."""
         self._waiting.append(act)
         self._schedule()
 

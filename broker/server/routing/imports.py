@@ -1,6 +1,7 @@
 """Messages that cross from one account to another: imported streams and services.
 
-Owns: the sinks that carry messages over, and the answers still expected by imported services.
+Owns: the sinks that carry messages between accounts, and the answers that imported services still
+expect.
 May not touch: which imports are permitted (config/check_accounts.py), sockets.
 A message crosses at the node its publisher is connected to; from there the interest of the other
 account routes it further. Answers are expected on an unguessable subject in the exporter's
@@ -43,12 +44,12 @@ class CrossingRouter(InterestTable, Protocol):
 
 
 class RequestingClients(Protocol):
-    """What an imported service may be told about the client that asked."""
+    """What an imported service may learn about the client that sent a request."""
 
     def rtt_ns(self, cid: int) -> int: ...
 
     def request_info(self, cid: int) -> dict[str, Any]:
-        """The fields that `share: true` reveals; empty when the client is gone."""
+        """The fields that `share: true` reveals; empty when the client has disconnected."""
 
 
 class Crossings:

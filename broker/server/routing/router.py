@@ -258,7 +258,8 @@ class Router:
         deliver_to: bytes | None = None,
         publisher: Publisher | None = None,
     ) -> int:
-        """One message; returns how many took it. `deliver_to` is matched, `subject` is sent."""
+        """Deliver one message; returns the number of recipients. `deliver_to` is matched, `subject`
+        is sent."""
         found = account.subs.match(subject if deliver_to is None else deliver_to)
         silent = None if publisher is None or publisher.echo else publisher
         delivered = 0
@@ -307,7 +308,7 @@ class Router:
     def _fan_out(
         self, publisher: Publisher, found: Match, run: PubRun, start: int, stop: int
     ) -> int:
-        """Returns the row up to which every message was taken."""
+        """Returns the row up to which every message was delivered."""
         silent = None if publisher.echo else publisher
         covered = start
         for sub in found.plain:

@@ -169,7 +169,7 @@ class Tracing:
     def _fan_out(
         self, trace: Trace, account: Account, run: PubRun, publisher: TracedPublisher | None
     ) -> bool:
-        """To every subscriber in the account, other nodes last. True when one took it."""
+        """To every subscriber in the account, other nodes last. True if it was delivered."""
         found = account.subs.match(run.message(0)[0])
         routes: list[Subscription] = []
 

@@ -42,7 +42,7 @@ TIME_MAX: Final = 2**63 - 1
 
 @dataclass(eq=False)
 class BlockDamaged(Exception):
-    """These bytes are not a valid block. Fetch the data from a peer; never repair by guessing."""
+    """These bytes are not a valid block. The data must be fetched from a peer, not repaired."""
 
     reason: str
 

@@ -28,7 +28,7 @@ from broker.store.index._trail cimport (
 from broker.store.index.index_py import literal_prefix
 from broker.subjects import has_wildcard, matcher
 
-cdef uint32_t NOBODY = 0  # a slot that was never used; others hold an entry number plus 1
+cdef uint32_t NOBODY = 0  # a slot that was never used; other slots hold an entry number plus 1
 cdef uint32_t GONE = 0xFFFFFFFF
 cdef Py_ssize_t NOT_FOUND = -1
 

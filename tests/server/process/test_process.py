@@ -212,6 +212,21 @@ def test_log_file_is_reopened(tmp_path: Path) -> None:
         process.end()
 
 
+def test_a_log_file_that_cannot_be_reopened_stays_in_use(tmp_path: Path) -> None:
+    path, moved = tmp_path / "server.log", tmp_path / "old.log"
+    with Process("-p", "-1", "-a", "127.0.0.1", "-l", str(path), ready=False) as process:
+        while not (path.exists() and "Server is ready" in path.read_text()):
+            assert process.child.poll() is None
+        path.rename(moved)
+        path.mkdir()
+        process.child.send_signal(signal.SIGUSR1)
+        while "Could not reopen the log file" not in moved.read_text():
+            assert process.child.poll() is None
+        process.end()
+        assert "Server Exiting.." in moved.read_text()
+        assert "re-opened" not in moved.read_text()
+
+
 def test_a_full_stderr_pipe_does_not_block_the_server() -> None:
     with Process("-p", "-1", "-a", "127.0.0.1", "-DV") as process:
         sock, _ = connect(process.port)
