@@ -28,8 +28,8 @@ from broker.scan.protocol import (
     encode_head,
     frame_header,
 )
-from broker.store.block import Block, BlockBuilder, BlockDamaged
 from broker.store.block.block_py import HEADER
+from broker.store.block.codec import Block, BlockBuilder, BlockDamaged
 from broker.subjects.grammar import matches, valid_subject
 
 CONCURRENT_SCANS_MAX: Final = 8  # above it the answer is BUSY, and the reader tries another replica

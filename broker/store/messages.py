@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from broker.store import search
-from broker.store.block import Block, BlockBuilder, Rows
+from broker.store.block.codec import Block, BlockBuilder, Rows
 from broker.store.block.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
 from broker.store.index import SubjectIndex

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from pyroaring import BitMap64
 
-from broker.store.block import Block, BlockBuilder, BlockDamaged
+from broker.store.block.codec import Block, BlockBuilder, BlockDamaged
 from broker.store.index import subject_hashes
 from broker.store.index.subject_filter import SubjectFilter
 from broker.store.messages import MessageStore

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from broker.store.block import Rows
+from broker.store.block.codec import Rows
 from broker.store.block.columns import Sizing
 from broker.store.index import SubjectEntry, SubjectIndex
 from broker.store.index.subject_filter import SubjectFilter

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from broker.store.block import Block, BlockBuilder, Rows
+from broker.store.block.codec import Block, BlockBuilder, Rows
 from broker.store.block.columns import Columns, Sizing
 from broker.store.index.subject_filter import SubjectFilter
 from broker.store.segments import Segment, Segments

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from pyroaring import BitMap64
 
-from broker.store.block import Block, BlockBuilder, BlockDamaged, Rows
+from broker.store.block.codec import Block, BlockBuilder, BlockDamaged, Rows
 from broker.store.block.columns import Columns
 from broker.store.index import among_hashes, subject_hashes
 from broker.store.index.subject_filter import SubjectFilter

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -32,7 +35,7 @@ from broker.scan.protocol import (
     encode_request,
     frame_header,
 )
-from broker.store.block import BlockDamaged
+from broker.store.block.codec import BlockDamaged
 from tests.support.scan_peers import (
     START_NS,
     STREAM,
@@ -289,3 +292,17 @@ def test_a_wrong_password_is_not_retried() -> None:
             seqs_of(read_range(asked, Login(user="u", password="wrong"), pause=no_pause))
         good = Login(user="u", password="right")
         assert seqs_of(read_range(asked, good, pause=no_pause)) == list(range(1, 11))
+
+
+def test_a_reader_needs_no_compiled_codecs() -> None:
+    """Spark executors get the Python sources alone."""
+    found = subprocess.run(
+        [sys.executable, "-c", "import sys, broker.spark.source; print(*sys.modules)"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = found.stdout.split()
+    assert "broker.store.block.block_py" in loaded
+    assert not [name for name in loaded if name.startswith("broker.") and "._" in name]

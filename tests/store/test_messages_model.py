@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from rocksdict import Options, Rdict
 
 from broker.store import persistence, segments
-from broker.store.block import Block, BlockBuilder
+from broker.store.block.codec import Block, BlockBuilder
 from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
 from broker.store.memory_db import MemoryDb
 from broker.store.messages import MessageStore

@@ -9,7 +9,7 @@ import pytest
 from rocksdict import Options, Rdict
 
 from broker.store import persistence, segments
-from broker.store.block import Block, BlockBuilder, BlockDamaged
+from broker.store.block.codec import Block, BlockBuilder, BlockDamaged
 from broker.store.memory_db import MemoryDb
 from broker.store.messages import MessageStore
 from broker.store.persistence import compact

@@ -14,7 +14,7 @@ from typing import Self
 
 from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
 from broker.scan.server import Scans, ScanSource
-from broker.store.block import BlockBuilder
+from broker.store.block.codec import BlockBuilder
 from broker.store.messages import MessageStore
 from broker.wire import ClientParser, Op
 from tests.support.listener import Listener

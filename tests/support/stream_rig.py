@@ -34,7 +34,7 @@ from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.sessions import PublishResult
 from broker.jetstream.stream.stream import Stream
-from broker.store.block import BlockBuilder
+from broker.store.block.codec import BlockBuilder
 from broker.store.memory_db import MemoryDb
 from broker.wire import headers as wire_headers
 

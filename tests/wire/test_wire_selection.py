@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 REPORT = (
-    "import broker.wire as w, broker.store.block as b;"
+    "import broker.wire as w, broker.store.block.codec as b;"
     "print(w.IMPLEMENTATION, w.PubRun.__module__, w.ClientParser.__module__,"
     " w.ReplyColumn.__module__, b.Block.__module__, b.BlockBuilder.__module__,"
     " b.encode_deliveries.__module__)"

@@ -27,7 +27,7 @@ from broker.jetstream.config.names import NUID_RANDOM_BYTES, nuid
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.archive import FORMAT, ArchiveWriter, Head, Part
 from broker.server.routing.internal_subscription import InternalSubscription
-from broker.store.block import Block, BlockDamaged
+from broker.store.block.codec import Block, BlockDamaged
 
 if TYPE_CHECKING:
     from broker.accounts import Account

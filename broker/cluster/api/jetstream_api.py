@@ -37,7 +37,7 @@ from broker.jetstream.api.subjects import (
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, check_required_level
 from broker.jetstream.consumer.ack_subjects import has_ack_form
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.store.block import BlockDamaged
+from broker.store.block.codec import BlockDamaged
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 from broker.wire import headers as wire_headers

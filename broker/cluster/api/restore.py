@@ -43,7 +43,7 @@ from broker.jetstream.config.names import NUID_RANDOM_BYTES, nuid
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.archive import ArchiveReader, BadArchive, Head, Part, read_head
 from broker.server.routing.internal_subscription import InternalSubscription
-from broker.store.block import Block, BlockDamaged
+from broker.store.block.codec import Block, BlockDamaged
 
 if TYPE_CHECKING:
     from broker.accounts import Account

@@ -32,7 +32,7 @@ from broker.jetstream.stream.sourcing import (
     source_key,
     source_prefix,
 )
-from broker.store.block import BlockBuilder
+from broker.store.block.codec import BlockBuilder
 from broker.wire import headers as wire_headers
 
 MIRROR = ""  # the key of a stream's mirror among its origins; sources have their own

@@ -33,7 +33,7 @@ from broker.jetstream.api.info import SourceInfo
 from broker.jetstream.config.stream_config import StreamConfig, StreamSource
 from broker.jetstream.errors import ErrCode, ErrorBody, JetStreamError
 from broker.jetstream.stream.sourcing import SourceMapping
-from broker.store.block import BlockBuilder
+from broker.store.block.codec import BlockBuilder
 from broker.wire import headers as wire_headers
 from raft import GroupId, NotLeader, RaftError
 

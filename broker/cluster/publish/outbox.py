@@ -29,7 +29,7 @@ from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.api.responses import encode_pub_error
 from broker.jetstream.commands.publish_entry import FAST_SUFFIX, fast_spans
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.store.block import BlockBuilder
+from broker.store.block.codec import BlockBuilder
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun, ReplyColumn
 

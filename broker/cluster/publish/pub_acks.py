@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from broker.accounts import Account
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
-from broker.store.block import Block
+from broker.store.block.codec import Block
 from broker.subjects import SinkKind, Subscription
 from broker.wire import ReplyColumn, encode_pub_acks
 

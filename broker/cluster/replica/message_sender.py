@@ -15,7 +15,7 @@ from broker.cluster.peers.channels import CHANNEL_DELIVER
 from broker.cluster.peers.interest import DeliverFrame
 from broker.cluster.peers.peer_sink import PeerSink, encode_frame
 from broker.jetstream.delivery.effects import Deliver
-from broker.store.block import encode_deliveries
+from broker.store.block.codec import encode_deliveries
 from broker.subjects import SinkKind, Subscription
 from broker.wire import headers as wire_headers
 from raft import NodeId

@@ -22,7 +22,7 @@ from broker.jetstream.commands.stream_commands import (
     UpdateConsumer,
 )
 from broker.jetstream.config import AckPolicy, ConsumerConfig
-from broker.jetstream.consumer.ack_state import AckState
+from broker.jetstream.consumer.ack_floor import AckFloor
 from broker.jetstream.consumer.start_position import Start, reset_start, start_of
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import JetStreamError
@@ -87,7 +87,7 @@ class Consumer:
         self.incarnation = index
         self.epoch = index
         self.created_ns = created_ns
-        self.state = AckState()
+        self.state = AckFloor()
         # Deliver policy last_per_subject: those messages that were the last of their subject at
         # creation and are not yet delivered, ascending. Then comes everything above resume_after.
         self.initial: list[int] = []
@@ -270,7 +270,7 @@ class Consumer:
             stream, image.name, image.config, index=image.incarnation, created_ns=image.created_ns
         )
         consumer.epoch = image.epoch
-        consumer.state = AckState.unpack(image.state)
+        consumer.state = AckFloor.unpack(image.state)
         consumer.initial = image.initial
         consumer.resume_after = image.resume_after
         consumer.last_delivered_ns = image.last_delivered_ns

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from broker.jetstream.config import StreamConfig
-from broker.store.block import Rows
+from broker.store.block.codec import Rows
 
 
 class MessageSource(Protocol):

@@ -12,7 +12,7 @@ from typing import Protocol, assert_never
 
 from broker.jetstream.commands.consumer_commands import ConsumerAcks, to_runs
 from broker.jetstream.config import AckPolicy, ConsumerConfig
-from broker.jetstream.consumer.ack_state import AckState
+from broker.jetstream.consumer.ack_floor import AckFloor
 from broker.jetstream.consumer.ack_subjects import AckKind, classify, nak_delay_ns, term_reason
 from broker.jetstream.delivery.cursor import Cursor
 from broker.jetstream.delivery.effects import Advisory, Confirm, Effect
@@ -55,7 +55,7 @@ class AckedConsumer(Protocol):
     @property
     def epoch(self) -> int: ...
     @property
-    def state(self) -> AckState: ...
+    def state(self) -> AckFloor: ...
     @property
     def last_acked_ns(self) -> int: ...
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from broker.jetstream.config import AckPolicy, ConsumerConfig
-from broker.jetstream.consumer.ack_state import AckState
+from broker.jetstream.consumer.ack_floor import AckFloor
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.delivery.effects import Deliver, headers_only_block
 from broker.jetstream.delivery.max_ack_pending import MaxAckPending
 from broker.jetstream.delivery.num_pending import NumPending
 from broker.jetstream.delivery.redelivery import Redelivery
 from broker.jetstream.delivery.replication import ProgressRecord
-from broker.store.block import Rows
+from broker.store.block.codec import Rows
 
 NEVER_NS = 1 << 61
 RowGroups = list[tuple[Rows, list[int]]]
@@ -37,7 +37,7 @@ class ReplicatedPosition(Protocol):
     @property
     def stream(self) -> HomeStream: ...
     @property
-    def state(self) -> AckState: ...
+    def state(self) -> AckFloor: ...
     @property
     def initial(self) -> list[int]: ...
     @property
@@ -52,7 +52,7 @@ class Cursor:
         self._consumer = consumer
         self.store = consumer.stream.store
         self.tracked = config.ack_policy is not AckPolicy.NONE
-        self.live = AckState()
+        self.live = AckFloor()
         self.redelivery = Redelivery(ack_wait_ns=_ack_wait_ns(config), backoff=config.backoff)
         self.progress = ProgressRecord(lazy=not self.tracked)
         self._num_pending = NumPending(self.store, consumer.filters)

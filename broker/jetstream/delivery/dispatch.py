@@ -12,7 +12,7 @@ from broker.jetstream.delivery.cursor import Cursor, RowGroups
 from broker.jetstream.delivery.effects import Deliver, Effect
 from broker.jetstream.delivery.flow_control import ReplayPace
 from broker.jetstream.delivery.receivers import Receivers
-from broker.store.block import Rows
+from broker.store.block.codec import Rows
 
 
 @dataclass(frozen=True, slots=True)

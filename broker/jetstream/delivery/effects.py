@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.jetstream.commands.stream_commands import AnyCommand
-from broker.store.block import Rows
+from broker.store.block.codec import Rows
 
 _EMPTY_HEADERS: Final = b"NATS/1.0\r\n\r\n"
 

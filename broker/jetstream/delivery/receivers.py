@@ -27,7 +27,7 @@ from broker.jetstream.delivery.pull_queue import (
     parse_pull,
     status,
 )
-from broker.store.block import Rows
+from broker.store.block.codec import Rows
 
 FLOW_CONTROL_REQUEST: Final = status("100 FlowControl Request")
 

@@ -36,7 +36,7 @@ from broker.jetstream.publish.sessions import (
     Sessions,
     Stored,
 )
-from broker.store.block import Block, BlockBuilder
+from broker.store.block.codec import Block, BlockBuilder
 from broker.store.block.columns import has_status
 from broker.subjects.mapping import Mapping
 

@@ -15,7 +15,7 @@ import msgspec
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.incoming_message import IncomingMessage
-from broker.store.block import Rows
+from broker.store.block.codec import Rows
 from broker.wire import headers as wire_headers
 
 INCREMENT: Final = b"Nats-Incr"

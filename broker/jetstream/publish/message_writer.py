@@ -22,7 +22,7 @@ from broker.jetstream.publish.sessions import Duplicate, Stored
 from broker.jetstream.publish.stream_limits import enforce_limits, limit_refusal
 from broker.jetstream.schedules.schedules import PURGE_SCHEDULE, Schedules
 from broker.jetstream.times import NS_PER_S
-from broker.store.block import Block
+from broker.store.block.codec import Block
 from broker.store.messages import MessageStore
 from broker.wire import headers as wire_headers
 

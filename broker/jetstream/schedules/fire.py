@@ -19,7 +19,7 @@ from broker.jetstream.schedules.schedules import (
     schedule_of,
 )
 from broker.jetstream.times import rfc3339
-from broker.store.block import Rows
+from broker.store.block.codec import Rows
 from broker.subjects.mapping import Mapping
 from broker.wire import headers as wire_headers
 

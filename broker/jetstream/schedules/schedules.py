@@ -22,7 +22,7 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.incoming_message import IncomingMessage, parse_ttl
 from broker.jetstream.schedules.pattern import BadPattern, Schedule, parse_schedule
 from broker.jetstream.schedules.time_zones import TIME_ZONES
-from broker.store.block import Block, Rows
+from broker.store.block.codec import Block, Rows
 from broker.subjects import collides, valid_subject
 from broker.wire import headers as wire_headers
 

@@ -23,7 +23,7 @@ from broker.jetstream.incoming_message import IncomingMessage
 from broker.jetstream.publish.counters import add_sourced
 from broker.jetstream.publish.message_writer import MessageWriter
 from broker.jetstream.publish.stream_limits import limit_refusal
-from broker.store.block import Block
+from broker.store.block.codec import Block
 from broker.subjects import matches
 
 SOURCE_HEADER: Final = b"Nats-Stream-Source"

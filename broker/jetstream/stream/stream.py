@@ -54,7 +54,7 @@ from broker.jetstream.stream.purge import delete, purge, purge_removed
 from broker.jetstream.stream.sourcing import SourceIntake
 from broker.jetstream.stream.stream_record import RECORD_VERSION, StreamRecord, decode_record
 from broker.store import persistence
-from broker.store.block import Block
+from broker.store.block.codec import Block
 from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
 from broker.store.messages import MessageStore, PurgePart
 from broker.store.segments import BlockCache

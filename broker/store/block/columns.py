@@ -13,8 +13,8 @@ from typing import Final
 
 from isal.isal_zlib import crc32
 
-from broker.store.block import Block, Rows
 from broker.store.block.block_py import CRC_AT, CRC_FROM, HAS_SEQS, HEADER, padded
+from broker.store.block.codec import Block, Rows
 
 _FLAGS_AT: Final = 6
 

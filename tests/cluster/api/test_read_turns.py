@@ -17,7 +17,7 @@ from broker.config.options import JetStreamOptions
 from broker.server.client import operations
 from broker.server.client.client_sink import ClientSink
 from broker.server.routing import fair_queue, router
-from broker.store.block import BlockDamaged
+from broker.store.block.codec import BlockDamaged
 from tests.server.routing.test_fair_queue import LoopTurns
 from tests.support.server import RawClient, run, running, until
 

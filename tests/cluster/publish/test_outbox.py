@@ -9,7 +9,7 @@ import pytest
 from broker.cluster.publish.outbox import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from broker.cluster.publish.outbox_core import IN_FLIGHT_MAX, RESEND_AFTER_S
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
-from broker.store.block import Block
+from broker.store.block.codec import Block
 from broker.wire import PubRun
 from tests.support.cluster_fakes import ClockedLoop, run, run_clocked, turns
 from tests.support.outbox_rig import GROUP, Bench

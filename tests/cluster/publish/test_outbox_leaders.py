@@ -9,7 +9,7 @@ import pytest
 from broker.cluster.publish.outbox_core import RESEND_AFTER_MAX_S, RESEND_AFTER_S
 from broker.cluster.publish.publish_batch import STALE_SESSION, BatchAnswer, PublishBatch
 from broker.jetstream.publish.sessions import OutOfOrder, PublishResult, Sessions
-from broker.store.block import Block
+from broker.store.block.codec import Block
 from tests.support.cluster_fakes import ClockedLoop, run, run_clocked, turns
 from tests.support.outbox_rig import GROUP, SESSION, Bench, acks, bulk_seqs
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.jetstream.commands.consumer_commands import from_runs, to_runs
-from broker.jetstream.consumer.ack_state import AckState
+from broker.jetstream.consumer.ack_floor import AckFloor
 from broker.jetstream.consumer.ack_subjects import (
     AckKind,
     classify,
@@ -121,13 +121,13 @@ def test_runs_hold_exactly_the_sequences(sequences: list[int]) -> None:
 
 
 def test_ack_state_round_trips_through_pack() -> None:
-    state = AckState(10)
+    state = AckFloor(10)
     state.deliver(11, 15, consumer_seq=1)
     state.deliver_again(12, deliveries=2)
     state.delivered_up_to(stream_seq=15, consumer_seq=6)
     state.exhaust([13])
     state.ack([11])
-    copy = AckState.unpack(state.pack())
+    copy = AckFloor.unpack(state.pack())
     assert copy.pack() == state.pack()
     for each in (state, copy):
         assert each.ack([12, 13, 99]) == [12, 13]
@@ -138,7 +138,7 @@ def test_ack_state_round_trips_through_pack() -> None:
                                            "range", "pass"]), st.integers(1, 30),
                           st.integers(1, 6))))  # fmt: skip
 def test_floor_never_falls_and_stays_below_pending(script: list[tuple[str, int, int]]) -> None:
-    state = AckState()
+    state = AckFloor()
     floor = (0, 0)
     for verb, seq, count in script:
         match verb:

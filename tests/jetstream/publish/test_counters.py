@@ -9,7 +9,7 @@ import pytest
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.sessions import Duplicate, Stored
 from broker.jetstream.stream.sourcing import source_prefix
-from broker.store.block import BlockBuilder
+from broker.store.block.codec import BlockBuilder
 from broker.wire import headers as wire_headers
 from tests.support.stream_rig import Driver, headers
 

@@ -10,7 +10,7 @@ from broker.jetstream.commands.publish_entry import mirror_prefix
 from broker.jetstream.commands.stream_commands import Expire
 from broker.jetstream.error_codes import ErrCode
 from broker.jetstream.errors import JetStreamError
-from broker.store.block import BlockBuilder
+from broker.store.block.codec import BlockBuilder
 from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver, headers
 

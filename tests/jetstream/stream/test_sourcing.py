@@ -13,7 +13,7 @@ from broker.jetstream.stream.sourcing import (
     source_key,
     source_prefix,
 )
-from broker.store.block import BlockBuilder
+from broker.store.block.codec import BlockBuilder
 from tests.support.stream_rig import SECOND, Driver, headers
 
 Rows = list[tuple[int, str, dict[str, str]]]

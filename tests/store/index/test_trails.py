@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.store.block import Block, BlockBuilder
+from broker.store.block.codec import Block, BlockBuilder
 from broker.store.messages import MessageStore
 
 

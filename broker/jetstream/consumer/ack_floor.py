@@ -1,4 +1,4 @@
-"""The ack state of a consumer: what it has delivered, the ack floor, what is unacknowledged.
+"""The ack floor of a consumer, and what is delivered and unacknowledged above it.
 
 Owns: the delivered pair, the ack floor, the pending set, delivery counts. The replicated Consumer
 holds one, changed by log entries; delivery on the leader holds a live copy that runs ahead of it.
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 
-class AckState:
+class AckFloor:
     """Sequences only. `stream_seq` and `consumer_seq` are those of the last delivery.
 
     Invariants: the floor never falls except by `reset`; floor <= delivered; stream sequences
@@ -162,8 +162,8 @@ class AckState:
             and stream_seq not in self.exhausted
         )
 
-    def copy(self) -> AckState:
-        return AckState.unpack(self.pack())
+    def copy(self) -> AckFloor:
+        return AckFloor.unpack(self.pack())
 
     def pack(self) -> tuple[Sequence[int], ...]:
         """Plain values; equal states give equal values."""
@@ -184,7 +184,7 @@ class AckState:
         )
 
     @classmethod
-    def unpack(cls, packed: Sequence[Sequence[int]]) -> AckState:
+    def unpack(cls, packed: Sequence[Sequence[int]]) -> AckFloor:
         state = cls()
         numbers, pending, consumer_seqs, redelivered, counts, exhausted = packed
         state.consumer_seq, state.stream_seq = numbers[0], numbers[1]

@@ -1,0 +1,29 @@
+"""The block codec in use: compiled, or the Python twins.
+
+Owns: the choice, by the same switch as broker.wire. Each codec has a Cython version (`_block`,
+`_builder`, `_deliveries`) and a Python twin that is its specification.
+May not touch: the format (block_py.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.store.block.block_py import BlockDamaged
+from broker.wire import IMPLEMENTATION
+
+if TYPE_CHECKING or IMPLEMENTATION == "python":
+    from broker.store.block.block_py import Block, Rows
+    from broker.store.block.builder_py import BlockBuilder
+    from broker.store.block.deliveries_py import encode_deliveries
+else:
+    try:
+        from broker.store.block._block import Block, Rows
+        from broker.store.block._builder import BlockBuilder
+        from broker.store.block._deliveries import encode_deliveries
+    except ImportError as error:
+        raise ImportError(
+            "the compiled blocks are missing: run `python setup.py build_ext --inplace`, "
+            "or set JETRAFT_PURE=1 to do without them"
+        ) from error
+
+__all__ = ["Block", "BlockBuilder", "BlockDamaged", "Rows", "encode_deliveries"]
