@@ -1,4 +1,4 @@
-"""Read a stream as a table: scan(...) returns pyarrow, which pandas, Polars and DuckDB take.
+"""Read a stream as a table: scan(...) returns a pyarrow Table, for pandas, Polars or DuckDB.
 
 Owns: the one-call reader over the bulk-read protocol.
 May not touch: asyncio, Spark, the server.

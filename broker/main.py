@@ -164,7 +164,7 @@ class Broker:
         if self.runtime is not None:
             await self.runtime.start(server)
             server.info.refresh()
-        self.monitor.start()  # peers are now told about subscriptions of this node
+        self.monitor.start()  # from now on subscriptions of this node are announced to peers
         await server.listen()
         self.monitor.open_http()
         server.announce()

@@ -54,7 +54,7 @@ class Account:
         self.past = Traffic()  # traffic of closed connections
 
     def traffic(self) -> Traffic:
-        """Of all connections, open and closed."""
+        """The traffic of all connections, open and closed."""
         total = Traffic()
         total.add(self.past)
         for connection in self.connections.values():

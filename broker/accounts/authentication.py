@@ -44,11 +44,11 @@ class Authenticator:
 
     @property
     def asks_for_signatures(self) -> bool:
-        """Does INFO carry a nonce?"""
+        """Whether INFO carries a nonce."""
         return bool(self._nkeys) or self._auth.tokens is not None
 
     def slow(self, given: Credentials) -> bool:
-        """Would `identify` spend milliseconds on a hash?"""
+        """Whether `identify` would spend milliseconds on a hash."""
         return self._auth.tokens is None and is_bcrypt(self._secret_for(given))
 
     def anonymous(self) -> Identity | None:

@@ -66,7 +66,7 @@ class PermissionSet:
         return self._sub_deny is None or not self._sub_deny.covers(subject, queue)
 
     def filters(self, subject: bytes) -> bool:
-        """Must deliveries to this subscription be checked subject by subject?"""
+        """Whether deliveries to this subscription must be checked subject by subject."""
         if self._sub_deny is None or not has_wildcard(subject):
             return False
         return any(collides(subject, entry) for entry in self._sub_deny.plain)

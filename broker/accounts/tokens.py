@@ -1,8 +1,8 @@
-"""User JWTs: is the chain operator, account, user valid here and now?
+"""User JWTs: the check of the chain from operator to account to user.
 
 Owns: the checks of a user JWT against its account, and when it expires.
 May not touch: sockets, clocks (now is an argument), the encoding of JWTs (broker.credentials).
-Spec: NATS JWT authentication. Anything unclear is refused."""
+Spec: NATS JWT authentication. A token with malformed claims is refused, even if it is signed."""
 
 from __future__ import annotations
 

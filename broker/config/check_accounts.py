@@ -104,7 +104,7 @@ def _check_import(accounts: Accounts, importer: AccountOptions, wanted: Import) 
 
 
 def _leads_back(accounts: Accounts, start: str, wanted: Import, path: list[str]) -> bool:
-    """Does the exporter import the subject from us, directly or through other accounts?"""
+    """Whether the exporter imports the subject from us, directly or through other accounts."""
     if wanted.account == start:
         return True
     exporter = accounts.get(wanted.account)

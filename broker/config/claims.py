@@ -102,7 +102,7 @@ def _store(limits: Mapping[str, Any]) -> AccountStore | None:
 
 def _export(given: Any) -> Export:
     entry = _entry(given)
-    # Activation tokens and account_token_position are not supported: such exports admit nobody.
+    # Activation tokens and account_token_position are not supported: such exports admit no account.
     closed = bool(entry.get("token_req") or entry.get("account_token_position"))
     threshold = _integer(entry, "response_threshold", 0)
     return Export(

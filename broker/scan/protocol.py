@@ -117,7 +117,7 @@ class _ApiFailure(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class ScanRefused(Exception):
-    """The replica refused or ended the scan. Definite: no more of it will be sent."""
+    """The replica refused or ended the scan. Definite: it sends nothing more of it."""
 
     code: ScanCode
     message: str = ""

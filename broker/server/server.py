@@ -100,7 +100,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Of the client listener; 0 before `bind`."""
+        """The port of the client listener; 0 before `bind`."""
         return self._listener.port
 
     def account(self, name: str) -> Account:

@@ -166,7 +166,7 @@ class JetRaftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plan = self._plan()
         begin = self._same_incarnation(begin, plan)
         if plan.id != finish.id:
-            begin = replace(begin, next=finish.next)  # the rest of the old stream is gone
+            begin = replace(begin, next=finish.next)  # the rest of the old stream was deleted
         # cut the whole range, even if its head is lost: a replay must not depend on retention
         found = ranges(plan, options, first=begin.next, behind=finish.next)
         if found and plan.first_seq > begin.next:

@@ -182,7 +182,7 @@ class Election:
             return True
         if kind in FROM_LEADER:
             # From a deposed leader, or our term is ahead after a campaign that the others never
-            # saw. Without an answer the sender would go on as leader and we could never rejoin.
+            # saw. Without an answer the sender would remain leader and we could never rejoin.
             # The answer has our term, in which the sender may lead by now, so it must not answer
             # any of its rounds: the context is 0.
             self._reply(message, MessageKind.HEARTBEAT_REPLY, self.term, reject=False)

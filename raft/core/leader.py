@@ -282,8 +282,8 @@ class LeaderState:
             peer.match_at_heartbeat = peer.match
 
     def _is_current(self, peer: Progress, life: int) -> bool:
-        """Whether an answer belongs to the peer's present life. When a new life begins, the
-        peer's log is gone and its progress starts over."""
+        """Whether an answer belongs to the peer's present life. A new life means that the peer has
+        lost its log: its progress starts over."""
         if life > peer.life:
             peer.start_over(life)
             self.due = True

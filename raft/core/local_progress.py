@@ -94,7 +94,7 @@ class LocalProgress:
         the current term.
 
         Entries count as flushed only if the term has not changed since their write. In a later
-        term they may have been cut and written again (the same index and term can come back) by
+        term they may have been cut and written again (with the same index and term) by
         a write that is not flushed yet. The first Ready of that term covers the whole log again."""
         unflushed = self._unflushed
         log = self._log

@@ -99,7 +99,7 @@ class LogConfigurations:
         self._find_latest()
 
     def cut_after(self, last: Index) -> None:
-        """The log now ends at `last`: later configurations are gone with their entries."""
+        """The log now ends at `last`: later configurations were removed with their entries."""
         known = self._known
         while known and known[-1][0] > last:
             known.pop()

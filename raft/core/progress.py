@@ -63,7 +63,7 @@ class Progress:
         self.inflight.clear()
 
     def start_over(self, life: int) -> None:
-        """The peer reports that its log is gone: forget everything it confirmed."""
+        """The peer reports that it has lost its log: forget everything it confirmed."""
         self.life = life
         self.match = self.sent_commit = self.match_at_heartbeat = _NOTHING
         self.probe(following=_NOTHING)

@@ -274,7 +274,7 @@ class RaftCore:
         leading.read(context, self._commitment.index, lease=lease)
 
     def lease_holds(self) -> bool:
-        """By the count of ticks, for a caller that knows that they are on time. Without
+        """Whether the lease holds by the count of ticks, which must be on time. Without
         CoreConfig.lease_reads, a member that restarts within the lease may vote against it."""
         leading = self._election.leading
         return leading is not None and leading.lease_holds(self._commitment.index)

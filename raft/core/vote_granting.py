@@ -47,7 +47,7 @@ class LostLog:
         self._recovered_at: tuple[Term, Index] | None = None  # a leader's term, and the goal
         self._begin(lives)
         if self.recovering and members.alone():
-            self._begin(lives + 1)  # there is nobody to recover from
+            self._begin(lives + 1)  # there is no other member to recover from
 
     def _begin(self, lives: int) -> None:
         self.lives = lives

@@ -39,7 +39,7 @@ class StateMachine(Protocol):
 
     def snapshot(self) -> tuple[Index, Iterable[bytes]]:
         """The applied index and the state at that index. The chunks are taken one by one while
-        apply() goes on, so they must show the state of that index; each fits into a frame."""
+        apply() continues, so they must show the state at that index; each fits into a frame."""
 
     def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> Awaitable[None] | None:
         """Replace the state. `chunks` reads from a file as it is indexed or iterated. The state

@@ -86,7 +86,7 @@ class Host:
     ) -> None:
         """`on_failure` is called when the disk has failed and the node promises nothing more.
         With `on_recovered` the host tries to recover: it is called when the store was opened
-        again. All groups except those with a log in memory are gone then, and the columns and
+        again. All groups except those with a log in memory have been removed, and the columns and
         handles of the store are new: add the groups as at the start, with machines that are
         loaded from the durable state. Without it a failure is final until the restart."""
         self.node = node

@@ -6,7 +6,7 @@ May not touch: the consensus rules. A group that sleeps too long reacts late, bu
 Spec: raft/DIVERGENCE.md, "Idle groups". A leader puts an idle group to sleep when every reachable
 member has the whole log (RaftCore.may_sleep). From then on no member counts time. A proposal or any
 message wakes it. Followers also wake when the leader's node is lost; a leader wakes when no
-majority of nodes is left, or when a member's node comes back. A node is lost when our links to it
+majority of nodes is left, or when a member's node returns. A node is lost when our links to it
 break, or when nothing has arrived from it for two election timeouts. Because of the beats, a node
 that is up is never silent for so long. Many groups are woken in slices, so that the event loop
 stays responsive."""

@@ -33,9 +33,9 @@ class GroupReads:
 
     def are_current(self, pace: TickPace, reachable: Container[NodeId]) -> bool:
         """Whether our machine shows everything that is committed. While the group is awake, our
-        lease says that nobody else was elected. While it sleeps, a reachable majority does: it
-        would have told us. Never true after a pause of this process. Called once per read, so a
-        positive answer is cached for a moment."""
+        lease guarantees that no other leader was elected. While it sleeps, a reachable majority
+        does: a new leader would have sent us a message. Never true after a pause of this process.
+        Called once per read, so a positive answer is cached for a short time."""
         core, now = self._core, time.monotonic()
         if core.role is not Role.LEADER:
             return False

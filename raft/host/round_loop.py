@@ -42,7 +42,7 @@ class RoundLoop:
         group_failed: Callable[[Group, Exception], None],
         store_failed: Callable[[BaseException], None],
     ) -> None:
-        """`apply` returns whether the group goes on afterwards."""
+        """`apply` returns whether the group keeps running."""
         self.flush_latency = Histogram()
         self._rounds: Rounds[Group] = Rounds()
         self._store = store
@@ -92,7 +92,7 @@ class RoundLoop:
             self._schedule()
 
     def forget(self, group: Group) -> None:
-        """The group is gone: do not write or answer anything for it any more."""
+        """The group was removed: write and answer nothing more for it."""
         self._rounds.forget(group)
 
     def supersede(self, group: GroupId) -> None:

@@ -97,7 +97,7 @@ class Promise(Generic[G]):
 
 @dataclass(slots=True)
 class PendingBatch(Generic[G]):
-    """Changes to write in one go, and the promises that depend on them."""
+    """Changes to write together, and the promises that depend on them."""
 
     changes: LogBatch = field(default_factory=LogBatch)
     promises: list[Promise[G]] = field(default_factory=list)
@@ -142,7 +142,7 @@ class Rounds(Generic[G]):
         return len(self._marked)
 
     def forget(self, group: G) -> None:
-        """The group is gone: do not write or answer anything for it any more."""
+        """The group was removed: write and answer nothing more for it."""
         self._marked.pop(group.id, None)
         for batch in self._batches:
             batch.changes.forget(group.id)

@@ -91,7 +91,7 @@ class SnapshotExchange:
         self._receiver.drop_all()
 
     def forget(self, group: Group) -> None:
-        """The group is gone from this node. Its outgoing transfers notice that and end."""
+        """The group was removed from this node. Its outgoing transfers notice that and end."""
         self._receiver.drop(group.id)
         if group.arrived is not None and not group.installing:
             arrived, group.arrived = group.arrived, None
@@ -175,7 +175,7 @@ class SnapshotExchange:
             self._offer(group, incoming)
 
     def _offer(self, group: Group, incoming: Incoming) -> None:
-        """All chunks have arrived: the core decides, and says so in its next Ready."""
+        """All chunks have arrived: the core decides whether to install it, in its next Ready."""
         meta = incoming.meta
         finish = partial(self._receiver.finish, group.id, incoming)
         group.arrived = Arrived(

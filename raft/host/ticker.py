@@ -19,8 +19,8 @@ _SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, read what waits in the so
 
 
 class TickPace:
-    """Whether ticks come evenly enough to count time by them. `now` is in seconds of a clock that
-    goes on while the process is stopped."""
+    """Whether ticks are regular enough to measure time by them. `now` is in seconds of a clock that
+    keeps running while the process is stopped."""
 
     def __init__(self, *, tick_seconds: float, election_ticks: int) -> None:
         # Others may elect a leader one election timeout after they last heard from us. The ticks

@@ -82,7 +82,7 @@ class Incoming:
     chunks: SpooledChunks
     pieces: int = 0
     asked: int = 0  # the sender's last question
-    gap_reported: bool = False  # the sender was told that a piece is missing
+    gap_reported: bool = False  # the missing piece was reported to the sender
     offered: bool = False  # complete, and handed to the caller
     verdict: FrameKind | None = None  # kept in case the answer is lost
     idle_sweeps: int = 0

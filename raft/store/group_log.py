@@ -130,7 +130,7 @@ class GroupLog:
             self._append(entry)
 
     def compacted(self, snapshot: SnapshotMeta) -> None:
-        """Everything up to the snapshot is gone; the entries above it stay."""
+        """The entries up to the snapshot were deleted; those above it stay."""
         dropped = min(snapshot.index, self._last) - self.record.snapshot.index
         self.nbytes = max(0, self.nbytes - dropped * self.average_bytes)
         self.record = self.record.with_snapshot(snapshot)
@@ -142,7 +142,7 @@ class GroupLog:
             self.reset(snapshot)
 
     def reset(self, snapshot: SnapshotMeta) -> None:
-        """The whole log is gone; it starts again after the snapshot."""
+        """The whole log was deleted; it starts again after the snapshot."""
         self.record = self.record.with_snapshot(snapshot)
         self._last = snapshot.index
         self.nbytes = 0

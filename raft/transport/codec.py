@@ -8,7 +8,7 @@ Spec: a frame is a sequence of messages, each a fixed head and then its entries.
            hint_index u64, hint_term u64, context u64, kind u8, reject u8, entry count u32
     entry  term u64, size u32, kind u8, then the data; indices follow `index` without a gap
 
-Data is never copied while encoding: a frame is a list of pieces that the link writes in one go."""
+Data is never copied while encoding: a frame is a list of pieces that the link writes together."""
 
 from __future__ import annotations
 

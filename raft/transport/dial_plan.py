@@ -40,7 +40,7 @@ class DialPlan:
         self._limits = limits
         self._tls = tls
         self._tasks: asyncio.TaskGroup | None = None
-        # The node that a seed leads to, once it was reached; our own node for our own address.
+        # The node at the address of a seed, once it was reached; our own node for our own address.
         self._seeds: dict[tuple[str, int], NodeId | None] = {(h, p): None for h, p in routes}
         self._dialers: dict[tuple[str, int], Dialer] = {}
         self._holders: dict[NodeId, Dialer] = {}

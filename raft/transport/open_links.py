@@ -1,6 +1,6 @@
 """Every connection of this node, in either direction and any state, until it is closed.
 
-Owns: the set of open links, and the traffic counts of those that are gone.
+Owns: the set of open links, and the traffic counts of closed ones.
 May not touch: what links carry; which node a link belongs to (raft/transport/peer_table.py)."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OpenLinks:
         self._recently_closed.clear()
 
     def total_counts(self, standing: Iterable[Link]) -> LinkCounts:
-        """Of the links that are gone and of these."""
+        """The sum over closed links and these."""
         self.fold_counts()
         return _total([self._closed_counts, *(link.counts() for link in standing)])
 

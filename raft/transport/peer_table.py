@@ -57,7 +57,7 @@ class PeerTable:
 
     def check_name(self, theirs: Hello, *, alive: bool) -> None:
         """Refuse a second server with the name of a live peer, but not a restarted one, whose
-        former links are gone or silent. Raises HandshakeRefused."""
+        former links are closed or idle. Raises HandshakeRefused."""
         peer = self.peers.get(NodeId(theirs.node))
         if peer is not None and alive and peer.instance not in (0, theirs.instance):
             reason = f'another server has the name "{theirs.name}"'

@@ -50,7 +50,7 @@ class Refusals:
 
 
 def _tls_reason(error: OSError) -> str:
-    """Without the place in the source of the library."""
+    """The reason, without the source location that the TLS library adds."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate was rejected: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:

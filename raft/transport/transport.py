@@ -171,7 +171,7 @@ class Transport:
             self._plan.dial_seeds()
             self._open_links.fold_counts()
             for node in self._peers.links:
-                self.heard_at(node)  # remembered for when its links are gone
+                self.heard_at(node)  # the result is kept for when its links are closed
 
     def register(
         self, channel: int, on_frame: Callable[[NodeId, Any], None], *, borrowed: bool = False

@@ -17,7 +17,7 @@ HELD_BYTES_MAX = 4 << 20  # of all groups; beyond it new requests are refused
 
 @dataclass(slots=True)
 class WaitingForLeader(Generic[T]):
-    """By group, in order of arrival."""
+    """Requests by group, in order of arrival."""
 
     _by_group: dict[int, list[tuple[float, int, T]]] = field(default_factory=dict)  # expiry, size
     _bytes: int = 0

@@ -108,7 +108,7 @@ class MirrorsAndSources:
     _running: dict[int, dict[str, OriginReader]] = field(default_factory=dict)  # by group, key
 
     def infos(self, group: int) -> dict[StreamSource, SourceInfo]:
-        """Of the origins being read for a stream that this node leads."""
+        """Infos of the origins that are being read for a stream that this node leads."""
         return {reader.source: reader.info() for reader in self._running.get(group, {}).values()}
 
     def leadership_changed(self, replica: FilledStream, leads: bool) -> None:  # noqa: FBT001

@@ -255,7 +255,7 @@ class OriginReader:
 
 
 def without_headers(headers: bytes, dropped: tuple[bytes, ...]) -> bytes:
-    """Without the headers whose names start with one of `dropped`: they applied to the origin."""
+    """Remove the headers whose names start with one of `dropped`: they applied to the origin."""
     if not any(name in headers for name in dropped):
         return headers
     pairs = [pair for pair in wire_headers.parse(headers) if not pair[0].startswith(dropped)]

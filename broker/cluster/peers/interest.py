@@ -193,7 +193,8 @@ class Interest:
         if sink is None:
             return  # nothing could be sent there; its interest is asked for when links come up
         if message.reset:
-            # Withdraw only what is gone: what stays must not look interrupted to watchers.
+            # Remove only subscriptions that no longer exist: watchers must not see the others
+            # removed and added again.
             listed = {(account, subject, queue) for account, subject, queue, _ in message.changes}
             for key in [key for key in sink.subscriptions if key not in listed]:
                 self._withdraw(sink, key)

@@ -42,7 +42,7 @@ class _Queued:
     run: PubRun
     start: int
     stop: int
-    targets: list[bytes]  # queue groups; b"" stands for the plain subscriptions
+    targets: list[bytes]  # queue groups; b"" means the plain subscriptions
 
 
 class PeerSink:

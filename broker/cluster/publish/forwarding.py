@@ -1,7 +1,7 @@
 """Batches of publishes from node to node: to the stream's leader, and the answers back.
 
 Owns: the frames of both directions.
-May not touch: what the leader does with a batch (replica/replica.py), what an answer leads to
+May not touch: how the leader processes a batch (replica/replica.py), how an answer is processed
 (outbox.py).
 Spec: docs/decisions/0001-one-publish-through-all-layers.md."""
 

@@ -1,8 +1,8 @@
 """The outbox of one stream on one node: collects publishes, forwards them, acknowledges them.
 
 Owns: the loop, the retry timer, the block being built, the pausing of connections.
-May not touch: the stream's state; every replica decides at apply what a publish leads to. When
-batches are sent, retried and dropped is decided by the core (outbox_core.py).
+May not touch: the stream's state; every replica decides the result of a publish at apply. The core
+(outbox_core.py) decides when batches are sent, retried and dropped.
 Spec: docs/decisions/0001-one-publish-through-all-layers.md."""
 
 from __future__ import annotations

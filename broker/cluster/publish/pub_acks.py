@@ -75,7 +75,7 @@ class PubAcks:
 
     def _acknowledge_each(self, batch: PublishBatch, answer: BatchAnswer) -> None:
         """Publish the leader's replies to single rows. The other rows are acked with consecutive
-        sequences; rows of fast batches get no more than the leader's replies."""
+        sequences; rows of fast batches get only the leader's replies."""
         replied: dict[int, list[bytes]] = {}
         for row, body in answer.exceptions:
             replied.setdefault(row, []).append(body)

@@ -69,7 +69,7 @@ class Membership:
             self.member_changes.check(replica)
 
     def drop_unassigned(self) -> None:
-        """At start, and after the disk has failed."""
+        """Drop replicas that are not assigned here. Called at start and after disk failures."""
         if any(self.node not in assignment.holders for assignment in self.meta_group.assignments):
             self.sweep()
 
@@ -109,7 +109,7 @@ class Membership:
     def _open_again(self, assignment: Assignment) -> None:
         voters = assignment.members
         if assignment.config.storage is not Storage.MEMORY:
-            # Not a voter before its log says so, not even in its own view.
+            # It does not count itself as a voter until its log contains that configuration.
             voters = [voter for voter in voters if voter != self.node]
             if self.storage.log_given_up(GroupId(assignment.group)):
                 # The process may have died between giving up the log and wiping the state.

@@ -188,7 +188,7 @@ class Replica:
 
     @property
     def consumer_count(self) -> int:
-        """Without those that mirrors and sources create."""
+        """The number of consumers, without those that mirrors and sources create."""
         return sum(not is_internal(c.config) for c in self.stream.consumers.values())
 
     def consumers(self) -> list[Consumer]:

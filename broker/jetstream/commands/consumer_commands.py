@@ -69,7 +69,7 @@ def to_runs(sequences: Iterable[int]) -> list[int]:
 
 
 def from_runs(runs: Sequence[int]) -> list[int]:
-    """The sequences that flat pairs (first, count) stand for, in order."""
+    """The sequences that flat pairs (first, count) denote, in order."""
     sequences: list[int] = []
     for i in range(0, len(runs), 2):
         sequences.extend(range(runs[i], runs[i] + runs[i + 1]))

@@ -1,4 +1,4 @@
-"""Subject transforms of streams: whether one is valid, and the mapping it stands for.
+"""Subject transforms of streams: whether one is valid, and its mapping.
 
 Owns: the rule that an empty destination keeps subjects unchanged.
 May not touch: the grammar and the mapping itself (broker/subjects/mapping.py).

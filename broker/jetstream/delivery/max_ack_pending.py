@@ -32,8 +32,8 @@ class MaxAckPending:
 
 
 def request_acks_from(config: ConsumerConfig) -> int:
-    """With ack policy flow_control: from how many pending messages on a flow control request is
-    sent to collect acks (half of the limit). 0 for consumers whose acks come as messages."""
+    """With ack policy flow_control: the number of pending messages (half of the limit) from which
+    on a flow control request is sent to collect acks. 0 for other ack policies."""
     if config.ack_policy is not AckPolicy.FLOW_CONTROL:
         return 0
     return max(config.max_ack_pending // 2, 1)

@@ -116,7 +116,7 @@ class DedupWindow:
 
     @classmethod
     def load(cls, image: DedupImage, files: BlockFiles, *, last_id: bytes) -> DedupWindow:
-        """From the last checkpoint."""
+        """Load the window from the last checkpoint."""
         full = [_chunk.decode(raw) for _, raw in files.scan(DEDUP)]
         window = cls(last_id, _written=full[-1].number if full else 0)
         window._fill(image.begin, [*full, *image.chunks])
@@ -124,7 +124,8 @@ class DedupWindow:
 
     @classmethod
     def restore(cls, image: DedupImage, files: BlockFiles, *, last_id: bytes) -> DedupWindow:
-        """From a snapshot. The next checkpoint deletes the chunks that were on disk before."""
+        """Build the window from a snapshot. The next checkpoint deletes the chunks that were on
+        disk before."""
         window = cls(last_id, _expired=[number for number, _ in files.scan(DEDUP)])
         window._fill(image.begin, image.chunks)
         return window

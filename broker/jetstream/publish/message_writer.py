@@ -155,7 +155,7 @@ class MessageWriter:
                 self.store.deadlines.set(block.seq(row), expires_at(block.time(row), ttl))
 
     def _time_to_live(self, message: IncomingMessage) -> int | None:
-        """In seconds. With delete markers, no message may expire sooner than a marker would."""
+        """The TTL in seconds. With delete markers, no message may expire sooner than a marker."""
         ttl, config = parse_ttl(message.named[TTL_HEADER]), self.config
         shortest = config.subject_delete_marker_ttl // NS_PER_S
         if ttl is not None and 0 < ttl < shortest and config.max_msgs_per_subject != 1:

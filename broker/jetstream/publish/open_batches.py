@@ -105,13 +105,14 @@ class AtomicBatches:
 
     @classmethod
     def load(cls, files: BlockFiles) -> AtomicBatches:
-        """From the last checkpoint."""
+        """Load the open batches from the last checkpoint."""
         found = [_batch.decode(raw) for _, raw in files.scan(STAGED)]
         return cls._of(found, written={batch.number for batch in found}, unwritten=set())
 
     @classmethod
     def restore(cls, images: list[OpenBatch], files: BlockFiles) -> AtomicBatches:
-        """From a snapshot. The next checkpoint deletes the records that were on disk before."""
+        """Build the open batches from a snapshot. The next checkpoint deletes the records that were
+        on disk before."""
         written = {number for number, _ in files.scan(STAGED)}
         return cls._of(images, written=written, unwritten={image.number for image in images})
 

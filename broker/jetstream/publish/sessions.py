@@ -84,7 +84,7 @@ class ResultImage(msgspec.Struct, array_like=True, frozen=True):
     batch_no: int
     first_seq: int
     count: int
-    # (row, sequence, err_code, text); the small codes below stand for answers that are no errors
+    # (row, sequence, err_code, text); the small codes below are answers that are not errors
     exceptions: list[tuple[int, int, int, str]]
 
 

@@ -93,7 +93,7 @@ class Services:
     def _commanded(
         self, command: Command, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes
     ) -> None:
-        """In the next turn of the loop: it may close the client that is being served."""
+        """Run the command in the next turn of the loop: it may close the client that sent it."""
         asyncio.get_running_loop().call_soon(self._carry_out, command, reply, payload)
 
     def _carry_out(self, command: Command, reply: bytes, payload: bytes) -> None:

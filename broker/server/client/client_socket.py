@@ -54,7 +54,7 @@ class ClientSocket:
         return data if tls is None or not tls.established else tls.encrypt(data)
 
     def write_raw(self, data: bytes) -> None:
-        """Past the buffer and the encryption: handshake records."""
+        """Write handshake records, which bypass the buffer and the encryption."""
         if data and self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 

@@ -62,7 +62,7 @@ class ConnectOptions:
         )
 
     def completed(self, brought: Credentials) -> ConnectOptions:
-        """With credentials from elsewhere (a cookie) filled in where CONNECT has none."""
+        """A copy that takes credentials from `brought` (a cookie) where CONNECT has none."""
         if brought.empty:
             return self
         return replace(

@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
         return plain
 
     def peer_ended(self) -> None:
-        """The client sends no more."""
+        """The client has closed its sending side."""
         self.operations.peer_ended()
 
     def connection_lost(self, error: Exception | None) -> None:

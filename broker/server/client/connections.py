@@ -106,7 +106,7 @@ class ConnectionObserver(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """Of the whole server; traffic of open connections is added on demand."""
+    """Counters of the whole server; traffic of open connections is added on demand."""
 
     total_connections: int = 0
     slow_consumers: int = 0

@@ -90,7 +90,7 @@ class Operations:
             self._when_done(lambda: self._wrong_input(wrong))
 
     def peer_ended(self) -> None:
-        """The client sends no more: close once everything before that is carried out."""
+        """The client has closed its sending side: close once all its operations are done."""
         self._when_done(lambda: self._connection.close(Reason.CLIENT_CLOSED))
 
     def _wrong_input(self, violation: ProtocolViolation) -> None:

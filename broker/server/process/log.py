@@ -78,9 +78,9 @@ class NonBlockingHandler(logging.Handler):
         self._poll.register(self._descriptor, select.POLLOUT)
 
     def reopen(self) -> None:
-        """After a rotation from outside: write to the path, not to the moved file. Raises OSError
-        and keeps the moved file if the path cannot be opened: a closed descriptor would fail, or
-        belong to a connection by then."""
+        """After an external rotation: write to the path, not to the moved file. Raises OSError if
+        the path cannot be opened, and continues to write to the moved file: the number of a
+        closed descriptor may already belong to a connection."""
         if self._path:
             moved = self._descriptor
             self._open()

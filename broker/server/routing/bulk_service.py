@@ -21,7 +21,7 @@ class BulkService(Sink, Protocol):
 
     @property
     def family_prefix(self) -> bytes:
-        """Of those, the prefix under which one lookup holds for every subject."""
+        """The one of those prefixes under which one lookup holds for every subject."""
 
     @property
     def compact_prefix(self) -> bytes:

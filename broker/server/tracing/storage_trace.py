@@ -166,7 +166,7 @@ def _waits_for_commit(headers: bytes) -> bool:
 
 
 def _error(asked: bytes, headers: bytes, payload: bytes) -> str:
-    """In nats-server's words, which are not always those of the answer."""
+    """The error in nats-server's words, which may differ from the text of the answer."""
     code, _ = wire_headers.status(headers)
     if code:
         return "stream not found"
