@@ -25,7 +25,7 @@ from broker.scan.protocol import (
     ScanRefused,
     ScanRequest,
 )
-from broker.store.block.block_py import BlockDamaged
+from broker.store.block.block_format import BlockDamaged
 
 logger = logging.getLogger("jetraft.scan")
 

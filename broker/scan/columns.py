@@ -2,7 +2,7 @@
 
 Owns: the reader's side of the block format, for bytes that came over the network.
 May not touch: sockets. numpy is imported when the first block arrives, not before.
-Spec: broker/store/block/block_py.py describes the format."""
+Spec: broker/store/block/block_format.py describes the format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from isal.isal_zlib import crc32
 
-from broker.store.block.block_py import (
+from broker.store.block.block_format import (
     CRC_FROM,
     HAS_SEQS,
     HEADER,

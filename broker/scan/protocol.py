@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 import msgspec
 from isal.isal_zlib import crc32
 
-from broker.store.block.block_py import CRC_FROM
+from broker.store.block.block_format import CRC_FROM
 
 PLAN_SUBJECT: Final = "$JS.API.STREAM.SCAN.PLAN."
 FRAME: Final = struct.Struct("<II")

@@ -28,7 +28,7 @@ from broker.scan.protocol import (
     encode_head,
     frame_header,
 )
-from broker.store.block.block_py import HEADER
+from broker.store.block.block_format import HEADER
 from broker.store.block.codec import Block, BlockBuilder, BlockDamaged
 from broker.subjects.grammar import matches, valid_subject
 

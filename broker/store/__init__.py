@@ -2,7 +2,7 @@
 
 Begin with `messages.py` (MessageStore, the messages of one stream). Around it:
 
-- `block/`: the block format, its codecs and its columns; `block_py.py` states the format
+- `block/`: the block format, its codecs and its columns; `block_format.py` states the format
 - `index/`: the subject index and subject filters; `index_py.py` states what it means
 - `segments.py`: the list of blocks of a stream, sealing, the block cache
 - `search.py`: reading by filter; `removal.py`: removing messages; `deadlines.py`: per-message TTLs

@@ -10,7 +10,14 @@ from time import process_time
 from types import SimpleNamespace
 from typing import Any
 
-from broker.store.block import _block, _builder, _deliveries, block_py, builder_py, deliveries_py
+from broker.store.block import (
+    _block,
+    _builder,
+    _deliveries,
+    block_format,
+    builder_py,
+    deliveries_py,
+)
 from broker.wire import _encode, _parser, _run, encode_py, parser_py, run_py
 
 CODECS = {
@@ -28,7 +35,7 @@ CODECS = {
         PubRun=run_py.PubRun,
         ReplyColumn=encode_py.ReplyColumn,
         encode_pub_acks=encode_py.encode_pub_acks,
-        Block=block_py.Block,
+        Block=block_format.Block,
         BlockBuilder=builder_py.BlockBuilder,
         encode_deliveries=deliveries_py.encode_deliveries,
     ),

@@ -304,5 +304,5 @@ def test_a_reader_needs_no_compiled_codecs() -> None:
         check=True,
     )
     loaded = found.stdout.split()
-    assert "broker.store.block.block_py" in loaded
+    assert "broker.store.block.block_format" in loaded
     assert not [name for name in loaded if name.startswith("broker.") and "._" in name]

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 from broker.accounts import Account
-from broker.cluster.publish.outbox import Outbox
 from broker.cluster.publish.outbox_core import HELD_BYTES_MAX, OutboxCore
+from broker.cluster.publish.outbox_shell import Outbox
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.server.routing.router import Router
 from broker.subjects import Subscription

@@ -54,7 +54,7 @@ def test_switch_selects_the_twins() -> None:
         "broker.wire.run_py",
         "broker.wire.parser_py",
         "broker.wire.encode_py",
-        "broker.store.block.block_py",
+        "broker.store.block.block_format",
         "broker.store.block.builder_py",
         "broker.store.block.deliveries_py",
     ]

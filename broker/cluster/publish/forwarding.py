@@ -2,7 +2,7 @@
 
 Owns: the frames of both directions.
 May not touch: how the leader processes a batch (replica/replica.py), how an answer is processed
-(outbox.py).
+(outbox_shell.py).
 Spec: docs/decisions/0001-one-publish-through-all-layers.md."""
 
 from __future__ import annotations

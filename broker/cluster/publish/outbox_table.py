@@ -1,7 +1,7 @@
 """The outboxes of one node: one per stream of the cluster.
 
 Owns: the table of outboxes, and the subscriptions by which each captures its stream's subjects.
-May not touch: how an outbox sends and resends (outbox.py), the table of assignments (meta/).
+May not touch: how an outbox sends and resends (outbox_shell.py), the table of assignments (meta/).
 Every node has an outbox for every stream, also where it holds no replica: clients may publish to
 any node."""
 
@@ -14,8 +14,8 @@ from typing import Protocol
 
 from broker.accounts import Account
 from broker.cluster.meta.assignments import Assignment
-from broker.cluster.publish.outbox import Outbox, Transmit
 from broker.cluster.publish.outbox_core import OutboxCore
+from broker.cluster.publish.outbox_shell import Outbox, Transmit
 from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.publish.publish_batch import BatchAnswer
 from broker.subjects import Subscription

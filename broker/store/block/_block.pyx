@@ -3,7 +3,7 @@
 
 Owns: the view over one block's bytes.
 May not touch: files, clocks, what a message means.
-Spec: block_py.py, which also specifies the format."""
+Spec: block_format.py, which also specifies the format."""
 
 import sys
 from isal.isal_zlib import crc32
@@ -13,22 +13,22 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcmp, memcpy
 
-from broker.store.block import block_py
-from broker.store.block.block_py import BlockDamaged
+from broker.store.block import block_format
+from broker.store.block.block_format import BlockDamaged
 
 cdef extern from "string.h" nogil:
     void* memmem(const void* where, size_t size, const void* what, size_t what_size)
 
 if sys.byteorder != "little":
     raise ImportError("compiled blocks need a little-endian machine; set JETRAFT_PURE=1")
-assert sizeof(BlockHeader) == block_py.HEADER.size
+assert sizeof(BlockHeader) == block_format.HEADER.size
 
-cdef uint32_t MAGIC = block_py.MAGIC
-cdef uint16_t VERSION = block_py.VERSION
-cdef uint16_t HAS_SEQS = block_py.HAS_SEQS
-cdef Py_ssize_t CRC_FROM = block_py.CRC_FROM
-cdef uint32_t SECTION_BYTES_MAX = block_py.SECTION_BYTES_MAX
-cdef uint64_t SEQ_MAX = block_py.SEQ_MAX
+cdef uint32_t MAGIC = block_format.MAGIC
+cdef uint16_t VERSION = block_format.VERSION
+cdef uint16_t HAS_SEQS = block_format.HAS_SEQS
+cdef Py_ssize_t CRC_FROM = block_format.CRC_FROM
+cdef uint32_t SECTION_BYTES_MAX = block_format.SECTION_BYTES_MAX
+cdef uint64_t SEQ_MAX = block_format.SEQ_MAX
 
 
 cdef class Rows:

@@ -3,7 +3,7 @@
 
 Owns: rows that are not sealed yet, and their numbering.
 May not touch: files, clocks, what a message means.
-Spec: builder_py.py; the format is in block_py.py."""
+Spec: builder_py.py; the format is in block_format.py."""
 
 from isal.isal_zlib import crc32
 
@@ -17,15 +17,15 @@ from broker.store.block._block cimport DATA, HEADERS, SUBJECTS, BlockHeader, blo
 from broker.wire._run cimport PubRecord, PubRun
 from broker.wire._text cimport reserve
 
-from broker.store.block import block_py
+from broker.store.block import block_format
 
-cdef uint32_t MAGIC = block_py.MAGIC
-cdef uint16_t VERSION = block_py.VERSION
-cdef uint16_t HAS_SEQS = block_py.HAS_SEQS
-cdef Py_ssize_t CRC_FROM = block_py.CRC_FROM
-cdef Py_ssize_t SECTION_BYTES_MAX = block_py.SECTION_BYTES_MAX
-cdef Py_ssize_t TOTAL_BYTES_MAX = block_py.TOTAL_BYTES_MAX
-cdef int64_t SEQ_MAX = block_py.SEQ_MAX
+cdef uint32_t MAGIC = block_format.MAGIC
+cdef uint16_t VERSION = block_format.VERSION
+cdef uint16_t HAS_SEQS = block_format.HAS_SEQS
+cdef Py_ssize_t CRC_FROM = block_format.CRC_FROM
+cdef Py_ssize_t SECTION_BYTES_MAX = block_format.SECTION_BYTES_MAX
+cdef Py_ssize_t TOTAL_BYTES_MAX = block_format.TOTAL_BYTES_MAX
+cdef int64_t SEQ_MAX = block_format.SEQ_MAX
 cdef Py_ssize_t KEPT_BYTES_MAX = 1 << 16  # clear() frees larger columns
 
 

@@ -2,7 +2,7 @@
 
 Owns: rows that are not sealed yet, and their numbering.
 May not touch: files, clocks, what a message means.
-Spec: the format is in block_py.py. This twin is the specification of _builder.pyx."""
+Spec: the format is in block_format.py. This twin is the specification of _builder.pyx."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import final
 
 from isal.isal_zlib import crc32
 
-from broker.store.block.block_py import (
+from broker.store.block.block_format import (
     CRC_AT,
     CRC_FROM,
     HAS_SEQS,

@@ -2,17 +2,17 @@
 
 Owns: the choice, by the same switch as broker.wire. Each codec has a Cython version (`_block`,
 `_builder`, `_deliveries`) and a Python twin that is its specification.
-May not touch: the format (block_py.py)."""
+May not touch: the format (block_format.py)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.store.block.block_py import BlockDamaged
+from broker.store.block.block_format import BlockDamaged
 from broker.wire import IMPLEMENTATION
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from broker.store.block.block_py import Block, Rows
+    from broker.store.block.block_format import Block, Rows
     from broker.store.block.builder_py import BlockBuilder
     from broker.store.block.deliveries_py import encode_deliveries
 else:

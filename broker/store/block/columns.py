@@ -2,7 +2,7 @@
 
 Owns: the size formula of a stored message, and reading the integer columns of a block at once.
 May not touch: which rows are removed, files.
-Spec: the block format in block_py.py; NATS JetStream stream state, `bytes`."""
+Spec: the block format in block_format.py; NATS JetStream stream state, `bytes`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 
 from isal.isal_zlib import crc32
 
-from broker.store.block.block_py import CRC_AT, CRC_FROM, HAS_SEQS, HEADER, padded
+from broker.store.block.block_format import CRC_AT, CRC_FROM, HAS_SEQS, HEADER, padded
 from broker.store.block.codec import Block, Rows
 
 _FLAGS_AT: Final = 6

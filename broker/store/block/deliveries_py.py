@@ -7,7 +7,7 @@ Spec: JetStream ack reply subjects, $JS.ACK.<stream>.<consumer>.<delivered>.<str
 
 from __future__ import annotations
 
-from broker.store.block.block_py import Rows
+from broker.store.block.block_format import Rows
 from broker.wire.text_py import encode_msg
 
 

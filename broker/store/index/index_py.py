@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from broker.store.block.block_py import Block
+from broker.store.block.block_format import Block
 from broker.subjects import has_wildcard, matcher
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from broker.cluster.publish.outbox import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from broker.cluster.publish.outbox_core import IN_FLIGHT_MAX, RESEND_AFTER_S
+from broker.cluster.publish.outbox_shell import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.store.block.codec import Block
 from broker.wire import PubRun

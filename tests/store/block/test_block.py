@@ -5,12 +5,19 @@ from typing import Any
 
 import pytest
 
-from broker.store.block import _block, _builder, _deliveries, block_py, builder_py, deliveries_py
+from broker.store.block import (
+    _block,
+    _builder,
+    _deliveries,
+    block_format,
+    builder_py,
+    deliveries_py,
+)
 from broker.wire import _run, run_py
 
 CODECS = {
     "python": SimpleNamespace(
-        Block=block_py.Block,
+        Block=block_format.Block,
         BlockBuilder=builder_py.BlockBuilder,
         encode_deliveries=deliveries_py.encode_deliveries,
         PubRun=run_py.PubRun,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.store.block import _block, _builder, block_py
-from broker.store.block.block_py import CRC_AT, CRC_FROM, BlockDamaged
+from broker.store.block import _block, _builder, block_format
+from broker.store.block.block_format import CRC_AT, CRC_FROM, BlockDamaged
 
-BLOCKS = {"python": block_py.Block, "cython": _block.Block}
+BLOCKS = {"python": block_format.Block, "cython": _block.Block}
 
 
 @pytest.fixture(params=BLOCKS)
@@ -130,7 +130,7 @@ def test_readers_agree_on_damaged_bytes(
     if cut < 3:
         del raw[len(raw) - cut :]
     data = sealed(raw) if reseal else bytes(raw)
-    expected = read_all(block_py.Block, data, verify=verify)
+    expected = read_all(block_format.Block, data, verify=verify)
     assert read_all(_block.Block, data, verify=verify) == expected
 
 

@@ -6,11 +6,18 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.store.block import _block, _builder, _deliveries, block_py, builder_py, deliveries_py
+from broker.store.block import (
+    _block,
+    _builder,
+    _deliveries,
+    block_format,
+    builder_py,
+    deliveries_py,
+)
 from broker.wire import _run, run_py
 
 TWIN = SimpleNamespace(
-    Block=block_py.Block,
+    Block=block_format.Block,
     BlockBuilder=builder_py.BlockBuilder,
     encode_deliveries=deliveries_py.encode_deliveries,
     PubRun=run_py.PubRun,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.store.block import _block, _builder, block_py, builder_py
+from broker.store.block import _block, _builder, block_format, builder_py
 from broker.store.index import _hashes, _index, hashes_py, index_py
 from broker.store.index.subject_filter import SubjectFilter, matching_subjects
 from broker.subjects import matches
@@ -38,7 +38,7 @@ class Both:
         first, self.seq = self.seq + 1, self.seq + len(subjects)
         stamp = 0 if numbered else first
         for index, builders, blocks in zip(
-            self.twins, (builder_py, _builder), (block_py, _block), strict=True
+            self.twins, (builder_py, _builder), (block_format, _block), strict=True
         ):
             builder = builders.BlockBuilder(first if numbered else 0)
             for i, subject in enumerate(subjects):
