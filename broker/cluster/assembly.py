@@ -28,6 +28,7 @@ from broker.cluster.observe.jsz import JetStreamDocument
 from broker.cluster.observe.metrics import Gauge, JetStreamMetrics
 from broker.cluster.observe.raftz import RaftGroups
 from broker.cluster.peers.mesh import Mesh
+from broker.cluster.platform import Platform
 from broker.cluster.stream_node import Spawn, StreamNode
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
@@ -227,6 +228,7 @@ def open_jetstream(
     *,
     expected_nodes: Callable[[], int],
     spawn: Spawn,
+    platform: Platform,
 ) -> JetStream:
     """Raises StartFailed when the store cannot be opened."""
     directory = store_directory(options.store_dir)
@@ -238,6 +240,7 @@ def open_jetstream(
             directory=directory,
             expected_nodes=expected_nodes,
             spawn=spawn,
+            platform=platform,
         )
     except StoreError as error:
         raise StartFailed(f"Can't start JetStream: {error}") from error

@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from broker.cluster.peers.mesh import Mesh
+from broker.cluster.platform import Platform
 from broker.config.options import Options
 from broker.server.process.times import span, timestamp
 from broker.server.services import BulkReader, Document, Query, StartFailed
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jetraft.cluster")
 
 STANDALONE = "standalone"
+REAL_PLATFORM = Platform()
 SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # planning and reading need the same permission
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
@@ -44,8 +46,9 @@ class Runtime:
 
     scan_subject = SCAN_SUBJECT
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, platform: Platform = REAL_PLATFORM) -> None:
         self.options = options
+        self._platform = platform
         self.mesh: Mesh | None = None
         self.jetstream: JetStream | None = None
 
@@ -64,6 +67,7 @@ class Runtime:
             server=server,
             options=cluster,
             spawn=spawn,
+            open_transport=self._platform.transport,
             hello={
                 "id": server.id,
                 "urls": server.client_urls(),
@@ -80,6 +84,7 @@ class Runtime:
                 self.options.jetstream,
                 expected_nodes=self._expected_nodes,
                 spawn=spawn,
+                platform=self._platform,
             )
         await self._start_mesh(self.mesh)
         if self.jetstream is not None:

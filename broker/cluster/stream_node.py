@@ -33,6 +33,7 @@ from broker.cluster.peers.leader_announcements import LeaderAnnouncements
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.no_peers import NoPeers
+from broker.cluster.platform import Platform
 from broker.cluster.publish.admission import Admission
 from broker.cluster.publish.forwarding import AnswerForwarder, PublishForwarder
 from broker.cluster.publish.outbox_table import OutboxTable
@@ -72,6 +73,7 @@ class StreamNode:
         directory: Path,
         expected_nodes: Callable[[], int],
         spawn: Spawn,
+        platform: Platform,
     ) -> None:
         """Raises raft.StoreError when the store cannot be opened."""
         self.server = server
@@ -80,8 +82,10 @@ class StreamNode:
         self.directory = directory
         self.spawn = spawn
         self.now_ns = steady_clock()
+        self.files = platform.files(directory)
         self.storage = ReplicaStorage.open(
             directory,
+            platform.open_store,
             node_name=mesh.name,
             cluster_name=mesh.cluster,
             flush_interval_s=options.flush_interval_s,
@@ -91,6 +95,7 @@ class StreamNode:
             store=self.storage.store,
             transport=mesh.transport or cast(Transport, NoPeers()),
             on_recovered=self._disk_recovered,
+            flush_thread=platform.flush_thread,
         )
         self.members = ClusterMembers(mesh.node, mesh.peer_name)
         self.leaders = LeaderTable(mesh.connected, self._leader_changed)
@@ -117,7 +122,7 @@ class StreamNode:
         )
         self.meta_requests = MetaRequests(mesh.node, mesh.rpc, self.leaders, self.meta_group)
         founders = Founders(
-            path=self.directory / "founding.json",
+            files=self.files,
             cluster=mesh.cluster,
             name=mesh.name,
             incarnation=str(storage.store.identity.incarnation),
@@ -127,7 +132,7 @@ class StreamNode:
         founders.load()
         self.founding = FoundingCalls(founders, self.members, mesh.rpc, mesh.peers, self.spawn)
         self.flush = StateFlush(
-            directory=self.directory,
+            files=self.files,
             store=storage.store,
             host=self.host,
             meta_group=self.meta_group,
@@ -152,7 +157,7 @@ class StreamNode:
                 replica=replica,
                 assignment=self.assignments.get,
             ),
-            session=next_session(self.directory / "session"),
+            session=next_session(self.files),
             domain=self.options.domain,
         )
         self.answers = AnswerForwarder(mesh.node, mesh, self.outboxes.answered)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rocksdict import Rdict, Snapshot, WriteBatch, WriteOptions
@@ -24,8 +25,8 @@ class RocksBatch:
 
     __slots__ = ("_column", "raw")
 
-    def __init__(self, column_handle: Any) -> None:
-        self.raw = WriteBatch(raw_mode=True)
+    def __init__(self, raw: WriteBatch, column_handle: Any) -> None:
+        self.raw = raw
         self._column = column_handle
 
     def put(self, raw_key: bytes, value: bytes) -> None:
@@ -44,8 +45,10 @@ class StateDb:
         *,
         column: str = "state",
         write: Callable[[WriteBatch, WriteOptions], None] | None = None,
+        new_batch: Callable[[], WriteBatch] = partial(WriteBatch, raw_mode=True),  # noqa: B008,
     ) -> None:
         """`write` replaces the write of the database, so that the owner sees failures."""
+        self._new_batch = new_batch
         self._name = column
         self._write = write
         self.take(db)
@@ -65,7 +68,7 @@ class StateDb:
         self._column.close()
 
     def begin(self) -> RocksBatch:
-        return RocksBatch(self._handle)
+        return RocksBatch(self._new_batch(), self._handle)
 
     def change(self, fill: Callable[[StateBatch], Result]) -> Result:
         batch = self.begin()

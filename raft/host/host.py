@@ -47,6 +47,7 @@ from raft.host.round_loop import RoundLoop
 from raft.host.snapshots import SnapshotExchange
 from raft.host.statistics import HostMetrics, HostObserver, HostStatistics
 from raft.host.ticker import Ticker
+from raft.store.flush_thread import FlushThread
 from raft.store.log_store import LogStore
 from raft.store.records import StoreFailed
 from raft.transport.transport import RAFT_BULK, RAFT_CONTROL, Transport
@@ -83,6 +84,7 @@ class Host:
         draw: Callable[[int, int], int] | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
         on_recovered: Callable[[], None] | None = None,
+        flush_thread: Callable[..., FlushThread] = FlushThread,
     ) -> None:
         """`on_failure` is called when the disk has failed and the node promises nothing more.
         With `on_recovered` the host tries to recover: it is called when the store was opened
@@ -122,6 +124,7 @@ class Host:
             store=store,
             transport=transport,
             apply=self._applier.apply,
+            flush_thread=flush_thread,
             group_failed=self._table.fail,
             store_failed=self._disk.failed,
         )

@@ -41,6 +41,7 @@ class RoundLoop:
         apply: Callable[[Group, Ready], bool],
         group_failed: Callable[[Group, Exception], None],
         store_failed: Callable[[BaseException], None],
+        flush_thread: Callable[..., FlushThread] = FlushThread,
     ) -> None:
         """`apply` returns whether the group keeps running."""
         self.flush_latency = Histogram()
@@ -50,6 +51,7 @@ class RoundLoop:
         self._apply = apply
         self._group_failed = group_failed
         self._store_failed = store_failed
+        self._flush_thread = flush_thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flusher: FlushThread | None = None
         self._scheduled = False
@@ -62,7 +64,7 @@ class RoundLoop:
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._flusher = FlushThread(loop, self._store, self._flushed)
+        self._flusher = self._flush_thread(loop, self._store, self._flushed)
         self._schedule()
 
     async def close(self) -> None:

@@ -42,7 +42,7 @@ from raft.store.records import (
     group_value,
     read_group,
 )
-from raft.store.rocks_batch import LAST_INDEX, encode_pieces, encode_records
+from raft.store.rocks_batch import LAST_INDEX, encode_pieces, encode_records, rocks_write_batch
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, SnapshotMeta
 
@@ -83,13 +83,16 @@ class LogStore:
         *,
         free_bytes_min: int = 0,
         flush_interval_s: float | None = None,
+        new_batch: Callable[[], WriteBatch] = rocks_write_batch,
+        space: DiskSpace | None = None,
     ) -> None:
+        self.new_batch = new_batch
         self.flush_interval_s = flush_interval_s
         self.failure: BaseException | None = None
         self.full = False  # as of the last check_space: nothing is written, all can be read
         self._path = path
         self._reopen_database = reopen_database
-        self._space = DiskSpace(path, free_bytes_min)
+        self._space = space or DiskSpace(path, free_bytes_min)
         db, self.identity = reopen_database()
         self._take(db)
         self._users: list[tuple[Callable[[], None], Callable[[Rdict], None]]] = []
@@ -263,7 +266,7 @@ class LogStore:
         if value is None:
             raise DamagedLog(group, Index(0), "there is no group record")
         record = GroupRecord(read_group(group, value).hard_state.after_loss())
-        raw, handle = WriteBatch(raw_mode=True), self._log_handle
+        raw, handle = self.new_batch(), self._log_handle
         raw.delete_range(KEY.pack(group, 1), KEY.pack(group, LAST_INDEX), handle)
         raw.put(KEY.pack(group, 0), group_value(group, record), handle)
         self._logs.pop(group, None)
@@ -295,12 +298,19 @@ class LogStore:
         grows = bool(batch.entries or batch.hard_states or batch.snapshots)
         if self.full and grows and not may_wait and not self._fits(batch):
             raise StoreFull("the disk is full")
-        raw, records = encode_records(batch, reader=self.reader, column=self._log_handle)
+        raw, records = encode_records(
+            batch, self.new_batch(), reader=self.reader, column=self._log_handle
+        )
         try:
             # The handle must not be in a local variable: an exception keeps this frame alive, and
             # a handle keeps the database open, which then cannot be reopened.
             for piece in encode_pieces(
-                batch, raw, reader=self.reader, column=self._log_handle, begun=self._begun
+                batch,
+                raw,
+                reader=self.reader,
+                column=self._log_handle,
+                begun=self._begun,
+                new_batch=self.new_batch,
             ):
                 self._write(piece, self._waiting_options if may_wait else self._write_options)
         except StoreBusy:

@@ -22,12 +22,15 @@ _PIECE_BYTES: Final = 32 << 10  # RocksDB copies a write batch each time it outg
 Reader = Callable[[GroupId], GroupLog]
 
 
+def rocks_write_batch() -> WriteBatch:
+    return WriteBatch(raw_mode=True)
+
+
 def encode_records(
-    batch: LogBatch, *, reader: Reader, column: ColumnFamily | None
+    batch: LogBatch, raw: WriteBatch, *, reader: Reader, column: ColumnFamily | None
 ) -> tuple[WriteBatch, dict[GroupId, GroupRecord]]:
-    """Everything except the entries, as a RocksDB batch (consumed by one attempt to write it), and
+    """Everything except the entries, added to `raw` (consumed by one attempt to write it), and
     the changed group records."""
-    raw = WriteBatch(raw_mode=True)
     records: dict[GroupId, GroupRecord] = {}
     for group in batch.removed:
         raw.delete_range(KEY.pack(group, 0), KEY.pack(group, LAST_INDEX), column)
@@ -62,6 +65,7 @@ def encode_pieces(
     reader: Reader,
     column: ColumnFamily | None,
     begun: Container[GroupId],
+    new_batch: Callable[[], WriteBatch],
 ) -> Iterator[WriteBatch]:
     """The RocksDB batches to write one after the other: `raw`, and the entries. A crash between two
     of them leaves a prefix of the new entries, just as a torn last one would. Entries that replace
@@ -76,6 +80,6 @@ def encode_pieces(
             raw.put(KEY.pack(group, entry.index), entry_value(group, entry), column)
             if not replaces and raw.size_in_bytes() > _PIECE_BYTES:
                 yield raw
-                raw = WriteBatch(raw_mode=True)
+                raw = new_batch()
     if len(raw):
         yield raw

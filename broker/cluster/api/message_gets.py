@@ -9,9 +9,9 @@ Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -113,7 +113,7 @@ class MessageGets:
         unseen = 0  # bytes answered since the clock was last read
         for row in range(start, stop):
             if unseen > LOOK_BYTES:
-                if perf_counter() > deadline:
+                if time.perf_counter() > deadline:
                     stop = row
                     break
                 unseen = 0

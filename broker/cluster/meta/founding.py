@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
 from broker.cluster.meta.members import ClusterMembers
+from broker.cluster.node_files import NodeFiles
 from broker.cluster.peers.rpc import CallFailed, Rpc
 from raft import NodeId, node_id
 from raft.transport.transport import Peer
@@ -29,6 +28,8 @@ from raft.transport.transport import Peer
 logger = logging.getLogger("jetraft.cluster")
 
 ASK_EVERY_S = 0.05
+FOUNDING_FILE = "founding.json"
+SESSION_FILE = "session"
 
 
 class Founding(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class Candidate(msgspec.Struct, frozen=True):
 class Founders:
     """The decision: wait for enough peers, then found or follow. `on_formed` is called once."""
 
-    path: Path
+    files: NodeFiles
     cluster: str
     name: str
     incarnation: str
@@ -64,8 +65,9 @@ class Founders:
     _refused: Founding | None = None  # this node is not a member of it, which was logged
 
     def load(self) -> None:
-        if self.path.exists():
-            self.founding = msgspec.json.decode(self.path.read_bytes(), type=Founding)
+        record = self.files.read(FOUNDING_FILE)
+        if record is not None:
+            self.founding = msgspec.json.decode(record, type=Founding)
 
     def start(self) -> None:
         if self.founding is not None:
@@ -122,7 +124,7 @@ class Founders:
             )
 
     def _adopt(self, founding: Founding) -> None:
-        write_durably(self.path, msgspec.json.encode(founding))
+        self.files.write(FOUNDING_FILE, msgspec.json.encode(founding))
         self.founding = founding
         self.on_formed(founding)
 
@@ -171,28 +173,13 @@ class FoundingCalls:
 _candidate = msgspec.json.Decoder(Candidate)
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a small file atomically: a crash leaves the old content or the new one."""
-    partial = path.with_suffix(".new")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def next_session(path: Path) -> int:
+def next_session(files: NodeFiles) -> int:
     """The session number of this run, greater than that of every earlier run of this node, and on
     disk before it is used.
 
     The clock makes it grow even when the data directory was replaced; the file makes it grow even
     when the clock stepped back."""
-    earlier = int(path.read_text()) if path.exists() else 0
+    earlier = int(files.read(SESSION_FILE) or b"0")
     session = max(earlier + 1, time.time_ns() // 1_000_000)
-    write_durably(path, str(session).encode())
+    files.write(SESSION_FILE, str(session).encode())
     return session

@@ -62,6 +62,7 @@ class Mesh:
     server: ClusteredServer
     options: ClusterOptions | None
     spawn: Callable[[Awaitable[None], str], object]
+    open_transport: Callable[..., Transport] = Transport
     hello: dict[str, Any] = field(default_factory=dict)
     transport: Transport | None = None
     interest: Interest = field(init=False)
@@ -77,7 +78,7 @@ class Mesh:
         if self.options is None:
             return
         credentials = (self.options.user, self.options.password) if self.options.user else None
-        self.transport = Transport(
+        self.transport = self.open_transport(
             node=self.node,
             name=self.name,
             cluster=self.cluster,

@@ -9,10 +9,10 @@ Spec: NATS JetStream consumers (push, pull, acks, flow control)."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from broker.cluster.consumer_requests.forwarding import ForwardedAcks, ForwardedRequest
@@ -328,7 +328,7 @@ class Leadership:
 
     def _pump(self, now: int) -> list[Delivery]:
         """The engines pumped within the time slice; the others come first in the next turn."""
-        deadline = perf_counter() + TURN_S
+        deadline = time.perf_counter() + TURN_S
         dirty, self._dirty = self._dirty, {}
         pumped: list[Delivery] = []
         for engine in dirty:
@@ -336,7 +336,7 @@ class Leadership:
             pumped.append(engine)
             if engine.more_work:
                 self._dirty[engine] = None
-            if perf_counter() > deadline:
+            if time.perf_counter() > deadline:
                 rest = dict.fromkeys(islice(dirty, len(pumped), None))
                 self._dirty = rest | self._dirty
                 break

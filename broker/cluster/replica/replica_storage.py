@@ -6,6 +6,7 @@ Spec: docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,16 +29,22 @@ class ReplicaStorage:
 
     @classmethod
     def open(
-        cls, directory: Path, *, node_name: str, cluster_name: str, flush_interval_s: float | None
+        cls,
+        directory: Path,
+        open_store: Callable[..., LogStore],
+        *,
+        node_name: str,
+        cluster_name: str,
+        flush_interval_s: float | None,
     ) -> ReplicaStorage:
         """Raises raft.StoreError with a sentence for the operator."""
-        store = LogStore.open(
+        store = open_store(
             directory / "store",
             node_name=node_name,
             cluster_name=cluster_name,
             tuning=StoreTuning(flush_interval_s=flush_interval_s),
         )
-        state_db = StateDb(store.db, write=store.write_state)
+        state_db = StateDb(store.db, write=store.write_state, new_batch=store.new_batch)
         store.attach(let_go=state_db.let_go, take=state_db.take)
         return cls(store, state_db, BlockCache())
 

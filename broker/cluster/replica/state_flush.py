@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from pathlib import Path
 from typing import Final
 
 from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.node_files import NodeFiles
 from broker.cluster.polling import eventually
 from broker.cluster.replica.replica_table import ReplicaTable
 from raft import GroupId, Index
@@ -30,6 +30,7 @@ FLUSH_EVERY_S: Final = 10.0
 FLUSH_ABOVE_BYTES: Final = 64 << 20
 ERASE_AFTER_S: Final = 1.0  # erasures within this time are handled together
 ERASE_SHARE: Final = 20  # at most one twentieth of the time is spent on rewriting
+ERASING_FILE: Final = "erasing"  # exists while something erased is still on disk
 CUT_WITHIN_S: Final = 30.0  # a follower may delay the cut this long; it is tried again then
 
 
@@ -39,7 +40,7 @@ class StateFlush:
     def __init__(
         self,
         *,
-        directory: Path,
+        files: NodeFiles,
         store: LogStore,
         host: Host,
         meta_group: MetaGroup,
@@ -54,7 +55,7 @@ class StateFlush:
         self._one_at_a_time = asyncio.Lock()
         self._erased: dict[GroupId, Index] = {}
         self._erasure_wanted = asyncio.Event()
-        self._mark = directory / "erasing"  # exists while something erased is still on disk
+        self._files = files
 
     def want(self) -> None:
         """Flush now instead of at the end of the interval."""
@@ -104,14 +105,14 @@ class StateFlush:
     def erased(self, group: GroupId, index: Index) -> None:
         """The entry at this index, which was just applied, has overwritten a message."""
         if not self._erased:
-            self._mark.touch()
+            self._files.write(ERASING_FILE, b"")
         self._erased[group] = index
         self._erasure_wanted.set()
 
     def resume_erasures(self) -> None:
         """Erase again what was not finished before a restart or a failure of the disk. Which
         groups it concerns is not known any more, so it is done for all of them."""
-        if self._mark.exists():
+        if self._files.read(ERASING_FILE) is not None:
             for replica in self._replicas:
                 self.erased(replica.group, Index(replica.stream.applied))
 
@@ -144,7 +145,7 @@ class StateFlush:
             self._erased = {**erased, **self._erased}
             self._erasure_wanted.set()
         elif not self._erased:
-            self._mark.unlink(missing_ok=True)
+            self._files.remove(ERASING_FILE)
 
     def _are_cut(self, erased: dict[GroupId, Index]) -> bool:
         return not any(

@@ -7,9 +7,9 @@ Spec: NATS client protocol, PUB, SUB with a queue group, no responders."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from random import randrange
-from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from broker.accounts import Account
@@ -109,7 +109,7 @@ class Router:
 
         Returns the row it stopped at. Less than the whole run means that the turn of this client is
         over: the caller continues later, before anything else this client has sent."""
-        deadline = perf_counter() + TURN_S
+        deadline = time.perf_counter() + TURN_S
         bulk = self._bulk
         spans = bulk.compact_spans(run) if bulk is not None else None
         recipient = (
@@ -155,7 +155,7 @@ class Router:
                     return done
                 recipient = None
             if late:
-                if perf_counter() > deadline:
+                if time.perf_counter() > deadline:
                     reached = start
                     break
                 work = 0
@@ -184,7 +184,7 @@ class Router:
         if sub is None and run.segments(start, start + 1)[0][0].startswith(self._timed):
             share = 1  # slow requests that have other subscribers besides the service
         for row in range(start, stop, share):
-            if row > start and perf_counter() > deadline:
+            if row > start and time.perf_counter() > deadline:
                 return row
             end = min(row + share, stop)
             if publisher.guarded and not publisher.may_publish(run, run.message(row)[0], row, end):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.meta.founding import Candidate, Founders, Founding, write_durably
+from broker.cluster.meta.founding import Candidate, Founders, Founding
+from broker.cluster.node_files import DirectoryFiles
 from raft import node_id
 
 # By node id, not by name: the smallest id founds.
@@ -40,7 +41,7 @@ class Node:
         """Start the process: load what is on disk, then start."""
         self.formed.clear()
         self.formation = Founders(
-            path=self.directory / "founding.json",
+            files=DirectoryFiles(self.directory),
             cluster="c",
             name=self.name,
             incarnation=self.incarnation,
@@ -250,13 +251,3 @@ def test_in_any_order_of_events_there_is_one_founding(tmp_path: Path, seed: int)
     for node in nodes:
         node.sees(nodes[0])
     assert [node.founding for node in nodes] == [everything] * 5, f"seed {seed}"
-
-
-def test_write_durably_replaces_whole_files(tmp_path: Path) -> None:
-    path = tmp_path / "file.json"
-    (tmp_path / "file.new").write_bytes(b"left behind by a crash, and longer than what follows")
-    write_durably(path, b"one")
-    assert path.read_bytes() == b"one"
-    write_durably(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert list(tmp_path.iterdir()) == [path]

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from broker.cluster.node_files import DirectoryFiles
 from broker.cluster.replica import state_flush as flushing
 from broker.cluster.replica.state_flush import StateFlush
 from raft import GroupId, Index
@@ -108,7 +109,11 @@ class Node:
     def flushing(self) -> StateFlush:
         part = cast(Any, self)
         return StateFlush(
-            directory=self.directory, store=part, host=part, meta_group=part, replicas=part
+            files=DirectoryFiles(self.directory),
+            store=part,
+            host=part,
+            meta_group=part,
+            replicas=part,
         )
 
     def __iter__(self) -> Iterator[Member]:
