@@ -52,13 +52,20 @@ class PermissionSet:
         self._grants: dict[bytes, tuple[int, int]] = {}  # reply -> (remaining, expires_ns)
 
     def may_publish(self, subject: bytes, *, now_ns: int) -> bool:
+        return self.publishable(subject, 1, now_ns=now_ns) == 1
+
+    def publishable(self, subject: bytes, count: int, *, now_ns: int) -> int:
+        """How many of `count` messages may be published to the subject. A grant is used up message
+        by message, so the first of them may be allowed and the rest not."""
         verdict = self._published.get(subject)
         if verdict is None:
             verdict = self._publish_verdict(subject)
             if len(self._published) >= VERDICTS_MAX:
                 self._published.clear()
             self._published[subject] = verdict
-        return verdict or (bool(self._grants) and self._use_grant(subject, now_ns=now_ns))
+        if verdict:
+            return count
+        return self._use_grant(subject, count, now_ns=now_ns) if self._grants else 0
 
     def may_subscribe(self, subject: bytes, queue: bytes) -> bool:
         if self._sub_allow is not None and not self._sub_allow.covers(subject, queue):
@@ -84,18 +91,19 @@ class PermissionSet:
             self._grants.pop(next(iter(self._grants)))
         self._grants[reply] = (responses.max_msgs, now_ns + responses.expires_ns)
 
-    def _use_grant(self, subject: bytes, *, now_ns: int) -> bool:
+    def _use_grant(self, subject: bytes, count: int, *, now_ns: int) -> int:
         grant = self._grants.pop(subject, None)
         if grant is None:
-            return False
+            return 0
         remaining, expires_ns = grant
         if now_ns > expires_ns:
-            return False
+            return 0
         if remaining < 0:
             self._grants[subject] = grant
-        elif remaining > 1:
-            self._grants[subject] = (remaining - 1, expires_ns)
-        return True
+            return count
+        if remaining > count:
+            self._grants[subject] = (remaining - count, expires_ns)
+        return min(remaining, count)
 
     def _publish_verdict(self, subject: bytes) -> bool:
         rules = self._rules.publish

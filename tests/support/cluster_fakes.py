@@ -81,8 +81,8 @@ class Client:
         self.pauses = 0
         self.gone = False
 
-    def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
-        return True
+    def check_publish(self, subject: bytes, start: int, stop: int) -> int:
+        return stop
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes

@@ -49,7 +49,7 @@ class ClientSink:
         self.subs: dict[bytes, Subscription] = {}
         self.headers_ok = False
         self.no_responders = False
-        self.guarded = True  # its publishes must pass may_publish
+        self.guarded = True  # its publishes must pass check_publish
         self.permissions: PermissionSet | None = None
         self.watchful = False  # deliveries are inspected one by one: permissions or -V
         self.in_msgs = 0
@@ -159,18 +159,20 @@ class ClientSink:
 
     # -- publishing -------------------------------------------------------------------------
 
-    def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
+    def check_publish(self, subject: bytes, start: int, stop: int) -> int:
         """The checks of one segment for a client that is restricted, pedantic or verbose."""
         for _ in range(start, stop):
             if self.pedantic and not valid_subject(subject, wildcards=False):
                 self.error("Invalid Publish Subject")
-        if not self.may_publish_to(subject):
-            for _ in range(start, stop):
-                self.refuse_publish(subject)
-            return False
-        if self.verbose:
-            self.queue(OK * (stop - start))
-        return True
+        allowed = stop
+        if self.permissions is not None:
+            now_ns = time.monotonic_ns()
+            allowed = start + self.permissions.publishable(subject, stop - start, now_ns=now_ns)
+        if self.verbose and allowed > start:
+            self.queue(OK * (allowed - start))
+        for _ in range(allowed, stop):
+            self.refuse_publish(subject)
+        return allowed
 
     def may_publish_to(self, subject: bytes) -> bool:
         permissions = self.permissions

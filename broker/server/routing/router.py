@@ -30,10 +30,12 @@ class Publisher(PublishingConnection, Sink, Protocol):
 
     account: Account
     no_responders: bool
-    guarded: bool  # its publishes must pass may_publish
+    guarded: bool  # its publishes must pass check_publish
 
-    def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
-        """Called once per segment; sends the client its -ERR when it refuses."""
+    def check_publish(self, subject: bytes, start: int, stop: int) -> int:
+        """The row up to which a segment may be published; permissions that count messages end in
+        the middle of one. Called once per piece of a segment; the client has had an -ERR for each
+        message that is refused."""
 
 
 class InspectingSink(Sink, Protocol):
@@ -187,8 +189,10 @@ class Router:
             if row > start and time.perf_counter() > deadline:
                 return row
             end = min(row + share, stop)
-            if publisher.guarded and not publisher.may_publish(run, run.message(row)[0], row, end):
-                continue
+            if publisher.guarded:
+                end = publisher.check_publish(run.message(row)[0], row, end)
+                if end == row:
+                    continue
             if sub is not None and not sub.max_msgs:
                 reached = self._to_one(publisher, sub, run, row, end, deadline=deadline)
                 if reached < end:

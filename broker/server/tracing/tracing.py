@@ -337,7 +337,7 @@ def _refusal(publisher: TracedPublisher, run: PubRun) -> str:
         publisher.error(refused)
         return refused
     subject = run.message(0)[0]
-    if publisher.guarded and not publisher.may_publish(run, subject, 0, 1):
+    if publisher.guarded and not publisher.check_publish(subject, 0, 1):
         return f'Permissions Violation for Publish to "{subject.decode(errors="backslashreplace")}"'
     return ""
 

@@ -71,10 +71,11 @@ class Client(Taker):
     refused: tuple[bytes, ...] = ()
     kind: SinkKind = SinkKind.CLIENT
 
-    def may_publish(self, run: PubRun, subject: bytes, start: int, stop: int) -> bool:
+    def check_publish(self, subject: bytes, start: int, stop: int) -> int:
         if subject in self.refused:
             self.log.append(("refused", [subject]))
-        return subject not in self.refused
+            return start
+        return stop
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
