@@ -27,6 +27,7 @@ from broker.monitor.monitor import Monitor
 from broker.monitor.observed import ObservedRuntime
 from broker.server.process import pid_files
 from broker.server.process.log import FATAL, NonBlockingHandler, install, logger
+from broker.server.process.private_files import create_private_files
 from broker.server.process.reload import NotReloadable, merge
 from broker.server.process.tasks import Tasks
 from broker.server.server import Server
@@ -104,6 +105,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(line: CommandLine, loaded: Loaded) -> int:
     """Serve, then exit the process. Returns only if the server could not start."""
+    create_private_files()
     try:
         handler = install(loaded.options.logging)
     except OSError as error:

@@ -18,6 +18,7 @@ import click
 from broker.cli.client import server_option, with_connection
 from broker.cli.end_by_signal import end_by_signal
 from broker.local import LocalCluster, NodeFailed, is_taken
+from broker.server.process.private_files import create_private_files
 
 STATE_FILE = "cluster.json"
 
@@ -56,6 +57,7 @@ def up(*, nodes: int | None, directory: str, port: int | None, detach: bool, fre
     """Start nodes on this machine; nodes that are running already are left alone. Client ports
     count up from --port, monitoring ports from --port + 4000, route ports from --port + 2000.
     Existing configuration files are used unchanged."""
+    create_private_files()
     place = Path(directory).resolve()
     running = _running(place)
     if fresh and running:
@@ -145,6 +147,7 @@ def down(
     *, nodes: tuple[str, ...], directory: str, kill: bool, leader_of: str | None, server: str
 ) -> None:
     """Stop nodes that `up --detach` started: the named ones, or all. Their data is kept."""
+    create_private_files()
     place = Path(directory).resolve()
     running = _running(place)
     if leader_of is not None:

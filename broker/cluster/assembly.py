@@ -32,6 +32,7 @@ from broker.cluster.platform import Platform
 from broker.cluster.stream_node import Spawn, StreamNode
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
+from broker.server.process.private_files import make_private
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft.store.log_store import StoreError
 
@@ -263,7 +264,10 @@ def store_directory(configured: str) -> Path:
         raise StartFailed("Can't start JetStream: storage directory is not a directory")
     directory = base / "jetstream"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        if not make_private(directory):
+            logger.warning(
+                "%s is open to other users and does not belong to us: chmod 0700 it", directory
+            )
         probe = directory / ".writable"
         probe.write_bytes(b"")
         probe.unlink()

@@ -54,7 +54,7 @@ def open_database(
     path: Path, *, node_name: str, cluster_name: str, tuning: StoreTuning
 ) -> tuple[Rdict, StoreIdentity]:
     """Raises WrongDirectory or StoreError, with a text for the operator."""
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         db = Rdict(str(path), _database_options(tuning), _column_options(tuning))
     except Exception as error:

@@ -14,6 +14,7 @@ import time
 from datetime import UTC, datetime
 
 from broker.config.options import Logging
+from broker.server.process.private_files import FILE_MODE
 
 TRACE = 5
 FATAL = logging.CRITICAL
@@ -71,7 +72,7 @@ class NonBlockingHandler(logging.Handler):
     def _open(self) -> None:
         if self._path:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._descriptor = os.open(self._path, flags, 0o640)
+            self._descriptor = os.open(self._path, flags, FILE_MODE)
         else:
             self._descriptor = STDERR
         self._poll = select.poll()

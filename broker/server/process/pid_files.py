@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from broker.server.process.listening import WILDCARDS, interface_addresses, join_host_port
+from broker.server.process.private_files import write_private
 
 
 def write_pid(path: str) -> None:
-    Path(path).write_text(str(os.getpid()))
+    write_private(Path(path), str(os.getpid()).encode())
 
 
 def remove(path: str) -> None:
@@ -33,6 +34,6 @@ def write_ports(directory: str, listeners: dict[str, list[str]]) -> str:
     path = Path(directory) / f"nats-server_{os.getpid()}.ports"
     text = msgspec.json.encode({name: found for name, found in listeners.items() if found})
     partial = path.with_suffix(".tmp")
-    partial.write_bytes(text)
+    write_private(partial, text)
     partial.replace(path)
     return str(path)
