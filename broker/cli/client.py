@@ -17,6 +17,8 @@ import nats
 import nats.errors
 import nats.js.errors
 
+from broker.server.process.printable import printable
+
 T = TypeVar("T")
 
 AT_LEAST_ONE = click.IntRange(1)
@@ -47,16 +49,16 @@ def with_connection(server: str, work: Callable[[Any], Awaitable[T]]) -> T:
         reason = (
             f"{refused.description} ({refused.err_code})" if refused.description else "not found"
         )
-        raise click.ClickException(reason) from refused
+        raise click.ClickException(printable(reason)) from refused
     except ValueError as wrong:
-        raise click.ClickException(str(wrong)) from wrong
+        raise click.ClickException(printable(str(wrong))) from wrong
     except nats.errors.TimeoutError as problem:
         raise click.ClickException(
             f"no answer before the timeout (server {_shown(server)})"
         ) from problem
     except (nats.errors.Error, OSError) as problem:
         reason = str(problem) or type(problem).__name__
-        raise click.ClickException(f"{reason} (server {_shown(server)})") from problem
+        raise click.ClickException(printable(f"{reason} (server {_shown(server)})")) from problem
 
 
 def _shown(server: str) -> str:

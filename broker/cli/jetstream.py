@@ -12,7 +12,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolic
 from nats.js.api import StreamConfig as ClientStreamConfig
 
 from broker.cli.client import AT_LEAST_ONE, SECONDS, server_option, with_connection
-from broker.cli.tables import age, size, table
+from broker.cli.tables import age, message_text, show, size, table
 
 
 @click.group()
@@ -88,7 +88,7 @@ def stream_info(*, name: str, server: str) -> None:
 def stream_purge(*, name: str, subject: str | None, server: str) -> None:
     """Remove messages, keep the stream."""
     with_connection(server, lambda nc: nc.jetstream().purge_stream(name, subject=subject))
-    click.echo(f"purged {name}")
+    show(f"purged {name}")
 
 
 @stream.command("get")
@@ -98,9 +98,7 @@ def stream_purge(*, name: str, subject: str | None, server: str) -> None:
 def stream_get(*, name: str, sequence: int, server: str) -> None:
     """Print one stored message."""
     message = with_connection(server, lambda nc: nc.jetstream().get_msg(name, sequence))
-    click.echo(
-        f"[{message.seq}] {message.subject}: {(message.data or b'').decode(errors='replace')}"
-    )
+    show(f"[{message.seq}] {message.subject}: {(message.data or b'').decode(errors='replace')}")
 
 
 @stream.command("rm")
@@ -109,7 +107,7 @@ def stream_get(*, name: str, sequence: int, server: str) -> None:
 def stream_rm(*, name: str, server: str) -> None:
     """Delete a stream and everything in it."""
     with_connection(server, lambda nc: nc.jetstream().delete_stream(name))
-    click.echo(f"deleted {name}")
+    show(f"deleted {name}")
 
 
 @click.group()
@@ -194,7 +192,7 @@ def consumer_next(*, stream_name: str, name: str, count: int, timeout: float, se
         subscription = await nc.jetstream().pull_subscribe_bind(name, stream_name)
         for message in await subscription.fetch(count, timeout=timeout):
             sequence = message.metadata.sequence.stream
-            click.echo(f"[{sequence}] {message.subject}: {message.data.decode(errors='replace')}")
+            click.echo(message_text(sequence, message))
             await message.ack_sync()
 
     with_connection(server, work)
@@ -207,37 +205,37 @@ def consumer_next(*, stream_name: str, name: str, count: int, timeout: float, se
 def consumer_rm(*, stream_name: str, name: str, server: str) -> None:
     """Delete a consumer."""
     with_connection(server, lambda nc: nc.jetstream().delete_consumer(stream_name, name))
-    click.echo(f"deleted {stream_name} > {name}")
+    show(f"deleted {stream_name} > {name}")
 
 
 def _print_stream(info: Any) -> None:
     config, state, cluster = info.config, info.state, info.cluster
-    click.echo(f"stream {config.name}")
-    click.echo(f"  subjects   {', '.join(config.subjects or [])}")
-    click.echo(f"  keeps      {config.storage}, {config.retention}, {config.num_replicas} replicas")
-    click.echo(
+    show(f"stream {config.name}")
+    show(f"  subjects   {', '.join(config.subjects or [])}")
+    show(f"  keeps      {config.storage}, {config.retention}, {config.num_replicas} replicas")
+    show(
         f"  messages   {state.messages:,} ({size(state.bytes)}), "
         f"{state.first_seq} to {state.last_seq}"
     )
-    click.echo(f"  consumers  {state.consumer_count}")
+    show(f"  consumers  {state.consumer_count}")
     if cluster is not None:
-        click.echo(f"  leader     {cluster.leader}")
+        show(f"  leader     {cluster.leader}")
         for peer in cluster.replicas or []:
             condition = "current" if peer.current else f"{peer.lag or 0} log entries behind"
             if peer.offline:
                 condition = "offline"
             heard = f", heard {age(peer.active / 1e9)} ago" if peer.active else ""
-            click.echo(f"  follower   {peer.name} ({condition}{heard})")
+            show(f"  follower   {peer.name} ({condition}{heard})")
 
 
 def _print_consumer(info: Any) -> None:
-    click.echo(f"consumer {info.stream_name} > {info.name}")
+    show(f"consumer {info.stream_name} > {info.name}")
     config = info.config
     mode = f"push to {config.deliver_subject}" if config.deliver_subject else "pull"
     only = config.filter_subject or ",".join(config.filter_subjects or []) or "everything"
-    click.echo(f"  mode       {mode}, acks {config.ack_policy}, from {config.deliver_policy}")
-    click.echo(f"  takes      {only}")
+    show(f"  mode       {mode}, acks {config.ack_policy}, from {config.deliver_policy}")
+    show(f"  takes      {only}")
     for word, at in (("delivered", info.delivered), ("ack floor", info.ack_floor)):
         consumer_seq, stream_seq = (at.consumer_seq, at.stream_seq) if at else (0, 0)
-        click.echo(f"  {word:10} {consumer_seq:,} (stream sequence {stream_seq:,})")
-    click.echo(f"  pending    {info.num_pending:,} to deliver, {info.num_ack_pending:,} unacked")
+        show(f"  {word:10} {consumer_seq:,} (stream sequence {stream_seq:,})")
+    show(f"  pending    {info.num_pending:,} to deliver, {info.num_ack_pending:,} unacked")

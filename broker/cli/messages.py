@@ -13,6 +13,7 @@ import nats.errors
 import nats.js.errors
 
 from broker.cli.client import AT_LEAST_ONE, server_option, with_connection
+from broker.cli.tables import message_text
 from broker.subjects.grammar import valid_subject
 
 
@@ -76,7 +77,7 @@ def sub(*, subject: str, count: int | None, queue: str, server: str) -> None:
         received = 0
         async for message in subscription.messages:
             received += 1
-            click.echo(f"[{received}] {message.subject}: {message.data.decode(errors='replace')}")
+            click.echo(message_text(received, message))
             if received == count:
                 return
 

@@ -6,8 +6,11 @@ May not touch: servers; it gets values and prints them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import click
+
+from broker.server.process.printable import printable, printable_lines
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -17,7 +20,10 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
     if not rows:
         click.echo(empty)
         return
-    shown = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    shown = [
+        [f"{cell:,}" if isinstance(cell, int) else printable(str(cell)) for cell in row]
+        for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(headings, *shown, strict=True)]
     numeric = [isinstance(cell, int) for cell in rows[0]]
 
@@ -32,6 +38,24 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
     click.echo("  ".join("-" * width for width in widths))
     for row in shown:
         click.echo(line(row))
+
+
+def show(line: str) -> None:
+    """Print one line, whatever names a server put into it."""
+    click.echo(printable(line))
+
+
+class PrintedMessage(Protocol):
+    @property
+    def subject(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+
+
+def message_text(number: int, message: PrintedMessage) -> str:
+    """One message. Whoever published it must not control the terminal that shows it."""
+    data = printable_lines(message.data.decode(errors="replace"))
+    return f"[{number}] {printable(message.subject)}: {data}"
 
 
 def size(count: int) -> str:

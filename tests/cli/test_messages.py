@@ -64,3 +64,11 @@ def test_a_missing_stream_or_consumer_is_named(url: str) -> None:
     assert said == "Error: consumer not found (10014)"
     said = run(url, "consumer", "next", "NOWHERE", "nobody", code=1)
     assert said == "Error: stream not found (10059)"
+
+
+def test_a_message_cannot_control_the_terminal(url: str) -> None:
+    run(url, "stream", "add", "TERMINAL", "--subjects", "terminal.>")
+    run(url, "pub", "terminal.\x1b[7m", "\x1b[2J\x1b]0;title\x07{\n\t1}")
+    run(url, "consumer", "add", "TERMINAL", "reader")
+    shown = run(url, "consumer", "next", "TERMINAL", "reader")
+    assert shown == "[1] terminal.\\x1b[7m: \\x1b[2J\\x1b]0;title\\x07{\n\t1}"

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from broker.accounts.identity import Credentials
+from broker.server.process.printable import quoted
 
 
 class BadConnect(Exception):
@@ -43,10 +44,10 @@ class ConnectOptions:
     def shown_user(self) -> str:
         """The user, as the log shows it."""
         if self.nkey:
-            return f'Nkey "{self.nkey}"'
+            return f"Nkey {quoted(self.nkey)}"
         if self.jwt:
             return "JWT User"
-        return f'User "{self.user}"' if self.user else "User N/A"
+        return f"User {quoted(self.user)}" if self.user else "User N/A"
 
     def credentials(self, nonce: str, host: str, connection_type: str) -> Credentials:
         return Credentials(

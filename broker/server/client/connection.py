@@ -27,6 +27,7 @@ from broker.server.client.operations import Operations
 from broker.server.client.outbound import Outbound
 from broker.server.client.tls import HANDSHAKE_RECORD, TlsFailed, TlsLayer
 from broker.server.process.log import TRACE, logger
+from broker.server.process.printable import quoted
 from broker.subjects import Subscription
 from broker.wire import ClientParser
 
@@ -325,7 +326,7 @@ class Connection(asyncio.Protocol):
         """The beginning of log lines about this client."""
         options = self.connect
         about = ":".join(part for part in (options.version, options.lang, options.name) if part)
-        shown = f' - "v{about}"' if about else ""
+        shown = f" - {quoted('v' + about)}" if about else ""
         via = f"{self.socket.forwarded_for}/" if self.socket.forwarded_for else ""
         return f"{via}{self.host}:{self.port} - {self._profile.mark}:{self._cid}{shown}"
 

@@ -14,6 +14,7 @@ import time
 from datetime import UTC, datetime
 
 from broker.config.options import Logging
+from broker.server.process.printable import printable
 from broker.server.process.private_files import FILE_MODE
 
 TRACE = 5
@@ -50,6 +51,7 @@ class NatsFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             text = f"{text}: {type(error).__name__}: {error}".replace("\n", " | ")
+        text = printable(text)
         if not self._options.logtime:
             return f"[{self._pid}] [{shown}] {text}\n"
         moment = datetime.fromtimestamp(record.created, UTC)
