@@ -7,6 +7,8 @@ Spec: NATS client protocol, TLS: the upgrade follows the INFO on the same socket
 from __future__ import annotations
 
 import ssl
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec import structs
@@ -35,6 +37,10 @@ def server_context(options: TlsOptions) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_REQUIRED
         if not options.ca_file:
             context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+        # A resumed session skips the check of the client's certificate, which may have expired
+        # since. TLS 1.2 can resume without a ticket too: TlsLayer checks that.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
     return context
 
 
@@ -68,17 +74,37 @@ def route_contexts(options: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]
 
     Raises StartFailed."""
     try:
-        return server_context(structs.replace(options, verify=True)), client_context(options)
+        accepting, dialing = (
+            server_context(structs.replace(options, verify=True)),
+            client_context(options),
+        )
     except (OSError, ssl.SSLError) as error:
         raise StartFailed(f"cluster tls: {error}") from error
+    for context in (accepting, dialing):  # both ends are ours, and 1.2 could resume sessions
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return accepting, dialing
+
+
+def outlives_certificate(session: ssl.SSLObject, *, now: float) -> bool:
+    """Whether a resumed session belongs to a client whose certificate is not valid now. OpenSSL
+    checked it when the session began, and does not check it again."""
+    if not session.session_reused:
+        return False
+    certificate = session.getpeercert() or {}
+    begins, ends = (str(certificate.get(key, "")) for key in ("notBefore", "notAfter"))
+    if not ends:
+        return False  # a client without a certificate, where none is required
+    return not ssl.cert_time_to_seconds(begins) <= now <= ssl.cert_time_to_seconds(ends)
 
 
 class TlsLayer:
     """The server side of one TLS session over memory buffers."""
 
-    __slots__ = ("_incoming", "_object", "_outgoing", "ended", "established")
+    __slots__ = ("_incoming", "_now", "_object", "_outgoing", "ended", "established")
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, now: Callable[[], float] = time.time) -> None:
+        """`now`: seconds since 1970, for the dates of certificates."""
+        self._now = now
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -96,6 +122,8 @@ class TlsLayer:
                     self._object.do_handshake()
                 except ssl.SSLWantReadError:
                     return b""
+                if outlives_certificate(self._object, now=self._now()):
+                    raise TlsFailed("the client's certificate has expired since the session began")
                 self.established = True
             return self._drain()
         except (ssl.SSLError, OSError) as error:

@@ -8,10 +8,12 @@ deadline; beyond either, the socket is closed."""
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, Protocol, cast
 
 from broker.server.client.close_reason import Reason
 from broker.server.client.connection import Connection
+from broker.server.client.tls import outlives_certificate
 from broker.server.process.log import logger
 from broker.wire.upgrade import HEAD_MAX, Terms, Upgrade, UpgradeRefused, upgrade
 from broker.wire.websocket import (
@@ -84,7 +86,9 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._below = cast(asyncio.Transport, transport)
-        if self._listener.crowded:
+        session = transport.get_extra_info("ssl_object")
+        expired = session is not None and outlives_certificate(session, now=time.time())
+        if expired or self._listener.crowded:
             self._below.abort()
             return
         self._listener.waiting.add(self)
