@@ -287,6 +287,17 @@ class LocalCluster:
                 more=self.more,
             )
 
+    def add(self, *, routes: Sequence[int] | None = None) -> LocalNode:
+        """Prepare one more node, with a route to the first one or these routes. It is not started,
+        and stopped with the others."""
+        client, http, route = free_ports(3)
+        name = f"{self.name}-{len(self.nodes) + 1}"
+        node = LocalNode(name, self.directory / name, client, http, route, self.command)
+        known = [self.nodes[0].route_port] if routes is None else routes
+        node.write_config(cluster=self.name, routes=known, jetstream=self.jetstream, more=self.more)
+        self.nodes.append(node)
+        return node
+
     def start(self) -> None:
         if not self.nodes:
             self.prepare()

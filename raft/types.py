@@ -19,9 +19,12 @@ Index = NewType("Index", int)  # a Raft log position; a stream position is a seq
 NO_NODE = NodeId(0)
 
 
-def node_id(name: str) -> NodeId:
-    """The id of a server name: the same on every start, 63 bits, never zero."""
-    return NodeId((int.from_bytes(sha256(name.encode()).digest()[:8], "big") >> 1) or 1)
+def node_id(name: str, incarnation: int = 0) -> NodeId:
+    """The id of a server with this data directory: the same on every start, 63 bits, never zero.
+    With another directory it is another id, so a member that lost its votes and its log has lost
+    its id as well. Incarnation 0: a server without data."""
+    text = f"{name}\0{incarnation}" if incarnation else name
+    return NodeId((int.from_bytes(sha256(text.encode()).digest()[:8], "big") >> 1) or 1)
 
 
 class Role(Enum):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,13 @@ from broker.cluster.observe.metrics import Gauge, JetStreamMetrics
 from broker.cluster.observe.raftz import RaftGroups
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.platform import Platform
+from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.stream_node import Spawn, StreamNode
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
 from broker.server.process.private_files import make_private
 from broker.server.services import BulkReader, Document, Query, StartFailed
+from raft import NodeId
 from raft.store.log_store import StoreError
 
 if TYPE_CHECKING:
@@ -222,29 +225,57 @@ def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """The data of this node, opened before anything is told to peers: it says who we are."""
+
+    directory: Path
+    storage: ReplicaStorage
+
+    @property
+    def node(self) -> NodeId:
+        return self.storage.store.identity.member
+
+
+def open_store(
+    options: JetStreamOptions, platform: Platform, *, name: str, cluster: str
+) -> OpenedStore:
+    """Raises StartFailed."""
+    directory = store_directory(options.store_dir)
+    try:
+        storage = ReplicaStorage.open(
+            directory,
+            platform.open_store,
+            node_name=name,
+            cluster_name=cluster,
+            flush_interval_s=options.flush_interval_s,
+        )
+    except StoreError as error:
+        raise StartFailed(f"Can't start JetStream: {error}") from error
+    return OpenedStore(directory, storage)
+
+
 def open_jetstream(
     server: Server,
     mesh: Mesh,
     options: JetStreamOptions,
     *,
+    store: OpenedStore,
     expected_nodes: Callable[[], int],
     spawn: Spawn,
     platform: Platform,
 ) -> JetStream:
-    """Raises StartFailed when the store cannot be opened."""
-    directory = store_directory(options.store_dir)
-    try:
-        node = StreamNode(
-            server,
-            mesh,
-            options,
-            directory=directory,
-            expected_nodes=expected_nodes,
-            spawn=spawn,
-            platform=platform,
-        )
-    except StoreError as error:
-        raise StartFailed(f"Can't start JetStream: {error}") from error
+    directory = store.directory
+    node = StreamNode(
+        server,
+        mesh,
+        options,
+        directory=directory,
+        storage=store.storage,
+        expected_nodes=expected_nodes,
+        spawn=spawn,
+        platform=platform,
+    )
     jetstream = JetStream(node)
     jetstream.serve_accounts()
     logger.info("Starting JetStream")

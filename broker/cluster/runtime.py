@@ -19,7 +19,7 @@ from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft.types import node_id
 
 if TYPE_CHECKING:
-    from broker.cluster.assembly import JetStream
+    from broker.cluster.assembly import JetStream, OpenedStore
     from broker.server.server import Server
     from raft.transport.transport import Peer
 
@@ -60,10 +60,18 @@ class Runtime:
 
         # Without a cluster the server may change its name: the data stays its own.
         name = STANDALONE if cluster is None else self.options.server_name or server.name
+        cluster_name = cluster.name if cluster is not None and cluster.name else STANDALONE
+        store: OpenedStore | None = None
+        if self.options.jetstream is not None:
+            from broker.cluster.assembly import open_jetstream, open_store
+
+            store = open_store(
+                self.options.jetstream, self._platform, name=name, cluster=cluster_name
+            )
         self.mesh = Mesh(
-            node=node_id(name),
+            node=store.node if store is not None else node_id(name),
             name=name,
-            cluster=cluster.name if cluster is not None and cluster.name else STANDALONE,
+            cluster=cluster_name,
             server=server,
             options=cluster,
             spawn=spawn,
@@ -75,13 +83,12 @@ class Runtime:
                 "client": client_address(server),
             },
         )
-        if self.options.jetstream is not None:
-            from broker.cluster.assembly import open_jetstream
-
+        if store is not None and self.options.jetstream is not None:
             self.jetstream = open_jetstream(
                 server,
                 self.mesh,
                 self.options.jetstream,
+                store=store,
                 expected_nodes=self._expected_nodes,
                 spawn=spawn,
                 platform=self._platform,

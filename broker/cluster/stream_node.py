@@ -6,6 +6,7 @@ May not touch: how any of them works. The API and monitoring are built on top, i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -21,9 +22,11 @@ from broker.cluster.limits.account_limits import AccountQuotas
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import META_GROUP, Assignment, AssignmentTable
 from broker.cluster.meta.founding import Founders, Founding, FoundingCalls, next_session
+from broker.cluster.meta.joining import Joining
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
+from broker.cluster.meta.meta_voters import MetaVoters
 from broker.cluster.observe.advisories import Advisories
 from broker.cluster.observe.asset_info import AssetInfo
 from broker.cluster.origins.mirroring import MirrorsAndSources
@@ -33,6 +36,7 @@ from broker.cluster.peers.leader_announcements import LeaderAnnouncements
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.no_peers import NoPeers
+from broker.cluster.peers.rpc import CallFailed
 from broker.cluster.platform import Platform
 from broker.cluster.publish.admission import Admission
 from broker.cluster.publish.forwarding import AnswerForwarder, PublishForwarder
@@ -48,8 +52,9 @@ from broker.cluster.replica.replica_table import ReplicaTable
 from broker.cluster.replica.request_receiver import RequestReceiver
 from broker.cluster.replica.state_flush import StateFlush
 from broker.config.options import JetStreamOptions
+from broker.jetstream.errors import JetStreamError
 from broker.server.listeners import internal_client
-from raft import GroupId, NodeId, Term
+from raft import GroupId, NodeId, RaftError, Term
 from raft.host.host import Host
 from raft.transport.transport import Peer, Transport
 
@@ -57,6 +62,8 @@ if TYPE_CHECKING:
     from broker.server.server import Server
 
 logger = logging.getLogger("jetraft.cluster")
+
+LEARN_EVERY_S = 0.05
 
 Spawn = Callable[[Awaitable[None], str], object]
 
@@ -71,11 +78,12 @@ class StreamNode:
         options: JetStreamOptions,
         *,
         directory: Path,
+        storage: ReplicaStorage,
         expected_nodes: Callable[[], int],
         spawn: Spawn,
         platform: Platform,
     ) -> None:
-        """Raises raft.StoreError when the store cannot be opened."""
+        """`storage` is opened before the mesh is built: the id of this node is in it."""
         self.server = server
         self.mesh = mesh
         self.options = options
@@ -83,13 +91,7 @@ class StreamNode:
         self.spawn = spawn
         self.now_ns = steady_clock()
         self.files = platform.files(directory)
-        self.storage = ReplicaStorage.open(
-            directory,
-            platform.open_store,
-            node_name=mesh.name,
-            cluster_name=mesh.cluster,
-            flush_interval_s=options.flush_interval_s,
-        )
+        self.storage = storage
         self.host = Host(
             node=mesh.node,
             store=self.storage.store,
@@ -97,9 +99,9 @@ class StreamNode:
             on_recovered=self._disk_recovered,
             flush_thread=platform.flush_thread,
         )
-        self.members = ClusterMembers(mesh.node, mesh.peer_name)
         self.leaders = LeaderTable(mesh.connected, self._leader_changed)
         self.assignments = AssignmentTable()
+        self.members = ClusterMembers(mesh.node, self.assignments.nodes, mesh.peer_name)
         self.replicas = ReplicaTable(self.assignments, self._open_replica)
         self._build_meta(expected_nodes)
         self._build_publishing()
@@ -118,6 +120,7 @@ class StreamNode:
             on_reconfigured=self._reconfigured,
             on_removed=self._removed,
             on_leader=self._meta_leader_changed,
+            on_nodes=self.members.refresh,
             on_written=self._meta_written,
         )
         self.meta_requests = MetaRequests(mesh.node, mesh.rpc, self.leaders, self.meta_group)
@@ -128,9 +131,25 @@ class StreamNode:
             incarnation=str(storage.store.identity.incarnation),
             expected=expected_nodes,
             on_formed=self._founded,
+            node=mesh.node,
         )
         founders.load()
-        self.founding = FoundingCalls(founders, self.members, mesh.rpc, mesh.peers, self.spawn)
+        self.joining = Joining(
+            node=mesh.node,
+            name=mesh.name,
+            rpc=mesh.rpc,
+            leaders=self.leaders,
+            group=self.meta_group,
+            nodes=self.assignments.nodes,
+            connected=mesh.connected,
+            now_ns=self.now_ns,
+        )
+        self.founding = FoundingCalls(
+            founders, self.members, mesh.rpc, mesh.peers, self.joining.ask, self.spawn
+        )
+        self.meta_voters = MetaVoters(
+            self.meta_group, self.assignments.nodes, mesh.connected, self.members.name
+        )
         self.flush = StateFlush(
             files=self.files,
             store=storage.store,
@@ -267,7 +286,7 @@ class StreamNode:
     def start(self) -> None:
         mesh = self.mesh
         for part in (self.publishing, self.answers, self.announcements, self.meta_requests,
-                     self.quotas):  # fmt: skip
+                     self.joining, self.quotas):  # fmt: skip
             part.start()
         mesh.register(CHANNEL_CONSUMER_REQUESTS, self.requests.received)
         mesh.register(CHANNEL_ACKS, self.requests.received_acks)
@@ -279,6 +298,7 @@ class StreamNode:
         self.spawn(self.host.run(), "raft host")
         self.spawn(self.flush.run(), "state flush")
         self.spawn(self.flush.run_erasures(), "secure erase")
+        self.spawn(self.meta_voters.run(), "meta voters")
         self.meta_group.load()
         self.founding.start()
 
@@ -292,20 +312,43 @@ class StreamNode:
     # -- which part is notified of what ---------------------------------------------------------
 
     def _founded(self, founding: Founding) -> None:
-        self.members.set(list(founding.members))
+        self.assignments.nodes.found(founding.names())
+        self.members.refresh()
         self._join_groups()
+        if self.mesh.node not in self.members.nodes:
+            self.spawn(self._learn_table(), "learn the stream table")
+            return
         self.members.founded.set()
         if self.members.clustered:
             logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
 
+    async def _learn_table(self) -> None:
+        """A node that has just joined knows no streams yet. Until it does, it must not say of any
+        that it does not exist."""
+        while True:
+            try:
+                await self.meta_requests.barrier()
+                if self.mesh.node in self.members.nodes:
+                    break
+            except (CallFailed, RaftError, TimeoutError, JetStreamError) as error:
+                logger.debug("the stream table is not known yet: %s", error)
+            await asyncio.sleep(LEARN_EVERY_S)
+        self.members.founded.set()
+        names = sorted(self.members.name(node) for node in self.members.nodes)
+        logger.info("joined the cluster of %s", ", ".join(names))
+
     def _join_groups(self) -> None:
-        """The meta group, and the group of every stream assigned to this node."""
+        """The meta group, and the group of every stream assigned to this node. A node that joined
+        later is not among the first voters, so it neither votes nor campaigns before the log tells
+        it that it is a member."""
+        founding = self.founding.founders.founding
+        assert founding is not None, "groups are joined once the cluster is known"
         for assignment in self.assignments:
             self._assigned(assignment)
         self.membership.drop_unassigned()
         self.host.add_group(
             META_GROUP,
-            voters=self.members.nodes,
+            voters=founding.voters(),
             machine=self.meta_group,
             applied=self.assignments.applied,
         )
@@ -320,7 +363,9 @@ class StreamNode:
                 self.storage.block_cache.discard_group(replica.group)
         self.meta_group.close()
         self.meta_group.load()
-        if self.members.founded.is_set():
+        if (founding := self.founding.founders.founding) is not None:
+            self.assignments.nodes.found(founding.names())
+            self.members.refresh()
             self._join_groups()
         self.flush.resume_erasures()
 

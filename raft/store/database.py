@@ -18,6 +18,7 @@ from rocksdict import DBCompressionType, DBRecoveryMode, Options, Rdict
 
 from raft.store.blob_garbage import keep_values_apart
 from raft.store.records import FORMAT, StoreError, WrongDirectory
+from raft.types import NodeId, node_id
 
 _IDENTITY_KEY: Final = b"identity"
 MB: Final = 1 << 20
@@ -48,6 +49,13 @@ class StoreIdentity(msgspec.Struct, frozen=True):
     node_name: str
     cluster_name: str
     incarnation: int
+    node: int = 0  # 0: written by an earlier version, when the name alone determined the id
+
+    @property
+    def member(self) -> NodeId:
+        """The id under which this directory takes part in Raft groups. No other directory, now or
+        later, has it."""
+        return NodeId(self.node) if self.node else node_id(self.node_name)
 
 
 def open_database(
@@ -102,7 +110,10 @@ def _column_options(tuning: StoreTuning) -> dict[str, Options]:
 def _claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> StoreIdentity:
     raw = db.get(_IDENTITY_KEY)
     if raw is None:
-        identity = StoreIdentity(FORMAT, node_name, cluster_name, secrets.randbits(63) or 1)
+        incarnation = secrets.randbits(63) or 1
+        identity = StoreIdentity(
+            FORMAT, node_name, cluster_name, incarnation, node_id(node_name, incarnation)
+        )
         db.put(_IDENTITY_KEY, msgspec.json.encode(identity))
         db.flush_wal(sync=True)
         return identity

@@ -217,7 +217,7 @@ class Acceptor:
         try:
             theirs = read_hello(bytes(view), HELLO)
             check_hello(theirs, ours=peers.ourselves, our_nonce=pending.nonce, accepting=True)
-            peers.check_name(theirs, alive=self._is_alive(NodeId(theirs.node)))
+            peers.check_name(theirs, alive=self._is_alive)
         except HandshakeRefused as refused:
             if refused.code is not RefusalCode.OURSELVES:
                 self._refusals.count(refused.code.value)

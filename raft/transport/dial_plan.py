@@ -13,7 +13,13 @@ import ssl
 from collections.abc import Iterable
 
 from raft.transport.dialer import Dialer
-from raft.transport.handshake import Address, Hello, addresses
+from raft.transport.handshake import (
+    Address,
+    HandshakeRefused,
+    Hello,
+    RefusalCode,
+    addresses,
+)
 from raft.transport.limits import TransportLimits
 from raft.transport.open_links import OpenLinks
 from raft.transport.peer_table import PeerTable
@@ -97,8 +103,13 @@ class DialPlan:
             self._seeds[dialer.address] = self._peers.ourselves.node
 
     def claim(self, dialer: Dialer, theirs: Hello) -> bool:
-        """Whether this dialer is the one to hold our links to the node it has reached."""
+        """Whether this dialer is the one to hold our links to the node it has reached. Raises
+        HandshakeRefused while we are linked to another node of that name."""
         node = NodeId(theirs.node)
+        namesake = next((p for p in self._peers.links if self._peers.name(p) == theirs.name), node)
+        if namesake != node:
+            reason = f'another server has the name "{theirs.name}"'
+            raise HandshakeRefused(RefusalCode.NAME, reason, by_us=True)
         if dialer.address in self._seeds:
             self._seeds[dialer.address] = node
         holder = self._holders.get(node)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from raft.types import NodeId, RaftError, node_id
+from raft.types import NodeId, RaftError
 
 MAGIC: Final = b"JRP1"
 VERSION: Final = 2
@@ -219,9 +219,9 @@ def check_hello(
         if not hmac.compare_digest(expected, theirs.proof):
             reason = f'server "{theirs.name}" does not have the credentials of the cluster'
             raise HandshakeRefused(RefusalCode.CREDENTIALS, reason, by_us=True)
-    if theirs.node != node_id(theirs.name) or not 0 < theirs.port < 65536:
+    if not 0 < theirs.node < 1 << 63 or not 0 < theirs.port < 65536:
         raise HandshakeRefused(RefusalCode.MALFORMED, "its name, id or port is wrong", by_us=True)
-    if theirs.node == ours.node:
+    if theirs.node == ours.node or theirs.name == ours.name:
         reason = f'another server has the name "{theirs.name}"'
         raise HandshakeRefused(RefusalCode.NAME, reason, by_us=True)
 

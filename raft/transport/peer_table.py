@@ -55,13 +55,15 @@ class PeerTable:
     def forget(self, node: NodeId) -> None:
         self.peers.pop(node, None)
 
-    def check_name(self, theirs: Hello, *, alive: bool) -> None:
+    def check_name(self, theirs: Hello, *, alive: Callable[[NodeId], bool]) -> None:
         """Refuse a second server with the name of a live peer, but not a restarted one, whose
-        former links are closed or idle. Raises HandshakeRefused."""
-        peer = self.peers.get(NodeId(theirs.node))
-        if peer is not None and alive and peer.instance not in (0, theirs.instance):
-            reason = f'another server has the name "{theirs.name}"'
-            raise HandshakeRefused(RefusalCode.NAME, reason, by_us=True)
+        former links are closed or idle. Raises HandshakeRefused. A restarted server has another
+        id when its data directory was replaced."""
+        for peer in self.peers.values():
+            same = peer.name == theirs.name or peer.node == theirs.node
+            if same and peer.instance not in (0, theirs.instance) and alive(peer.node):
+                reason = f'another server has the name "{theirs.name}"'
+                raise HandshakeRefused(RefusalCode.NAME, reason, by_us=True)
 
     def learn_peer(self, theirs: Hello, host: str) -> Peer:
         node = NodeId(theirs.node)
@@ -69,8 +71,16 @@ class PeerTable:
         if peer is None:
             peer = self.peers[node] = Peer(node, theirs.name, host, theirs.port, theirs.hello)
         peer.host, peer.port, peer.instance = host, theirs.port, theirs.instance
+        self._forget_predecessors(peer)
         self.learn_details(node, theirs.hello)
         return peer
+
+    def _forget_predecessors(self, peer: Peer) -> None:
+        """A server that returned with another data directory is another node at the same place:
+        nobody needs to dial its predecessor."""
+        for other in list(self.peers.values()):
+            if other.name == peer.name and other is not peer and not other.connected:
+                del self.peers[other.node]
 
     def learn_details(self, node: NodeId, details: dict[str, Any]) -> None:
         peer = self.peers.get(node)
@@ -98,6 +108,9 @@ class PeerTable:
             "%s: connection to %s lost: %s", self.ourselves.name, peer.name, error or "closed"
         )
         self._notify(peer, connected=False)
+        successor = next((p for p in self.links if self.peers[p].name == peer.name), None)
+        if successor is not None:
+            self._forget_predecessors(self.peers[successor])
 
     def _notify(self, peer: Peer, *, connected: bool) -> None:
         if self._on_peer is None:

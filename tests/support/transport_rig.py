@@ -62,8 +62,8 @@ class Cluster:
 
         options.setdefault("limits", FAST)
         options.setdefault("hello", lambda: {"client": name})
+        options.setdefault("node", node_id(name))
         transport = Transport(
-            node=node_id(name),
             name=name,
             cluster=cluster,
             listen_host="127.0.0.1",

@@ -77,7 +77,7 @@ from broker.jetstream.config.names import NUID_RANDOM_BYTES, consumer_name
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.messages import PurgePart
-from raft import NodeId, RaftError, node_id
+from raft import NodeId, RaftError
 
 _encode = msgspec.msgpack.Encoder().encode
 _groups = msgspec.msgpack.Decoder(tuple[list[int], bool])
@@ -244,8 +244,9 @@ class LeaderApi:
         others = replica.other_voters()
         preferred = body.placement.preferred if body.placement is not None else ""
         if preferred:
-            leads = node_id(preferred) == self.node
-            others = [peer for peer in others if peer == node_id(preferred)]
+            wanted = self.info.members.named(preferred)
+            leads = wanted == self.node
+            others = [peer for peer in others if peer == wanted]
             if not others:
                 problem = "is already leader" if leads else "not known"
                 raise JetStreamError.of(

@@ -147,7 +147,7 @@ class StreamApi:
         peers = choose_peers(
             name=config.name,
             replicas=config.num_replicas,
-            members=self.members.nodes,
+            members=self.members.placeable,
             alive=self.connected,
             load=self.assignments.load,
             keep=keep,

@@ -1,7 +1,7 @@
 """Which streams exist, with which configuration, on which nodes: the meta group's state machine.
 
 Owns: assignments, keyed by (account, stream), and the rules that concurrent creates and updates
-must respect.
+must respect. The table of nodes (node_table.py) is part of the same state.
 May not touch: sockets, clocks, random numbers, Raft; the leader puts times and peers into the
 command.
 Spec: NATS JetStream API, STREAM.CREATE, STREAM.UPDATE and STREAM.DELETE."""
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from broker.cluster.meta.node_table import AddNode, NodeRecord, NodeTable, SetStanding
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.api_levels import same_stream
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -84,6 +85,17 @@ class RecordMembers(msgspec.Struct, tag="members", frozen=True):
     members: list[int]
 
 
+class MoveReplicas(msgspec.Struct, tag="move", frozen=True):
+    """Other nodes should hold the stream. Refused when the wanted peers have changed meanwhile."""
+
+    account: str
+    name: str
+    group: int
+    before: list[int]
+    peers: list[int]
+    now_ns: int
+
+
 class RenewStream(msgspec.Struct, tag="renew", frozen=True):
     """The only member has lost the stream's data. Other nodes may hold old parts of the log that
     conflict with new entries, so the stream continues, empty, as a new group."""
@@ -99,12 +111,25 @@ class RemoveStream(msgspec.Struct, tag="remove", frozen=True):
     name: str
 
 
-MetaCommand = AssignStream | ReconfigureStream | RecordMembers | RenewStream | RemoveStream
-MetaResult = Assignment | JetStreamError
+class NodeChange(msgspec.Struct, frozen=True):
+    """What a command about a node did: its record, and the streams whose peers changed with it."""
+
+    record: NodeRecord
+    moved: list[Assignment] = []
+
+
+StreamCommand = (
+    AssignStream | ReconfigureStream | RecordMembers | MoveReplicas | RenewStream | RemoveStream
+)
+NodeCommand = AddNode | SetStanding
+MetaCommand = StreamCommand | NodeCommand
+MetaResult = Assignment | NodeChange | JetStreamError
 
 _encoder = msgspec.msgpack.Encoder()
 _command = msgspec.msgpack.Decoder(MetaCommand)
-_record = msgspec.msgpack.Decoder(tuple[int, list[Assignment]])
+_record = msgspec.msgpack.Decoder(tuple[int, list[Assignment], list[NodeRecord]])
+_record_without_nodes = msgspec.msgpack.Decoder(tuple[int, list[Assignment]])
+_ARRAY_OF_TWO = b"\x92"  # how a record of an earlier version begins
 
 
 def encode_command(command: MetaCommand) -> bytes:
@@ -116,6 +141,7 @@ class AssignmentTable:
 
     def __init__(self) -> None:
         self.applied = Index(0)
+        self.nodes = NodeTable()
         self._streams: dict[tuple[str, str], Assignment] = {}
 
     def get(self, account: str, name: str) -> Assignment | None:
@@ -147,8 +173,14 @@ class AssignmentTable:
                 return command, self._reconfigure(command)
             case RecordMembers():
                 return command, self._record(command)
+            case MoveReplicas():
+                return command, self._move(command)
             case RenewStream():
                 return command, self._renew(index, command)
+            case AddNode():
+                return command, self._add_node(command)
+            case SetStanding():
+                return command, self._set_standing(command)
             case _:
                 return command, self._remove(command)
 
@@ -168,12 +200,13 @@ class AssignmentTable:
 
     def dump(self) -> bytes:
         ordered = [self._streams[key] for key in sorted(self._streams)]
-        return _encoder.encode((self.applied, ordered))
+        return _encoder.encode((self.applied, ordered, self.nodes.dump()))
 
     def load_dump(self, record: bytes | None) -> None:
         """Replace the whole table. None: it becomes empty."""
-        applied, assignments = _record.decode(record) if record is not None else (0, [])
+        applied, assignments, nodes = _read_record(record) if record is not None else (0, [], [])
         self.applied = Index(applied)
+        self.nodes.load(nodes)
         self._streams = {(a.account, a.name): a for a in assignments}
 
     def digest(self) -> bytes:
@@ -230,6 +263,47 @@ class AssignmentTable:
         self._streams[key] = updated
         return updated
 
+    def _move(self, command: MoveReplicas) -> MetaResult:
+        key = (command.account, command.name)
+        existing = self._streams.get(key)
+        if existing is None or existing.group != command.group:
+            return JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        if existing.peers != command.before:
+            return JetStreamError.of(
+                ErrCode.STREAM_INVALID_CONFIG, err="the wanted peers have changed meanwhile"
+            )
+        return self._set_peers(existing, command.peers, command.now_ns)
+
+    def _set_peers(self, existing: Assignment, peers: list[int], now_ns: int) -> Assignment:
+        updated = msgspec.structs.replace(
+            existing, peers=peers, asked_ns=now_ns, origin=len(existing.peers)
+        )
+        self._streams[existing.account, existing.name] = updated
+        return updated
+
+    def _add_node(self, command: AddNode) -> MetaResult:
+        """A new incarnation takes the places of the one it replaces: the stream leaders then
+        exchange the members of their groups."""
+        record, former = self.nodes.add(command)
+        if former is None:
+            return NodeChange(record)
+        moved = [
+            self._set_peers(
+                one,
+                [command.node if peer == former.node else peer for peer in one.peers],
+                command.now_ns,
+            )
+            for one in self
+            if former.node in one.peers
+        ]
+        return NodeChange(record, moved)
+
+    def _set_standing(self, command: SetStanding) -> MetaResult:
+        record = self.nodes.set_standing(command)
+        if record is None:
+            return JetStreamError(ErrCode.CLUSTER_SERVER_NOT_MEMBER)
+        return NodeChange(record)
+
     def _renew(self, index: Index, command: RenewStream) -> MetaResult:
         key = (command.account, command.name)
         existing = self._streams.get(key)
@@ -250,3 +324,9 @@ class AssignmentTable:
     def _remove(self, command: RemoveStream) -> MetaResult:
         removed = self._streams.pop((command.account, command.name), None)
         return removed if removed is not None else JetStreamError(ErrCode.STREAM_NOT_FOUND)
+
+
+def _read_record(record: bytes) -> tuple[int, list[Assignment], list[NodeRecord]]:
+    if record[:1] == _ARRAY_OF_TWO:
+        return (*_record_without_nodes.decode(record), [])
+    return _record.decode(record)

@@ -3,11 +3,11 @@
 Owns: the founding record (members by name and incarnation), which is on disk before anything
 depends on it, the rule for which node founds, and the calls by which nodes learn of each other.
 May not touch: Raft; it only says with which members the meta group starts.
-A node adopts one founding record and never another. When the number of nodes that the configuration
-expects is connected, the one with the smallest id founds the cluster, and the others adopt its
-record. With fewer nodes the cluster waits. A node whose data directory was replaced is not a
-member.
-Spec: docs/decisions/0002-founding-a-cluster.md."""
+A data directory adopts one founding record and never another. When the number of nodes that the
+configuration expects is connected, the one with the smallest id founds the cluster, and the others
+adopt its record. With fewer nodes the cluster waits. A node that is not one of the founders, also
+because its data directory was replaced, asks to join (joining.py) before it adopts the record.
+Spec: docs/decisions/0002-founding-a-cluster.md, docs/decisions/0015-nodes-come-and-go.md."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ logger = logging.getLogger("jetraft.cluster")
 ASK_EVERY_S = 0.05
 FOUNDING_FILE = "founding.json"
 SESSION_FILE = "session"
+JOIN_EVERY_S = 1.0  # after a refusal
 
 
 class Founding(msgspec.Struct, frozen=True):
@@ -37,9 +38,21 @@ class Founding(msgspec.Struct, frozen=True):
 
     cluster: str
     members: dict[str, str]
+    nodes: dict[str, int] = {}  # server name -> node id; missing: the id that the name gives
+
+    def names(self) -> dict[NodeId, str]:
+        return {NodeId(self.nodes.get(name) or node_id(name)): name for name in self.members}
 
     def voters(self) -> list[NodeId]:
-        return sorted(node_id(name) for name in self.members)
+        return sorted(self.names())
+
+
+class AdoptedFounding(msgspec.Struct, frozen=True):
+    """The founding record as it is on disk: `by` is the incarnation that adopted it. Another one
+    that finds the file (its database was replaced, the file was not) must not act on it."""
+
+    founding: Founding
+    by: str
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -48,6 +61,7 @@ class Candidate(msgspec.Struct, frozen=True):
     name: str
     incarnation: str
     founding: Founding | None = None
+    node: int = 0
 
 
 @dataclass(slots=True)
@@ -60,14 +74,25 @@ class Founders:
     incarnation: str
     expected: Callable[[], int]
     on_formed: Callable[[Founding], None]
+    node: int = 0
     founding: Founding | None = None
+    # The cluster of our peers, if this node is not one of its founders: to be joined.
+    foreign: Founding | None = None
     _seen: dict[str, Candidate] = field(default_factory=dict)
-    _refused: Founding | None = None  # this node is not a member of it, which was logged
+    _reported: object = None  # what was logged last
 
     def load(self) -> None:
         record = self.files.read(FOUNDING_FILE)
         if record is not None:
-            self.founding = msgspec.json.decode(record, type=Founding)
+            self.founding = self._read(record)
+
+    def _read(self, content: bytes) -> Founding | None:
+        try:
+            adopted = msgspec.json.decode(content, type=AdoptedFounding)
+        except msgspec.ValidationError:  # of an earlier version: adopted by founders only
+            founding = msgspec.json.decode(content, type=Founding)
+            return founding if self._is_member(founding) else None
+        return adopted.founding if adopted.by == self.incarnation else None
 
     def start(self) -> None:
         if self.founding is not None:
@@ -76,7 +101,7 @@ class Founders:
             self.consider()
 
     def candidate(self) -> Candidate:
-        return Candidate(self.name, self.incarnation, self.founding)
+        return Candidate(self.name, self.incarnation, self.founding, self.node)
 
     def peer_seen(self, peer: Candidate) -> None:
         self._seen[peer.name] = peer
@@ -88,6 +113,11 @@ class Founders:
                 "stop one of them or clear its store directory",
                 peer.name, sorted(peer.founding.members), sorted(self.founding.members),
             )  # fmt: skip
+
+    def is_of(self, name: str, founding: Founding) -> bool:
+        """Whether the peer has reported that it belongs to this cluster."""
+        peer = self._seen.get(name)
+        return peer is not None and peer.founding == founding
 
     def peer_lost(self, name: str) -> None:
         self._seen.pop(name, None)
@@ -101,31 +131,46 @@ class Founders:
         foundings = [peer.founding for peer in self._seen.values() if peer.founding is not None]
         if foundings:
             # A stray node may report another founding: prefer one that names this node.
-            self._follow(next((f for f in foundings if self._is_member(f)), foundings[0]))
+            ours = next((f for f in foundings if self._is_member(f)), None)
+            if ours is not None:
+                self.adopt(ours)
+            else:
+                self._join_one_of(foundings)
             return
         names = sorted([self.name, *self._seen], key=node_id)
         if len(names) >= self.expected() and names[0] == self.name:
-            members = {peer.name: peer.incarnation for peer in self._seen.values()}
-            members[self.name] = self.incarnation
-            self._adopt(Founding(self.cluster, members))
+            peers = [*self._seen.values(), self.candidate()]
+            self.adopt(
+                Founding(
+                    self.cluster,
+                    {peer.name: peer.incarnation for peer in peers},
+                    {peer.name: peer.node for peer in peers if peer.node},
+                )
+            )
 
     def _is_member(self, founding: Founding) -> bool:
         return founding.members.get(self.name) == self.incarnation
 
-    def _follow(self, founding: Founding) -> None:
-        if self._is_member(founding):
-            self._adopt(founding)
-        elif founding != self._refused:  # peers are asked repeatedly: log it once
-            self._refused = founding
+    def _join_one_of(self, foundings: list[Founding]) -> None:
+        first = foundings[0]
+        if all(other == first for other in foundings):
+            self.foreign = first
+            return
+        self.foreign = None
+        clusters = sorted({", ".join(sorted(f.members)) for f in foundings})
+        if clusters != self._reported:  # peers are asked repeatedly: log it once
+            self._reported = clusters
             logger.error(
-                "this node is not one of the founders %s (or its data was replaced): it serves "
-                "clients, but holds no streams; adding members is not supported yet",
-                sorted(founding.members),
+                "the peers belong to different clusters (founded by %s): this node joins none of "
+                "them; correct its routes",
+                " and by ".join(clusters),
             )
 
-    def _adopt(self, founding: Founding) -> None:
-        self.files.write(FOUNDING_FILE, msgspec.json.encode(founding))
-        self.founding = founding
+    def adopt(self, founding: Founding) -> None:
+        """This node belongs to the cluster, from now on and for the life of its directory."""
+        adopted = AdoptedFounding(founding, self.incarnation)
+        self.files.write(FOUNDING_FILE, msgspec.json.encode(adopted))
+        self.founding, self.foreign = founding, None
         self.on_formed(founding)
 
 
@@ -138,7 +183,9 @@ class FoundingCalls:
     members: ClusterMembers
     rpc: Rpc
     peers: Callable[[], list[Peer]]
+    join: Callable[[NodeId], Awaitable[str | None]]  # ask a peer to let us in
     spawn: Callable[[Awaitable[None], str], object]
+    _reason: str = ""  # why we were not let in, as logged last
 
     def start(self) -> None:
         self.rpc.register("candidate", self._serve)
@@ -152,12 +199,32 @@ class FoundingCalls:
             self.spawn(self._ask(peer.node), "founding check")
 
     async def _ask_until_founded(self) -> None:
-        while not self.members.founded.is_set():
+        while self.founders.founding is None:
             for peer in self.peers():
                 if peer.connected:
                     await self._ask(peer.node)
             self.founders.consider()
+            if self.founders.foreign is not None:
+                await self._join(self.founders.foreign)
             await asyncio.sleep(ASK_EVERY_S)
+
+    async def _join(self, founding: Founding) -> None:
+        """Be added to the table of nodes, then adopt the record: in this order, because a node
+        that dies in between asks again, and being added twice changes nothing."""
+        for peer in self.peers():
+            if not peer.connected or not self.founders.is_of(peer.name, founding):
+                continue
+            try:
+                refused = await self.join(peer.node)
+            except CallFailed:
+                continue
+            if refused is None:
+                self.founders.adopt(founding)
+                return
+            if refused != self._reason:
+                self._reason = refused
+                logger.error("this node cannot join the cluster: %s", refused)
+            await asyncio.sleep(JOIN_EVERY_S)
 
     async def _ask(self, peer: NodeId) -> None:
         try:

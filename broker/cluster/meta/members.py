@@ -1,29 +1,33 @@
-"""The members of the cluster: which nodes founded it and what they are called.
+"""The members of the cluster: which nodes belong to it now, and what they are called.
 
-Owns: the list of members and their names, empty until the cluster is founded.
-May not touch: how the cluster is founded (founding.py), links, Raft."""
+Owns: the list of members and their names as this node knows them, empty until it belongs to a
+cluster.
+May not touch: how a node becomes a member (founding.py, joining.py), links, Raft."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from raft import NodeId, node_id
+from broker.cluster.meta.node_table import NodeTable, Standing
+from raft import NodeId
 
 
 class ClusterMembers:
-    """`founded` is set once the members are known; they do not change afterwards."""
+    """`founded` is set while this node belongs to a cluster and knows its streams."""
 
-    def __init__(self, node: NodeId, peer_name: Callable[[NodeId], str]) -> None:
+    def __init__(self, node: NodeId, nodes: NodeTable, peer_name: Callable[[NodeId], str]) -> None:
         self.node = node  # this one
-        self.nodes: list[NodeId] = []
         self.founded = asyncio.Event()
+        self._table = nodes
         self._peer_name = peer_name
-        self._names: dict[NodeId, str] = {}
+        self.nodes: list[NodeId] = []  # members, also those that are draining or leaving
+        self.placeable: list[NodeId] = []  # those that may get replicas
 
-    def set(self, names: Sequence[str]) -> None:
-        self._names = {node_id(name): name for name in names}
-        self.nodes = sorted(self._names)
+    def refresh(self) -> None:
+        """The table of nodes has changed."""
+        self.nodes = sorted(NodeId(record.node) for record in self._table.present())
+        self.placeable = sorted(self._table.placeable())
 
     @property
     def clustered(self) -> bool:
@@ -35,5 +39,16 @@ class ClusterMembers:
         return [node for node in self.nodes if node != self.node]
 
     def name(self, node: NodeId) -> str:
-        """The server name of a member, or of a peer that is connected; "" when unknown."""
-        return self._names.get(node, "") or self._peer_name(node)
+        """The server name of a node that is or was a member, or of a peer that is connected; ""
+        when unknown."""
+        record = self._table.get(node)
+        return record.name if record is not None else self._peer_name(node)
+
+    def named(self, name: str) -> NodeId | None:
+        """The member with this server name."""
+        record = self._table.named(name)
+        return NodeId(record.node) if record is not None else None
+
+    def standing(self, node: NodeId) -> Standing | None:
+        record = self._table.get(node)
+        return record.standing if record is not None else None

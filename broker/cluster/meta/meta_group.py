@@ -19,6 +19,8 @@ from broker.cluster.meta.assignments import (
     AssignStream,
     MetaCommand,
     MetaResult,
+    MoveReplicas,
+    NodeChange,
     ReconfigureStream,
     RecordMembers,
     RemoveStream,
@@ -33,6 +35,7 @@ from raft import Entry, EntryKind, Index, NodeId, SnapshotMeta, Term
 from raft.host.host import Host
 
 NOTHING = Index(0)
+NO_TERM = Term(0)
 
 
 @dataclass(slots=True)
@@ -46,10 +49,12 @@ class MetaGroup:
     on_reconfigured: Callable[[Assignment], None]
     on_removed: Callable[[Assignment], None]
     on_leader: Callable[[NodeId | None], None]
+    on_nodes: Callable[[], None]  # the table of nodes has changed
     on_written: Callable[[], None]  # changes are rare, and a restart needs them: flush soon
     is_leader: bool = False
     _proposals: Proposals = field(default_factory=Proposals)
     _flushed: Index = NOTHING
+    _applied_term: Term = NO_TERM
 
     def load(self) -> None:
         """Load the record of an earlier run; the log replays what is newer."""
@@ -62,11 +67,17 @@ class MetaGroup:
         """Whether everything applied is on this node's disk and would survive a restart."""
         return self._flushed >= self.assignments.applied
 
+    @property
+    def knows_all(self) -> bool:
+        """Whether this node leads the group and its table shows all that earlier leaders have
+        committed: then decisions that are taken from the table are not outdated."""
+        return self.is_leader and self._applied_term == self.host.status(META_GROUP).core.term
+
     async def propose(self, command: MetaCommand) -> MetaResult:
         """The result of the applied command. Raises NotLeader or LostLeadership."""
         term, index = self.host.propose(META_GROUP, encode_command(command))
         result = await self._proposals.add(term, index)
-        assert isinstance(result, Assignment | JetStreamError)
+        assert isinstance(result, Assignment | NodeChange | JetStreamError)
         return result
 
     # -- raft.StateMachine ----------------------------------------------------------------------
@@ -80,6 +91,7 @@ class MetaGroup:
             self._report(entry.index, command, result)
             self._proposals.applied(entry.term, entry.index, result)
         self._proposals.passed(entries[-1].index)
+        self._applied_term = entries[-1].term
         self._write_record()
         self.on_written()
 
@@ -99,6 +111,7 @@ class MetaGroup:
         before = {(a.account, a.name): a for a in self.assignments}
         self._proposals.cancel()  # whether the snapshot includes their entries is unknown
         self.assignments.load_dump(b"".join(chunks))
+        self.on_nodes()  # first: the streams refer to nodes
         after = {(a.account, a.name): a for a in self.assignments}
         for place, old in before.items():
             new = after.get(place)
@@ -128,13 +141,17 @@ class MetaGroup:
         self._proposals.cancel()
 
     def _report(self, index: Index, command: MetaCommand, result: MetaResult) -> None:
+        if isinstance(result, NodeChange):
+            self.on_nodes()
+            for moved in result.moved:
+                self.on_reconfigured(moved)
         if not isinstance(result, Assignment):
             return
         match command:
             case AssignStream():
                 if result.group == FIRST_STREAM_GROUP + index:  # otherwise it existed already
                     self.on_assigned(result)
-            case ReconfigureStream() | RecordMembers():
+            case ReconfigureStream() | RecordMembers() | MoveReplicas():
                 self.on_reconfigured(result)
             case RenewStream():
                 if result.group == FIRST_STREAM_GROUP + index:

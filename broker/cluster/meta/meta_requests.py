@@ -16,9 +16,13 @@ from broker.cluster.meta.assignments import (
     Assignment,
     MetaCommand,
     MetaResult,
+    NodeChange,
+    NodeCommand,
     RemoveStream,
+    StreamCommand,
 )
 from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.meta.node_table import NodeRecord
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed, CallRefused, Rpc
 from broker.cluster.polling import eventually
@@ -33,6 +37,7 @@ BARRIER_WITHIN_S = 5.0
 _encode = msgspec.msgpack.Encoder().encode
 _command = msgspec.msgpack.Decoder(MetaCommand)
 _answer = msgspec.msgpack.Decoder(Assignment | tuple[ErrCode, str])
+_node_answer = msgspec.msgpack.Decoder(NodeRecord | tuple[ErrCode, str])
 
 
 @dataclass(slots=True)
@@ -48,28 +53,36 @@ class MetaRequests:
         self.rpc.register("meta barrier", self._serve_barrier)
 
     async def change(
-        self, command: MetaCommand, *, timeout_s: float = CHANGE_WITHIN_S
+        self, command: StreamCommand, *, timeout_s: float = CHANGE_WITHIN_S
     ) -> Assignment:
         """Have the meta leader commit the command. Raises the JetStreamError of a refusal."""
+        result = _answer.decode(await self._ask(command, timeout_s))
+        if isinstance(result, Assignment):
+            await self._applied(result, command)
+            return result
+        raise JetStreamError(*result)
+
+    async def change_node(self, command: NodeCommand) -> NodeRecord:
+        """As `change`, for a command about a node."""
+        result = _node_answer.decode(await self._ask(command, CHANGE_WITHIN_S))
+        if isinstance(result, NodeRecord):
+            return result
+        raise JetStreamError(*result)
+
+    async def _ask(self, command: MetaCommand, timeout_s: float) -> bytes:
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
             leader = await self.leaders.wait(META_GROUP, timeout_s=left_s)
             try:
-                answer = await self.rpc.call(
+                return await self.rpc.call(
                     leader, "meta", _encode(command), timeout_s=deadline - time.monotonic()
                 )
-                break
             except (CallFailed, TimeoutError, RaftError, LostLeadership) as error:
                 # Meta commands are idempotent: assigning a stream that exists returns it.
                 if time.monotonic() + 0.1 > deadline:
                     raise JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False) from error
                 await asyncio.sleep(0.1)
-        result = _answer.decode(answer)
-        if isinstance(result, Assignment):
-            await self._applied(result, command)
-            return result
-        raise JetStreamError(*result)
 
     async def current(self) -> None:
         """Wait until this node has applied what the meta leader has applied by now."""
@@ -96,7 +109,7 @@ class MetaRequests:
         ):
             raise TimeoutError
 
-    async def _applied(self, result: Assignment, command: MetaCommand) -> None:
+    async def _applied(self, result: Assignment, command: StreamCommand) -> None:
         """Wait until this node has applied the change as well, so that a client that got its
         answer here sees it here."""
 
@@ -118,7 +131,8 @@ class MetaRequests:
             raise CallRefused(str(error) or "leadership lost") from error
         if isinstance(result, JetStreamError):
             return _encode((result.err_code, result.description))
-        return _encode(result)
+        # The streams that moved with a node are known here from the table.
+        return _encode(result.record if isinstance(result, NodeChange) else result)
 
     async def _serve_index(self, _peer: NodeId, _body: bytes) -> bytes:
         return self.group.assignments.applied.to_bytes(8, "little")

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from broker.cluster.meta.founding import Candidate, Founders, Founding
@@ -179,39 +180,79 @@ def test_a_crash_while_writing_leaves_no_founding(
     assert smallest.formed == [Founding("c", all_of(*nodes))]
 
 
-def test_a_node_with_a_replaced_disk_is_not_a_member(
-    nodes: list[Node], caplog: pytest.LogCaptureFixture
+def test_a_node_with_a_replaced_disk_is_not_a_member_until_it_was_let_in(
+    nodes: list[Node],
 ) -> None:
     smallest, middle, largest = nodes
     smallest.sees(middle, largest)
     middle.sees(smallest)
     largest.sees(smallest)
     founding = smallest.founding
+    assert founding is not None
     smallest.replace_disk()  # of the founder itself
-    with caplog.at_level(logging.ERROR):
-        for _ in range(5):
-            smallest.sees(middle, largest)
-            smallest.formation.consider()
+    for _ in range(5):
+        smallest.sees(middle, largest)
+        smallest.formation.consider()
     assert smallest.founding is None
     assert smallest.formed == []
-    assert (
-        caplog.text.count("is not one of the founders") == 1
-    )  # logged once, not 20 times a second
-    middle.boot()
-    middle.sees(smallest)
-    assert middle.founding == founding
+    assert smallest.formation.foreign == founding
+    smallest.formation.adopt(founding)  # it was added to the table of nodes
+    smallest.boot()
+    assert smallest.formed == [founding]
 
 
-def test_a_node_that_is_not_a_founder_logs_it_once(
+def test_a_record_that_another_incarnation_adopted_is_void(nodes: list[Node]) -> None:
+    """The database was replaced, the file next to it was not."""
+    smallest, middle, largest = nodes
+    smallest.sees(middle, largest)
+    founding = smallest.founding
+    smallest.incarnation = "2"
+    smallest.boot()
+    assert smallest.founding is None
+    assert smallest.formed == []
+    middle.sees(largest)
+    smallest.formation.peer_seen(Candidate("x", "1", founding))
+    assert smallest.formation.foreign == founding
+
+
+@pytest.mark.parametrize(("incarnation", "valid"), [("1", True), ("2", False)])
+def test_a_record_of_an_earlier_version_counts_for_the_incarnation_it_names(
+    nodes: list[Node], incarnation: str, valid: bool
+) -> None:
+    node = nodes[0]
+    old = {"cluster": "c", "members": {node.name: "1", "other": "1"}}
+    (node.directory / "founding.json").write_bytes(msgspec.json.encode(old))
+    node.incarnation = incarnation
+    node.boot()
+    assert (node.founding is not None) == valid
+    if node.founding is not None:
+        assert node.founding.voters() == sorted(map(node_id, (node.name, "other")))
+
+
+def test_a_late_node_is_to_join(nodes: list[Node], tmp_path: Path) -> None:
+    smallest, middle, largest = nodes
+    smallest.sees(middle, largest)
+    late = Node(NAMES[4], tmp_path / "late", expected=3)
+    late.sees(smallest, smallest, middle)
+    assert late.founding is None
+    assert late.formation.foreign == smallest.founding
+    assert late.formation.is_of(smallest.name, late.formation.foreign)
+    assert not late.formation.is_of(middle.name, late.formation.foreign)  # it knows none yet
+
+
+def test_a_node_whose_peers_belong_to_different_clusters_joins_none(
     nodes: list[Node], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     smallest, middle, largest = nodes
     smallest.sees(middle, largest)
     late = Node(NAMES[4], tmp_path / "late", expected=3)
+    late.sees(smallest)
+    assert late.formation.foreign is not None
     with caplog.at_level(logging.ERROR):
-        late.sees(smallest, smallest, middle)
-    assert late.founding is None
-    assert caplog.text.count("is not one of the founders") == 1
+        for _ in range(3):
+            late.formation.peer_seen(Candidate("stray", "1", Founding("c", {"stray": "1"})))
+    assert late.formation.foreign is None
+    assert caplog.text.count("belong to different clusters") == 1
 
 
 def test_a_stray_founding_does_not_hide_the_own_one(nodes: list[Node]) -> None:

@@ -25,7 +25,7 @@ from raft.store.log_store import (
 )
 from raft.store.records import KEY, entry_value
 from raft.store.write_batch import LogBatch
-from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term
+from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term, node_id
 
 G = GroupId(7)
 _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
@@ -352,6 +352,25 @@ def test_the_directory_of_another_server_is_refused(
     store.close()
     with pytest.raises(WrongDirectory, match="format 99"):
         open_store(tmp_path)
+
+
+def test_another_directory_is_another_member(tmp_path: Path) -> None:
+    """What a node has promised is in its directory: without it, it has no right to its id."""
+    store = open_store(tmp_path / "one")
+    member = store.identity.member
+    store.close()
+    store = open_store(tmp_path / "one")
+    assert store.identity.member == member
+    store.close()
+    other = open_store(tmp_path / "other")
+    assert other.identity.member != member
+    raw = WriteBatch(raw_mode=True)
+    raw.put(b"identity", b'{"format":1,"node_name":"n1","cluster_name":"c","incarnation":7}')
+    other.db.write(raw)
+    other.close()
+    old = open_store(tmp_path / "other")  # of an earlier version
+    assert old.identity.member == node_id("n1")
+    old.close()
 
 
 def test_state_written_without_the_log_is_durable_after_flush_state(tmp_path: Path) -> None:

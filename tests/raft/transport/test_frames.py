@@ -137,7 +137,7 @@ def test_frames_do_not_depend_on_how_the_bytes_are_split() -> None:
             "cluster",
             'server "x" belongs to cluster "other", server "a" to cluster "c"',
         ),
-        ({"node": 4711}, "malformed", "its name, id or port is wrong"),
+        ({"node": 0}, "malformed", "its name, id or port is wrong"),
         ({"port": 70_000}, "malformed", "its name, id or port is wrong"),
         ({"name": 5}, "malformed", "its hello is malformed: Expected `str`, got `int`"),
     ],

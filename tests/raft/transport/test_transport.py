@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from raft.transport.transport import TransportLimits
-from raft.types import NodeId
+from raft.types import NodeId, node_id
 from tests.support.listener import Listener
 from tests.support.transport_rig import Cluster, cluster_test, loop_kind, until
 
@@ -162,6 +162,30 @@ def test_a_restarted_node_is_found_on_another_port() -> None:
         assert again.port != b.port
         await until(c.is_full_mesh)
         assert a.peers()[b.node].port == again.port
+
+    cluster_test(body)
+
+
+def test_a_node_that_returns_with_another_id_takes_the_place_of_its_predecessor() -> None:
+    """Its data directory was replaced. Its name is refused only while the old one is alive."""
+
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        b = await c.start("b", a.port)
+        d = await c.start("d", a.port)
+        await until(c.is_full_mesh)
+        port = b.port
+        twin = await c.start("b", a.port, node=node_id("b", 2))
+        await until(lambda: a.statistics().refused.get("name", 0) > 0)
+        assert not a.connected(twin.node)
+        await twin.stop()
+        await b.stop()
+        c.transports = [a, d]
+        again = await c.start("b", a.port, node=node_id("b", 3), port=port)
+        await until(c.is_full_mesh)
+        assert [peer.name for peer in a.peers().values()].count("b") == 1
+        assert a.peers()[again.node].port == port
+        await until(lambda: b.node not in d.peers())
 
     cluster_test(body)
 

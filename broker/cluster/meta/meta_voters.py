@@ -1,0 +1,121 @@
+"""The voters of the meta group: the next step from those it has to the nodes that are members.
+
+Owns: that decision, as a pure function of the table of nodes and of the group as its leader sees
+it, and the loop of the leader that takes the steps. No step is remembered: after any crash the
+next leader continues from the state the group is in.
+May not touch: the table of nodes (node_table.py), how members change (raft.core).
+Spec: docs/decisions/0015-nodes-come-and-go.md; Raft paper, section 6."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from broker.cluster.meta.assignments import META_GROUP
+from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.meta.node_table import NodeTable
+from raft import NodeId, RaftError
+from raft.core.ready import CoreStatus
+
+logger = logging.getLogger("jetraft.cluster")
+
+STEP_EVERY_S: Final = 0.1
+CAUGHT_UP_WITHIN: Final = 16  # entries of the meta log
+
+
+@dataclass(frozen=True, slots=True)
+class MetaMembers:
+    """Propose these members to the meta group."""
+
+    voters: tuple[NodeId, ...]
+    learners: tuple[NodeId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MetaTransfer:
+    """Transfer the leadership of the meta group to this voter: its leader is removed."""
+
+    to: NodeId
+
+
+def next_meta_step(
+    status: CoreStatus, nodes: NodeTable, *, connected: Callable[[NodeId], bool]
+) -> MetaMembers | MetaTransfer | None:
+    """What the leader of the meta group does next; None: nothing, or nothing yet.
+
+    A new member is a learner first, and votes once it has caught up. A removed incarnation stays a
+    voter until the one that replaces it has caught up: without both, the others need every vote
+    either way. No step leads to voters without a connected majority."""
+    if status.outgoing or status.members_index > status.commit or status.transfer_to is not None:
+        return None
+    present = [NodeId(record.node) for record in nodes.present()]
+    caught_up = {status.node} | {
+        peer.node
+        for peer in status.peers
+        if peer.state == "replicate"
+        and peer.match + CAUGHT_UP_WITHIN >= status.last_index
+        and connected(peer.node)
+    }
+    promoted = [node for node in status.learners if node in present and node in caught_up]
+    pending = {node for node in present if node not in status.voters and node not in promoted}
+    staying = [node for node in status.voters if _stays(node, nodes, pending)]
+    voters = (*staying, *promoted)
+    if status.node not in voters:
+        successors = [node for node in staying if node in caught_up]
+        return MetaTransfer(successors[0]) if successors else None
+    if set(voters) != set(status.voters) and not _has_quorum(voters, connected):
+        voters = status.voters
+    learners = tuple(sorted(node for node in present if node not in voters))
+    if set(voters) == set(status.voters) and set(learners) == set(status.learners):
+        return None
+    return MetaMembers(voters, learners)
+
+
+def _stays(node: NodeId, nodes: NodeTable, pending: set[NodeId]) -> bool:
+    """An unknown voter is one that the table has forgotten long after its removal."""
+    if not nodes.is_removed(node):
+        return nodes.get(node) is not None
+    record = nodes.get(node)
+    return record is not None and record.replaced_by in pending
+
+
+def _has_quorum(voters: tuple[NodeId, ...], connected: Callable[[NodeId], bool]) -> bool:
+    return 2 * sum(map(connected, voters)) > len(voters)
+
+
+@dataclass(slots=True)
+class MetaVoters:
+    """`run` is a task of the node; only the leader of the meta group does something in it."""
+
+    group: MetaGroup
+    nodes: NodeTable
+    connected: Callable[[NodeId], bool]
+    member_name: Callable[[NodeId], str]
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_EVERY_S)
+            if self.group.knows_all:
+                self._step()
+
+    def _step(self) -> None:
+        host = self.group.host
+        try:
+            status = host.status(META_GROUP).core
+            step = next_meta_step(status, self.nodes, connected=self.connected)
+            if isinstance(step, MetaMembers):
+                host.change_members(META_GROUP, voters=step.voters, learners=step.learners)
+                logger.info(
+                    "meta group: voters %s, learners %s",
+                    self._names(step.voters), self._names(step.learners) or "none",
+                )  # fmt: skip
+            elif step is not None:
+                host.transfer(META_GROUP, step.to)
+        except RaftError as refused:
+            logger.debug("meta group: %s", refused)  # the next step decides what to do instead
+
+    def _names(self, nodes: tuple[NodeId, ...]) -> str:
+        return ", ".join(sorted(self.member_name(node) for node in nodes))
