@@ -18,6 +18,8 @@ from broker.server.process.log import logger
 
 FIRST_PING_SECONDS = 2.0
 
+TIMER_SLACK_S = 0.002  # a timer of the loop may fire a millisecond early
+
 
 class TimedConnection(ClosableConnection, Protocol):
     @property
@@ -118,9 +120,8 @@ class ConnectionTimers:
             self._end.cancel()
             self._end = None
         if moment:
-            self._end = self._loop.call_later(
-                max(0.0, moment - time.time()), self._expired, farewell
-            )
+            delay_s = max(0.0, moment - time.time()) + TIMER_SLACK_S
+            self._end = self._loop.call_later(delay_s, self._expired, farewell)
 
     def _expired(self, farewell: str) -> None:
         logger.debug("%s - %s", self._connection.label, farewell)
