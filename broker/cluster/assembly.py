@@ -8,7 +8,6 @@ cluster node starts without it."""
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +29,11 @@ from broker.cluster.observe.metrics import Gauge, JetStreamMetrics
 from broker.cluster.observe.raftz import RaftGroups
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.platform import Platform
+from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.stream_node import Spawn, StreamNode
 from broker.config.options import JetStreamOptions
 from broker.scan.server import Scans, ScanSource
-from broker.server.process.private_files import make_private
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft import NodeId
 from raft.store.log_store import StoreError
@@ -177,6 +176,10 @@ class JetStream:
     def jsz(self, query: Query) -> Document:
         return self._document.jsz(query)
 
+    def replica_of(self, account: str, stream: str) -> Replica | None:
+        """This node's replica of a stream, if it has one. For the simulator, which compares all."""
+        return self._node.replicas.of_stream(account, stream)
+
     def raftz(self, query: Query) -> Document:
         return self._raft_groups.document(query)
 
@@ -241,7 +244,7 @@ def open_store(
     options: JetStreamOptions, platform: Platform, *, name: str, cluster: str
 ) -> OpenedStore:
     """Raises StartFailed."""
-    directory = store_directory(options.store_dir)
+    directory = platform.directory(options.store_dir)
     try:
         storage = ReplicaStorage.open(
             directory,
@@ -283,26 +286,3 @@ def open_jetstream(
     log = logger.info if options.flush_interval_s is None else logger.warning
     log("  %s", options.sync_sentence)
     return jetstream
-
-
-def store_directory(configured: str) -> Path:
-    """The directory of the data, created if it does not exist. Raises StartFailed."""
-    if not configured:
-        configured = str(Path(tempfile.gettempdir()) / "nats")
-        logger.warning("Temporary storage directory used, data could be lost on system reboot")
-    base = Path(configured)
-    if base.exists() and not base.is_dir():
-        raise StartFailed("Can't start JetStream: storage directory is not a directory")
-    directory = base / "jetstream"
-    try:
-        if not make_private(directory):
-            logger.warning(
-                "%s is open to other users and does not belong to us: chmod 0700 it", directory
-            )
-        probe = directory / ".writable"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        reason = f"could not create storage directory - {error}"
-        raise StartFailed(f"Can't start JetStream: {reason}") from error
-    return directory

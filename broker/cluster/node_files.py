@@ -1,13 +1,21 @@
-"""The small files of a node beside its database: read whole, replaced whole.
+"""The directory of a node, and the small files in it: read whole, replaced whole.
 
-Owns: how such a file becomes durable. A crash leaves the old content or the new one.
-May not touch: what the files mean."""
+Owns: where the directory is, and how such a file becomes durable. A crash leaves the old content
+or the new one.
+May not touch: what the files mean, the database beside them."""
 
 from __future__ import annotations
 
+import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Protocol
+
+from broker.server.process.private_files import make_private
+from broker.server.services import StartFailed
+
+logger = logging.getLogger("jetraft.cluster")
 
 
 class NodeFiles(Protocol):
@@ -53,3 +61,26 @@ class DirectoryFiles:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def store_directory(configured: str) -> Path:
+    """The directory of the data, created if it does not exist. Raises StartFailed."""
+    if not configured:
+        configured = str(Path(tempfile.gettempdir()) / "nats")
+        logger.warning("Temporary storage directory used, data could be lost on system reboot")
+    base = Path(configured)
+    if base.exists() and not base.is_dir():
+        raise StartFailed("Can't start JetStream: storage directory is not a directory")
+    directory = base / "jetstream"
+    try:
+        if not make_private(directory):
+            logger.warning(
+                "%s is open to other users and does not belong to us: chmod 0700 it", directory
+            )
+        probe = directory / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        reason = f"could not create storage directory - {error}"
+        raise StartFailed(f"Can't start JetStream: {reason}") from error
+    return directory

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.cluster.node_files import DirectoryFiles, NodeFiles
+from broker.cluster.node_files import DirectoryFiles, NodeFiles, store_directory
 from raft.store.flush_thread import FlushThread
 from raft.store.log_store import LogStore
 from raft.transport.transport import Transport
@@ -23,4 +23,5 @@ class Platform:
     transport: Callable[..., Transport] = Transport  # raft/transport: the links to other nodes
     open_store: Callable[..., LogStore] = LogStore.open
     flush_thread: Callable[..., FlushThread] = FlushThread
+    directory: Callable[[str], Path] = store_directory
     files: Callable[[Path], NodeFiles] = DirectoryFiles

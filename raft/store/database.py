@@ -68,7 +68,7 @@ def open_database(
     except Exception as error:
         raise StoreError(_open_error(str(path), str(error))) from error
     try:
-        return db, _claim(db, str(path), node_name=node_name, cluster_name=cluster_name)
+        return db, claim(db, str(path), node_name=node_name, cluster_name=cluster_name)
     except BaseException:
         db.close()
         raise
@@ -107,7 +107,8 @@ def _column_options(tuning: StoreTuning) -> dict[str, Options]:
     return columns
 
 
-def _claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> StoreIdentity:
+def claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> StoreIdentity:
+    """The identity of the directory, drawn and stored at the first call. Raises WrongDirectory."""
     raw = db.get(_IDENTITY_KEY)
     if raw is None:
         incarnation = secrets.randbits(63) or 1

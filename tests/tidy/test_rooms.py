@@ -33,7 +33,7 @@ BELOW = {
         "broker.server", "broker.accounts", "broker.config", "broker.jetstream", "broker.scan",
         "broker.store", "broker.subjects", "broker.wire", "raft",
     ),
-    "chaos.sim": ("raft",),
+    "chaos.sim": ("raft", "broker"),
 }  # fmt: skip
 
 # Words everybody uses: values and the tables of the vocabulary, not owners of a running part.

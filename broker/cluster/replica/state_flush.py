@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final
+from typing import Final, Protocol
 
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.node_files import NodeFiles
@@ -21,7 +21,6 @@ from broker.cluster.polling import eventually
 from broker.cluster.replica.replica_table import ReplicaTable
 from raft import GroupId, Index
 from raft.host.host import Host
-from raft.store.log_store import LogStore
 from raft.store.records import StoreFailed
 
 logger = logging.getLogger("jetraft.cluster")
@@ -34,6 +33,14 @@ ERASING_FILE: Final = "erasing"  # exists while something erased is still on dis
 CUT_WITHIN_S: Final = 30.0  # a follower may delay the cut this long; it is tried again then
 
 
+class FlushedState(Protocol):
+    """The store, as far as this module uses it. Both calls block."""
+
+    def flush_state(self) -> None: ...
+
+    def expunge(self) -> None: ...
+
+
 class StateFlush:
     """One per node; `run` and `run_erasures` are its tasks."""
 
@@ -41,7 +48,7 @@ class StateFlush:
         self,
         *,
         files: NodeFiles,
-        store: LogStore,
+        store: FlushedState,
         host: Host,
         meta_group: MetaGroup,
         replicas: ReplicaTable,

@@ -1,0 +1,1 @@
+"""Whole brokers under simulation: the plan of a seed, its faults, its run and its report."""

@@ -1,0 +1,205 @@
+"""One simulated cluster of whole brokers, with its clients: from the seed to the verdict.
+
+Owns: the parts of one run and their order: start, work under faults, heal, settle, check.
+May not touch: what clients and faults do.
+Spec: everything follows from the seed. Nodes are the real code (chaos/sim/world/node.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from chaos.sim.broker.isolation import isolated
+from chaos.sim.broker.nemesis import BrokerNemesis
+from chaos.sim.broker.plan import Plan
+from chaos.sim.clients.client import SimClient
+from chaos.sim.clients.journal import Journal
+from chaos.sim.clients.publisher import AckedPublisher
+from chaos.sim.promises.stored import BrokenPromise, StoredRow, check_alike, check_publishes
+from chaos.sim.schedule import rng_for
+from chaos.sim.world.links import Fabric
+from chaos.sim.world.node import BrokerNode
+from chaos.sim.world.node_loop import NodeLoop
+from chaos.sim.world.virtual_time import (
+    MS,
+    NS,
+    CurrentClock,
+    WorldClock,
+    WorldTime,
+    simulated_clocks,
+)  # fmt: skip
+
+START_WITHIN_NS = 30 * NS
+SETTLE_WITHIN_NS = 60 * NS
+
+
+class BrokerCluster:
+    """`run` raises BrokenPromise."""
+
+    def __init__(self, seed: int, plan: Plan, *, tell: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.plan = plan
+        self.counters: Counter[str] = Counter()
+        self.world = WorldTime()
+        self._tell = tell
+        self._current = CurrentClock(WorldClock(self.world))
+        self._failures: list[str] = []
+        self.fabric = Fabric(self.world, rng_for(seed, "network"))
+        self.fabric.on_exception = lambda where, error: self._failed(where, {"exception": error})
+        names = [f"n{number + 1}" for number in range(plan.nodes)]
+        disk = rng_for(seed, "disk")
+        self.nodes = [
+            BrokerNode(
+                name,
+                names,
+                world=self.world,
+                current=self._current,
+                fabric=self.fabric,
+                rng=disk,
+                on_exception=self._failed,
+            )
+            for name in names
+        ]
+        self.client_loop = NodeLoop(
+            "clients",
+            self.world,
+            self._current,
+            on_exception=self._failed,
+            blocking_ns=lambda: MS,
+        )
+        self.journal = Journal(self.world)
+        self._rng = rng_for(seed, "clients")
+        self.nemesis = BrokerNemesis(
+            plan,
+            world=self.world,
+            nodes=self.nodes,
+            fabric=self.fabric,
+            rng=rng_for(seed, "faults"),
+            tell=self.story,
+        )
+
+    # -- telling
+
+    def story(self, who: str, what: str) -> None:
+        """A line of the story of this run."""
+        self.counters[what.partition(":")[0]] += 1
+        if self._tell is not None:
+            self._tell(f"{self.world.now_ns / NS:9.4f} {who:8} {what}")
+
+    def _logged(self, text: str) -> None:
+        self.story(getattr(self._current.clock, "name", "--"), text)
+
+    def _failed(self, who: str, context: dict[str, Any]) -> None:
+        """The code under test has raised where nothing may raise."""
+        error = context.get("exception")
+        self._failures.append(f"{who}: {context.get('message', '')} {error!r}")
+
+    # -- running
+
+    def run(self) -> None:
+        """A second run needs a second cluster."""
+        loops = [self.client_loop]
+        dice = rng_for(self.seed, "dice")
+        tell = None if self._tell is None else self._logged
+        with simulated_clocks(self._current, dice), isolated(loops, tell, self._failed):
+            try:
+                self._run()
+            finally:
+                loops += [node.loop for node in self.nodes if node.loop is not None]
+
+    def _run(self) -> None:
+        for node in self.nodes:
+            node.start()
+        tasks = [self.client_loop.start(self._work(), "work")]
+        self.nemesis.start()
+        self._until(lambda: all(task.done() for task in tasks), START_WITHIN_NS + self.plan.work_ns)
+        self.nemesis.heal()
+        done = self._until(lambda: all(t.done() for t in tasks), SETTLE_WITHIN_NS)
+        if not done:
+            raise BrokenPromise("the clients do not finish although the faults are over")
+        for task in tasks:
+            task.result()
+        if not self._until(self._settled, SETTLE_WITHIN_NS):
+            raise BrokenPromise(f"no agreement although the faults are over: {self._states()}")
+        self._check()
+
+    def _until(self, done: Callable[[], bool], within_ns: int) -> bool:
+        def stop() -> bool:
+            if self._failures:
+                raise BrokenPromise(f"the code under test has failed: {self._failures[0]}")
+            return done()
+
+        return self.world.run_until(self.world.now_ns + within_ns, stop)
+
+    def client(self, name: str) -> SimClient:
+        client = SimClient(
+            name,
+            self.client_loop,
+            self.nodes,
+            world=self.world,
+            rng=self._rng,
+            delay_ns=self.fabric.delay_ns,
+        )
+        client.start()
+        return client
+
+    async def _work(self) -> None:
+        admin = self.client("admin")
+        await create_stream(admin, {"name": "S", "subjects": ["s.*"], "num_replicas": 3})
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self.plan.publishers):
+                publisher = AckedPublisher(
+                    self.client(f"p{number}"),
+                    self.journal,
+                    self._rng,
+                    stream="S",
+                    subjects=["s.1", "s.2"],
+                )
+                tasks.create_task(publisher.run(self.plan.publishes, gap_s=self.plan.gap_s))
+
+    # -- what all replicas hold
+
+    def replicas(self, stream: str) -> dict[str, Any]:
+        found = {}
+        for node in self.nodes:
+            jetstream = node.runtime.jetstream if node.runtime is not None else None
+            if jetstream is not None:
+                replica = jetstream.replica_of("$G", stream)
+                if replica is not None:
+                    found[node.name] = replica
+        return found
+
+    def _settled(self) -> bool:
+        replicas = self.replicas("S")
+        applied = {replica.stream.applied for replica in replicas.values()}
+        leading = [name for name, replica in replicas.items() if replica.is_leading]
+        return len(replicas) == self.plan.nodes and len(applied) == 1 and len(leading) == 1
+
+    def _states(self) -> dict[str, Any]:
+        return {
+            name: (replica.stream.applied, replica.is_leading)
+            for name, replica in self.replicas("S").items()
+        }
+
+    def _check(self) -> None:
+        replicas = self.replicas("S")
+        check_alike("S", {n: (r.stream.applied, r.stream.digest()) for n, r in replicas.items()})
+        store = next(r.stream.store for r in replicas.values() if r.is_leading)
+        rows = []
+        for seq in range(store.first_seq, store.last_seq + 1):
+            message = store.get(seq)
+            if message is not None:
+                rows.append(StoredRow(seq, message.subject, message.data))
+        check_publishes("S", self.journal.of_kind("publish"), rows)
+
+
+async def create_stream(client: SimClient, config: dict[str, Any]) -> None:
+    while True:
+        try:
+            answer = await client.api(f"STREAM.CREATE.{config['name']}", config)
+        except TimeoutError:
+            continue
+        if "error" not in answer:
+            return

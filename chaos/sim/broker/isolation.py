@@ -1,0 +1,72 @@
+"""Between a simulated run and the process it runs in: log records, garbage, unheard coroutines.
+
+Owns: the loggers of the broker and the garbage collector while a run lasts.
+May not touch: the run itself.
+Spec: an error that the broker logs with an exception is a failure of the code under test. Garbage
+is collected between runs only, so that no run depends on when that happens."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from chaos.sim.world.node_loop import NodeLoop
+
+Failed = Callable[[str, dict[str, Any]], None]
+
+
+class FailureLog(logging.Handler):
+    def __init__(self, tell: Callable[[str], None] | None, failed: Failed) -> None:
+        super().__init__(logging.INFO)
+        self._tell = tell
+        self._failed = failed
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] and record.levelno >= logging.ERROR:
+            context = {"message": record.getMessage(), "exception": record.exc_info[1]}
+            self._failed(record.name, context)
+        elif self._tell is not None:
+            self._tell(record.getMessage())
+
+
+@contextmanager
+def isolated(
+    loops: Sequence[NodeLoop], tell: Callable[[str], None] | None, failed: Failed
+) -> Iterator[None]:
+    """`loops` are killed at the end. Coroutines of killed processes are then freed unheard: their
+    `finally` blocks run without an event loop and raise."""
+    loggers = [logging.getLogger("jetraft"), logging.getLogger("raft")]
+    before = [(one.level, one.propagate) for one in loggers]
+    handler = FailureLog(tell, failed)
+    for one in loggers:
+        one.addHandler(handler)
+        one.setLevel(logging.ERROR if tell is None else logging.INFO)
+        one.propagate = False
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+        for one, (level, propagate) in zip(loggers, before, strict=True):
+            one.removeHandler(handler)
+            one.setLevel(level)
+            one.propagate = propagate
+        if collected:
+            gc.enable()
+
+
+def free_garbage() -> None:
+    """Collect what killed processes left, once nothing refers to their run any more."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    logging.disable(logging.CRITICAL)
+    try:
+        gc.collect()
+    finally:
+        logging.disable(logging.NOTSET)
+        sys.unraisablehook = hook

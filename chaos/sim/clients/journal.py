@@ -1,0 +1,60 @@
+"""The journal: every operation of every client, as invoked and as answered.
+
+Owns: the list of operations, with virtual times.
+May not touch: clients, nodes.
+Spec: an operation is ok, failed for certain, or unknown (no answer). Checks judge the journal
+afterwards; nothing else tells what was promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from chaos.sim.world.virtual_time import WorldTime
+
+
+class Result(Enum):
+    UNKNOWN = "unknown"
+    OK = "ok"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class Operation:
+    """`kind` and `fields` say what was asked; `answer` what was told."""
+
+    number: int
+    client: str
+    kind: str
+    fields: dict[str, Any]
+    invoked_ns: int
+    result: Result = Result.UNKNOWN
+    completed_ns: int = 0
+    answer: dict[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    def __init__(self, world: WorldTime) -> None:
+        self.operations: list[Operation] = []
+        self._world = world
+
+    def invoke(self, client: str, kind: str, **fields: Any) -> Operation:
+        number = len(self.operations)
+        operation = Operation(number, client, kind, fields, self._world.now_ns)
+        self.operations.append(operation)
+        return operation
+
+    def ok(self, operation: Operation, **answer: Any) -> None:
+        operation.result = Result.OK
+        operation.completed_ns = self._world.now_ns
+        operation.answer = answer
+
+    def failed(self, operation: Operation, **answer: Any) -> None:
+        """For certain: it was not done and will not be."""
+        operation.result = Result.FAILED
+        operation.completed_ns = self._world.now_ns
+        operation.answer = answer
+
+    def of_kind(self, kind: str) -> list[Operation]:
+        return [operation for operation in self.operations if operation.kind == kind]

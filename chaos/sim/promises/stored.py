@@ -1,0 +1,62 @@
+"""Promises about stored messages: an acked publish is stored exactly once, where the ack said.
+
+Owns: the rules.
+May not touch: running nodes; it reads what they stored after the faults are over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chaos.sim.clients.journal import Operation, Result
+
+
+class BrokenPromise(Exception):
+    """A rule was broken; the text says which, and the facts."""
+
+
+@dataclass(slots=True)
+class StoredRow:
+    seq: int
+    subject: bytes
+    data: bytes
+
+
+def check_publishes(stream: str, publishes: Sequence[Operation], rows: Sequence[StoredRow]) -> None:
+    """`rows`: all messages of the stream, none of which was removed."""
+    found: dict[bytes, list[StoredRow]] = {}
+    for row in rows:
+        found.setdefault(row.data, []).append(row)
+    for payload, copies in found.items():
+        if len(copies) > 1:
+            at = [row.seq for row in copies]
+            raise BrokenPromise(f"{stream}: {payload[:24]!r} is stored {len(copies)} times: {at}")
+    sent: set[bytes] = set()
+    for operation in publishes:
+        payload = operation.fields["payload"]
+        sent.add(payload)
+        if operation.result is Result.OK:
+            _check_acked(stream, operation, found.get(payload, []))
+    for payload, copies in found.items():
+        if payload not in sent:
+            raise BrokenPromise(f"{stream}: nobody published {payload[:24]!r} at {copies[0].seq}")
+
+
+def _check_acked(stream: str, operation: Operation, copies: Sequence[StoredRow]) -> None:
+    payload, seq = operation.fields["payload"], operation.answer["seq"]
+    told = f"{stream}: {payload[:24]!r}, acked as {seq} at {operation.completed_ns / 1e9:.4f} s"
+    if not copies:
+        raise BrokenPromise(f"{told}, is lost")
+    if copies[0].seq != seq:
+        raise BrokenPromise(f"{told}, is stored as {copies[0].seq}")
+    if copies[0].subject != operation.fields["subject"].encode():
+        raise BrokenPromise(f"{told}, has subject {copies[0].subject!r}")
+
+
+def check_alike(stream: str, digests: Mapping[str, tuple[int, bytes]]) -> None:
+    """`digests`: node -> (applied index, digest). Equal indices have equal states."""
+    by_index: dict[int, tuple[str, bytes]] = {}
+    for node, (index, digest) in digests.items():
+        other = by_index.setdefault(index, (node, digest))
+        if other[1] != digest:
+            raise BrokenPromise(f"{stream}: {node} and {other[0]} differ at index {index}")

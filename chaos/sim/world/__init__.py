@@ -1,0 +1,1 @@
+"""A simulated computer room: event loops on virtual time, links, disks. Whole nodes run in it."""

@@ -1,0 +1,248 @@
+"""A simulated RocksDB: the database of one node, and what a crash leaves of it.
+
+Owns: two images of every column, the live one and the durable one, and the writes between them.
+May not touch: what keys and values mean.
+Spec: rocksdict as far as raft/store and broker/store use it. A write with the write-ahead log is
+durable after `flush_wal`; one without it after a flush of its column. A crash keeps a prefix of
+the writes that were not durable, separately for each of the two kinds: RocksDB may have written
+more than it was asked to, but never a later write without an earlier one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+Change = tuple[str, bytes, bytes | None, bytes | None]  # column, key, value, end of a range
+
+
+class SimWriteBatch:
+    """The changes of one write, in order."""
+
+    __slots__ = ("_nbytes", "changes")
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self._nbytes = 0
+
+    def put(self, key: bytes, value: bytes, column: Any = None) -> None:
+        self.changes.append((column or "default", key, value, None))
+        self._nbytes += len(key) + len(value)
+
+    def delete(self, key: bytes, column: Any = None) -> None:
+        self.changes.append((column or "default", key, None, None))
+        self._nbytes += len(key)
+
+    def delete_range(self, begin: bytes, end: bytes, column: Any = None) -> None:
+        self.changes.append((column or "default", begin, None, end))
+        self._nbytes += len(begin) + len(end)
+
+    def size_in_bytes(self) -> int:
+        return self._nbytes
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+
+class ColumnImage:
+    """Keys and values, in the order of the keys."""
+
+    __slots__ = ("_keys", "values")
+
+    def __init__(self, values: dict[bytes, bytes] | None = None) -> None:
+        self.values = {} if values is None else values
+        self._keys: list[bytes] | None = None
+
+    def keys(self) -> list[bytes]:
+        if self._keys is None:
+            self._keys = sorted(self.values)
+        return self._keys
+
+    def change(self, key: bytes, value: bytes | None, end: bytes | None) -> None:
+        values = self.values
+        if value is not None:
+            if key not in values:
+                self._insert(key)
+            values[key] = value
+        elif end is None:
+            if values.pop(key, None) is not None:
+                self._keys = None
+        else:
+            keys = self.keys()
+            doomed = keys[bisect_left(keys, key) : bisect_left(keys, end)]
+            for one in doomed:
+                del values[one]
+            if doomed:
+                self._keys = None
+
+    def _insert(self, key: bytes) -> None:
+        keys = self._keys
+        if keys is None:
+            return
+        if not keys or key > keys[-1]:
+            keys.append(key)
+        else:
+            keys.insert(bisect_left(keys, key), key)
+
+    def copy(self) -> ColumnImage:
+        return ColumnImage(dict(self.values))
+
+
+COLUMNS = ("default", "raft", "state")
+
+
+def _images() -> dict[str, ColumnImage]:
+    return {name: ColumnImage() for name in COLUMNS}
+
+
+@dataclass(slots=True)
+class DatabaseFiles:
+    """What is on the disk of one node: it survives crashes."""
+
+    durable: dict[str, ColumnImage] = field(default_factory=_images)
+    live: dict[str, ColumnImage] = field(default_factory=_images)
+    logged: list[list[Change]] = field(default_factory=list)  # with write-ahead log, not flushed
+    unlogged: list[list[Change]] = field(default_factory=list)  # without it, not flushed
+    written: int = 0  # logged writes ever made; the last len(logged) of them are not durable
+
+    def write(self, changes: list[Change], *, logged: bool) -> None:
+        _apply(self.live, changes)
+        if logged:
+            self.logged.append(changes)
+            self.written += 1
+        else:
+            self.unlogged.append(changes)
+
+    def flush_logged(self, position: int) -> None:
+        """The first `position` logged writes ever made are durable."""
+        count = position - (self.written - len(self.logged))
+        for changes in self.logged[: max(0, count)]:
+            _apply(self.durable, changes)
+        del self.logged[: max(0, count)]
+
+    def flush_unlogged(self, count: int) -> None:
+        for changes in self.unlogged[:count]:
+            _apply(self.durable, changes)
+        del self.unlogged[:count]
+
+    def crash(self, rng: Random) -> int:
+        """Returns how many writes are lost."""
+        kept = rng.randint(0, len(self.logged)) if rng.random() < 0.5 else 0
+        self.flush_logged(self.written - len(self.logged) + kept)
+        if rng.random() < 0.3:
+            self.flush_unlogged(rng.randint(0, len(self.unlogged)))
+        lost = len(self.logged) + len(self.unlogged)
+        self.logged.clear()
+        self.unlogged.clear()
+        self.live = {name: image.copy() for name, image in self.durable.items()}
+        return lost
+
+
+def _apply(images: dict[str, ColumnImage], changes: list[Change]) -> None:
+    for column, key, value, end in changes:
+        images[column].change(key, value, end)
+
+
+class ProcessEnded(Exception):
+    """Code of a killed process still ran."""
+
+
+class SimDatabase:
+    """One opening of the database: stands in for an Rdict."""
+
+    def __init__(
+        self, files: DatabaseFiles, alive: Callable[[], bool], column: str = "default"
+    ) -> None:
+        """`alive`: whether the process that opened it still runs. A dead one changes nothing."""
+        self._files = files
+        self._alive = alive
+        self._column = column
+        self.flush_limit: int | None = None  # what a flush in flight covers
+
+    @property
+    def _image(self) -> ColumnImage:
+        return self._files.live[self._column]
+
+    def path(self) -> str:
+        return "/simulated"
+
+    def get_column_family(self, name: str) -> SimDatabase:
+        return SimDatabase(self._files, self._alive, name)
+
+    def get_column_family_handle(self, name: str) -> str:
+        return name
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._image.values.get(key)
+
+    def _check_alive(self) -> None:
+        if not self._alive():
+            raise ProcessEnded
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._check_alive()
+        self._files.write([(self._column, key, value, None)], logged=True)
+
+    def write(self, batch: SimWriteBatch, options: Any) -> None:
+        self._check_alive()
+        self._files.write(batch.changes, logged=not getattr(options, "disable_wal", False))
+
+    def flush_wal(self, *, sync: bool) -> None:
+        self._check_alive()
+        files = self._files
+        files.flush_logged(files.written if self.flush_limit is None else self.flush_limit)
+
+    def flush(self, *, wait: bool) -> None:
+        self._check_alive()
+        files = self._files
+        files.flush_logged(files.written)  # a memtable of this column holds logged writes too
+        files.flush_unlogged(len(files.unlogged))
+
+    def items(self, from_key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        image = self._image
+        keys = image.keys()
+        for key in keys[bisect_left(keys, from_key) :]:
+            value = image.values.get(key)
+            if value is not None:
+                yield key, value
+
+    def iter(self) -> SimCursor:
+        return SimCursor(self._image)
+
+    def snapshot(self) -> dict[bytes, bytes]:
+        return dict(self._image.values)
+
+    def property_int_value(self, name: str) -> int:
+        return 0
+
+    def set_options(self, options: dict[str, str]) -> None:
+        """Nothing depends on them."""
+
+    def compact_range(self, *_: Any) -> None:
+        """The images hold nothing that was deleted."""
+
+    def cancel_all_background(self, *, wait: bool) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """The files stay."""
+
+
+class SimCursor:
+    def __init__(self, image: ColumnImage) -> None:
+        self._keys = list(image.keys())
+        self._at = 0
+
+    def seek(self, key: bytes) -> None:
+        self._at = bisect_left(self._keys, key)
+
+    def valid(self) -> bool:
+        return self._at < len(self._keys)
+
+    def key(self) -> bytes:
+        return self._keys[self._at]
+
+    def status(self) -> None:
+        """Never fails."""

@@ -1,0 +1,229 @@
+"""The event loop of one simulated node, on the time of the world.
+
+Owns: the callbacks that are ready, the node's clocks, pauses, and the node's end.
+May not touch: sockets and threads; there are none. Blocking calls that the broker gives to a
+thread run in one step, some virtual time later.
+Spec: asyncio's event loop as far as the broker uses it. A turn runs the callbacks that were ready
+when it began, as asyncio does; the next turn comes a moment later, so that nodes interleave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from asyncio.events import _set_running_loop
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVarTuple
+
+from chaos.sim.world.virtual_time import EPOCH_NS, NS, US, CurrentClock, WorldTime
+
+if TYPE_CHECKING:
+    EventLoop = asyncio.BaseEventLoop  # its stub is not abstract
+else:
+    EventLoop = asyncio.AbstractEventLoop
+
+Ts = TypeVarTuple("Ts")
+
+
+class NodeLoop(EventLoop):
+    """Ends with `kill`: nothing of it runs afterwards, not even `finally` blocks."""
+
+    def __init__(
+        self,
+        name: str,
+        world: WorldTime,
+        current: CurrentClock,
+        *,
+        on_exception: Callable[[str, dict[str, Any]], None],
+        blocking_ns: Callable[[], int],
+        turn_ns: int = 20 * US,
+    ) -> None:
+        """`on_exception` gets what the loop would log. `blocking_ns` draws how long a call on
+        another thread takes."""
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.wall_offset_ns = 0
+        self.drift_ppm = 0
+        self._world = world
+        self._current = current
+        self._on_exception = on_exception
+        self._blocking_ns = blocking_ns
+        self._turn_ns = turn_ns
+        self._ready: deque[asyncio.Handle] = deque()
+        self._buried: list[asyncio.Handle] = []
+        self._turn_due = False
+        self._idle_until_ns = 0
+
+    # -- clocks
+
+    def monotonic_ns(self) -> int:
+        now_ns = self._world.now_ns
+        return now_ns + now_ns * self.drift_ppm // 1_000_000
+
+    def wall_ns(self) -> int:
+        return EPOCH_NS + self.monotonic_ns() + self.wall_offset_ns
+
+    def time(self) -> float:
+        return self.monotonic_ns() / NS
+
+    # -- life
+
+    def pause(self) -> None:
+        """Stop running, as after SIGSTOP: clocks go on, events wait."""
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self._wake()
+
+    def kill(self) -> None:
+        """What waits is kept, not freed: a coroutine that is freed runs its `finally` blocks."""
+        self.alive = False
+        self._buried.extend(self._ready)
+        self._ready = deque()
+
+    # -- turns
+
+    def _wake(self) -> None:
+        if not self._turn_due and self.alive:
+            self._turn_due = True
+            self._world.at(self._idle_until_ns, self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        if not self.alive or self.paused:
+            return
+        ready = self._ready
+        _set_running_loop(self)
+        before = self._current.clock
+        self._current.clock = self
+        try:
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()  # noqa: SLF001 - as every event loop does
+        finally:
+            self._current.clock = before
+            _set_running_loop(None)
+        self._idle_until_ns = self._world.now_ns + self._turn_ns
+        if ready:
+            self._wake()
+
+    def _fire(self, handle: asyncio.TimerHandle) -> None:
+        if not self.alive:
+            self._buried.append(handle)
+        elif not handle.cancelled():
+            self._ready.append(handle)
+            self._wake()
+
+    # -- asyncio
+
+    def call_soon(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        if self.alive:
+            self._ready.append(handle)
+            if not self._turn_due:
+                self._wake()
+        return handle
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        # A nanosecond more than needed: no timer fires before its time because of rounding.
+        delay_ns = int((when - self.time()) * NS) + 1
+        self._world.after(max(0, delay_ns), self._fire, handle)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are skipped when they fire."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Any,
+        *,
+        name: object = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Any]:
+        return asyncio.Task(
+            coro, loop=self, name=None if name is None else str(name), context=context
+        )
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """The call runs in one step, when its thread would have finished it."""
+        future = self.create_future()
+        self._world.after(self._blocking_ns(), self._finish, future, func, args)
+        return future
+
+    def _finish(
+        self, future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        if not self.alive:
+            return
+        self.call_soon(self._call, future, func, args)
+
+    def _call(
+        self, future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            result = func(*args)
+        except Exception as error:  # noqa: BLE001 - the awaiting code gets it
+            if not future.cancelled():
+                future.set_exception(error)
+        else:
+            if not future.cancelled():
+                future.set_result(result)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self.alive:
+            self._on_exception(self.name, context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    # -- for the simulator itself
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Create a task from outside of the loop."""
+        return self.create_task(work, name=name)

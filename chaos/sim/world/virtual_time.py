@@ -1,0 +1,128 @@
+"""Virtual time: one queue of events, and the clocks that simulated nodes read.
+
+Owns: the time of the world, the order of events, and the replacement of the standard library's
+clocks and random sources while a seed runs.
+May not touch: what an event does.
+Spec: everything follows from the seed. Nodes read clocks and random numbers through the modules
+`time`, `random`, `secrets` and `os`; tests/tidy checks that no module binds them by another
+name."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Final, Protocol
+
+NS: Final = 1_000_000_000
+MS: Final = 1_000_000
+US: Final = 1_000
+EPOCH_NS: Final = 1_800_000_000 * NS  # the wall time at which every world begins
+
+
+class NodeClock(Protocol):
+    """The clocks of one computer."""
+
+    def monotonic_ns(self) -> int: ...
+
+    def wall_ns(self) -> int: ...
+
+
+class WorldTime:
+    """The queue of events. `now_ns` never goes back; events of one moment keep their order."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.steps = 0
+        self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+
+    def at(self, when_ns: int, action: Callable[..., None], *arguments: Any) -> None:
+        self._number += 1
+        when_ns = max(when_ns, self.now_ns)
+        heappush(self._events, (when_ns, self._number, action, arguments))
+
+    def after(self, delay_ns: int, action: Callable[..., None], *arguments: Any) -> None:
+        self.at(self.now_ns + delay_ns, action, *arguments)
+
+    def run_until(self, end_ns: int, done: Callable[[], bool] | None = None) -> bool:
+        """Run events until the time is reached or `done` is true. Returns whether it is done."""
+        events = self._events
+        while events and events[0][0] <= end_ns:
+            if done is not None and done():
+                return True
+            self.now_ns, _, action, arguments = heappop(events)
+            self.steps += 1
+            action(*arguments)
+        if done is not None and done():
+            return True
+        self.now_ns = max(self.now_ns, end_ns)
+        return False
+
+
+class WorldClock:
+    """The clock that nobody's node reads: the world's own time."""
+
+    def __init__(self, world: WorldTime) -> None:
+        self._world = world
+
+    def monotonic_ns(self) -> int:
+        return self._world.now_ns
+
+    def wall_ns(self) -> int:
+        return EPOCH_NS + self._world.now_ns
+
+
+class CurrentClock:
+    """Whose clocks are read at this moment. The loop of a node sets it while the node runs."""
+
+    __slots__ = ("clock",)
+
+    def __init__(self, clock: NodeClock) -> None:
+        self.clock = clock
+
+    def monotonic(self) -> float:
+        return self.clock.monotonic_ns() / NS
+
+    def monotonic_ns(self) -> int:
+        return self.clock.monotonic_ns()
+
+    def time(self) -> float:
+        return self.clock.wall_ns() / NS
+
+    def time_ns(self) -> int:
+        return self.clock.wall_ns()
+
+
+@contextmanager
+def simulated_clocks(current: CurrentClock, rng: Random) -> Iterator[None]:
+    """While this holds, `time`, `random`, `secrets` and `os.urandom` belong to the simulator. The
+    standard library's own modules that bound a function at import keep the real one."""
+    state = random.getstate()
+    random.seed(rng.getrandbits(64))
+    replaced: list[tuple[object, str, object]] = []
+
+    def replace(module: object, name: str, function: object) -> None:
+        replaced.append((module, name, getattr(module, name)))
+        setattr(module, name, function)
+
+    replace(time, "monotonic", current.monotonic)
+    replace(time, "monotonic_ns", current.monotonic_ns)
+    replace(time, "perf_counter", current.monotonic)
+    replace(time, "time", current.time)
+    replace(time, "time_ns", current.time_ns)
+    replace(secrets, "token_bytes", lambda count=32: rng.randbytes(count))
+    replace(secrets, "token_hex", lambda count=32: rng.randbytes(count).hex())
+    replace(secrets, "randbits", rng.getrandbits)
+    replace(os, "urandom", rng.randbytes)
+    try:
+        yield
+    finally:
+        for module, name, function in reversed(replaced):
+            setattr(module, name, function)
+        random.setstate(state)
