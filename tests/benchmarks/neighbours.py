@@ -1,0 +1,218 @@
+"""What a quiet client notices while a client of another account attacks the server.
+
+    python tests/benchmarks/neighbours.py [--seconds 10] [--settle 30] [--only TEXT] [--ours-only]
+
+A well-behaved client sends a PING, a publish with ack and a get, each 50 times a second on its own
+connection, at fixed times: an answer that is late delays nothing, and its delay counts from the
+time it was due. Beside it one attack of attacks.py runs in another process and another account. The
+same is done with nats-server, in turns. Memory is the resident set of the server: before, its peak,
+and `--settle` seconds after the attack has ended.
+
+Goals: p99 below 50 ms and worst below 250 ms for all three, or three times nats-server where that
+is better; memory grows by less than 200 MB and returns."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attacks import ATTACKS, USER
+from attacks import main as attack_main
+from plain_client import PlainClient
+
+from broker.local import our_command
+
+OURS, PEER = "jetraft", "nats-server"
+QUIET = "quiet"
+EVERY_S = 0.02
+ANSWERS_WITHIN_S = 60.0
+CONFIG = """
+listen: "127.0.0.1:{port}"
+jetstream {{ store_dir: "{directory}" }}
+max_connections: 4096
+accounts {{
+  ATTACK {{ jetstream: enabled, users: [{{ user: {attacker}, password: {attacker} }}] }}
+  QUIET {{ jetstream: enabled, users: [{{ user: {quiet}, password: {quiet} }}] }}
+}}
+"""
+
+
+@dataclass(slots=True)
+class Probe:
+    """One kind of request, sent at fixed times; answers arrive in order."""
+
+    client: PlainClient
+    line: bytes
+    delays_s: list[float] = field(default_factory=list)
+    due: deque[float] = field(default_factory=deque)
+
+    def answered(self) -> None:
+        self.delays_s.append(time.perf_counter() - self.due.popleft())
+
+    async def run(self, until: float) -> None:
+        at = time.perf_counter()
+        while at < until:
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+            self.due.append(at)
+            self.client.send(self.line)
+            at += EVERY_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                while self.due:
+                    await asyncio.sleep(0.01)
+        while self.due:  # never answered: as bad as what was waited for
+            self.answered()
+
+    def figures(self) -> tuple[float, float, float]:
+        """p50, p99 and the worst, in milliseconds."""
+        ordered = sorted(self.delays_s)
+        return tuple(
+            1000 * ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+            for part in (0.5, 0.99, 1.0)
+        )  # type: ignore[return-value]
+
+
+def memory_mb(pid: int, field_name: str = "VmRSS") -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field_name):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def start_server(kind: str, directory: Path) -> tuple[subprocess.Popen[bytes], int]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = directory / "server.conf"
+    config.write_text(
+        CONFIG.format(port=port, directory=directory / "data", attacker=USER, quiet=QUIET)
+    )
+    command = our_command() if kind == OURS else ["nats-server"]
+    log = (directory / "log").open("wb")
+    return subprocess.Popen([*command, "-c", str(config)], stdout=log, stderr=log), port
+
+
+async def connected(port: int, user: str) -> PlainClient:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return await PlainClient.open(port, user)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+async def quiet_probes(port: int) -> dict[str, Probe]:
+    setup = await connected(port, QUIET)
+    await setup.api("STREAM.CREATE.Q", {"name": "Q", "subjects": ["q"], "allow_direct": True})
+    await setup.request(b"q", b"x" * 100)
+    await setup.close()
+    probes: dict[str, Probe] = {}
+    for name, line in (
+        ("ping", b"PING\r\n"),
+        ("publish", b"PUB q %s.p 100\r\n" + b"x" * 100 + b"\r\n"),
+        ("get", b"PUB $JS.API.DIRECT.GET.Q %s.g 9\r\n" + b'{"seq":1}\r\n'),
+    ):
+        client = await connected(port, QUIET)
+        probe = Probe(client, line % client.inbox if b"%s" in line else line)
+        client.on_answer = lambda _subject, _payload, p=probe: p.answered()
+        client.on_pong = probe.answered
+        probes[name] = probe
+    return probes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    attack: str
+    server: str
+    figures: dict[str, tuple[float, float, float]]
+    memory_mb: tuple[float, float, float]
+    note: str
+
+    def text(self) -> str:
+        cells = [f"{one:.1f}/{two:.0f}/{three:.0f}" for one, two, three in self.figures.values()]
+        memory = "/".join(f"{mb:.0f}" for mb in self.memory_mb)
+        return f"| {self.attack} | {self.server} | {' | '.join(cells)} | {memory} | {self.note} |"
+
+
+async def measure(kind: str, attack: str, seconds: float, settle_s: float) -> Row:
+    directory = Path(tempfile.mkdtemp(prefix="neighbours"))
+    server, port = start_server(kind, directory)
+    attacker: asyncio.subprocess.Process | None = None
+    try:
+        probes = await quiet_probes(port)
+        attacker = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, "--attack", attack, "--port", str(port),
+            "--seconds", str(seconds),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert attacker.stdout is not None
+        assert attacker.stdin is not None
+        if not (await attacker.stdout.readline()).startswith(b"ready"):
+            raise RuntimeError(f"the attack {attack} could not be prepared")
+        before, peak = memory_mb(server.pid), 0.0
+        attacker.stdin.write(b"go\n")
+        until = time.perf_counter() + seconds
+        tasks = [asyncio.create_task(probe.run(until)) for probe in probes.values()]
+        while not all(task.done() for task in tasks):
+            peak = max(peak, memory_mb(server.pid))
+            await asyncio.sleep(0.05)
+        note = (await attacker.stdout.readline()).decode().strip()
+        await asyncio.sleep(settle_s)
+        memory = (before, peak, memory_mb(server.pid))
+        figures = {name: probe.figures() for name, probe in probes.items()}
+        for probe in probes.values():
+            await probe.client.close()
+        return Row(attack, kind, figures, memory, note)
+    finally:
+        if attacker is not None and attacker.returncode is None:
+            attacker.kill()
+        server.kill()
+        server.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def compare(options: argparse.Namespace) -> None:
+    names = [name for name in ATTACKS if options.only in name]
+    print("ms: p50/p99/worst; MB: before/peak/after")
+    print("| attack | server | PING | publish | get | MB | attacker |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    kinds = (OURS,) if options.ours_only else (OURS, PEER)
+    for name in names:
+        for kind in kinds:
+            try:
+                row = await measure(kind, name, options.seconds, options.settle)
+            except (RuntimeError, OSError, TimeoutError) as problem:
+                print(f"| {name} | {kind} | failed: {problem!r} |", flush=True)
+            else:
+                print(row.text(), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--settle", type=float, default=30.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--ours-only", action="store_true")
+    parser.add_argument("--attack")
+    parser.add_argument("--port", type=int)
+    options = parser.parse_args()
+    if options.attack:
+        attack_main(options.attack, options.port, options.seconds)
+    else:
+        asyncio.run(compare(options))
+
+
+if __name__ == "__main__":
+    main()
