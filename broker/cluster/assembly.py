@@ -23,6 +23,7 @@ from broker.cluster.api.no_jetstream import NoJetStream
 from broker.cluster.api.restore import Restores
 from broker.cluster.api.scan_plan import PlanService
 from broker.cluster.api.stream_api import StreamApi
+from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.health import JetStreamHealth
 from broker.cluster.observe.jsz import JetStreamDocument
 from broker.cluster.observe.metrics import Gauge, JetStreamMetrics
@@ -207,6 +208,8 @@ _STATS = ("memory", "storage", "accounts", "ha_assets", "api")
 
 
 def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:
+    overlaps = SubjectOverlaps(node.assignments, node.server.turns)
+    overlaps.start()
     return StreamApi(
         strict=node.options.strict,
         assignments=node.assignments,
@@ -224,6 +227,9 @@ def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:
             advisories=node.advisories,
             spawn=node.spawn,
         ),
+        overlaps=overlaps,
+        turns=node.server.turns,
+        captured=node.outboxes.captured,
         connected=node.mesh.connected,
     )
 

@@ -177,6 +177,7 @@ class StreamNode:
                 assignment=self.assignments.get,
             ),
             session=next_session(self.files),
+            later=server.turns.wait,
             domain=self.options.domain,
         )
         self.answers = AnswerForwarder(mesh.node, mesh, self.outboxes.answered)

@@ -62,7 +62,12 @@ def to_wire(value: object) -> object:
             held = getattr(value, field.name)
             if not field.always and held == field.default:
                 continue
-            body[field.key] = rfc3339(held) if field.is_time and held is not None else to_wire(held)
+            if field.is_plain:
+                body[field.key] = held
+            elif field.is_time and held is not None:
+                body[field.key] = rfc3339(held)
+            else:
+                body[field.key] = to_wire(held)
         return body
     if isinstance(value, list | tuple):
         return [to_wire(item) for item in value]
@@ -107,6 +112,7 @@ class _Field(msgspec.Struct, frozen=True):
     always: bool
     default: Any
     is_time: bool
+    is_plain: bool  # texts, numbers, or a list or map of texts: the same in memory and in JSON
 
 
 @cache
@@ -122,6 +128,7 @@ def _plan(kind: type[msgspec.Struct]) -> dict[str, _Field]:
             always=field.default is msgspec.NODEFAULT and field.default_factory is not dict,
             default={} if field.default_factory is dict else field.default,
             is_time=_is_time(field.type),
+            is_plain=_is_plain(field.type),
         )
         for field in described.fields
     }
@@ -131,6 +138,17 @@ def _is_time(kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.UnionType):
         return any(_is_time(member) for member in kind.types)
     return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("wall_time"))
+
+
+def _is_plain(kind: inspect.Type) -> bool:
+    match kind:
+        case inspect.StrType() | inspect.BoolType():
+            return True
+        case inspect.VarTupleType() | inspect.ListType():
+            return isinstance(kind.item_type, inspect.StrType)
+        case inspect.DictType():
+            return isinstance(kind.value_type, inspect.StrType)
+    return False
 
 
 def _fold_struct(value: dict[str, Any], kind: type[msgspec.Struct], *, strict: bool) -> Any:
@@ -143,7 +161,8 @@ def _fold_struct(value: dict[str, Any], kind: type[msgspec.Struct], *, strict: b
                 raise invalid_json(f"json: unknown field {_quoted(key)}")
             continue
         if held is not None:
-            folded[field.key] = _fold(held, field.type, strict=strict)
+            # The items of a long list of texts need no look: `msgspec.convert` checks their type.
+            folded[field.key] = held if field.is_plain else _fold(held, field.type, strict=strict)
     return folded
 
 

@@ -9,7 +9,9 @@ from broker.subjects.grammar import (
     tokens,
     valid_subject,
 )
+from broker.subjects.overlap import PatternIndex, any_included, any_overlap, first_overlap
 from broker.subjects.patterns import Patterns
+from broker.subjects.steps import STEP_ITEMS, Steps, TooManySteps, finish
 from broker.subjects.subscription import (
     PublishingConnection,
     Sink,
@@ -21,16 +23,24 @@ from broker.subjects.tree import NO_MATCH, Match, SubjectTree, TreeStatistics
 
 __all__ = [
     "NO_MATCH",
+    "STEP_ITEMS",
     "Match",
+    "PatternIndex",
     "Patterns",
     "PublishingConnection",
     "Sink",
     "SinkKind",
+    "Steps",
     "SubjectTree",
     "Subscription",
     "Tenant",
+    "TooManySteps",
     "TreeStatistics",
+    "any_included",
+    "any_overlap",
     "collides",
+    "finish",
+    "first_overlap",
     "has_wildcard",
     "is_subset",
     "matcher",

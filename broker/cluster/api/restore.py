@@ -29,6 +29,7 @@ from broker.cluster.meta.assignments import (
     AssignStream,
     ReconfigureStream,
     RemoveStream,
+    StreamCommand,
 )
 from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.observe.advisories import Advisories, Client
@@ -59,6 +60,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 StreamInfoOf = Callable[["Account", Assignment], Awaitable[StreamInfo]]
 Reconfigure = Callable[[Assignment], Awaitable[None]]
+# Proposes a command once the subjects of the configuration are free.
+Change = Callable[[StreamConfig, Callable[[int], StreamCommand]], Awaitable[Assignment]]
 
 
 @dataclass(slots=True)
@@ -83,13 +86,14 @@ class Restores:
         *,
         info: StreamInfoOf,
         reconfigure: Reconfigure,
+        change: Change,
     ) -> bytes:
         """`config` has been checked. The answer names the subject to send the archive to."""
         if self.assignments.get(account.name, config.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
         if self.running >= RESTORES_MAX:
             raise JetStreamError.of(ErrCode.STREAM_RESTORE, err="too many restores in progress")
-        restore = Restore(self, account, client, config, peers, info, reconfigure)
+        restore = Restore(self, account, client, config, peers, info, reconfigure, change)
         self.running += 1
         self.advisories.send(account, advisories.restore_create(config.name, client))
         self.spawn(self._owned(restore), f"restore {config.name}")
@@ -123,6 +127,7 @@ class Restore:
     peers: list[int]
     info: StreamInfoOf
     reconfigure: Reconfigure
+    change: Change
     received_bytes: int = 0
     subject: str = field(init=False)
     _inbox: InternalSubscription = field(init=False)
@@ -197,8 +202,10 @@ class Restore:
         )
         try:
             await self._fill(made.group, head, spool)
-            command = ReconfigureStream(self.account.name, self.config)
-            assignment = await owner.meta_requests.change(command)
+            account, config = self.account.name, self.config
+            assignment = await self.change(
+                config, lambda checked: ReconfigureStream(account, config, checked=checked)
+            )
             await self.reconfigure(assignment)
         except BaseException:
             # Also when cancelled: an incomplete stream must not be taken for the restored one.

@@ -10,7 +10,8 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -23,12 +24,15 @@ from broker.cluster.meta.assignments import (
     AssignStream,
     ReconfigureStream,
     RemoveStream,
+    StreamCommand,
 )
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.meta.placement import choose_peers
-from broker.cluster.observe.advisories import Advisories, Client
+from broker.cluster.meta.subject_overlaps import SubjectOverlaps
+from broker.cluster.observe.advisories import Advisories
 from broker.cluster.peers.rpc import CallFailed
+from broker.cluster.polling import eventually
 from broker.jetstream.api.info import ApiStats, StreamInfo
 from broker.jetstream.api.requests import RestoreRequest, StreamsRequest, decode_request
 from broker.jetstream.api.responses import (
@@ -44,10 +48,11 @@ from broker.jetstream.api.subjects import ApiKind, ApiRequest
 from broker.jetstream.config.api_levels import same_stream
 from broker.jetstream.config.limits import check_account_limits
 from broker.jetstream.config.stream_config import StreamConfig, StreamConfigRequest
-from broker.jetstream.config.stream_rules import check_no_overlap, check_stream_create
-from broker.jetstream.config.stream_update import check_stream_update
+from broker.jetstream.config.stream_rules import stream_create_steps
+from broker.jetstream.config.stream_update import stream_update_steps
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.subjects import collides
+from broker.server.routing.fair_queue import Turns
+from broker.subjects import Steps, collides
 from raft import NodeId
 
 if TYPE_CHECKING:
@@ -57,6 +62,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _infos = msgspec.msgpack.Decoder(list[StreamInfo])
 
 LEADER_WITHIN_S = 5.0
+CHECKS_MAX = 3  # of subjects, when large streams are created at the same time
+
+T = TypeVar("T")
 
 _UNSUPPORTED = frozenset(
     {
@@ -78,6 +86,9 @@ class StreamApi:
     quotas: AccountQuotas
     advisories: Advisories
     restores: Restores
+    overlaps: SubjectOverlaps
+    turns: Turns
+    captured: Callable[[int], bool]  # whether this node captures all subjects of the group
     connected: Callable[[NodeId], bool]
 
     async def answer(self, call: ApiCall, stats: ApiStats) -> bytes:
@@ -92,12 +103,11 @@ class StreamApi:
             case ApiKind.INFO, _:
                 return encode_response(kind, await self.quotas.info(account.name, stats))
             case ApiKind.STREAM_CREATE, StreamConfigRequest():
-                return await self.create(account, request, body)
+                return await self.create(call, body)
             case ApiKind.STREAM_UPDATE, StreamConfigRequest():
-                return await self.update(account, request, body)
+                return await self.update(call, body)
             case ApiKind.STREAM_RESTORE, RestoreRequest():
-                client = self.advisories.client(call.publisher, account)
-                return self.restore(account, request, body, client)
+                return await self.restore(call, body)
             case ApiKind.STREAM_DELETE, _:
                 return await self.delete(account, request)
             case ApiKind.STREAM_NAMES, StreamsRequest():
@@ -106,23 +116,48 @@ class StreamApi:
                 return await self.list(account, body)
         raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
 
-    async def create(
-        self, account: Account, request: ApiRequest, body: StreamConfigRequest
-    ) -> bytes:
-        view = self.quotas.view(account.name)
-        config = check_stream_create(body, named=request.stream, view=view)
+    async def create(self, call: ApiCall, body: StreamConfigRequest) -> bytes:
+        account, request = call.account, call.request
+        config = await self._in_turns(
+            call,
+            stream_create_steps(body, named=request.stream, view=self.quotas.view(account.name)),
+        )
         known = self.assignments.get(account.name, config.name)
         if known is not None and not same_stream(known.config, config):
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST)
-        check_account_limits(config, view)
-        check_no_overlap(config, view.streams.values())
-        assignment = await self.meta_requests.change(
-            AssignStream(account.name, config, time.time_ns(), self._peers(config))
-        )
+        check_account_limits(config, self.quotas.view(account.name))
+
+        def assign(checked: int) -> AssignStream:
+            peers = self._peers(config)
+            return AssignStream(account.name, config, time.time_ns(), peers, checked)
+
+        assignment = await self._change(call, config, assign)
         info = await self.info(account, assignment)
         if known is None:
             self.advisories.of_stream(account, config.name, "create")
         return encode_response(request.kind, info, DidCreate(did_create=True))
+
+    async def _in_turns(self, call: ApiCall, steps: Steps[T]) -> T:
+        return await self.turns.run(steps, call.account.name, _connection(call))
+
+    async def _change(
+        self, call: ApiCall, config: StreamConfig, command: Callable[[int], StreamCommand]
+    ) -> Assignment:
+        """Propose what `command` returns for the meta index as of which the subjects are free."""
+        account = call.account.name
+        for left in range(CHECKS_MAX, 0, -1):
+            checked = await self.overlaps.check(account, config, _connection(call))
+            try:
+                assignment = await self.meta_requests.change(command(checked))
+            except JetStreamError as refused:
+                # Too many subjects were captured meanwhile to compare with them at apply.
+                if refused.err_code != ErrCode.INSUFFICIENT_RESOURCES or left == 1:
+                    raise
+            else:  # a client that has its answer may publish to any of the subjects
+                captures = partial(self.captured, assignment.group)
+                await eventually(captures, timeout_s=LEADER_WITHIN_S)
+                return assignment
+        raise AssertionError
 
     def _peers(self, config: StreamConfig) -> list[int]:
         peers = self._choose(config, keep=())
@@ -154,45 +189,51 @@ class StreamApi:
         )
         return None if peers is None else [int(peer) for peer in peers]
 
-    def restore(
-        self, account: Account, request: ApiRequest, body: RestoreRequest, client: Client
-    ) -> bytes:
+    async def restore(self, call: ApiCall, body: RestoreRequest) -> bytes:
         """Begin a restore. Checks everything that can be checked before the archive arrives."""
+        account, request = call.account, call.request
         asked = body.config
         fields = {name: getattr(asked, name) for name in StreamConfig.__struct_fields__}
         fields |= {"name": asked.name or request.stream, "sealed": False}
         view = self.quotas.view(account.name)
-        config = check_stream_create(StreamConfigRequest(**fields), named=request.stream, view=view)
-        if config.name in view.streams:
+        wanted = StreamConfigRequest(**fields)
+        config = await self._in_turns(
+            call, stream_create_steps(wanted, named=request.stream, view=view)
+        )
+        if self.assignments.get(account.name, config.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
-        check_account_limits(config, view)
-        check_no_overlap(config, view.streams.values())
+        check_account_limits(config, self.quotas.view(account.name))
+        await self.overlaps.check(account.name, config, _connection(call))
         config = msgspec.structs.replace(config, sealed=asked.sealed)
         return self.restores.begin(
             account,
-            client,
+            self.advisories.client(call.publisher, account),
             config,
             self._peers(config),
             info=self.info,
             reconfigure=self.reconfigure,
+            change=partial(self._change, call),
         )
 
-    async def update(
-        self, account: Account, request: ApiRequest, body: StreamConfigRequest
-    ) -> bytes:
+    async def update(self, call: ApiCall, body: StreamConfigRequest) -> bytes:
+        account, request = call.account, call.request
         known = self.assignments.get(account.name, request.stream)
-        config = check_stream_update(
+        steps = stream_update_steps(
             body,
             named=request.stream,
             old=known.config if known is not None else None,
             consumers={},
             view=self.quotas.view(account.name),
         )
-        assert known is not None, "check_stream_update refuses a stream that does not exist"
-        peers = self._peers_after(known, config)
-        assignment = await self.meta_requests.change(
-            ReconfigureStream(account.name, config, peers, time.time_ns())
-        )
+        config = await self._in_turns(call, steps)
+        assert known is not None, "stream_update_steps refuses a stream that does not exist"
+        old = known
+
+        def reconfigure(checked: int) -> ReconfigureStream:
+            peers = self._peers_after(old, config)
+            return ReconfigureStream(account.name, config, peers, time.time_ns(), checked)
+
+        assignment = await self._change(call, config, reconfigure)
         await self.reconfigure(assignment)
         self.advisories.of_stream(account, config.name, "modify")
         return encode_response(request.kind, await self.info(account, assignment))
@@ -264,3 +305,7 @@ class StreamApi:
             for leader, groups in by_leader.items():
                 tasks.create_task(ask(leader, groups))
         return found
+
+
+def _connection(call: ApiCall) -> int:
+    return call.publisher.cid if call.publisher is not None else 0

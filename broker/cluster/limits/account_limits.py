@@ -55,9 +55,9 @@ class AccountQuotas:
     def view(self, account: str) -> AccountView:
         """What a request of the account is checked against."""
         options = self.options
-        others = [a.config for a in self.assignments if a.account != account]
+        own, all_in_all = self.assignments.reserved(account), self.assignments.reserved_in_all()
         return AccountView(
-            streams={a.name: a.config for a in self.assignments.of_account(account)},
+            streams=self.assignments.configs(account),
             limits=self.limits(account),
             server=ServerLimits(
                 duplicate_window_ns=options.limits.duplicate_window_ns,
@@ -67,7 +67,8 @@ class AccountQuotas:
                 max_storage=options.max_file_store or 0,
             ),
             clustered=self.clustered(),
-            reserved_by_others={kind: reserved_bytes(others, kind) for kind in Storage},
+            reserved=own,
+            reserved_by_others={kind: all_in_all[kind] - own[kind] for kind in Storage},
         )
 
     async def info(self, account: str, api: ApiStats) -> AccountInfo:

@@ -9,18 +9,24 @@ Spec: NATS JetStream API, STREAM.CREATE, STREAM.UPDATE and STREAM.DELETE."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from broker.cluster.meta.node_table import AddNode, NodeRecord, NodeTable, SetStanding
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.api_levels import same_stream
+from broker.jetstream.config.limits import reserved_bytes
+from broker.jetstream.config.stream_config import Storage
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.subjects import Patterns
+from broker.subjects import TooManySteps, any_overlap, finish
 from raft import GroupId, Index, NodeId
 
 META_GROUP = GroupId(1)
+# Of the comparison at apply with streams that are newer than the check before the proposal. All
+# replicas refuse what takes more; the node that asked checks again and repeats its request.
+APPLY_STEPS_MAX = 50
 FIRST_STREAM_GROUP = 1000  # a stream's group id is this plus the meta index that assigned it
 
 
@@ -38,6 +44,7 @@ class Assignment(msgspec.Struct, frozen=True):
     first_config: StreamConfig | None = None  # the one its log began with, if it was another
     asked_ns: int = 0  # when the peers were last changed
     origin: int = 0  # how many replicas there were before that change
+    changed: int = 0  # the meta index of its present subjects; 0: that of its creation
 
     def __post_init__(self) -> None:
         """Records of streams that were never reconfigured list the peers only."""
@@ -48,6 +55,10 @@ class Assignment(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def subjects_since(self) -> int:
+        return self.changed or self.group - FIRST_STREAM_GROUP
 
     @property
     def initial_config(self) -> StreamConfig:
@@ -65,6 +76,8 @@ class AssignStream(msgspec.Struct, tag="assign", frozen=True):
     config: StreamConfig
     created_ns: int
     peers: list[int]
+    # The subjects were compared with those of all streams as of this meta index. 0: with none.
+    checked: int = 0
 
 
 class ReconfigureStream(msgspec.Struct, tag="update", frozen=True):
@@ -72,6 +85,7 @@ class ReconfigureStream(msgspec.Struct, tag="update", frozen=True):
     config: StreamConfig
     peers: list[int] = []  # empty: unchanged
     now_ns: int = 0
+    checked: int = 0  # as in AssignStream
 
 
 class RecordMembers(msgspec.Struct, tag="members", frozen=True):
@@ -137,31 +151,56 @@ def encode_command(command: MetaCommand) -> bytes:
 
 
 class AssignmentTable:
-    """The replicated table of assignments. Only `apply` and `load_dump` change it."""
+    """The replicated table of assignments. Only `apply` and `load_dump` change it.
+
+    Beside it are sums and orders that follow from it, so that no request has to walk the table."""
 
     def __init__(self) -> None:
         self.applied = Index(0)
         self.nodes = NodeTable()
-        self._streams: dict[tuple[str, str], Assignment] = {}
+        self.on_changed: Callable[[str, str], None] = lambda _account, _name: None
+        self._accounts: dict[str, dict[str, Assignment]] = {}
+        self._count = 0
+        self._load: Counter[int] = Counter()  # replicas by node
+        self._reserved: Counter[tuple[str, Storage]] = Counter()  # bytes by account and storage
+        # The streams of an account, those with the newest subjects last.
+        self._recent: dict[str, dict[str, None]] = {}
 
     def get(self, account: str, name: str) -> Assignment | None:
-        return self._streams.get((account, name))
+        streams = self._accounts.get(account)
+        return None if streams is None else streams.get(name)
 
     def of_account(self, account: str) -> list[Assignment]:
         """The account's assignments in name order."""
-        return sorted(
-            (a for (owner, _), a in self._streams.items() if owner == account), key=lambda a: a.name
-        )
+        streams = self._accounts.get(account, {})
+        return [streams[name] for name in sorted(streams)]
+
+    def names(self, account: str) -> Iterator[str]:
+        return iter(self._accounts.get(account, {}))
+
+    def configs(self, account: str) -> Mapping[str, StreamConfig]:
+        """The account's configurations by name: a view, not a copy."""
+        return _Configs(self._accounts.get(account, {}))
 
     def __iter__(self) -> Iterator[Assignment]:
-        return iter(list(self._streams.values()))
+        return iter([a for streams in self._accounts.values() for a in streams.values()])
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return self._count
 
     def load(self, node: NodeId) -> int:
         """How many replicas the node holds: what placement balances."""
-        return sum(1 for a in self._streams.values() if node in a.holders)
+        return self._load[node]
+
+    def reserved(self, account: str) -> dict[Storage, int]:
+        """Bytes that the account's streams reserve, on all their replicas."""
+        return {kind: self._reserved[account, kind] for kind in Storage}
+
+    def reserved_in_all(self) -> dict[Storage, int]:
+        sums = dict.fromkeys(Storage, 0)
+        for (_, kind), size in self._reserved.items():
+            sums[kind] += size
+        return sums
 
     def apply(self, index: Index, data: bytes) -> tuple[MetaCommand, MetaResult]:
         command = _command.decode(data)
@@ -170,7 +209,7 @@ class AssignmentTable:
             case AssignStream():
                 return command, self._assign(index, command)
             case ReconfigureStream():
-                return command, self._reconfigure(command)
+                return command, self._reconfigure(index, command)
             case RecordMembers():
                 return command, self._record(command)
             case MoveReplicas():
@@ -188,38 +227,55 @@ class AssignmentTable:
         """An entry without a command (the first one of a new leader) was applied."""
         self.applied = index
 
-    def overlap(self, account: str, config: StreamConfig) -> str | None:
-        """The name of another stream of the account that captures one of these subjects."""
-        wanted = Patterns(config.subject_patterns)
-        for (owner, name), other in self._streams.items():
-            if owner != account or name == config.name:
-                continue
-            if any(map(wanted.meet, other.config.subject_patterns)):
-                return name
-        return None
+    def overlap(self, account: str, config: StreamConfig, *, checked: int) -> JetStreamError | None:
+        """Why the subjects may not be captured: a stream that got its subjects after `checked`
+        captures some of them, or there are too many to compare at once."""
+        recent: list[bytes] = []
+        for name in reversed(self._recent.get(account, {})):
+            other = self._accounts[account][name]
+            if other.subjects_since <= checked:
+                break
+            if name != config.name:
+                recent.extend(other.config.subject_patterns)
+        if not recent:
+            return None
+        steps = any_overlap(recent, config.subject_patterns)
+        try:
+            found = finish(steps, most=APPLY_STEPS_MAX if checked else None)
+        except TooManySteps:
+            return JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
+        return JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP) if found else None
 
     def dump(self) -> bytes:
-        ordered = [self._streams[key] for key in sorted(self._streams)]
+        ordered = [
+            self._accounts[account][name]
+            for account in sorted(self._accounts)
+            for name in sorted(self._accounts[account])
+        ]
         return _encoder.encode((self.applied, ordered, self.nodes.dump()))
 
     def load_dump(self, record: bytes | None) -> None:
         """Replace the whole table. None: it becomes empty."""
         applied, assignments, nodes = _read_record(record) if record is not None else (0, [], [])
+        for known in self:
+            self._take(known.account, known.name)
         self.applied = Index(applied)
         self.nodes.load(nodes)
-        self._streams = {(a.account, a.name): a for a in assignments}
+        for assignment in sorted(assignments, key=lambda a: a.subjects_since):
+            self._put(assignment)
 
     def digest(self) -> bytes:
         return hashlib.sha256(self.dump()).digest()
 
     def _assign(self, index: Index, command: AssignStream) -> MetaResult:
         key = (command.account, command.config.name)
-        existing = self._streams.get(key)
+        existing = self.get(*key)
         if existing is not None:
             same = same_stream(existing.config, command.config)
             return existing if same else JetStreamError(ErrCode.STREAM_NAME_EXIST)
-        if self.overlap(command.account, command.config) is not None:
-            return JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
+        refusal = self.overlap(command.account, command.config, checked=command.checked)
+        if refusal is not None:
+            return refusal
         assignment = Assignment(
             account=command.account,
             config=command.config,
@@ -227,18 +283,23 @@ class AssignmentTable:
             group=FIRST_STREAM_GROUP + index,
             peers=command.peers,
         )
-        self._streams[key] = assignment
+        self._put(assignment)
         return assignment
 
-    def _reconfigure(self, command: ReconfigureStream) -> MetaResult:
+    def _reconfigure(self, index: Index, command: ReconfigureStream) -> MetaResult:
         key = (command.account, command.config.name)
-        existing = self._streams.get(key)
+        existing = self.get(*key)
         if existing is None:
             return JetStreamError(ErrCode.STREAM_NOT_FOUND)
-        if self.overlap(command.account, command.config) is not None:
-            return JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
+        refusal = self.overlap(command.account, command.config, checked=command.checked)
+        if refusal is not None:
+            return refusal
+        same = command.config.subjects == existing.config.subjects
         updated = msgspec.structs.replace(
-            existing, config=command.config, first_config=existing.initial_config
+            existing,
+            config=command.config,
+            first_config=existing.initial_config,
+            changed=existing.changed if same else index,
         )
         if command.peers and set(command.peers) != set(existing.peers):
             updated = msgspec.structs.replace(
@@ -247,12 +308,12 @@ class AssignmentTable:
                 asked_ns=command.now_ns,
                 origin=len(existing.peers),
             )
-        self._streams[key] = updated
+        self._put(updated)
         return updated
 
     def _record(self, command: RecordMembers) -> MetaResult:
         key = (command.account, command.name)
-        existing = self._streams.get(key)
+        existing = self.get(*key)
         if existing is None or existing.group != command.group:
             return JetStreamError(ErrCode.STREAM_NOT_FOUND)
         if existing.peers != command.peers:
@@ -260,12 +321,12 @@ class AssignmentTable:
                 ErrCode.STREAM_INVALID_CONFIG, err="the wanted peers have changed meanwhile"
             )
         updated = msgspec.structs.replace(existing, members=command.members)
-        self._streams[key] = updated
+        self._put(updated)
         return updated
 
     def _move(self, command: MoveReplicas) -> MetaResult:
         key = (command.account, command.name)
-        existing = self._streams.get(key)
+        existing = self.get(*key)
         if existing is None or existing.group != command.group:
             return JetStreamError(ErrCode.STREAM_NOT_FOUND)
         if existing.peers != command.before:
@@ -278,7 +339,7 @@ class AssignmentTable:
         updated = msgspec.structs.replace(
             existing, peers=peers, asked_ns=now_ns, origin=len(existing.peers)
         )
-        self._streams[existing.account, existing.name] = updated
+        self._put(updated)
         return updated
 
     def _add_node(self, command: AddNode) -> MetaResult:
@@ -306,7 +367,7 @@ class AssignmentTable:
 
     def _renew(self, index: Index, command: RenewStream) -> MetaResult:
         key = (command.account, command.name)
-        existing = self._streams.get(key)
+        existing = self.get(*key)
         if existing is None:
             return JetStreamError(ErrCode.STREAM_NOT_FOUND)
         if existing.group != command.group or existing.members != command.members:
@@ -318,12 +379,63 @@ class AssignmentTable:
             group=FIRST_STREAM_GROUP + index,
             peers=existing.peers,
         )
-        self._streams[key] = renewed
+        self._put(renewed)
         return renewed
 
     def _remove(self, command: RemoveStream) -> MetaResult:
-        removed = self._streams.pop((command.account, command.name), None)
+        removed = self._take(command.account, command.name)
         return removed if removed is not None else JetStreamError(ErrCode.STREAM_NOT_FOUND)
+
+    # -- the table and what follows from it -----------------------------------------------------
+
+    def _put(self, assignment: Assignment) -> None:
+        account, name = assignment.account, assignment.name
+        streams = self._accounts.setdefault(account, {})
+        recent = self._recent.setdefault(account, {})
+        known = streams.get(name)
+        if known is not None:
+            self._add_up(known, -1)
+        if known is None or known.subjects_since != assignment.subjects_since:
+            recent.pop(name, None)
+            recent[name] = None
+        streams[name] = assignment
+        self._add_up(assignment, 1)
+        self.on_changed(account, name)
+
+    def _take(self, account: str, name: str) -> Assignment | None:
+        known = self.get(account, name)
+        if known is None:
+            return None
+        del self._accounts[account][name], self._recent[account][name]
+        if not self._accounts[account]:
+            del self._accounts[account], self._recent[account]
+        self._add_up(known, -1)
+        self.on_changed(account, name)
+        return known
+
+    def _add_up(self, assignment: Assignment, sign: int) -> None:
+        self._count += sign
+        for node in assignment.holders:
+            self._load[node] += sign
+        config = assignment.config
+        key = (assignment.account, config.storage)
+        self._reserved[key] += sign * reserved_bytes([config], config.storage)
+        if not self._reserved[key]:
+            del self._reserved[key]
+
+
+class _Configs(Mapping[str, StreamConfig]):
+    def __init__(self, streams: Mapping[str, Assignment]) -> None:
+        self._streams = streams
+
+    def __getitem__(self, name: str) -> StreamConfig:
+        return self._streams[name].config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._streams)
+
+    def __len__(self) -> int:
+        return len(self._streams)
 
 
 def _read_record(record: bytes) -> tuple[int, list[Assignment], list[NodeRecord]]:

@@ -7,7 +7,7 @@ any node."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -18,11 +18,12 @@ from broker.cluster.publish.outbox_core import OutboxCore
 from broker.cluster.publish.outbox_shell import Outbox, Transmit
 from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.publish.publish_batch import BatchAnswer
-from broker.subjects import Subscription
+from broker.subjects import STEP_ITEMS, Steps, Subscription
 
 # An outbox starts a new session whenever a memory stream has forgotten the previous one: each run
 # of a node has this many bits for them.
 SESSION_BITS = 16
+AT_ONCE_STEPS = 4  # of capturing subjects in one turn: about 1 ms
 
 
 class PublishAdmission(Protocol):
@@ -31,16 +32,47 @@ class PublishAdmission(Protocol):
     def stored_as(self, account: str, stream: str, subject: bytes) -> tuple[bytes, bool]: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class _Capture:
+    """The subscriptions of one outbox, on their way to those of the wanted subjects."""
+
+    outbox: Outbox
+    wanted: tuple[str, ...] = ()
+    changes: Steps[None] | None = None  # None: all of them are made
+    _subs: dict[str, Subscription] = field(default_factory=dict)
+
+    def align(self, wanted: tuple[str, ...]) -> Steps[None]:
+        """New subjects are captured first, so that none that stays is ever missed."""
+        self.wanted = wanted
+        tree, subs = self.outbox.account.subs, self._subs
+        kept = frozenset(wanted)
+        new = [subject for subject in wanted if subject not in subs]
+        old = [subject for subject in subs if subject not in kept]
+        for at, subject in enumerate(new, 1):
+            sub = Subscription(
+                sink=self.outbox, account=self.outbox.account, subject=subject.encode()
+            )
+            tree.insert(sub)
+            subs[subject] = sub
+            if at % STEP_ITEMS == 0:
+                yield
+        for at, subject in enumerate(old, 1):
+            tree.remove(subs.pop(subject))
+            if at % STEP_ITEMS == 0:
+                yield
+
+
+@dataclass(slots=True, eq=False)
 class OutboxTable:
     account: Callable[[str], Account]
     router: ReplyRouter
     transmit: Transmit
     admission: PublishAdmission
     session: int  # of this run of the node; rises with every restart
+    later: Callable[[Callable[[], None], Hashable, Hashable], None]  # in another turn of the loop
     domain: str = ""
     _outboxes: dict[int, Outbox] = field(default_factory=dict)  # by group
-    _captures: dict[int, list[Subscription]] = field(default_factory=dict)  # by group
+    _captures: dict[int, _Capture] = field(default_factory=dict)  # by group
 
     # -- assignments ----------------------------------------------------------------------------
 
@@ -78,21 +110,39 @@ class OutboxTable:
 
     def _capture(self, assignment: Assignment) -> None:
         """Subscribe the outbox to the stream's subjects, in place of the previous ones."""
-        self._release(assignment)
-        outbox = self._outboxes[assignment.group]
-        subs = [
-            Subscription(sink=outbox, account=outbox.account, subject=pattern)
-            for pattern in assignment.config.subject_patterns
-        ]
-        tree = outbox.account.subs
-        for sub in subs:
-            tree.insert(sub)
-        self._captures[assignment.group] = subs
+        group, subjects = assignment.group, assignment.config.subjects
+        capture = self._captures.get(group)
+        if capture is None:
+            capture = self._captures[group] = _Capture(self._outboxes[group])
+        elif capture.wanted == subjects:
+            return
+        self._align(assignment, capture, subjects)
 
     def _release(self, assignment: Assignment) -> None:
-        tree = self.account(assignment.account).subs
-        for sub in self._captures.pop(assignment.group, []):
-            tree.remove(sub)
+        capture = self._captures.pop(assignment.group, None)
+        if capture is not None:
+            self._align(assignment, capture, ())
+
+    def _align(self, assignment: Assignment, capture: _Capture, wanted: tuple[str, ...]) -> None:
+        """A few subjects at once, many in steps: see `captured`."""
+        changes = capture.align(wanted)
+        capture.changes = changes
+
+        def go_on() -> None:
+            if capture.changes is not changes:
+                return  # the subjects have changed again
+            for at, _ in enumerate(changes, 1):
+                if at == AT_ONCE_STEPS:
+                    self.later(go_on, assignment.account, self)
+                    return
+            capture.changes = None
+
+        go_on()
+
+    def captured(self, group: int) -> bool:
+        """Whether the stream captures all its subjects on this node."""
+        capture = self._captures.get(group)
+        return capture is not None and capture.changes is None
 
     # -- leaders --------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -79,7 +79,8 @@ class DeliveryServices:
 
     router: Router
     send_frame: SendFrame
-    later: Callable[[Callable[[], None]], None]  # continue after other work of the loop
+    # Continue after other work of the loop: of other accounts, then of other streams.
+    later: Callable[[Callable[[], None], Hashable, Hashable], None]
     interest: PushInterest
     advisories: LeaderAdvisories
     domain: bytes
@@ -318,7 +319,7 @@ class Leadership:
         pumped = self._pump(now)
         self._scheduled = bool(self._dirty)
         if self._scheduled:
-            self._services.later(self._run)
+            self._services.later(self._run, self._account.name, self)
         proposal = flush(pumped, now)
         if proposal is not None:
             self._replica.propose_all(proposal.commands, proposal.confirms)

@@ -31,7 +31,7 @@ from broker.jetstream.config.stream_config import Retention, StreamConfig
 from broker.jetstream.config.stream_rules import invalid_config, pedantic_error
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.times import NS_PER_MS, NS_PER_S, go_duration
-from broker.subjects import Patterns, has_wildcard, is_subset, valid_subject
+from broker.subjects import any_included, has_wildcard, is_subset, valid_subject
 
 ACK_WAIT_DEFAULT_NS: Final = 30 * NS_PER_S
 MAX_WAITING_DEFAULT: Final = 512
@@ -260,13 +260,10 @@ def _check_filters(config: ConsumerConfig) -> None:
     if "" in config.filter_subjects:
         raise JetStreamError(ErrCode.CONSUMER_EMPTY_FILTER)
     filters = config.filters
-    known = Patterns(filters)
     for pattern in filters:
         if not valid_subject(pattern, wildcards=True):
             raise invalid_config("invalid subject")
-        if known.within_another(pattern):
-            raise JetStreamError(ErrCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS)
-    if len(set(filters)) < len(filters):
+    if any_included(filters):
         raise JetStreamError(ErrCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS)
 
 

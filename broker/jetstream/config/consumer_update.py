@@ -23,7 +23,7 @@ from broker.jetstream.config.consumer_config import (
 from broker.jetstream.config.names import valid_asset_name
 from broker.jetstream.config.stream_config import Retention, StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.subjects import Patterns
+from broker.subjects import any_overlap, finish
 
 
 def sourcing_consumer(
@@ -178,12 +178,13 @@ def _shares_filter(
     name: str, config: ConsumerConfig, consumers: Mapping[str, ConsumerConfig]
 ) -> bool:
     """Whether some message could match this consumer and another one."""
-    mine = Patterns(config.filters or (b">",))
-    return any(
-        any(map(mine.meet, other.filters or (b">",)))
+    others = (
+        pattern
         for other_name, other in consumers.items()
         if other_name != name and not is_internal(other)
+        for pattern in other.filters or (b">",)
     )
+    return finish(any_overlap(config.filters or (b">",), others))
 
 
 def _not_updatable(reason: str) -> JetStreamError:

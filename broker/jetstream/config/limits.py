@@ -48,6 +48,8 @@ class AccountView:
     limits: AccountLimits = field(default_factory=AccountLimits)
     server: ServerLimits = field(default_factory=ServerLimits)
     clustered: bool = True
+    # Bytes that the account's own streams reserve, where they are known without adding them up.
+    reserved: Mapping[Storage, int] | None = None
     # Bytes that streams of other accounts have reserved on this server, by storage. Not used in a
     # cluster: there the free space differs between nodes, and placement checks it.
     reserved_by_others: Mapping[Storage, int] = field(default_factory=dict)
@@ -61,13 +63,20 @@ def reserved_bytes(streams: Iterable[StreamConfig], storage: Storage) -> int:
 def check_account_limits(config: StreamConfig, view: AccountView) -> None:
     """Raise if a stream to create or update does not fit into the account with its others."""
     limits = view.limits
-    others = [stream for name, stream in view.streams.items() if name != config.name]
-    is_new = config.name not in view.streams
-    if is_new and 0 <= limits.max_streams <= len(others):
+    known = view.streams.get(config.name)
+    if known is None and 0 <= limits.max_streams <= len(view.streams):
         raise JetStreamError(ErrCode.MAXIMUM_STREAMS_LIMIT)
     if 0 < limits.max_consumers < config.max_consumers:
         raise JetStreamError(ErrCode.MAXIMUM_CONSUMERS_LIMIT)
-    reserved = reserved_bytes([*others, config], config.storage)
+    kind = config.storage
+    reserved = (
+        view.reserved[kind]
+        if view.reserved is not None
+        else reserved_bytes(view.streams.values(), kind)
+    )
+    reserved += reserved_bytes([config], kind)
+    if known is not None:
+        reserved -= reserved_bytes([known], kind)
     elsewhere = view.reserved_by_others.get(config.storage, 0)
     if config.storage is Storage.MEMORY:
         if 0 <= limits.max_memory < reserved or _exceeds_server(

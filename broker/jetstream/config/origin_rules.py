@@ -15,7 +15,7 @@ from broker.jetstream.config.names import valid_asset_name
 from broker.jetstream.config.stream_config import StreamConfig, StreamSource
 from broker.jetstream.config.transforms import mapping_problem
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.subjects import Patterns, collides, valid_subject
+from broker.subjects import any_included, collides, finish, first_overlap, valid_subject
 
 
 def check_origins(config: StreamConfig, view: AccountView, *, pedantic: bool) -> StreamConfig:
@@ -63,8 +63,7 @@ def _check_mirror(config: StreamConfig, mirror: StreamSource, view: AccountView)
         bad_destination=ErrCode.MIRROR_INVALID_TRANSFORM_DESTINATION,
     )
     sources = [transform.src.encode() for transform in mirror.subject_transforms]
-    known = Patterns(sources)
-    if len(set(sources)) < len(sources) or any(map(known.meets_another, sources)):
+    if finish(first_overlap(sources)) is not None:
         raise JetStreamError(ErrCode.MIRROR_OVERLAPPING_SUBJECT_FILTERS)
     if mirror.external is None:
         if not valid_asset_name(mirror.name):
@@ -114,8 +113,7 @@ def _check_source(source: StreamSource) -> None:
         bad_destination=ErrCode.SOURCE_INVALID_TRANSFORM_DESTINATION,
     )
     filters = [transform.src.encode() for transform in source.subject_transforms]
-    known = Patterns(filters)
-    if len(set(filters)) < len(filters) or any(map(known.within_another, filters)):
+    if any_included(filters):
         raise JetStreamError(ErrCode.SOURCE_OVERLAPPING_SUBJECT_FILTERS)
     if not _source_consumer_fits(source):
         raise JetStreamError(ErrCode.SOURCE_DURABLE_CONSUMER_CFG_INVALID)

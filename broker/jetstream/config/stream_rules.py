@@ -7,8 +7,7 @@ checks run in the order of nats-server, since clients see the first error."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -36,9 +35,18 @@ from broker.jetstream.config.stream_config import (
 from broker.jetstream.config.transforms import mapping_problem
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.times import NS_PER_MS, NS_PER_S, go_duration
-from broker.subjects import Patterns, collides, is_subset, valid_subject
+from broker.subjects import (
+    STEP_ITEMS,
+    Steps,
+    collides,
+    finish,
+    first_overlap,
+    is_subset,
+    valid_subject,
+)
 
 REPLICAS_MAX: Final = 5
+SUBJECTS_MAX: Final = 100_000  # in one stream; a request of 1 MB may hold more
 DUPLICATE_WINDOW_DEFAULT_NS: Final = 120 * NS_PER_S
 SHORTEST_AGE_NS: Final = 100 * NS_PER_MS
 
@@ -46,6 +54,13 @@ SHORTEST_AGE_NS: Final = 100 * NS_PER_MS
 def check_stream_create(
     request: StreamConfigRequest, *, named: str, view: AccountView
 ) -> StreamConfig:
+    """`stream_create_steps`, at once."""
+    return finish(stream_create_steps(request, named=named, view=view))
+
+
+def stream_create_steps(
+    request: StreamConfigRequest, *, named: str, view: AccountView
+) -> Steps[StreamConfig]:
     """The configuration to store for STREAM.CREATE.<named>; raises the error to answer with.
 
     The caller checks afterwards whether the stream exists (`same_stream`, else 10058), the
@@ -59,7 +74,7 @@ def check_stream_create(
         raise invalid_config("stream configuration for create can not be sealed")
     if request.mirror_direct and request.mirror is None:
         raise invalid_config("stream has no mirror but does have mirror direct")
-    config = check_stream_config(request.config(), view=view, pedantic=request.pedantic)
+    config = yield from stream_config_steps(request.config(), view=view, pedantic=request.pedantic)
     if config.num_replicas > 1 and not view.clustered:
         raise JetStreamError(ErrCode.STREAM_REPLICAS_NOT_SUPPORTED)
     return config
@@ -68,6 +83,13 @@ def check_stream_create(
 def check_stream_config(
     config: StreamConfig, *, view: AccountView, pedantic: bool = False
 ) -> StreamConfig:
+    """`stream_config_steps`, at once."""
+    return finish(stream_config_steps(config, view=view, pedantic=pedantic))
+
+
+def stream_config_steps(
+    config: StreamConfig, *, view: AccountView, pedantic: bool = False
+) -> Steps[StreamConfig]:
     """The normalized configuration, with the API level it requires in its metadata."""
     _check_texts(config)
     config = _with_limits(config, pedantic=pedantic)
@@ -80,7 +102,7 @@ def check_stream_config(
     if not config.subjects and config.mirror is None and not config.sources:
         config = replace(config, subjects=(config.name,))
     else:
-        _check_subjects(config)
+        yield from _check_subjects(config)
     check_stream_bytes(config, view.limits)
     _check_subject_transform(config)
     config = _with_republish(config, pedantic=pedantic)
@@ -89,14 +111,6 @@ def check_stream_config(
     if config.placement is not None and config.placement.preferred:
         raise invalid_config("preferred server not permitted in placement")
     return stored_stream(config)
-
-
-def check_no_overlap(config: StreamConfig, others: Iterable[StreamConfig]) -> None:
-    """Raise if another stream of the account captures a subject that this one captures."""
-    mine = Patterns(config.subject_patterns)
-    for other in others:
-        if other.name != config.name and any(map(mine.meet, other.subject_patterns)):
-            raise JetStreamError(ErrCode.STREAM_SUBJECT_OVERLAP)
 
 
 def invalid_config(reason: str) -> JetStreamError:
@@ -230,24 +244,51 @@ def _check_persist_mode(config: StreamConfig) -> None:
         raise invalid_config("async persist mode is not supported with atomic batch publish")
 
 
-def _check_subjects(config: StreamConfig) -> None:
-    known = Patterns(config.subject_patterns)
-    repeated = {subject for subject, times in Counter(config.subjects).items() if times > 1}
-    for position, subject in enumerate(config.subjects):
-        pattern = subject.encode()
-        if not valid_subject(pattern, wildcards=True):
-            raise invalid_config("invalid subject")
-        if pattern == b">":
-            if not config.no_ack:
-                raise invalid_config("capturing all subjects requires no-ack to be true")
-            if config.num_replicas != 1:
-                raise invalid_config("capturing all subjects requires replicas of 1")
+def _check_subjects(config: StreamConfig) -> Steps[None]:
+    if len(config.subjects) > SUBJECTS_MAX:
+        raise invalid_config(f"more than {SUBJECTS_MAX} subjects")
+    refusal, patterns = None, config.subject_patterns
+    for at, pattern in enumerate(patterns):
+        if at % STEP_ITEMS == 0:
+            yield
+        try:
+            _check_subject(config, pattern)
+        except JetStreamError as refused:
+            refusal, patterns = refused, patterns[:at]
+            break
+    # Of two errors, the one of the earlier subject is answered.
+    position = yield from first_overlap(patterns)
+    if position is not None:
+        pattern = patterns[position]
+        later = config.subjects[position + 1 :]
+        other = yield from _first_colliding(pattern, later)
+        raise invalid_config(f'subject "{pattern.decode()}" overlaps with "{other}"')
+    if refusal is not None:
+        raise refusal
+
+
+def _first_colliding(pattern: bytes, later: Sequence[str]) -> Steps[str]:
+    for at, other in enumerate(later):
+        if at % STEP_ITEMS == 0:
+            yield
+        if collides(other.encode(), pattern):
+            return other
+    raise AssertionError("the overlap was found among these")
+
+
+def _check_subject(config: StreamConfig, pattern: bytes) -> None:
+    if not valid_subject(pattern, wildcards=True):
+        raise invalid_config("invalid subject")
+    if pattern == b">":
         if not config.no_ack:
-            _check_reserved(pattern)
-        if subject in repeated or known.meets_another(pattern):
-            later = config.subjects[position + 1 :]  # an earlier one would have raised
-            other = next(other for other in later if collides(other.encode(), pattern))
-            raise invalid_config(f'subject "{subject}" overlaps with "{other}"')
+            raise invalid_config("capturing all subjects requires no-ack to be true")
+        if config.num_replicas != 1:
+            raise invalid_config("capturing all subjects requires replicas of 1")
+    if not config.no_ack and pattern[:1] in _RESERVED_STARTS:
+        _check_reserved(pattern)
+
+
+_RESERVED_STARTS: Final = (b"$", b"*", b">")
 
 
 def _check_reserved(pattern: bytes) -> None:

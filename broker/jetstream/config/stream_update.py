@@ -18,12 +18,9 @@ from broker.jetstream.config.stream_config import (
     StreamConfig,
     StreamConfigRequest,
 )
-from broker.jetstream.config.stream_rules import (
-    check_no_overlap,
-    check_stream_config,
-    invalid_config,
-)
+from broker.jetstream.config.stream_rules import invalid_config, stream_config_steps
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.subjects import Steps, finish
 
 
 def check_stream_update(
@@ -34,13 +31,27 @@ def check_stream_update(
     consumers: Mapping[str, ConsumerConfig],
     view: AccountView,
 ) -> StreamConfig:
-    """The configuration after STREAM.UPDATE.<named>; raises the error to answer with.
+    """`stream_update_steps`, at once."""
+    steps = stream_update_steps(request, named=named, old=old, consumers=consumers, view=view)
+    return finish(steps)
+
+
+def stream_update_steps(
+    request: StreamConfigRequest,
+    *,
+    named: str,
+    old: StreamConfig | None,
+    consumers: Mapping[str, ConsumerConfig],
+    view: AccountView,
+) -> Steps[StreamConfig]:
+    """The configuration after STREAM.UPDATE.<named>; raises the error to answer with. The caller
+    checks the overlap with other streams afterwards.
 
     An invalid configuration is reported before a missing stream (`old` None). `consumers` are the
     stream's own; a caller that does not hold them passes none, and `check_consumer_limits` is
     called where they are known.
     """
-    config = check_stream_config(request.config(), view=view, pedantic=request.pedantic)
+    config = yield from stream_config_steps(request.config(), view=view, pedantic=request.pedantic)
     if config.name != named:
         raise JetStreamError(ErrCode.STREAM_MISMATCH)
     if old is None:
@@ -48,7 +59,6 @@ def check_stream_update(
     config = check_update(old, config, view=view)
     check_account_limits(config, view)
     check_consumer_limits(old, config, consumers)
-    check_no_overlap(config, view.streams.values())
     return config
 
 

@@ -141,7 +141,8 @@ class Operations:
         """Let other connections run. The held operations run before anything else is read."""
         self._held = held
         self._connection.pause_reading()
-        self._context.turns.wait(self._next_turn)
+        client = self._client
+        self._context.turns.wait(self._next_turn, client.account.name, client.cid)
 
     def _next_turn(self) -> None:
         held, self._held = self._held or [], None

@@ -1,8 +1,10 @@
 """Fair queue: work that used up its time slice waits until the other work has had its own.
 
 Owns: one queue for the whole server; each turn of the event loop runs about one time slice of it.
-May not touch: what the work is; it is a callback.
-Without the queue, forty busy clients with a slice each would block the loop for 0.2 s per turn.
+May not touch: what the work is; it is a callback, or a generator of steps.
+Turns are shared out by CPU time, first between accounts, then between the connections of an
+account: who has used least goes first. So an account with 300 busy clients gets no more of the
+loop than one with a single client, and no work holds the loop for longer than a slice.
 Spec: docs/ARCHITECTURE.md, "Invariants": nothing blocks the event loop."""
 
 from __future__ import annotations
@@ -10,24 +12,111 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
+from typing import Generic, Protocol, TypeVar
+
+from broker.subjects import Steps
+
+T = TypeVar("T")
 
 TURN_S = 0.005  # the time slice of a client or a stream
+STEPS_S = 0.001  # of work in steps, before the next one in the queue
+IDLE_KEPT = 1024  # accounts or connections whose use is remembered while nothing of them waits
+
+Act = Callable[[], None]
+
+
+class _Lane(Generic[T]):
+    """What waits, by owner. `used` is the CPU time of an owner, as far as it is behind."""
+
+    __slots__ = ("_floor_s", "_heap", "_number", "used_s", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[Hashable, T] = {}
+        self.used_s: dict[Hashable, float] = {}
+        self._heap: list[tuple[float, int, Hashable]] = []
+        self._number = 0
+        self._floor_s = 0.0  # of the owner that was served last: a newcomer gets no credit
+
+    def enter(self, owner: Hashable, waiting: T) -> None:
+        self.waiting[owner] = waiting
+        self._push(owner)
+
+    def _push(self, owner: Hashable) -> None:
+        used_s = max(self.used_s.get(owner, 0.0), self._floor_s)
+        self.used_s[owner] = used_s
+        self._number += 1
+        heappush(self._heap, (used_s, self._number, owner))
+
+    def first(self) -> tuple[Hashable, T]:
+        """The owner that has used least; it must be charged or left afterwards."""
+        used_s, _, owner = heappop(self._heap)
+        self._floor_s = used_s
+        return owner, self.waiting[owner]
+
+    def charge(self, owner: Hashable, used_s: float, *, more: bool) -> None:
+        self.used_s[owner] += used_s
+        if more:
+            self._push(owner)
+            return
+        del self.waiting[owner]
+        if len(self.used_s) > IDLE_KEPT:
+            self.used_s = {name: self.used_s[name] for name in self.waiting}
 
 
 class FairQueue:
-    """First come, first served. Each callback is called once."""
+    """First come, first served within a connection. Each callback is called once."""
 
-    __slots__ = ("_due", "_waiting")
+    __slots__ = ("_accounts", "_count", "_due")
 
     def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._accounts: _Lane[_Lane[deque[Act]]] = _Lane()
+        self._count = 0
         self._due = False
 
-    def wait(self, act: Callable[[], None]) -> None:
+    def wait(self, act: Act, account: Hashable = None, connection: Hashable = None) -> None:
         """Call it in a later turn of the event loop."""
-        self._waiting.append(act)
+        lane = self._accounts.waiting.get(account)
+        if lane is None:
+            lane = _Lane()
+            self._accounts.enter(account, lane)
+        queue = lane.waiting.get(connection)
+        if queue is None:
+            lane.enter(connection, deque([act]))
+        else:
+            queue.append(act)
+        self._count += 1
         self._schedule()
+
+    async def run(
+        self, steps: Steps[T], account: Hashable = None, connection: Hashable = None
+    ) -> T:
+        """Carry out the steps, some per turn; the first ones at once. Raises what they raise; when
+        cancelled, they are closed."""
+        done, result = _some(steps)
+        if done:
+            return result  # type: ignore[return-value]
+        ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def go_on() -> None:
+            if ended.done():
+                return
+            try:
+                done, result = _some(steps)
+            except Exception as problem:  # noqa: BLE001 - raised in the task that waits
+                ended.set_exception(problem)
+                return
+            if done:
+                ended.set_result(result)  # type: ignore[arg-type]
+            else:
+                self.wait(go_on, account, connection)
+
+        self.wait(go_on, account, connection)
+        try:
+            return await ended
+        finally:
+            steps.close()
 
     def _schedule(self) -> None:
         if not self._due:
@@ -35,13 +124,50 @@ class FairQueue:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
+        """What was waiting when the turn began, as far as the time slice goes."""
         self._due = False
-        deadline = time.perf_counter() + TURN_S
+        began = time.perf_counter()
+        deadline = began + TURN_S
         try:
-            for _ in range(len(self._waiting)):
-                self._waiting.popleft()()
-                if time.perf_counter() > deadline:
+            for _ in range(self._count):
+                began = self._next(began)
+                if began > deadline:
                     break
         finally:  # a callback that raises is reported by the loop; the others still run
-            if self._waiting:
+            if self._accounts.waiting:
                 self._schedule()
+
+    def _next(self, began: float) -> float:
+        account, lane = self._accounts.first()
+        connection, queue = lane.first()
+        act = queue.popleft()
+        self._count -= 1
+        ended = began
+        try:
+            act()
+        finally:
+            ended = time.perf_counter()
+            used_s = ended - began
+            lane.charge(connection, used_s, more=bool(queue))
+            self._accounts.charge(account, used_s, more=bool(lane.waiting))
+        return ended
+
+
+class Turns(Protocol):
+    """The fair queue, as work in steps sees it."""
+
+    async def run(
+        self, steps: Steps[T], account: Hashable = None, connection: Hashable = None
+    ) -> T: ...
+
+
+def _some(steps: Steps[T]) -> tuple[bool, T | None]:
+    """Carry out steps for a moment. Whether they have ended, and with which result."""
+    deadline = time.perf_counter() + STEPS_S
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return True, end.value
+        if time.perf_counter() > deadline:
+            return False, None

@@ -126,12 +126,14 @@ class TableRig:
     def __init__(self) -> None:
         self.account, self.router = Account("A"), Router()
         self.sent: list[tuple[int, int, int]] = []  # group, session, number
+        self.waiting: list[Callable[[], None]] = []  # for another turn of the loop
         self.table = OutboxTable(
             account=lambda _name: self.account,
             router=self.router,
             transmit=lambda group, session, number, _: self.sent.append((group, session, number)),
             admission=DiskIsFine(),
             session=3,
+            later=lambda act, _account, _owner: self.waiting.append(act),
             domain="hub",
         )
         self.client = Client(self.account)
@@ -146,6 +148,43 @@ class TableRig:
 def assignment(*subjects: str, group: int = GROUP, no_ack: bool = False) -> Assignment:
     config = StreamConfig(name=f"S{group}", subjects=list(subjects), no_ack=no_ack)
     return Assignment("A", config, created_ns=0, group=group, peers=[1])
+
+
+def test_many_subjects_are_captured_in_steps() -> None:
+    """50,000 at once held the loop for 0.4 s on every node."""
+    rig = TableRig()
+    subs = rig.account.subs
+    many = [f"m.{i}" for i in range(5000)]
+    steps: list[int] = []
+
+    def settle() -> None:
+        while rig.waiting:
+            before = len(subs)
+            rig.waiting.pop(0)()
+            steps.append(abs(len(subs) - before))
+
+    rig.table.assigned(assignment("first", *many))
+    assert not rig.table.captured(GROUP)
+    settle()
+    assert rig.table.captured(GROUP)
+    held = len(subs)
+    assert held == 1 + 1 + len(many)
+    # The same subjects again are no work; a subject that stays is captured all the time.
+    rig.table.reconfigured(assignment("first", *many))
+    assert not rig.waiting
+    rig.table.reconfigured(assignment("first", *(f"n.{i}" for i in range(5000))))
+    rig.table.reconfigured(assignment("first", "last"))  # before the other is done
+    while rig.waiting:
+        assert subs.match(b"first")
+        assert subs.match(b"last") or not rig.table.captured(GROUP)
+        rig.waiting.pop(0)()
+    assert len(subs) == 1 + 2
+    rig.table.reconfigured(assignment(*many))
+    settle()
+    rig.table.removed(assignment(*many))
+    settle()
+    assert len(subs) == 1
+    assert max(steps) <= 256
 
 
 def test_an_assigned_stream_captures_its_subjects_until_it_is_removed() -> None:

@@ -15,7 +15,6 @@ from broker.jetstream.config.limits import (
     check_account_limits,
 )
 from broker.jetstream.config.stream_rules import (
-    check_no_overlap,
     check_stream_config,
     check_stream_create,
 )
@@ -218,20 +217,6 @@ def test_equality_ignores_version_metadata() -> None:
     )
     assert same_stream(one, other)
     assert not same_stream(one, create('"metadata":{"mine":"2"}'))
-
-
-def test_subjects_that_overlap_with_other_streams_are_refused() -> None:
-    view = AccountView(streams={"ORIGIN": ORIGIN})
-    for rest in (
-        '"subjects":["origin.*"]',
-        '"subjects":["x","origin.b"]',
-        '"subjects":["origin.>"]',
-    ):
-        with pytest.raises(JetStreamError) as refused:
-            check_no_overlap(create(rest, view), view.streams.values())
-        assert refused.value.err_code == 10065
-    check_no_overlap(create('"subjects":["origin"]', view), view.streams.values())
-    check_no_overlap(ORIGIN, view.streams.values())
 
 
 def test_a_cycle_through_other_streams_is_found() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from broker.server.client import operations
 from broker.server.routing import fair_queue, router
 from broker.server.routing.fair_queue import FairQueue
-from broker.subjects import PublishingConnection, SinkKind, Subscription
+from broker.subjects import PublishingConnection, SinkKind, Steps, Subscription
 from broker.wire import PubRun
 from tests.support.server import RawClient, run, running, until
 
@@ -85,6 +87,90 @@ def test_a_callback_that_raises_does_not_stop_the_others() -> None:
             waiting.wait(act)
         await until(lambda: done)
         assert [type(error) for error in raised] == [ValueError]
+
+    run(test())
+
+
+def test_an_account_with_many_clients_gets_no_more_turns_than_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Costs are counted by a clock that each callback moves, not by the machine's."""
+    now = 0.0
+    monkeypatch.setattr(fair_queue, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    async def test() -> None:
+        queue, order = FairQueue(), []
+
+        def work(name: str, cost_s: float) -> None:
+            nonlocal now
+            order.append(name)
+            now += cost_s
+
+        for client in range(40):
+            for _ in range(5):
+                queue.wait(lambda c=client: work(f"busy {c}", 0.004), "busy", client)
+        for _ in range(10):
+            queue.wait(lambda: work("quiet", 0.004), "quiet", 1)
+        for _ in range(40):
+            queue.wait(lambda: work("cheap", 0.001), "cheap", 1)
+        await until(lambda: len(order) == 250)
+        part = order[:60]
+        assert part.count("quiet") == 10, "a third of the time"
+        assert part.count("cheap") == 40, "the same time, four times as many turns"
+        busy = [name for name in order if name.startswith("busy")]
+        assert len(set(busy[:40])) == 40, "every client of the account once, then again"
+
+    run(test())
+
+
+def test_work_in_steps_leaves_the_loop_to_others() -> None:
+    async def test() -> None:
+        queue, done = FairQueue(), []
+
+        def steps(count: int) -> Steps[int]:
+            for at in range(count):
+                done.append(at)
+                spin()
+                yield
+            return count
+
+        def spin() -> None:
+            until = time.perf_counter() + fair_queue.STEPS_S
+            while time.perf_counter() < until:
+                pass
+
+        with LoopTurns() as turns:
+            assert await queue.run(steps(30)) == 30
+            assert turns.count > 30 * fair_queue.STEPS_S / (2 * fair_queue.TURN_S)
+        assert await queue.run(steps(0)) == 0
+
+    run(test())
+
+
+def test_work_in_steps_raises_and_is_closed_when_cancelled() -> None:
+    async def test() -> None:
+        queue, closed = FairQueue(), []
+
+        def fail() -> Steps[None]:
+            for _ in range(1000):
+                yield
+            raise ValueError("the last step")
+
+        def endless() -> Steps[None]:
+            try:
+                while True:
+                    yield
+            finally:
+                closed.append(True)
+
+        with pytest.raises(ValueError, match="the last step"):
+            await queue.run(fail())
+        task = asyncio.ensure_future(queue.run(endless()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert closed
 
     run(test())
 
