@@ -39,6 +39,7 @@ from raft.transport.handshake import (
     new_nonce,
     read_hello,
 )
+from raft.transport.handshake_slots import HandshakeSlots, source_of
 from raft.transport.limits import TransportLimits
 from raft.transport.link import LINK_CHANNEL, FrameError, Link
 from raft.transport.open_links import OpenLinks
@@ -91,7 +92,11 @@ class Acceptor:
         self._deliver = deliver
         self._announce = announce
         self._tls = tls
-        self._opening: set[socket.socket] = set()  # their TLS handshake, if any, is running
+        # Their TLS handshake, if any, is running.
+        self._opening: dict[Link, asyncio.Task[None]] = {}
+        self._slots: HandshakeSlots[Link] = HandshakeSlots(
+            pool_max=limits.handshakes_max, source_max=limits.handshakes_per_source_max
+        )
         self._listeners: list[socket.socket] = []
         self._pending: dict[Link, _PendingHandshake] = {}
 
@@ -123,26 +128,37 @@ class Acceptor:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = listener.accept()
+            connection, address = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:  # out of file descriptors; retried in the next turn of the loop
             self._refusals.log_once(f"cannot accept a connection: {error}")
             return
         tasks = self.tasks
-        if tasks is None or self._is_crowded():
+        if tasks is None:
             connection.close()
             return
-        self._opening.add(connection)
-        tasks.create_task(self._open(connection), name="an accepted connection")
-
-    async def _open(self, connection: socket.socket) -> None:
-        peer = "an unknown address"
         link = self._link()
+        source = source_of(str(address[0]))
+        evicted = self._slots.enter(link, source, known=self._peers.is_known_source(source))
+        if evicted is not None:
+            self._evict(evicted)
+        self._opening[link] = tasks.create_task(
+            self._open(link, connection, str(address[0])), name="an accepted connection"
+        )
+
+    def _evict(self, link: Link) -> None:
+        """Close a connection whose handshake is unfinished: another one takes its slot."""
+        self._refusals.count("handshake")
+        opening = self._opening.get(link)
+        if opening is not None:
+            opening.cancel()
+        link.abort(TimeoutError("its slot was taken by a newer connection"))
+
+    async def _open(self, link: Link, connection: socket.socket, peer: str) -> None:
         try:
             connection.settimeout(0)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = str(connection.getpeername()[0])
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: link,
                 connection,
@@ -152,12 +168,15 @@ class Acceptor:
         except OSError as error:
             if self._tls is not None:
                 self._refusals.tls_failed(peer, error)
+            self._slots.leave(link)
             connection.close()
         except asyncio.CancelledError:
+            self._slots.leave(link)
             link.abandon()
+            connection.close()
             raise
         finally:
-            self._opening.discard(connection)
+            self._opening.pop(link, None)
 
     def abort(self) -> None:
         """Close every accepted connection at once: we send nothing on them that matters."""
@@ -171,12 +190,6 @@ class Acceptor:
             on_made=self._made,
             queue_bytes_max=self._limits.control_queue_bytes_max,
         )
-
-    def _is_crowded(self) -> bool:
-        if len(self._pending) + len(self._opening) < self._limits.handshakes_max:
-            return False
-        self._refusals.count("handshake")
-        return True
 
     def _made(self, link: Link) -> None:
         self._open_links.made(link)
@@ -235,7 +248,9 @@ class Acceptor:
 
     def _admit(self, link: Link, theirs: Hello) -> None:
         self._pending.pop(link).timer.cancel()
+        self._slots.leave(link)
         node = NodeId(theirs.node)
+        self._peers.learn_source(node, source_of(link.peer_host))
         link.node, link.link_class = node, theirs.link
         link.frame_bytes_max = self._limits.frame_bytes_max
         replaced = self.links.get((node, theirs.link))
@@ -262,6 +277,7 @@ class Acceptor:
         pending = self._pending.pop(link, None)
         if pending is not None:
             pending.timer.cancel()
+            self._slots.leave(link)
             if error is not None:
                 self._refusals.log_once(f"connection from {link.peer_host} closed: {error}")
         elif self.links.get((link.node, link.link_class)) is link:

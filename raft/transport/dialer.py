@@ -25,6 +25,7 @@ from raft.transport.handshake import (
     read_greeting,
     read_hello,
 )
+from raft.transport.handshake_slots import source_of
 from raft.transport.limits import TransportLimits
 from raft.transport.link import LINK_CHANNEL, Link
 from raft.transport.open_links import OpenLinks
@@ -190,6 +191,7 @@ class Dialer:
             if (again.node, again.instance) != (theirs.node, theirs.instance):
                 raise ConnectionError("two different servers answer at this address")
             peer = peers.learn_peer(theirs, theirs.host or self.address[0])
+            peers.learn_source(peer.node, source_of(control.link.peer_host))
             peers.peer_up(peer, (control.link, bulk.link))
             done, _ = await asyncio.wait(
                 {control.lost, bulk.lost}, return_when=asyncio.FIRST_COMPLETED

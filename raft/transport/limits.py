@@ -16,7 +16,8 @@ class TransportLimits:
     control_queue_bytes_max: int = 8 << 20  # send() returns False
     bulk_queue_bytes_max: int = 64 << 20  # send() returns False
     peers_max: int = 256  # further addresses are not dialed
-    handshakes_max: int = 64  # at once; further connections are closed
+    handshakes_max: int = 64  # unfinished, per pool of slots; then the oldest is closed
+    handshakes_per_source_max: int = 16  # unfinished, of one address; then its oldest is closed
     connect_seconds: float = 5.0  # a connection without a finished handshake is closed
     retry_first_seconds: float = 0.05
     retry_last_seconds: float = 1.0

@@ -36,13 +36,20 @@ class Peer:
 
 class PeerTable:
     def __init__(
-        self, ourselves: LocalPeer, *, on_peer: Callable[[Peer, bool], None] | None
+        self,
+        ourselves: LocalPeer,
+        *,
+        on_peer: Callable[[Peer, bool], None] | None,
+        seed_sources: frozenset[str] = frozenset(),
     ) -> None:
+        """`seed_sources`: addresses of configured routes, which are known before any contact."""
         self.ourselves = ourselves
         self.peers: dict[NodeId, Peer] = {}
         self.links: dict[NodeId, LinkPair] = {}
         self.link_pair_numbers: dict[NodeId, int] = {}  # of the standing links; each has its own
         self._last_link_pair = 0
+        self._seed_sources = seed_sources
+        self._sources: dict[NodeId, str] = {}  # where each node connects from
         self._on_peer = on_peer
 
     def known(self) -> list[Address]:
@@ -54,6 +61,15 @@ class PeerTable:
 
     def forget(self, node: NodeId) -> None:
         self.peers.pop(node, None)
+        self._sources.pop(node, None)
+
+    def learn_source(self, node: NodeId, source: str) -> None:
+        """The node has finished a handshake over a connection with this address."""
+        self._sources[node] = source
+
+    def is_known_source(self, source: str) -> bool:
+        """Whether a node of the cluster is known to connect from there."""
+        return source in self._seed_sources or source in self._sources.values()
 
     def check_name(self, theirs: Hello, *, alive: Callable[[NodeId], bool]) -> None:
         """Refuse a second server with the name of a live peer, but not a restarted one, whose

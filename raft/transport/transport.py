@@ -12,6 +12,7 @@ Where to find the parts:
     handshake, codec         the bytes of the peer handshake and of Raft messages
     link, open_links         one connection; all of them
     acceptor                 connections that others open to us
+    handshake_slots          how many of them may be unfinished
     dialer, dial_plan        connections that we open; which addresses we dial
     peer_table               the other nodes, and our links to them
     refusals                 what was refused, counted and logged"""
@@ -28,6 +29,7 @@ from typing import Any, Final
 from raft.transport.acceptor import Acceptor
 from raft.transport.dial_plan import DialPlan
 from raft.transport.handshake import NEWS, PING, LinkClass, LocalPeer, News, PeerCredentials, frame
+from raft.transport.handshake_slots import source_of
 from raft.transport.limits import TransportLimits
 from raft.transport.link import LINK_CHANNEL, Link
 from raft.transport.open_links import OpenLinks
@@ -54,7 +56,7 @@ class TransportStatistics:
     dropped_frames: int
     pending_bytes: int
     # Connections that we closed, by reason: a RefusalCode of the handshake; "frame": a bad length
-    # or checksum; "tls"; "handshake": not finished in time, or too many at once.
+    # or checksum; "tls"; "handshake": not finished in time, or before its slot was needed.
     refused: dict[str, int]
 
 
@@ -90,7 +92,11 @@ class Transport:
         )
         self._refusals = Refusals(name)
         self._open_links = OpenLinks(self._refusals)
-        self._peers = PeerTable(self._ourselves, on_peer=on_peer)
+        self._peers = PeerTable(
+            self._ourselves,
+            on_peer=on_peer,
+            seed_sources=frozenset(source_of(host) for host, _ in routes),
+        )
         self._plan = DialPlan(
             peers=self._peers,
             open_links=self._open_links,
