@@ -19,6 +19,8 @@ def check_websocket(options: WebSocketOptions, auth: Authorization) -> None:
     """Raises BadWebSocket."""
     if options.tls is None and not options.no_tls:
         raise BadWebSocket(TLS_MISSING)
+    if options.password and not options.user:
+        raise BadWebSocket("websocket authorization has a password, but no user")
     if options.no_auth_user and not auth.users:
         raise BadWebSocket(
             f'no_auth_user: "{options.no_auth_user}" present, but users/nkeys are not defined'

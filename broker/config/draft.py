@@ -203,6 +203,8 @@ class Draft:
             raise BadOptions(str(problem)) from problem
 
     def _check_authorization(self, auth: Authorization) -> None:
+        if auth.password and not auth.user:
+            raise BadOptions("authorization has a password, but no user: nobody would be asked")
         if auth.token and auth.user:
             raise BadOptions("Cannot have a user/pass and token")
         if auth.users and auth.user:

@@ -19,7 +19,9 @@ from typing import Final, Protocol
 
 import msgspec
 
+from raft.transport.frame_guard import Checksums, FrameError
 from raft.transport.handshake import (
+    ANSWER,
     HELLO,
     NEWS,
     PING,
@@ -27,21 +29,24 @@ from raft.transport.handshake import (
     REFUSAL,
     WELCOME,
     Address,
+    Answer,
     HandshakeRefused,
     Hello,
     LinkClass,
     News,
+    Nonces,
     Refusal,
     RefusalCode,
     check_hello,
     frame,
     greeting,
     new_nonce,
+    read_challenge,
     read_hello,
 )
 from raft.transport.handshake_slots import HandshakeSlots, source_of
 from raft.transport.limits import TransportLimits
-from raft.transport.link import LINK_CHANNEL, FrameError, Link
+from raft.transport.link import HANDSHAKE_FRAME_MAX, LINK_CHANNEL, Link
 from raft.transport.open_links import OpenLinks
 from raft.transport.peer_table import PeerTable
 from raft.transport.refusals import Refusals
@@ -56,6 +61,7 @@ _ALIVE_QUIET_MAX: Final = 2  # a link with traffic within this many intervals is
 class _PendingHandshake:
     nonce: bytes
     timer: asyncio.TimerHandle
+    proved: LinkClass | None = None  # its challenge was right; the class of link it asked for
 
 
 class AddressLearner(Protocol):
@@ -199,7 +205,7 @@ class Acceptor:
         self._pending[link] = _PendingHandshake(nonce, timer)
         link.send(LINK_CHANNEL, greeting(nonce))
         link.flush()  # a client that sends too early still gets the greeting
-        link.sealed = True
+        link.protect(Checksums())
 
     def _late(self, link: Link) -> None:
         self._refusals.count("handshake")
@@ -221,16 +227,16 @@ class Acceptor:
     def _handshake(
         self, link: Link, pending: _PendingHandshake, channel: int, view: memoryview
     ) -> None:
-        peers = self._peers
         if channel != LINK_CHANNEL:
             self._refusals.count(RefusalCode.MALFORMED.value)
             raise HandshakeRefused(
                 RefusalCode.MALFORMED, "it sent a frame before the handshake", by_us=True
             )
         try:
-            theirs = read_hello(bytes(view), HELLO)
-            check_hello(theirs, ours=peers.ourselves, our_nonce=pending.nonce, accepting=True)
-            peers.check_name(theirs, alive=self._is_alive)
+            if pending.proved is None:
+                self._answer(link, pending, bytes(view))
+            else:
+                self._welcome(link, pending.proved, bytes(view))
         except HandshakeRefused as refused:
             if refused.code is not RefusalCode.OURSELVES:
                 self._refusals.count(refused.code.value)
@@ -239,10 +245,28 @@ class Acceptor:
                 )
             link.send(LINK_CHANNEL, frame(REFUSAL, Refusal(refused.code, refused.reason)))
             link.close()
-            return
-        ours = peers.ourselves.hello(
-            theirs.link, peers=peers.known(), their_nonce=theirs.nonce, accepting=True
-        )
+
+    def _answer(self, link: Link, pending: _PendingHandshake, payload: bytes) -> None:
+        """The first frame: a proof of the password, which we answer with ours."""
+        ourselves = self._peers.ourselves
+        challenge = read_challenge(payload)
+        nonces = Nonces(pending.nonce, challenge.nonce, challenge.link)
+        ourselves.check_proof(challenge.proof, nonces, accepting=False)
+        pending.proved = challenge.link
+        answer = Answer(ourselves.proof(nonces, accepting=True))
+        link.send(LINK_CHANNEL, frame(ANSWER, answer))
+        link.protect(ourselves.guard(nonces, accepting=True))
+        link.frame_bytes_max = HANDSHAKE_FRAME_MAX
+
+    def _welcome(self, link: Link, proved: LinkClass, payload: bytes) -> None:
+        """The second frame: who it is."""
+        peers = self._peers
+        theirs = read_hello(payload, HELLO)
+        check_hello(theirs, ours=peers.ourselves)
+        if theirs.link is not proved:
+            raise HandshakeRefused(RefusalCode.MALFORMED, "it changed the link", by_us=True)
+        peers.check_name(theirs, alive=self._is_alive)
+        ours = peers.ourselves.hello(theirs.link, peers=peers.known())
         link.send(LINK_CHANNEL, frame(WELCOME, ours))
         self._admit(link, theirs)
 

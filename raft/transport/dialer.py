@@ -12,22 +12,27 @@ import logging
 import ssl
 from typing import Protocol
 
+from raft.transport.frame_guard import Checksums
 from raft.transport.handshake import (
+    CHALLENGE,
     HELLO,
     WELCOME,
+    Challenge,
     HandshakeRefused,
     Hello,
     LinkClass,
+    Nonces,
     RefusalCode,
     check_hello,
     frame,
     new_nonce,
+    read_answer,
     read_greeting,
     read_hello,
 )
 from raft.transport.handshake_slots import source_of
 from raft.transport.limits import TransportLimits
-from raft.transport.link import LINK_CHANNEL, Link
+from raft.transport.link import HANDSHAKE_FRAME_MAX, LINK_CHANNEL, Link
 from raft.transport.open_links import OpenLinks
 from raft.transport.peer_table import Peer, PeerTable
 from raft.transport.refusals import Refusals
@@ -63,7 +68,8 @@ class _DialedConnection:
         self._kind = kind
         self._peers = peers
         self._open_links = open_links
-        self._nonce = b""
+        self._nonces: Nonces | None = None  # once we have seen the greeting
+        self._proved = False  # the other side knows the password
         control = kind is LinkClass.CONTROL
         self.link = Link(
             on_frame=self._frame,
@@ -81,24 +87,31 @@ class _DialedConnection:
             )
         if self.welcomed.done():
             return  # a pong: the link has recorded that it is alive
+        if self._nonces is None:
+            self._challenge(link, bytes(view))
+        elif not self._proved:
+            self._introduce(link, self._nonces, bytes(view))
+        else:
+            theirs = read_hello(bytes(view), WELCOME)
+            check_hello(theirs, ours=self._peers.ourselves)
+            link.node, link.link_class = NodeId(theirs.node), self._kind
+            self.welcomed.set_result(theirs)
+
+    def _challenge(self, link: Link, payload: bytes) -> None:
+        nonce, kind = new_nonce(), self._kind
+        self._nonces = Nonces(read_greeting(payload), nonce, kind)
+        proof = self._peers.ourselves.proof(self._nonces, accepting=False)
+        link.protect(Checksums())
+        link.send(LINK_CHANNEL, frame(CHALLENGE, Challenge(kind, nonce, proof)))
+
+    def _introduce(self, link: Link, nonces: Nonces, payload: bytes) -> None:
         ourselves = self._peers.ourselves
-        if not self._nonce:
-            their_nonce = read_greeting(bytes(view))
-            link.sealed = True
-            self._nonce = new_nonce()
-            hello = ourselves.hello(
-                self._kind,
-                peers=self._peers.known(),
-                their_nonce=their_nonce,
-                our_nonce=self._nonce,
-                accepting=False,
-            )
-            link.send(LINK_CHANNEL, frame(HELLO, hello))
-            return
-        theirs = read_hello(bytes(view), WELCOME)
-        check_hello(theirs, ours=ourselves, our_nonce=self._nonce, accepting=False)
-        link.node, link.link_class = NodeId(theirs.node), self._kind
-        self.welcomed.set_result(theirs)
+        ourselves.check_proof(read_answer(payload).proof, nonces, accepting=True)
+        self._proved = True
+        link.protect(ourselves.guard(nonces, accepting=False))
+        link.frame_bytes_max = HANDSHAKE_FRAME_MAX
+        hello = ourselves.hello(self._kind, peers=self._peers.known())
+        link.send(LINK_CHANNEL, frame(HELLO, hello))
 
     def _lost(self, link: Link, error: BaseException | None) -> None:
         if not self.welcomed.done():

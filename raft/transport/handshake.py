@@ -1,12 +1,22 @@
-"""The peer handshake: what two nodes tell each other before a link carries frames.
+"""The peer handshake: what two nodes prove and tell each other before a link carries frames.
 
-Owns: the greeting, the hello both sides send, the reasons to refuse one, the proof of the password.
+Owns: greeting, challenge, answer and hello; the reasons to refuse; the proof of the password and
+the keys that follow from it.
 May not touch: sockets, tasks, the loop.
-Spec: the accepting side speaks first (greeting: magic, version, nonce), in a frame that every
-version can read. The dialing side, if it speaks that version, answers with its hello. The accepting
-side answers with its own hello (welcome) or with a refusal. The password is never sent: each side
-proves that it knows it with an HMAC over the other's nonce, and proofs are compared in constant
-time. Version 2: frames carry checksums."""
+Spec, in this order:
+
+    accepting side   greeting: magic, version, nonce; in a frame that every version can read
+    dialing side     challenge: link class, its own nonce, its proof
+    accepting side   answer: its proof, or a refusal
+    dialing side     hello: who it is, whom it knows
+    accepting side   welcome: the same about itself, or a refusal
+
+Nobody says a name, an address or a cluster before the other side has proved that it knows the
+password. The password is never sent: a proof is an HMAC over both nonces, the link class and the
+role of its sender, compared in constant time. From the same secret and nonces both sides derive a
+key per direction, and every frame after the answer carries a tag made with it
+(raft/transport/frame_guard.py): whoever relays a handshake has gained nothing. Without credentials
+there are no proofs, and frames carry checksums. Version 3; version 2 had no challenge."""
 
 from __future__ import annotations
 
@@ -16,19 +26,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from raft.transport.frame_guard import Checksums, FrameGuard, Tags
 from raft.types import NodeId, RaftError
 
 MAGIC: Final = b"JRP1"
-VERSION: Final = 2
+VERSION: Final = 3
 NONCE_BYTES: Final = 16
 PEERS_MAX: Final = 256  # addresses used of one hello
+Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 # First byte of a frame on channel 0, which belongs to the link itself.
-GREETING, HELLO, WELCOME, REFUSAL, PING, PONG, NEWS = b"GHWRPQN"
+GREETING, CHALLENGE, ANSWER, HELLO, WELCOME, REFUSAL, PING, PONG, NEWS = b"GCAHWRPQN"
 
 
 class LinkClass(Enum):
@@ -60,10 +72,20 @@ class Hello(msgspec.Struct, frozen=True):
     link: LinkClass
     host: str  # where we can be dialed; empty: the address the connection comes from
     port: int
-    nonce: bytes
-    proof: bytes
     peers: list[Address]
     hello: dict[str, Any]
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """The dialing side asks for a proof and gives its own; b"" without credentials."""
+
+    link: LinkClass
+    nonce: bytes
+    proof: bytes
+
+
+class Answer(msgspec.Struct, frozen=True):
+    proof: bytes
 
 
 class News(msgspec.Struct, frozen=True):
@@ -91,15 +113,36 @@ class HandshakeRefused(RaftError):
 
 
 @dataclass(frozen=True, slots=True)
+class Nonces:
+    """What makes one connection different from all others."""
+
+    accepting: bytes
+    dialing: bytes
+    link: LinkClass
+
+    @property
+    def text(self) -> bytes:
+        return b"\0".join((self.link.value.encode(), self.accepting, self.dialing))
+
+
+@dataclass(frozen=True, slots=True)
 class PeerCredentials:
     user: str
     password: str
 
-    def proof(self, nonce: bytes, *, name: str, link: LinkClass, accepting: bool) -> bytes:
-        """Binds the password to the other side's nonce, and to name and role of the sender."""
-        text = f"{'accept' if accepting else 'dial'}\0{link.value}\0{name}\0".encode()
+    def proof(self, nonces: Nonces, *, accepting: bool) -> bytes:
+        """Of the accepting or of the dialing side: neither can be used in place of the other."""
+        return self._derive("accept" if accepting else "dial", nonces)
+
+    def guard(self, nonces: Nonces, *, accepting: bool) -> FrameGuard:
+        """For the frames of this connection, on the accepting or on the dialing side of it."""
+        keys = [self._derive(f"frames of {side}", nonces) for side in ("dial", "accept")]
+        mine, theirs = reversed(keys) if accepting else keys
+        return Tags(sending=mine, receiving=theirs)
+
+    def _derive(self, purpose: str, nonces: Nonces) -> bytes:
         key = f"{self.user}\0{self.password}".encode()
-        return hmac.digest(key, text + nonce, sha256)
+        return hmac.digest(key, f"JRP{VERSION} {purpose}\0".encode() + nonces.text, sha256)
 
 
 @dataclass(slots=True)
@@ -115,20 +158,7 @@ class LocalPeer:
     port: int = 0
     instance: int = field(default_factory=lambda: secrets.randbits(63))
 
-    def hello(
-        self,
-        link: LinkClass,
-        *,
-        peers: list[Address],
-        their_nonce: bytes,
-        our_nonce: bytes = b"",
-        accepting: bool,
-    ) -> Hello:
-        proof = b""
-        if self.credentials is not None:
-            proof = self.credentials.proof(
-                their_nonce, name=self.name, link=link, accepting=accepting
-            )
+    def hello(self, link: LinkClass, *, peers: list[Address]) -> Hello:
         return Hello(
             version=VERSION,
             cluster=self.cluster,
@@ -138,11 +168,27 @@ class LocalPeer:
             link=link,
             host=self.host,
             port=self.port,
-            nonce=our_nonce,
-            proof=proof,
             peers=peers,
             hello=self.details(),
         )
+
+    def proof(self, nonces: Nonces, *, accepting: bool) -> bytes:
+        return self.credentials.proof(nonces, accepting=accepting) if self.credentials else b""
+
+    def check_proof(self, proof: bytes, nonces: Nonces, *, accepting: bool) -> None:
+        """`accepting`: whether it must be the proof of the accepting side. Raises
+        HandshakeRefused, with a reason that tells a stranger nothing."""
+        if self.credentials is not None:
+            expected = self.credentials.proof(nonces, accepting=accepting)
+            if not hmac.compare_digest(expected, proof):
+                reason = "it does not have the credentials of the cluster"
+                raise HandshakeRefused(RefusalCode.CREDENTIALS, reason, by_us=True)
+
+    def guard(self, nonces: Nonces, *, accepting: bool) -> FrameGuard:
+        """Once both proofs are checked."""
+        if self.credentials is None:
+            return Checksums()
+        return self.credentials.guard(nonces, accepting=accepting)
 
 
 def greeting(nonce: bytes) -> bytes:
@@ -169,12 +215,29 @@ def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
+def read_challenge(payload: bytes) -> Challenge:
+    """Raises HandshakeRefused."""
+    challenge = _read(payload, CHALLENGE, Challenge)
+    if len(challenge.nonce) != NONCE_BYTES:
+        raise HandshakeRefused(RefusalCode.MALFORMED, "its challenge is malformed", by_us=True)
+    return challenge
+
+
+def read_answer(payload: bytes) -> Answer:
+    """Raises HandshakeRefused: by them when it is a refusal."""
+    return _read(payload, ANSWER, Answer)
+
+
 def read_hello(payload: bytes, kind: int) -> Hello:
     """Raises HandshakeRefused: by them when it is a refusal, by us when it is not a hello."""
+    return _read(payload, kind, Hello)
+
+
+def _read(payload: bytes, kind: int, shape: type[Shape]) -> Shape:
     if payload[:1] == bytes((REFUSAL,)):
         try:
             refusal = msgspec.json.decode(payload[1:], type=Refusal)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             raise HandshakeRefused(
                 RefusalCode.MALFORMED, "it gave no reason", by_us=False
             ) from None
@@ -184,23 +247,15 @@ def read_hello(payload: bytes, kind: int) -> Hello:
             RefusalCode.MALFORMED, "it does not speak the peer protocol", by_us=True
         )
     try:
-        return msgspec.json.decode(payload[1:], type=Hello)
-    except msgspec.MsgspecError as error:
+        return msgspec.json.decode(payload[1:], type=shape)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise HandshakeRefused(
-            RefusalCode.MALFORMED, f"its hello is malformed: {error}", by_us=True
+            RefusalCode.MALFORMED, f"its {shape.__name__.lower()} is malformed: {error}", by_us=True
         ) from None
 
 
-def check_hello(
-    theirs: Hello,
-    *,
-    ours: LocalPeer,
-    our_nonce: bytes,
-    accepting: bool,
-) -> None:
-    """Check the peer's hello. Raises HandshakeRefused.
-
-    `accepting`: whether we are the accepting side of the connection."""
+def check_hello(theirs: Hello, *, ours: LocalPeer) -> None:
+    """Check the hello of a peer that has proved its credentials. Raises HandshakeRefused."""
     if theirs.version != VERSION:
         reason = f"peer protocol version {theirs.version}, expected {VERSION}"
         raise HandshakeRefused(RefusalCode.VERSION, reason, by_us=True)
@@ -212,13 +267,6 @@ def check_hello(
         raise HandshakeRefused(RefusalCode.CLUSTER, reason, by_us=True)
     if theirs.instance == ours.instance:
         raise HandshakeRefused(RefusalCode.OURSELVES, "the address is our own", by_us=True)
-    if ours.credentials is not None:
-        expected = ours.credentials.proof(
-            our_nonce, name=theirs.name, link=theirs.link, accepting=not accepting
-        )
-        if not hmac.compare_digest(expected, theirs.proof):
-            reason = f'server "{theirs.name}" does not have the credentials of the cluster'
-            raise HandshakeRefused(RefusalCode.CREDENTIALS, reason, by_us=True)
     if not 0 < theirs.node < 1 << 63 or not 0 < theirs.port < 65536:
         raise HandshakeRefused(RefusalCode.MALFORMED, "its name, id or port is wrong", by_us=True)
     if theirs.node == ours.node or theirs.name == ours.name:

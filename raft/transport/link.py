@@ -1,15 +1,13 @@
 """One TCP connection between two nodes, in frames.
 
-Owns: cutting the byte stream into frames, their checksums, the bounded send queue, one write per
-turn of the loop.
+Owns: cutting the byte stream into frames, the bounded send queue, one write per turn of the loop.
 May not touch: what frames mean, who may connect (raft/transport/handshake.py).
 Spec: little-endian. Only the greeting is a plain frame, so that every version can read it: u32
-length (of what follows), u8 channel, payload. All others are sealed frames: u32 length (of the
-payload), u32 its complement, u32 CRC-32 of the payload, seeded with length and channel, u8 channel,
-payload. An impossible length or a wrong checksum closes the connection. The limit of the length is
-small until the handshake is done. There is a checksum per frame and not per write, because a frame
-is handed on as soon as it has arrived; frames are few (all messages of a round to one peer are in
-one frame)."""
+length (of what follows), u8 channel, payload. All others are sealed frames: a head with length,
+channel and a checksum or tag (raft/transport/frame_guard.py), then the payload. An impossible
+length or a wrong checksum closes the connection. The limit of the length is small until the
+handshake is done. There is a checksum per frame and not per write, because a frame is handed on as
+soon as it has arrived; frames are few (all messages of a round to one peer are in one frame)."""
 
 from __future__ import annotations
 
@@ -19,23 +17,22 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from isal.isal_zlib import crc32
-
+from raft.transport.frame_guard import (
+    FrameCheck,
+    FrameError,
+    FrameGuard,
+    FrameHead,
+)
 from raft.transport.handshake import LinkClass
 from raft.types import NO_NODE
 
 _PLAIN: Final = struct.Struct("<IB")
-_SEALED: Final = struct.Struct("<IIIB")
-_U32: Final = 0xFFFFFFFF
 _PIECE_BYTES_FEW: Final = 512  # smaller pieces, on average, are joined: one checksum call
 _BUFFER_BYTES: Final = 256 << 10  # frames that fit are received in one shared buffer
 PLAIN_FRAME_MAX: Final = 1 << 10
+CHALLENGE_FRAME_MAX: Final = 1 << 10  # before the other side has proved anything
 HANDSHAKE_FRAME_MAX: Final = 256 << 10
 LINK_CHANNEL: Final = 0  # the link's own frames: handshake, pings, news
-
-
-class FrameError(Exception):
-    """The peer sent an impossible frame, or the frame was damaged on its way."""
 
 
 class LinkCounts(NamedTuple):
@@ -62,8 +59,8 @@ class Link(asyncio.BufferedProtocol):
         self.peer_host = ""
         self.node = NO_NODE  # the other side, once the handshake is done
         self.link_class = LinkClass.BULK
-        self.frame_bytes_max = HANDSHAKE_FRAME_MAX
-        self.sealed = False  # frames carry checksums, in both directions
+        self.frame_bytes_max = CHALLENGE_FRAME_MAX
+        self.guard: FrameGuard | None = None  # of sealed frames, in both directions
         self.quiet_intervals = 0  # since the last byte arrived; counted by the transport
         self.heard_at = 0.0  # when the last bytes arrived, by the monotonic clock
         self.sent_frames = self.sent_bytes = self.dropped_frames = self.received_bytes = 0
@@ -75,12 +72,17 @@ class Link(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._small = bytearray(_BUFFER_BYTES)
         self._large: bytearray | None = None  # the frame being received, if it is larger
-        self._large_crc = 0  # of the part that has arrived
+        self._large_head: FrameHead | None = None
+        self._large_check: FrameCheck | None = None  # of the part that has arrived
         self._filled = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._flush_scheduled = False
         self._error: BaseException | None = None
+
+    def protect(self, guard: FrameGuard) -> None:
+        """From now on, frames of both directions carry the checksums or tags of this guard."""
+        self.guard = guard
 
     # sending
 
@@ -103,15 +105,12 @@ class Link(asyncio.BufferedProtocol):
         if not self.open or (pending and pending + size > self._queue_bytes_max):
             self.dropped_frames += 1
             return False
-        if self.sealed:
-            if size < len(pieces) * _PIECE_BYTES_FEW:
-                pieces = (b"".join(pieces),)
-            crc = size ^ channel << 24
-            for piece in pieces:
-                crc = crc32(piece, crc)
-            head = _SEALED.pack(size, size ^ _U32, crc, channel)
-        else:
+        if self.guard is None:
             head = _PLAIN.pack(size + 1, channel)
+        else:
+            if size < len(pieces) * _PIECE_BYTES_FEW or not pieces:
+                pieces = (b"".join(pieces),)
+            head = self.guard.seal(channel, pieces[0], tuple(pieces[1:]))
         self._out.append(head)
         self._out.extend(pieces)
         size += len(head)
@@ -168,8 +167,8 @@ class Link(asyncio.BufferedProtocol):
         self.heard_at = time.monotonic()
         try:
             if self._large is None:
-                start = 0 if self.sealed else self._cut_plain()
-                if self.sealed and self.open:
+                start = 0 if self.guard is not None else self._cut_plain()
+                if self.guard is not None and self.open:
                     self._cut_small(start)
             else:
                 self._take_large(self._large, before)
@@ -180,23 +179,25 @@ class Link(asyncio.BufferedProtocol):
         """Hand out the complete frames of the shared buffer, keep the rest."""
         buffer, filled = self._small, self._filled
         view = memoryview(buffer)
-        while filled - start >= _SEALED.size:
-            length, complement, crc, channel = _SEALED.unpack_from(buffer, start)
-            if length ^ complement != _U32:
-                raise FrameError("frame with a wrong length field")
-            if length > self.frame_bytes_max:
-                raise _too_long(length, self.frame_bytes_max)
-            body = start + _SEALED.size
-            stop = body + length
+        while True:
+            guard = self.guard  # a frame of the handshake may have changed it
+            assert guard is not None
+            if filled - start < guard.head_bytes:
+                break
+            head = guard.read_head(buffer, start)
+            if head.length > self.frame_bytes_max:
+                raise _too_long(head.length, self.frame_bytes_max)
+            body = start + guard.head_bytes
+            stop = body + head.length
             if stop > filled:
                 if stop - start > _BUFFER_BYTES:
-                    self._begin_large(view[start:filled], stop - start)
+                    self._begin_large(guard, head, view[body:filled])
                     return
                 break
             payload = view[body:stop]
-            if crc32(payload, length ^ channel << 24) != crc:
-                raise _damaged(length, channel)
-            self._on_frame(self, channel, payload)
+            if not guard.check(head, payload):
+                raise _damaged(head)
+            self._on_frame(self, head.channel, payload)
             if not self.open:
                 return
             start = stop
@@ -218,25 +219,28 @@ class Link(asyncio.BufferedProtocol):
             self._on_frame(self, channel, memoryview(self._small)[_PLAIN.size : stop])
         return stop
 
-    def _begin_large(self, arrived: memoryview, size: int) -> None:
+    def _begin_large(self, guard: FrameGuard, head: FrameHead, arrived: memoryview) -> None:
         """Start a (sealed) frame that does not fit into the shared buffer."""
-        self._large = large = bytearray(size)
+        self._large = large = bytearray(head.length)
         large[: len(arrived)] = arrived
         self._filled = len(arrived)
-        length, _, _, channel = _SEALED.unpack_from(large)
-        self._large_crc = crc32(arrived[_SEALED.size :], length ^ channel << 24)
+        self._large_head = head
+        self._large_check = guard.begin(head)
+        self._large_check.update(arrived)
 
     def _take_large(self, large: bytearray, before: int) -> None:
-        """The checksum is updated as bytes arrive, so that there is no long pause at the end."""
+        head, check = self._large_head, self._large_check
+        assert head is not None
+        assert check is not None
         view = memoryview(large)
-        self._large_crc = crc32(view[before : self._filled], self._large_crc)
+        check.update(view[before : self._filled])
         if self._filled < len(large):
             return
         self._large, self._filled = None, 0
-        length, _, crc, channel = _SEALED.unpack_from(large)
-        if self._large_crc != crc:
-            raise _damaged(length, channel)
-        self._on_frame(self, channel, view[_SEALED.size :])
+        self._large_head = self._large_check = None
+        if not check.matches():
+            raise _damaged(head)
+        self._on_frame(self, head.channel, view)
 
     def eof_received(self) -> bool:
         return False
@@ -259,5 +263,6 @@ def _too_long(length: int, limit: int) -> FrameError:
     return FrameError(f"frame of {length} bytes exceeds the limit of {limit}")
 
 
-def _damaged(length: int, channel: int) -> FrameError:
-    return FrameError(f"frame of {length} bytes on channel {channel} has a wrong checksum")
+def _damaged(head: FrameHead) -> FrameError:
+    where = f"frame of {head.length} bytes on channel {head.channel}"
+    return FrameError(f"{where} has a wrong checksum")

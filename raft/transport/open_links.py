@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from raft.transport.link import FrameError, Link, LinkCounts
+from raft.transport.frame_guard import FrameError
+from raft.transport.link import Link, LinkCounts
 from raft.transport.refusals import Refusals
 
 _LINGER_SECONDS: Final = 0.5  # for queued frames to leave when the transport stops

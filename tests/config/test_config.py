@@ -181,6 +181,11 @@ def test_keys_set_their_options(tmp_path: Path) -> None:
         ("tls { cert_file: a }", "TLS Server private key must be present and valid"),
         ("authorization { user: a, token: b }", "Cannot have a user/pass and token"),
         ("authorization { users: [ {password: x} ] }", "User entry requires a user"),
+        ("authorization { password: x }", "authorization has a password, but no user"),
+        (
+            "websocket { listen: '127.0.0.1:1', no_tls: true, authorization { password: x } }",
+            "websocket authorization has a password, but no user",
+        ),
         ("authorization { users: [ {user: x}, {user: x} ] }", 'Duplicate user "x" detected'),
         ("no_auth_user: z", "present, but users/nkeys are not defined"),
         ("server_name: 'a b'", "server name cannot contain spaces"),

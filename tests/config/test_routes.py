@@ -63,3 +63,23 @@ def test_impossible_settings_are_reported_at_start(
                 pass
 
     asyncio.run(test())
+
+
+def test_a_password_without_a_user_protects_the_routes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        closed = ClusterOptions(name="c", host="127.0.0.1", port=-1, password="secret")
+        async with node("a", closed) as a:
+            route = f"nats://127.0.0.1:{a.ports()['cluster']}"
+            stranger = ClusterOptions(name="c", host="127.0.0.1", port=-1, routes=(route,))
+            async with node("x", stranger) as x:
+                await until(lambda: "does not have the credentials" in caplog.text)
+                assert x.routez()["num_routes"] == 0
+            member = ClusterOptions(
+                name="c", host="127.0.0.1", port=-1, routes=(route,), password="secret"
+            )
+            async with node("b", member) as b:
+                await until(lambda: b.routez()["num_routes"] == 1)
+
+    run(test())

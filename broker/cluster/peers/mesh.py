@@ -77,7 +77,7 @@ class Mesh:
         self.rpc = Rpc(self.node, self._send_call, self.spawn)
         if self.options is None:
             return
-        credentials = (self.options.user, self.options.password) if self.options.user else None
+        login = (self.options.user, self.options.password)  # a password alone is one, too
         self.transport = self.open_transport(
             node=self.node,
             name=self.name,
@@ -85,7 +85,7 @@ class Mesh:
             listen_host=self.options.host,
             listen_port=max(self.options.port, 0),
             routes=[route_address(url) for url in self.options.routes],
-            credentials=credentials,
+            credentials=login if any(login) else None,
             tls=None if self.options.tls is None else route_contexts(self.options.tls),
             hello=lambda: self.hello,
             on_peer=self._peer_changed,

@@ -12,8 +12,20 @@ from zlib import crc32
 
 import msgspec
 import pytest
+from msgspec import to_builtins
 
-from raft.transport.handshake import HELLO, MAGIC, VERSION, LinkClass, LocalPeer, frame
+from raft.transport.handshake import (
+    ANSWER,
+    CHALLENGE,
+    HELLO,
+    MAGIC,
+    VERSION,
+    Answer,
+    Challenge,
+    LinkClass,
+    LocalPeer,
+    frame,
+)
 from raft.transport.transport import Transport, TransportLimits
 from raft.types import node_id
 from tests.support.listener import Listener
@@ -30,6 +42,15 @@ def sealed(channel: int, payload: bytes) -> bytes:
     size = len(payload)
     crc = crc32(payload, size ^ channel << 24)
     return struct.pack("<IIIB", size, 0xFFFFFFFF - size, crc, channel) + payload
+
+
+STRANGER = LocalPeer(node_id("x"), "x", "c", None, dict, port=1)
+GREETING_BYTES = 4 + 1 + 22
+
+
+def challenge() -> bytes:
+    """Without credentials: an answer comes, and checksums stay."""
+    return sealed(0, frame(CHALLENGE, Challenge(LinkClass.BULK, bytes(16), b"")))
 
 
 @asynccontextmanager
@@ -108,11 +129,11 @@ def test_frames_do_not_depend_on_how_the_bytes_are_split() -> None:
         got: list[bytes] = []
         a.register(16, lambda _node, payload: got.append(payload))
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
-        nonce = (await reader.readexactly(4 + 1 + 22))[-16:]
-        peer = LocalPeer(node_id("x"), "x", "c", None, dict, port=1)
-        hello = peer.hello(LinkClass.BULK, peers=[], their_nonce=nonce, accepting=False)
+        await reader.readexactly(GREETING_BYTES)
+        hello = STRANGER.hello(LinkClass.BULK, peers=[])
         frames = [b"", b"y", b"three", bytes(300)]
-        stream = sealed(0, frame(HELLO, hello)) + b"".join(sealed(16, f) for f in frames)
+        stream = challenge() + sealed(0, frame(HELLO, hello))
+        stream += b"".join(sealed(16, f) for f in frames)
         for position in range(len(stream)):
             writer.write(stream[position : position + 1])
             await asyncio.sleep(0)
@@ -148,10 +169,10 @@ def test_a_wrong_hello_is_refused(
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
-        nonce = (await reader.readexactly(4 + 1 + 22))[-16:]
-        peer = LocalPeer(node_id("x"), "x", "c", None, dict, port=1)
-        hello = peer.hello(LinkClass.BULK, peers=[], their_nonce=nonce, accepting=False)
-        writer.write(sealed(0, frame(HELLO, msgspec.structs.replace(hello, **wrong))))
+        await reader.readexactly(GREETING_BYTES)
+        hello = STRANGER.hello(LinkClass.BULK, peers=[])
+        writer.write(challenge() + sealed(0, frame(HELLO, {**to_builtins(hello), **wrong})))
+        await reader.readexactly(len(sealed(0, frame(ANSWER, Answer(b"")))))
         answer = await reader.read()
         assert msgspec.json.decode(answer[HEAD + 1 :])["reason"].startswith(reason)
         writer.close()
@@ -191,7 +212,7 @@ def test_an_older_version_can_read_the_greeting() -> None:
     async def body(c: Cluster) -> None:
         a = await c.start("a")
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
-        greeting = await reader.readexactly(27)
+        greeting = await reader.readexactly(GREETING_BYTES)
         assert greeting[:11] == struct.pack("<IB", 23, 0) + b"G" + MAGIC + bytes((VERSION,))
         writer.close()
 
