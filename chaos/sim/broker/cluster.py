@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from broker.cluster.replica.replica import Replica
 from chaos.sim.broker.isolation import isolated
 from chaos.sim.broker.nemesis import BrokerNemesis
 from chaos.sim.broker.plan import Plan
+from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.clients.client import SimClient
-from chaos.sim.clients.journal import Journal
-from chaos.sim.clients.publisher import AckedPublisher
-from chaos.sim.promises.stored import BrokenPromise, StoredRow, check_alike, check_publishes
+from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.journal import Journal
+from chaos.sim.promises.stored import check_alike
 from chaos.sim.schedule import rng_for
 from chaos.sim.world.links import Fabric
 from chaos.sim.world.node import BrokerNode
@@ -70,7 +72,9 @@ class BrokerCluster:
             blocking_ns=lambda: MS,
         )
         self.journal = Journal(self.world)
-        self._rng = rng_for(seed, "clients")
+        self.rng = rng_for(seed, "clients")
+        self._workloads = [WORKLOADS[name](self) for name in plan.workloads]
+        self._streams = [config for one in self._workloads for config in one.streams()]
         self.nemesis = BrokerNemesis(
             plan,
             world=self.world,
@@ -139,7 +143,7 @@ class BrokerCluster:
             self.client_loop,
             self.nodes,
             world=self.world,
-            rng=self._rng,
+            rng=self.rng,
             delay_ns=self.fabric.delay_ns,
         )
         client.start()
@@ -147,52 +151,61 @@ class BrokerCluster:
 
     async def _work(self) -> None:
         admin = self.client("admin")
-        await create_stream(admin, {"name": "S", "subjects": ["s.*"], "num_replicas": 3})
+        for config in self._streams:
+            await create_stream(admin, config)
         async with asyncio.TaskGroup() as tasks:
-            for number in range(self.plan.publishers):
-                publisher = AckedPublisher(
-                    self.client(f"p{number}"),
-                    self.journal,
-                    self._rng,
-                    stream="S",
-                    subjects=["s.1", "s.2"],
-                )
-                tasks.create_task(publisher.run(self.plan.publishes, gap_s=self.plan.gap_s))
+            for workload in self._workloads:
+                tasks.create_task(workload.run())
 
-    # -- what all replicas hold
+    # -- what workloads see (chaos/sim/clients/workload.py)
 
-    def replicas(self, stream: str) -> dict[str, Any]:
+    @property
+    def replicas_max(self) -> int:
+        return self.plan.nodes
+
+    def replicas(self, stream: str) -> dict[str, Replica]:
         found = {}
         for node in self.nodes:
             jetstream = node.runtime.jetstream if node.runtime is not None else None
-            if jetstream is not None:
-                replica = jetstream.replica_of("$G", stream)
-                if replica is not None:
-                    found[node.name] = replica
+            replica = jetstream.replica_of("$G", stream) if jetstream is not None else None
+            if replica is not None:
+                found[node.name] = replica
         return found
 
+    def mark(self, branch: str) -> None:
+        self.counters[branch] += 1
+
+    # -- the end
+
     def _settled(self) -> bool:
-        replicas = self.replicas("S")
-        applied = {replica.stream.applied for replica in replicas.values()}
-        leading = [name for name, replica in replicas.items() if replica.is_leading]
-        return len(replicas) == self.plan.nodes and len(applied) == 1 and len(leading) == 1
+        return all(
+            _agree(self.replicas(config["name"]), config["num_replicas"])
+            for config in self._streams
+        )
 
     def _states(self) -> dict[str, Any]:
         return {
-            name: (replica.stream.applied, replica.is_leading)
-            for name, replica in self.replicas("S").items()
+            config["name"]: {
+                name: (replica.stream.applied, replica.is_leading)
+                for name, replica in self.replicas(config["name"]).items()
+            }
+            for config in self._streams
         }
 
     def _check(self) -> None:
-        replicas = self.replicas("S")
-        check_alike("S", {n: (r.stream.applied, r.stream.digest()) for n, r in replicas.items()})
-        store = next(r.stream.store for r in replicas.values() if r.is_leading)
-        rows = []
-        for seq in range(store.first_seq, store.last_seq + 1):
-            message = store.get(seq)
-            if message is not None:
-                rows.append(StoredRow(seq, message.subject, message.data))
-        check_publishes("S", self.journal.of_kind("publish"), rows)
+        for config in self._streams:
+            replicas = self.replicas(config["name"])
+            digests = {n: (r.stream.applied, r.stream.digest()) for n, r in replicas.items()}
+            check_alike(config["name"], digests)
+        for workload in self._workloads:
+            workload.check()
+
+
+def _agree(replicas: dict[str, Replica], count: int) -> bool:
+    """One leads, and all have applied the same."""
+    applied = {replica.stream.applied for replica in replicas.values()}
+    leading = [replica for replica in replicas.values() if replica.is_leading]
+    return len(replicas) == count and len(applied) == 1 and len(leading) == 1
 
 
 async def create_stream(client: SimClient, config: dict[str, Any]) -> None:

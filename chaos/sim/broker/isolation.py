@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -66,7 +67,8 @@ def free_garbage() -> None:
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     logging.disable(logging.CRITICAL)
     try:
-        gc.collect()
+        with warnings.catch_warnings(action="ignore"):  # coroutines that were never awaited
+            gc.collect()
     finally:
         logging.disable(logging.NOTSET)
         sys.unraisablehook = hook

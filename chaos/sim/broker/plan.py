@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.schedule import rng_for
 from chaos.sim.world.virtual_time import MS, NS
 
@@ -14,9 +15,7 @@ from chaos.sim.world.virtual_time import MS, NS
 @dataclass(frozen=True, slots=True)
 class Plan:
     nodes: int
-    publishers: int
-    publishes: int  # of each publisher
-    gap_s: float  # between two publishes of one publisher, on average half of it
+    workloads: tuple[str, ...]
     work_ns: int  # the faults end after this time at the latest
     fault_gap_ns: int  # between two faults, on average
     faults: tuple[str, ...]  # the kinds that occur
@@ -27,9 +26,7 @@ class Plan:
         kinds = ("kill", "power", "pause", "cut", "one-way", "isolate")
         return cls(
             nodes=3,
-            publishers=rng.randint(1, 3),
-            publishes=rng.randint(30, 80),
-            gap_s=rng.choice((0.05, 0.2, 0.4)),
+            workloads=tuple(rng.sample(sorted(WORKLOADS), rng.randint(1, len(WORKLOADS)))),
             work_ns=rng.randint(4, 15) * NS,
             fault_gap_ns=rng.choice((300, 1000, 3000)) * MS,
             faults=tuple(kind for kind in kinds if rng.random() < 0.6),

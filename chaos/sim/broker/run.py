@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from chaos.sim.broker.cluster import BrokerCluster
 from chaos.sim.broker.isolation import free_garbage
 from chaos.sim.broker.plan import Plan
-from chaos.sim.promises.stored import BrokenPromise
+from chaos.sim.promises.broken import BrokenPromise
 
 
 @dataclass(slots=True)

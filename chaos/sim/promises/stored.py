@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chaos.sim.clients.journal import Operation, Result
-
-
-class BrokenPromise(Exception):
-    """A rule was broken; the text says which, and the facts."""
+from broker.cluster.replica.replica import Replica
+from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.journal import Operation, Result
 
 
 @dataclass(slots=True)
@@ -20,6 +18,13 @@ class StoredRow:
     seq: int
     subject: bytes
     data: bytes
+
+
+def rows_of(replicas: Mapping[str, Replica]) -> list[StoredRow]:
+    """All messages that the leader has stored."""
+    store = next(replica.stream.store for replica in replicas.values() if replica.is_leading)
+    found = (store.get(seq) for seq in range(store.first_seq, store.last_seq + 1))
+    return [StoredRow(m.seq, m.subject, m.data) for m in found if m is not None]
 
 
 def check_publishes(stream: str, publishes: Sequence[Operation], rows: Sequence[StoredRow]) -> None:

@@ -1,0 +1,51 @@
+"""A workload: one kind of work that clients do, and the promises that it can check.
+
+Owns: what workloads are given (Scene) and what they must have (SimWorkload).
+May not touch: nodes, faults.
+To add one: a module beside this one, a class with these four members, a line in
+chaos/sim/broker/workloads.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Protocol
+
+from broker.cluster.replica.replica import Replica
+from chaos.sim.clients.client import SimClient
+from chaos.sim.promises.journal import Journal
+
+
+class Scene(Protocol):
+    """The run, as a workload sees it."""
+
+    @property
+    def journal(self) -> Journal: ...
+    @property
+    def rng(self) -> Random: ...
+    @property
+    def replicas_max(self) -> int:
+        """How many replicas a stream can have."""
+
+    def client(self, name: str) -> SimClient:
+        """A new client, connecting to any node."""
+
+    def replicas(self, stream: str) -> Mapping[str, Replica]:
+        """The replica of a stream on every node that has one and is up."""
+
+    def mark(self, branch: str) -> None:
+        """This run has reached a rare branch: counted for the report on coverage."""
+
+
+class SimWorkload(Protocol):
+    """Built for one run with its Scene."""
+
+    def streams(self) -> Sequence[dict[str, Any]]:
+        """The configurations of the streams that must exist before it starts."""
+
+    async def run(self) -> None:
+        """Works until it has done its share. Faults happen meanwhile, so every request may fail or
+        stay unanswered; it ends all the same, soon after the faults are over."""
+
+    def check(self) -> None:
+        """After the faults, when all replicas agree. Raises BrokenPromise."""
