@@ -23,8 +23,8 @@ class TickPace:
     keeps running while the process is stopped."""
 
     def __init__(self, *, tick_seconds: float, election_ticks: int) -> None:
-        # Others may elect a leader one election timeout after they last heard from us. The ticks
-        # that a lease may last (half of that) must fit into it with room to spare.
+        # A lease lasts half an election timeout, counted in ticks. By the clock, these ticks must
+        # take at most 80 % of a whole election timeout: then no other leader can be elected yet.
         self._lease_seconds_max = 0.8 * election_ticks * tick_seconds
         self._ticks: deque[float] = deque(maxlen=election_ticks // 2 + 1)
 

@@ -116,7 +116,7 @@ class OutboxCore:
         self.session = session
         self.in_flight: deque[PublishBatch] = deque()  # sent and not answered, ascending
         self.held_bytes = 0  # of the batches in flight and waiting
-        self.overfull = False  # Invariant: held_bytes > held_bytes_max
+        self.overfull = False  # Invariant: overfull == (held_bytes > held_bytes_max)
         self.closed = False
         self.deadline_s: float | None = None  # call `tick` then; None: nothing to wait for
         self._oldest_at_deadline = 0  # the oldest batch in flight when the deadline was set
@@ -259,10 +259,10 @@ class OutboxCore:
                 effects.append(TransmitBatch(self.session, number, _PROBE))
 
     def _probed(self, effects: list[OutboxEffect], answer: BatchAnswer, now_s: float) -> None:
-        """The answer to a probe. The stream had applied all batches up to a known one before the
-        probe was sent. If it expects one of these again, it has lost its state, and what is
-        unanswered needs a new session. If not, the refusal that caused the probe was late: a new
-        session would store batches twice."""
+        """The answer to a probe. The number of a probe carries `_answered_max`: the stream had
+        applied every batch up to it. If the stream now expects one of those, it has lost its
+        state, and what is unanswered needs a new session. If not, the refusal that caused the
+        probe was late: a new session would store batches twice."""
         if answer.expected > answer.number - PROBE_BASE:
             return
         self.session += 1  # answers to the former numbers are ignored from now on
@@ -292,7 +292,7 @@ class OutboxCore:
     # -- backpressure ---------------------------------------------------------------------------
 
     def pause(self, publisher: PublishingConnection) -> list[OutboxEffect]:
-        """A publisher sends more while the core is `overfull`."""
+        """Stop reading from this publisher until the held bytes fall to half of their bound."""
         if publisher in self._paused:
             return []
         self._paused[publisher] = None

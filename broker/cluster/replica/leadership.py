@@ -261,7 +261,7 @@ class Leadership:
 
     def _messages_stored(self) -> None:
         for engine in list(self._listening):
-            if engine.wake():
+            if engine.has_receiver():
                 self._wake(engine)
             else:
                 del self._listening[engine]

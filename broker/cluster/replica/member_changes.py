@@ -27,7 +27,7 @@ STEP_EVERY_S: Final = 0.05
 STEP_EVERY_MAX_S: Final = 0.5  # while nothing changes
 
 
-class MovableReplica(Protocol):
+class ReconfigurableReplica(Protocol):
     @property
     def group(self) -> GroupId: ...
     @property
@@ -48,15 +48,15 @@ class MemberChanges:
     spawn: Callable[[Awaitable[None], str], object]
     _running: set[int] = field(default_factory=set)
 
-    def check(self, replica: MovableReplica) -> None:
-        """Leadership or the assignment has changed: start to move the group if it needs to."""
+    def check(self, replica: ReconfigurableReplica) -> None:
+        """Leadership or the assignment has changed: start to change the members if they differ."""
         if not replica.is_leading or replica.group in self._running:
             return
         if self.next_step(replica) is not None:
             self._running.add(replica.group)
-            self.spawn(self._move(replica), f"members of {replica.name}")
+            self.spawn(self._reconfigure(replica), f"members of {replica.name}")
 
-    def next_step(self, replica: MovableReplica) -> Step | None:
+    def next_step(self, replica: ReconfigurableReplica) -> Step | None:
         return next_step(
             self.host.status(replica.group).core,
             replica.assignment,
@@ -80,7 +80,7 @@ class MemberChanges:
     def _names(self, nodes: tuple[NodeId, ...]) -> str:
         return ", ".join(sorted(self.member_name(node) for node in nodes))
 
-    async def _move(self, replica: MovableReplica) -> None:
+    async def _reconfigure(self, replica: ReconfigurableReplica) -> None:
         """Take step after step while this node leads. Nothing is awaited between the last
         next_step and the end, so a new assignment is never missed."""
         last: Step | None = None
@@ -96,7 +96,7 @@ class MemberChanges:
         finally:
             self._running.discard(replica.group)
 
-    async def _take(self, replica: MovableReplica, step: Step) -> None:
+    async def _take(self, replica: ReconfigurableReplica, step: Step) -> None:
         known = replica.assignment
         try:
             match step:
@@ -112,5 +112,5 @@ class MemberChanges:
                         RecordMembers(known.account, known.name, known.group, known.peers, members)
                     )
         except (RaftError, JetStreamError) as refused:
-            # The next check decides what to do instead.
+            # Refused: `_reconfigure` computes the next step again.
             logger.debug("stream %s: %s: %s", replica.name, step, refused)

@@ -32,7 +32,7 @@ class CommandKind(IntEnum):
     FIRE = 7
     LOAD_STATE = 8
     SOURCE_BATCH = 9
-    NOTED_PUBLISH = 10  # with bounds and marks between the prefix and the block
+    NOTED_PUBLISH = 10  # with limits in bytes and marks of fast batches: publish_entry.py
     CREATE_CONSUMER = 16
     UPDATE_CONSUMER = 17
     DELETE_CONSUMER = 18
@@ -146,6 +146,7 @@ class ResetConsumer(Command, frozen=True, array_like=True):
     seq: int = 0
 
 
+# Commands to a consumer that exists.
 ConsumerCommand: TypeAlias = UpdateConsumer | PauseConsumer | ResetConsumer
 AnyCommand: TypeAlias = (
     Purge

@@ -10,7 +10,7 @@ Spec: JetStream delivery, push and pull consumers, acknowledgements, redelivery.
 How to use it, only on the leader and only after all entries of earlier terms have been applied:
     pull / ack / flow_control_reply / set_interest  when a client sends something
     pump(now)   -> effects; call it again soon while more_work is set
-    flush(...)  -> commands to propose, once per turn of the event loop (replication.py)
+    replication.flush(...) -> commands to propose, once per turn of the event loop
     next_deadline() -> when to pump even if nothing arrives
 
 The parts: cursor.py (position, num_pending, redelivery), dispatch.py (what is sent next),
@@ -83,8 +83,8 @@ class Delivery:
 
     # Input
 
-    def wake(self) -> bool:
-        """New messages are stored: returns whether there is a receiver for them."""
+    def has_receiver(self) -> bool:
+        """Whether anyone waits for new messages."""
         if self._pull is not None:
             return len(self._pull.waiting) > 0
         return self._push is not None and self._push.bound
@@ -105,7 +105,7 @@ class Delivery:
         self._pull.add(request, now)
 
     def ack(self, parsed: AckSubject, payload: bytes, reply: bytes, now: int) -> None:
-        """An acknowledgement. A plain one costs an append; it is applied once per turn."""
+        """An acknowledgement. Plain ones are collected and applied together, once per turn."""
         stream_seq, consumer_seq = parsed[3], parsed[4]
         cursor = self._cursor
         if stream_seq > cursor.live.stream_seq or not cursor.tracked:

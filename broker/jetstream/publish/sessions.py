@@ -72,7 +72,8 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True)
 class OutOfOrder:
-    """The batch was not applied; `expected` is the batch number that must come first."""
+    """The batch was not applied. `expected` is the batch number that must come first; 0: the
+    session is older than the current one of that node."""
 
     from_node: int
     session: int

@@ -35,7 +35,7 @@ ROLLUP: Final = b"Nats-Schedule-Rollup"
 NEXT: Final = b"Nats-Schedule-Next"
 SCHEDULER: Final = b"Nats-Scheduler"
 PURGE_SCHEDULE: Final = b"purge"  # value of Nats-Schedule-Next that removes the schedule
-_HEAP_SLACK: Final = 1024  # stale heap entries allowed on top of as many as there are schedules
+_HEAP_SLACK: Final = 1024  # the heap is rebuilt above twice the number of schedules plus this
 
 LastRow = Callable[[bytes], tuple[Rows, int] | None]  # MessageStore.last_row
 
@@ -101,13 +101,13 @@ class Schedules:
         self._heap = [(p.due_ns, p.seq, p.subject) for p in self._by_subject.values()]
         heapify(self._heap)
 
-    def next_due(self, stored: Callable[[int], bool]) -> int | None:
+    def next_due(self, is_stored: Callable[[int], bool]) -> int | None:
         """When the next schedule is due, None if there is none."""
         while self._heap:
             due_ns, seq, subject = self._heap[0]
             pending = self._by_subject.get(subject)
             if pending is not None and (pending.seq, pending.due_ns) == (seq, due_ns):
-                if stored(seq):
+                if is_stored(seq):
                     return due_ns
                 del self._by_subject[subject]  # its message was removed
             heappop(self._heap)
@@ -127,10 +127,10 @@ class Schedules:
             heappush(self._heap, entry)
         return sorted(ready, key=lambda pending: pending.seq)
 
-    def image(self, stored: Callable[[int], bool]) -> list[PendingSchedule]:
+    def image(self, is_stored: Callable[[int], bool]) -> list[PendingSchedule]:
         """For the stream's record. Only schedules whose message is stored: which stale entries a
         replica still holds may differ between replicas."""
-        present = (pending for pending in self._by_subject.values() if stored(pending.seq))
+        present = (pending for pending in self._by_subject.values() if is_stored(pending.seq))
         return sorted(present, key=lambda pending: pending.seq)
 
     @classmethod
@@ -157,7 +157,8 @@ def wrong_schedule(
     staged: Mapping[bytes, bool],
     last_row: LastRow,
 ) -> JetStreamError | None:
-    """Why the schedule headers of a message are refused, None if they are not.
+    """Why the schedule headers of a message are refused, None if they are not. A schedule without
+    a Nats-Rollup header gets one (`sub`): it replaces the earlier schedule of its subject.
 
     `staged`: the subjects of earlier members of the same batch, and whether each is a schedule."""
     named = message.named
@@ -184,7 +185,7 @@ def _wrong_pattern(config: StreamConfig, message: IncomingMessage) -> JetStreamE
 
 
 def _wrong_details(config: StreamConfig, message: IncomingMessage) -> JetStreamError | None:
-    named, patterns = message.named, config.subject_patterns
+    named, stream_subjects = message.named, config.subject_patterns
     if not named.get(PATTERN):
         return None
     ttl = named.get(TTL, b"")
@@ -200,7 +201,7 @@ def _wrong_details(config: StreamConfig, message: IncomingMessage) -> JetStreamE
         taken = {message.subject, target}
         named_subjects.append((source, taken, ErrCode.MESSAGE_SCHEDULES_SOURCE_INVALID))
     for subject, others, err_code in named_subjects:
-        covered = any(collides(pattern, subject) for pattern in patterns)
+        covered = any(collides(stream_subject, subject) for stream_subject in stream_subjects)
         if subject in others or not covered or not valid_subject(subject, wildcards=False):
             return JetStreamError(err_code)
     rollup = named.get(b"Nats-Rollup", b"").lower()

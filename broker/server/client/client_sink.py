@@ -41,14 +41,15 @@ class ClientSink:
         error: Callable[[str], None],
     ) -> None:
         self.cid = cid
-        self.name = ""  # from CONNECT, as the three below
+        # From CONNECT; before it the defaults of the protocol hold.
+        self.name = ""
         self.echo = True
         self.verbose = True
         self.pedantic = True
-        self.account = account
-        self.subs: dict[bytes, Subscription] = {}
         self.headers_ok = False
         self.no_responders = False
+        self.account = account
+        self.subs: dict[bytes, Subscription] = {}
         self.guarded = True  # its publishes must pass check_publish
         self.permissions: PermissionSet | None = None
         self.watchful = False  # deliveries are inspected one by one: permissions or -V
@@ -160,7 +161,8 @@ class ClientSink:
     # -- publishing -------------------------------------------------------------------------
 
     def check_publish(self, subject: bytes, start: int, stop: int) -> int:
-        """The checks of one segment for a client that is restricted, pedantic or verbose."""
+        """Check one segment of a client that is restricted, pedantic or verbose, and send its +OK
+        and -ERR lines. Returns where the allowed rows end."""
         for _ in range(start, stop):
             if self.pedantic and not valid_subject(subject, wildcards=False):
                 self.error("Invalid Publish Subject")

@@ -26,7 +26,9 @@ class ClientInfo:
         self._settings = settings
         self._identity = identity
         self.port = 0  # of the client listener, once it is bound
-        self.extend: Callable[[], Document] | None = None  # fields of what is built on the server
+        self.extend: Callable[[], Document] | None = (
+            None  # more fields, from the cluster runtime (main.py sets it)
+        )
         self.shared: Document = {}
 
     def refresh(self) -> None:
