@@ -1,0 +1,36 @@
+"""All planted bugs of the broker, and the search for the seed that reveals one.
+
+Owns: the table of all areas (chaos/sim/bugs).
+May not touch: what a bug replaces.
+Spec: every bug is found within 2,000 seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from chaos.sim.broker.run import RunOutcome, run_broker_seed
+from chaos.sim.bugs.broker_bug import BrokerBug
+from chaos.sim.bugs.node_bugs import NODE_BUGS
+
+WITHIN_SEEDS: Final = 2000
+BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {**NODE_BUGS}
+
+
+def run_with_bug(seed: int, bug: str | None, *, tell: bool = False) -> RunOutcome:
+    """As run_broker_seed, with a bug in the code of all nodes."""
+    planted: AbstractContextManager[None] = nullcontext()
+    if bug is not None:
+        planted = BROKER_BUGS[bug].installed()
+    with planted:
+        return run_broker_seed(seed, tell=tell)
+
+
+def find_bug(bug: str, first: int = 0, count: int = WITHIN_SEEDS) -> RunOutcome | None:
+    """The first run that reveals a planted bug; None: none of these seeds does."""
+    for seed in range(first, first + count):
+        outcome = run_with_bug(seed, bug)
+        if not outcome.ok:
+            return outcome
+    return None
