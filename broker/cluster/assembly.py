@@ -23,6 +23,7 @@ from broker.cluster.api.no_jetstream import NoJetStream
 from broker.cluster.api.restore import Restores
 from broker.cluster.api.scan_plan import PlanService
 from broker.cluster.api.stream_api import StreamApi
+from broker.cluster.meta.assignments import Assignment
 from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.health import JetStreamHealth
 from broker.cluster.observe.jsz import JetStreamDocument
@@ -51,6 +52,7 @@ class JetStream:
     def __init__(self, node: StreamNode) -> None:
         server, mesh, options = node.server, node.mesh, node.options
         self._node = node
+        self._with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
         self._scans = Scans()
         calls = LeaderCalls(node.leaders, mesh.rpc)
         self._leader_api = LeaderApi(
@@ -114,11 +116,15 @@ class JetStream:
         )
         self._health = JetStreamHealth(
             options=node.options,
-            members=node.members,
+            founded=node.members.founded.is_set,
             leader=node.info.leader,
             trouble=node.host.trouble,
-            statistics=node.host.statistics,
             lame_duck=lambda: server.lame_duck,
+            has_account=lambda name: name in self._with_jetstream,
+            assignments=self._held_here,
+            assignment=node.assignments.get,
+            replica=node.replicas.get,
+            status=node.host.status,
         )
         self._metrics = JetStreamMetrics(
             replicas=node.replicas,
@@ -133,6 +139,11 @@ class JetStream:
             node.mesh.silent_ns,
         )
 
+    def _held_here(self) -> list[Assignment]:
+        """The streams of which this node is a member, and shall stay one."""
+        node = self._node.mesh.node
+        return [a for a in self._node.assignments if node in a.peers and node in a.members]
+
     # -- life -----------------------------------------------------------------------------------
 
     def serve_accounts(self) -> None:
@@ -142,11 +153,10 @@ class JetStream:
         server.tracing.show_as_system(
             API_SUBJECTS[:-1], without=(DIRECT_GET, b"$JS.API.CONSUMER.MSG.NEXT.")
         )
-        with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
         for name in [GLOBAL_ACCOUNT, server.options.system_account,
                      *(one.name for one in server.options.accounts)]:  # fmt: skip
             account = server.account(name)
-            if name in with_jetstream:
+            if name in self._with_jetstream:
                 self._api.serve(account)
                 self._plans.serve(account)
             else:

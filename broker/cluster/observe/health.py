@@ -2,20 +2,48 @@
 
 Owns: the answers, and the order of the checks.
 May not touch: live state beyond reading it.
-Spec: nats-server monitoring, /healthz. Startup, liveness and readiness are separate questions, as
-Kubernetes probes ask them."""
+Spec: nats-server monitoring, /healthz: `account`, `stream`, `consumer`, `details`,
+`js-enabled-only`, `js-server-only`, `js-meta-only`. Startup, liveness and readiness are separate
+questions, as Kubernetes probes ask them: `startup`, `live`, and `ready`, the default."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
-from broker.cluster.meta.assignments import META_GROUP
-from broker.cluster.meta.members import ClusterMembers
+from broker.cluster.meta.assignments import META_GROUP, Assignment
 from broker.config.options import JetStreamOptions
 from broker.server.services import Document, Query, has_flag
-from raft import NodeId
-from raft.host.statistics import HostStatistics
+from raft import GroupId, NodeId
+from raft.host.group import GroupStatus
+
+REPORTED_MAX = 100  # problems in one answer; the rest is counted
+
+
+class HealthReplica(Protocol):
+    """A replica of this node, as far as this module uses it."""
+
+    @property
+    def group(self) -> GroupId: ...
+
+    def has_consumer(self, name: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with one stream on this node, or with what the query names."""
+
+    kind: str  # ACCOUNT, STREAM or CONSUMER
+    error: str
+    account: str
+    stream: str = ""
+    consumer: str = ""
+
+    def document(self) -> Document:
+        named = {"account": self.account, "stream": self.stream, "consumer": self.consumer}
+        shown = {name: value for name, value in named.items() if value}
+        return {"type": self.kind, **shown, "error": self.error}
 
 
 @dataclass(slots=True)
@@ -23,37 +51,125 @@ class JetStreamHealth:
     """One per node."""
 
     options: JetStreamOptions
-    members: ClusterMembers
+    founded: Callable[[], bool]
     leader: Callable[[int], NodeId | None]  # of a group
     trouble: Callable[[], str | None]  # why the store takes no writes
-    statistics: Callable[[], HostStatistics]
     lame_duck: Callable[[], bool]
+    has_account: Callable[[str], bool]
+    assignments: Callable[[], Iterable[Assignment]]  # of the streams that this node must hold
+    assignment: Callable[[str, str], Assignment | None]  # by account and stream
+    replica: Callable[[int], HealthReplica | None]  # of a group
+    status: Callable[[GroupId], GroupStatus]
 
     def healthz(self, query: Query) -> tuple[int, Document]:
         """`live`: the event loop runs, or this would not be answered. `startup`: the log is
-        replayed and the meta group has a leader. `ready`, the default: this node can serve its
-        clients."""
-        if has_flag(query, "live", "js-enabled-only"):
+        replayed and the meta group has a leader. `ready`: this node can serve its clients, and
+        every stream that it holds works here."""
+        if has_flag(query, "live", "js-enabled-only", "js-enabled"):
             return 200, {"status": "ok"}
-        if (trouble := self.trouble()) is not None:
-            return 503, _unavailable(f"the store takes no writes: {trouble}")
-        if not self.members.founded.is_set():
-            return 503, _unavailable("JetStream is still waiting for its cluster to form")
-        if self.leader(META_GROUP) is None:
-            return 503, _unavailable("JetStream has not established contact with a meta leader")
+        if (wrong := _wrong_query(query)) is not None:
+            return 400, {"status": "error", "error": wrong}
+        if (reason := self._not_started()) is not None:
+            return 503, _unavailable(reason)
         if has_flag(query, "startup"):
             return 200, {"status": "ok"}
         if self.lame_duck():
             return 503, _unavailable("lame duck mode")
-        if recovering := self.statistics().recovering:
+        if has_flag(query, "js-server-only", "js-meta-only"):
+            return 200, self._ok()
+        return self._assets(query)
+
+    def _not_started(self) -> str | None:
+        if (trouble := self.trouble()) is not None:
+            return f"the store takes no writes: {trouble}"
+        if not self.founded():
+            return "JetStream is still waiting for its cluster to form"
+        if self.leader(META_GROUP) is None:
+            return "JetStream has not established contact with a meta leader"
+        return None
+
+    # -- streams and consumers ------------------------------------------------------------------
+
+    def _assets(self, query: Query) -> tuple[int, Document]:
+        missing = self._missing(query)
+        if missing is not None:
+            return 404, _report([missing], query)
+        account, stream = query.get("account", ""), query.get("stream", "")
+        found = [
+            problem
+            for assignment in self.assignments()
+            if account in ("", assignment.account) and stream in ("", assignment.name)
+            if (problem := self._problem(assignment)) is not None
+        ]
+        return (503, _report(found, query)) if found else (200, self._ok())
+
+    def _missing(self, query: Query) -> Problem | None:
+        """What the query names and does not exist."""
+        account, stream = query.get("account", ""), query.get("stream", "")
+        consumer = query.get("consumer", "")
+        if account and not self.has_account(account):
+            return Problem("ACCOUNT", f'JetStream account "{account}" not found', account)
+        if not stream:
+            return None
+        assignment = self.assignment(account, stream)
+        if assignment is None:
+            sentence = f'JetStream stream "{stream}" not found on account "{account}"'
+            return Problem("STREAM", sentence, account, stream)
+        replica = self.replica(assignment.group)
+        if consumer and (replica is None or not replica.has_consumer(consumer)):
+            sentence = (
+                f'JetStream consumer "{consumer}" not found for stream "{stream}" on account '
+                f'"{account}"'
+            )
+            return Problem("CONSUMER", sentence, account, stream, consumer)
+        return None
+
+    def _problem(self, assignment: Assignment) -> Problem | None:
+        reason = self._reason(assignment)
+        if reason is None:
+            return None
+        account, name = assignment.account, assignment.name
+        return Problem("STREAM", f"JetStream stream '{account} > {name}' {reason}", account, name)
+
+    def _reason(self, assignment: Assignment) -> str | None:
+        """Why this node's replica of a stream does not do its work; None if it does."""
+        replica = self.replica(assignment.group)
+        if replica is None:
+            return "is not on this node, which should hold a replica"
+        status = self.status(replica.group)
+        if status.stopped is not None:
+            return f"is stopped on this node: {status.stopped}"
+        if status.core.recovering or status.installing:
             # Another node that restarts now would take the last copy with it.
-            return 503, _unavailable(f"{recovering} streams without their log are catching up")
-        return 200, self._ok()
+            return "is not current: it has lost its log and is catching up"
+        if self.leader(assignment.group) is None:
+            return "has no leader"
+        if status.core.applied < status.core.commit:
+            return "is not current"
+        return None
 
     def _ok(self) -> Document:
         if self.options.flush_interval_s is None:
             return {"status": "ok"}
         return {"status": "ok", "warnings": [self.options.sync_sentence]}
+
+
+def _wrong_query(query: Query) -> str | None:
+    account, stream, consumer = (query.get(name) for name in ("account", "stream", "consumer"))
+    if consumer and not stream:
+        return '"stream" must not be empty when checking consumer health'
+    if stream and not account:
+        return '"account" must not be empty when checking stream health'
+    return None
+
+
+def _report(problems: list[Problem], query: Query) -> Document:
+    if has_flag(query, "details"):
+        shown = [problem.document() for problem in problems[:REPORTED_MAX]]
+        return {"status": "error", "errors": shown}
+    first = problems[0].error
+    more = f" ({len(problems) - 1} more streams)" if len(problems) > 1 else ""
+    return _unavailable(first + more)
 
 
 def _unavailable(reason: str) -> Document:

@@ -194,6 +194,9 @@ class Replica:
     def consumers(self) -> list[Consumer]:
         return list(self.stream.consumers.values())
 
+    def has_consumer(self, name: str) -> bool:
+        return name in self.stream.consumers
+
     def could_serve(self, consumer: str) -> bool:
         """False only when this node leads and knows that there is no such consumer."""
         return self.leading is None or consumer in self.stream.consumers

@@ -1,0 +1,130 @@
+"""/healthz: every answer is true, also about single streams and consumers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.cluster.meta.assignments import META_GROUP
+from broker.cluster.observe.health import JetStreamHealth
+from broker.config.options import JetStreamOptions
+from raft import GroupId, NodeId
+
+GROUP = 7
+
+
+@dataclass
+class Node:
+    """What the health of a node depends on."""
+
+    founded: bool = True
+    leaders: dict[int, NodeId] = field(
+        default_factory=lambda: {META_GROUP: NodeId(1), GROUP: NodeId(1)}
+    )
+    trouble: str | None = None
+    lame_duck: bool = False
+    held: bool = True
+    stopped: str | None = None
+    installing: bool = False
+    recovering: bool = False
+    applied: int = 10
+    commit: int = 10
+
+    def ask(self, **query: str) -> tuple[int, dict[str, Any]]:
+        query = {name.replace("_", "-"): value for name, value in query.items()}
+        return self._health().healthz(query)
+
+    def _health(self) -> JetStreamHealth:
+        assignment = cast(Any, SimpleNamespace(account="$G", name="S", group=GROUP))
+        replica = SimpleNamespace(group=GroupId(GROUP), has_consumer=lambda name: name == "d")
+        core = SimpleNamespace(recovering=self.recovering, applied=self.applied, commit=self.commit)
+        status = SimpleNamespace(stopped=self.stopped, installing=self.installing, core=core)
+        return JetStreamHealth(
+            options=JetStreamOptions(),
+            founded=lambda: self.founded,
+            leader=self.leaders.get,
+            trouble=lambda: self.trouble,
+            lame_duck=lambda: self.lame_duck,
+            has_account=lambda name: name == "$G",
+            assignments=lambda: [assignment],
+            assignment=lambda account, name: assignment if (account, name) == ("$G", "S") else None,
+            replica=lambda _group: cast(Any, replica) if self.held else None,
+            status=lambda _group: cast(Any, status),
+        )
+
+
+WELL = Node()
+
+
+def test_a_healthy_node_is_ok() -> None:
+    for query in ({}, {"details": "true"}, {"account": "$G"}, {"account": "$G", "stream": "S"},
+                  {"account": "$G", "stream": "S", "consumer": "d"}):  # fmt: skip
+        assert WELL.ask(**query) == (200, {"status": "ok"}), query
+
+
+@pytest.mark.parametrize(
+    ("node", "sentence"),
+    [
+        (replace(WELL, trouble="the disk is full"), "takes no writes: the disk is full"),
+        (replace(WELL, founded=False), "waiting for its cluster to form"),
+        (replace(WELL, leaders={GROUP: NodeId(1)}), "contact with a meta leader"),
+        (replace(WELL, lame_duck=True), "lame duck mode"),
+        (replace(WELL, held=False), "'$G > S' is not on this node"),
+        (replace(WELL, stopped="two leaders"), "'$G > S' is stopped on this node: two leaders"),
+        (replace(WELL, recovering=True), "'$G > S' is not current: it has lost its log"),
+        (replace(WELL, installing=True), "'$G > S' is not current"),
+        (replace(WELL, leaders={META_GROUP: NodeId(1)}), "'$G > S' has no leader"),
+        (replace(WELL, applied=9), "'$G > S' is not current"),
+    ],
+)
+def test_a_node_that_cannot_do_its_work_says_why(node: Node, sentence: str) -> None:
+    code, document = node.ask()
+    assert code == 503
+    assert document["status"] == "unavailable"
+    assert sentence in document["error"]
+    assert node.ask(live="1") == (200, {"status": "ok"})
+
+
+def test_streams_do_not_matter_at_startup_or_for_the_meta_group_alone() -> None:
+    node = replace(WELL, stopped="damaged")
+    for query in ({"startup": "1"}, {"js-server-only": "true"}, {"js-meta-only": "true"}):
+        assert node.ask(**query)[0] == 200, query
+    assert node.ask(account="$G", stream="S", consumer="d")[0] == 503
+
+
+def test_details_list_the_problems() -> None:
+    code, document = replace(WELL, stopped="damaged").ask(details="true")
+    assert code == 503
+    assert document["status"] == "error"
+    assert document["errors"] == [
+        {
+            "type": "STREAM",
+            "account": "$G",
+            "stream": "S",
+            "error": "JetStream stream '$G > S' is stopped on this node: damaged",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "code", "sentence"),
+    [
+        ({"stream": "S"}, 400, '"account" must not be empty when checking stream health'),
+        ({"consumer": "d"}, 400, '"stream" must not be empty when checking consumer health'),
+        ({"account": "NO"}, 404, 'JetStream account "NO" not found'),
+        ({"account": "$G", "stream": "NO"}, 404,
+         'JetStream stream "NO" not found on account "$G"'),
+        ({"account": "$G", "stream": "S", "consumer": "x"}, 404,
+         'JetStream consumer "x" not found for stream "S" on account "$G"'),
+    ],
+)  # fmt: skip
+def test_what_does_not_exist_is_named(query: dict[str, str], code: int, sentence: str) -> None:
+    assert WELL.ask(**query) == (
+        code,
+        {"status": WELL.ask(**query)[1]["status"], "error": sentence},
+    )
+    if code == 404:
+        assert WELL.ask(**query, details="1")[1]["errors"][0]["error"] == sentence
