@@ -124,7 +124,7 @@ class JetStream:
             assignments=self._held_here,
             assignment=node.assignments.get,
             replica=node.replicas.get,
-            status=node.host.status,
+            held=node.host.held,
         )
         self._metrics = JetStreamMetrics(
             replicas=node.replicas,

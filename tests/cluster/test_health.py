@@ -40,7 +40,12 @@ class Node:
     def _health(self) -> JetStreamHealth:
         assignment = cast(Any, SimpleNamespace(account="$G", name="S", group=GROUP))
         replica = SimpleNamespace(group=GroupId(GROUP), has_consumer=lambda name: name == "d")
-        core = SimpleNamespace(recovering=self.recovering, applied=self.applied, commit=self.commit)
+        core = SimpleNamespace(
+            asleep=False,
+            recovering=self.recovering,
+            applied_index=self.applied,
+            commit=self.commit,
+        )
         status = SimpleNamespace(stopped=self.stopped, installing=self.installing, core=core)
         return JetStreamHealth(
             options=JetStreamOptions(),
@@ -52,7 +57,7 @@ class Node:
             assignments=lambda: [assignment],
             assignment=lambda account, name: assignment if (account, name) == ("$G", "S") else None,
             replica=lambda _group: cast(Any, replica) if self.held else None,
-            status=lambda _group: cast(Any, status),
+            held=lambda _group: cast(Any, status),
         )
 
 

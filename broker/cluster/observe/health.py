@@ -16,7 +16,7 @@ from broker.cluster.meta.assignments import META_GROUP, Assignment
 from broker.config.options import JetStreamOptions
 from broker.server.services import Document, Query, has_flag
 from raft import GroupId, NodeId
-from raft.host.group import GroupStatus
+from raft.types import Index
 
 REPORTED_MAX = 100  # problems in one answer; the rest is counted
 
@@ -28,6 +28,28 @@ class HealthReplica(Protocol):
     def group(self) -> GroupId: ...
 
     def has_consumer(self, name: str) -> bool: ...
+
+
+class HealthCore(Protocol):
+    @property
+    def asleep(self) -> bool: ...
+    @property
+    def recovering(self) -> bool: ...
+    @property
+    def commit(self) -> Index: ...
+    @property
+    def applied_index(self) -> Index: ...
+
+
+class HealthGroup(Protocol):
+    """A Raft group of this node. Read directly: a status of thousands of groups takes too long."""
+
+    @property
+    def stopped(self) -> str | None: ...
+    @property
+    def installing(self) -> bool: ...
+    @property
+    def core(self) -> HealthCore: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +81,7 @@ class JetStreamHealth:
     assignments: Callable[[], Iterable[Assignment]]  # of the streams that this node must hold
     assignment: Callable[[str, str], Assignment | None]  # by account and stream
     replica: Callable[[int], HealthReplica | None]  # of a group
-    status: Callable[[GroupId], GroupStatus]
+    held: Callable[[GroupId], HealthGroup | None]
 
     def healthz(self, query: Query) -> tuple[int, Document]:
         """`live`: the event loop runs, or this would not be answered. `startup`: the log is
@@ -136,15 +158,18 @@ class JetStreamHealth:
         replica = self.replica(assignment.group)
         if replica is None:
             return "is not on this node, which should hold a replica"
-        status = self.status(replica.group)
-        if status.stopped is not None:
-            return f"is stopped on this node: {status.stopped}"
-        if status.core.recovering or status.installing:
+        group = self.held(replica.group)
+        if group is None or group.stopped is not None:
+            return f"is stopped on this node: {group.stopped if group else 'it has no group'}"
+        core = group.core
+        if core.asleep:
+            return None  # idle: every reachable member has everything
+        if core.recovering or group.installing:
             # Another node that restarts now would take the last copy with it.
             return "is not current: it has lost its log and is catching up"
         if self.leader(assignment.group) is None:
             return "has no leader"
-        if status.core.applied < status.core.commit:
+        if core.applied_index < core.commit:
             return "is not current"
         return None
 
