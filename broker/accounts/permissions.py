@@ -8,7 +8,7 @@ filtered at delivery."""
 from __future__ import annotations
 
 from broker.config.options import Permissions, SubjectRules
-from broker.subjects import collides, has_wildcard, is_subset, matches
+from broker.subjects import collides, has_wildcard, intersection, is_subset, matches
 
 VERDICTS_MAX = 1024  # cached decisions; the cache is cleared when it is full
 GRANTS_MAX = 8192  # open allow_responses grants; the oldest is dropped beyond that
@@ -66,6 +66,31 @@ class PermissionSet:
         if verdict:
             return count
         return self._use_grant(subject, count, now_ns=now_ns) if self._grants else 0
+
+    # -- questions about what a user makes the server do (PublishRules of broker/subjects) -----
+
+    def allows(self, subject: bytes) -> bool:
+        allow, deny = self._publish_lists()
+        if any(collides(subject, entry) for entry in deny):
+            return False
+        return any(is_subset(subject, entry) for entry in allow)
+
+    def allows_some(self, pattern: bytes) -> bool:
+        allow, deny = self._publish_lists()
+        for entry in allow:
+            shared = intersection(pattern, entry)
+            if shared is not None and not any(is_subset(shared, denied) for denied in deny):
+                return True
+        return False
+
+    def denies(self, subject: bytes) -> bool:
+        return any(is_subset(subject, entry) for entry in self._publish_lists()[1])
+
+    def _publish_lists(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        rules = self._rules.publish or SubjectRules()
+        if rules.allow is None:
+            return (b">",) if self.responses is None else (), rules.deny
+        return rules.allow, rules.deny
 
     def may_subscribe(self, subject: bytes, queue: bytes) -> bool:
         if self._sub_allow is not None and not self._sub_allow.covers(subject, queue):

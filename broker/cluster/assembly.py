@@ -35,6 +35,7 @@ from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.stream_node import Spawn, StreamNode
 from broker.config.options import JetStreamOptions
+from broker.jetstream.api.stream_access import may_scan, scan_subject
 from broker.scan.server import Scans, ScanSource
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft import NodeId
@@ -211,7 +212,15 @@ class JetStream:
                 return None
             return ScanSource(replica.stream.store, str(replica.group))
 
-        await self._scans.serve(connection.queue, connection.drained, request_json, find)
+        def permitted(stream: str) -> bool:
+            if may_scan(connection.rules, stream):
+                return True
+            connection.refuse_publish(scan_subject(stream))
+            return False
+
+        await self._scans.serve(
+            connection.queue, connection.drained, request_json, find, permitted=permitted
+        )
 
 
 _STATS = ("memory", "storage", "accounts", "ha_assets", "api")

@@ -27,7 +27,6 @@ logger = logging.getLogger("jetraft.cluster")
 
 STANDALONE = "standalone"
 REAL_PLATFORM = Platform()
-SCAN_SUBJECT = b"$JS.API.STREAM.SCAN.PLAN"  # planning and reading need the same permission
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
 
@@ -43,8 +42,6 @@ def build(options: Options) -> Runtime:
 
 class Runtime:
     """Implements broker.main.ClusterRuntime."""
-
-    scan_subject = SCAN_SUBJECT
 
     def __init__(self, options: Options, platform: Platform = REAL_PLATFORM) -> None:
         self.options = options

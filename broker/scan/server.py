@@ -69,13 +69,24 @@ class Scans:
     abandoned: int = 0
 
     async def serve(
-        self, write: Write, drain: Drain, body: bytes, find: Callable[[str], ScanSource | None]
+        self,
+        write: Write,
+        drain: Drain,
+        body: bytes,
+        find: Callable[[str], ScanSource | None],
+        *,
+        permitted: Callable[[str], bool],
     ) -> None:
         """Answer one SCAN line. Invalid requests do not raise. Cancellation ends the scan, and so
-        does a ConnectionError from `drain`, which means that the reader has disconnected."""
+        does a ConnectionError from `drain`, which means that the reader has disconnected.
+        `permitted(stream)` has told the reader when it returns False; it is asked before the
+        stream is looked up, so that a user learns nothing about streams it may not read."""
         try:
             request = decode_request(body)
             check_subjects(request)
+            if not permitted(request.stream):
+                self.refused += 1
+                return
             source = find(request.stream)
             if source is None:
                 raise ScanRefused(ScanCode.NOSTREAM, f"no replica of {request.stream} here")

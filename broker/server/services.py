@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from broker.accounts import Account
+from broker.subjects import PublishRules
 
 Query = Mapping[str, str]
 Document = dict[str, Any]  # a JSON object that leaves through HTTP, INFO or the system account
@@ -32,6 +33,13 @@ class BulkReader(Protocol):
     @property
     def account(self) -> Account: ...
 
+    @property
+    def rules(self) -> PublishRules | None:
+        """What its user may publish to; None: everything."""
+
+    def refuse_publish(self, subject: bytes) -> None:
+        """Tell the client that it may not publish there."""
+
     def queue(self, data: bytes) -> None:
         """Append to the outbound buffer."""
 
@@ -42,9 +50,6 @@ class BulkReader(Protocol):
 class BulkReads(Protocol):
     """Serves the SCAN operation. While a scan runs, the connection sends nothing else."""
 
-    @property
-    def scan_subject(self) -> bytes:
-        """A client needs permission to publish here to read in bulk."""
-
     async def scan(self, connection: BulkReader, request_json: bytes) -> None:
-        """Serve one bulk read on this connection; errors are answered, not raised."""
+        """Serve one bulk read on this connection, if its user may read the stream; errors are
+        answered, not raised."""

@@ -3,6 +3,7 @@
 from broker.subjects.grammar import (
     collides,
     has_wildcard,
+    intersection,
     is_subset,
     matcher,
     matches,
@@ -14,6 +15,7 @@ from broker.subjects.patterns import Patterns
 from broker.subjects.steps import STEP_ITEMS, Steps, TooManySteps, finish
 from broker.subjects.subscription import (
     PublishingConnection,
+    PublishRules,
     Sink,
     SinkKind,
     Subscription,
@@ -27,6 +29,7 @@ __all__ = [
     "Match",
     "PatternIndex",
     "Patterns",
+    "PublishRules",
     "PublishingConnection",
     "Sink",
     "SinkKind",
@@ -42,6 +45,7 @@ __all__ = [
     "finish",
     "first_overlap",
     "has_wildcard",
+    "intersection",
     "is_subset",
     "matcher",
     "matches",

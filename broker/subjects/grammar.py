@@ -68,6 +68,22 @@ def collides(one: bytes, other: bytes) -> bool:
     return len(left) == len(right)
 
 
+def intersection(one: bytes, other: bytes) -> bytes | None:
+    """The pattern of the subjects that both match; None when there is none."""
+    left, right = one.split(b"."), other.split(b".")
+    shared: list[bytes] = []
+    for position in range(max(len(left), len(right))):
+        a, b = left[position : position + 1], right[position : position + 1]
+        if a == [b">"]:
+            return b".".join(shared + right[position:]) if b else None
+        if b == [b">"]:
+            return b".".join(shared + left[position:]) if a else None
+        if not a or not b or (a != b and b"*" not in (a[0], b[0])):
+            return None
+        shared += b if a == [b"*"] else a
+    return b".".join(shared)
+
+
 def is_subset(narrow: bytes, wide: bytes) -> bool:
     """Does `wide` match every literal subject that `narrow` matches?"""
     left, right = narrow.split(b"."), wide.split(b".")

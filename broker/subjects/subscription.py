@@ -1,6 +1,6 @@
 """Subscriptions, and the sinks that receive matching messages.
 
-Owns: Subscription, and the Protocols (Sink, PublishingConnection, Tenant) of delivery.
+Owns: Subscription, and the Protocols of delivery: Sink, PublishingConnection, its rules, Tenant.
 May not touch: the tree that finds subscriptions, sockets, storage.
 Spec: NATS client protocol, SUB. A sink accepts a whole run of messages at once."""
 
@@ -28,11 +28,29 @@ class Tenant(Protocol):
     def name(self) -> str: ...
 
 
+class PublishRules(Protocol):
+    """What a user may publish to. Permissions that count messages (allow_responses) are left out:
+    these questions use nothing up."""
+
+    def allows(self, subject: bytes) -> bool:
+        """Every subject that the pattern or literal subject matches."""
+
+    def allows_some(self, pattern: bytes) -> bool:
+        """At least one subject that the pattern matches."""
+
+    def denies(self, subject: bytes) -> bool:
+        """A deny rule covers it, as opposed to: no allow rule does."""
+
+
 class PublishingConnection(Protocol):
     """The connection a publish came from, as a sink sees it."""
 
     cid: int
     echo: bool
+
+    @property
+    def rules(self) -> PublishRules | None:
+        """None: its user may publish to everything."""
 
     def pause_reading(self) -> None:
         """Stop reading until resume_reading() has been called as often."""

@@ -71,6 +71,7 @@ class Client:
     headers_ok = True
     no_responders = False
     guarded = False
+    rules = None
 
     def __init__(self, account: Account, cid: int = 1, *, echo: bool = True) -> None:
         self.account = account

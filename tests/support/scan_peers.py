@@ -181,7 +181,7 @@ class Peer:
         def find(stream: str) -> ScanSource | None:
             return ScanSource(self.store, self.stream_id) if stream == STREAM else None
 
-        await self.scans.serve(write, drain, body, find)
+        await self.scans.serve(write, drain, body, find, permitted=lambda _stream: True)
 
     def _refuse(self) -> None:
         if self._listener is not None:

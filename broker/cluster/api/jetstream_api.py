@@ -28,6 +28,7 @@ from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.info import ApiStats
 from broker.jetstream.api.requests import decode_request
 from broker.jetstream.api.responses import encode_error
+from broker.jetstream.api.stream_access import evades_deny
 from broker.jetstream.api.subjects import (
     SYSTEM_KINDS,
     ApiKind,
@@ -185,6 +186,10 @@ class ApiService:
         account = self.account(sub.account.name)
         if sub.subject is ACK_SUBJECTS or sub.subject is FLOW_SUBJECTS:
             return self._forward(account, subject, reply, headers, payload)
+        rules = None if publisher is None else publisher.rules
+        denied = evades_deny(rules, subject, domain=self.domain)
+        if denied is not None:
+            return self._refuse_alias(account, subject, reply, denied)
         bucket = bucket_subject(subject, domain=self.domain)
         if bucket is not None:
             return self.router.publish(account, bucket, reply, headers, payload) > 0
@@ -201,6 +206,16 @@ class ApiService:
         if request.kind is ApiKind.STREAM_MSG_GET and self._get_here(call):
             return True
         self._spawn(self._answer(call))
+        return True
+
+    def _refuse_alias(self, account: Account, subject: bytes, reply: bytes, denied: bytes) -> bool:
+        """The domain's name for a subject must not open what is denied under the subject itself."""
+        request = parse_api_subject(subject, domain=self.domain)
+        if reply and request is not None:
+            shown = denied.decode(errors="backslashreplace")
+            text = f'Permissions Violation for Publish to "{shown}"'
+            refused = JetStreamError.of(ErrCode.STREAM_INVALID_CONFIG, err=text)
+            self.router.publish(account, reply, b"", b"", encode_error(request.kind, refused))
         return True
 
     def _spawn(self, work: Awaitable[None]) -> None:

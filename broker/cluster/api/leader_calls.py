@@ -15,7 +15,7 @@ from broker.accounts import Account
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed, CallRefused, Rpc
 from broker.jetstream.api.subjects import ApiRequest
-from broker.subjects import PublishingConnection
+from broker.subjects import PublishingConnection, PublishRules
 from raft import NodeId
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -35,6 +35,11 @@ class ApiCall:
     headers: bytes
     payload: bytes
     publisher: PublishingConnection | None = None
+
+    @property
+    def rules(self) -> PublishRules | None:
+        """What the user may publish to; None: everything, or it comes from another account."""
+        return None if self.publisher is None else self.publisher.rules
 
     def encoded(self) -> bytes:
         return _encode((self.account.name, self.subject, self.headers, self.payload))

@@ -19,10 +19,11 @@ from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.rpc import CallFailed, CallRefused
 from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.replica.replica_table import ReplicaTable
+from broker.jetstream.api.stream_access import may_scan
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.strict_json import to_wire
 from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
-from broker.subjects import PublishingConnection, SinkKind, Subscription
+from broker.subjects import PublishingConnection, PublishRules, SinkKind, Subscription
 from broker.wire import PubRun
 from raft import GroupId, NodeId
 from raft.host.group import GroupStatus
@@ -62,20 +63,33 @@ class PlanService:
         stop: int,
         publisher: PublishingConnection | None,
     ) -> bool:
+        rules = None if publisher is None else publisher.rules
         for row in range(start, stop):
-            self.deliver(sub, *run.message(row))
+            subject, reply, _, _ = run.message(row)
+            self._take(sub, subject, reply, rules)
         return True
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
-        if reply:
-            stream = subject.rsplit(b".", 1)[1].decode(errors="replace")
-            self.spawn(self._answer(sub.account.name, stream, reply), "scan plan")
+        self._take(sub, subject, reply, None)
         return True
 
-    async def _answer(self, account: str, stream: str, reply: bytes) -> None:
+    def _take(
+        self, sub: Subscription, subject: bytes, reply: bytes, rules: PublishRules | None
+    ) -> None:
+        if reply:
+            stream = subject.rsplit(b".", 1)[1].decode(errors="replace")
+            self.spawn(self._answer(sub.account.name, stream, reply, rules), "scan plan")
+
+    async def _answer(
+        self, account: str, stream: str, reply: bytes, rules: PublishRules | None
+    ) -> None:
         try:
+            if not may_scan(rules, stream):
+                raise JetStreamError.of(
+                    ErrCode.STREAM_INVALID_CONFIG, err=f"no permission to read stream '{stream}'"
+                )
             assignment = self.assignments.get(account, stream)
             if assignment is None:
                 raise JetStreamError(ErrCode.STREAM_NOT_FOUND)

@@ -44,6 +44,7 @@ from broker.jetstream.api.responses import (
     encode_stream_names,
     page,
 )
+from broker.jetstream.api.stream_access import check_config
 from broker.jetstream.api.subjects import ApiKind, ApiRequest
 from broker.jetstream.config.api_levels import same_stream
 from broker.jetstream.config.limits import check_account_limits
@@ -122,6 +123,7 @@ class StreamApi:
             call,
             stream_create_steps(body, named=request.stream, view=self.quotas.view(account.name)),
         )
+        check_config(call.rules, config, None)
         known = self.assignments.get(account.name, config.name)
         if known is not None and not same_stream(known.config, config):
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST)
@@ -200,6 +202,7 @@ class StreamApi:
         config = await self._in_turns(
             call, stream_create_steps(wanted, named=request.stream, view=view)
         )
+        check_config(call.rules, config, None)
         if self.assignments.get(account.name, config.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
         check_account_limits(config, self.quotas.view(account.name))
@@ -227,6 +230,7 @@ class StreamApi:
         )
         config = await self._in_turns(call, steps)
         assert known is not None, "stream_update_steps refuses a stream that does not exist"
+        check_config(call.rules, config, known.config)
         old = known
 
         def reconfigure(checked: int) -> ReconfigureStream:

@@ -119,6 +119,14 @@ def parse_api_subject(subject: bytes, *, domain: bytes = b"") -> ApiRequest | No
     return None
 
 
+def canonical_subject(subject: bytes, *, domain: bytes) -> bytes | None:
+    """What a subject under `$JS.<domain>.API.` stands for; None when it is not one."""
+    ours = b"$JS." + domain + b".API."
+    if not domain or not subject.startswith(ours):
+        return None
+    return bucket_subject(subject, domain=domain) or API_PREFIX + subject[len(ours) :]
+
+
 def bucket_subject(subject: bytes, *, domain: bytes) -> bytes | None:
     """The key-value or object store subject behind `$JS.<domain>.API.`, or None. Clients of another
     domain publish there."""

@@ -68,6 +68,10 @@ class ClientSink:
     def closed(self) -> bool:
         return self._outbound.closed
 
+    @property
+    def rules(self) -> PermissionSet | None:
+        return self.permissions
+
     # -- deliveries -------------------------------------------------------------------------
 
     def deliver(

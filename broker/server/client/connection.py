@@ -28,7 +28,7 @@ from broker.server.client.outbound import Outbound
 from broker.server.client.tls import HANDSHAKE_RECORD, TlsFailed, TlsLayer
 from broker.server.process.log import TRACE, logger
 from broker.server.process.printable import quoted
-from broker.subjects import Subscription
+from broker.subjects import PublishRules, Subscription
 from broker.wire import ClientParser
 
 LEAVING_PER_TURN = 1000  # subscriptions of a closed client, removed in one turn of the loop
@@ -345,6 +345,13 @@ class Connection(asyncio.Protocol):
     @property
     def account(self) -> Account:
         return self.client.account
+
+    @property
+    def rules(self) -> PublishRules | None:
+        return self.client.rules
+
+    def refuse_publish(self, subject: bytes) -> None:
+        self.client.refuse_publish(subject)
 
     @property
     def identity(self) -> Identity:

@@ -222,7 +222,7 @@ class Operations:
             self._publish_untraced(untraced)
 
     def _publish_untraced(self, run: PubRun) -> None:
-        refused = refusals(run)
+        refused = refusals(run, self._client.rules)
         if refused:
             for text in refused.values():
                 self._connection.error(text)
@@ -308,9 +308,6 @@ class Operations:
             return
         if self.scans:  # the answers would mix with the bytes of the first one
             self._violation(ProtocolViolation("one scan at a time"))
-            return
-        if not self._client.may_publish_to(reads.scan_subject):
-            self._client.refuse_publish(reads.scan_subject)
             return
         self.scans += 1
         self._context.spawn(self._run_scan(reads, request), name=f"scan cid={self._client.cid}")

@@ -2,12 +2,15 @@
 
 Owns: the prefixes, and the search for them in a run of publishes.
 May not touch: connections; the caller answers the client.
-Spec: nats-server, reserved prefixes; the list is fixed, whatever the server has enabled."""
+Spec: nats-server, reserved prefixes; the list is fixed, whatever the server has enabled. Beyond it:
+a user with restricted permissions may name a subject of a service ($JS, $SYS) as reply only if it
+may publish there itself, because whoever answers, the server above all, has other permissions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.subjects import PublishRules
 from broker.wire import ReplyColumn
 
 if TYPE_CHECKING:
@@ -15,32 +18,38 @@ if TYPE_CHECKING:
 
 SUBJECTS = (b"_GR_.", b"$NRG.")
 REPLIES = (b"_R_.", b"$JS.ACK.", b"_GR_.")
+SERVICES = (b"$JS.", b"$SYS.")
 
 
-def refusals(run: PubRun) -> dict[int, str]:
+def refusals(run: PubRun, rules: PublishRules | None) -> dict[int, str]:
     """Row -> text of the -ERR. Checked per segment; row by row only where replies differ."""
+    suspect = REPLIES if rules is None else REPLIES + SERVICES
     found: dict[int, str] = {}
     for subject, start, stop in run.segments():
         if subject.startswith(SUBJECTS):
             text = f'Permissions Violation for Publish to "{_shown(subject)}"'
             found.update(dict.fromkeys(range(start, stop), text))
-        elif run.any_reply(start, stop) and not _none_reserved(run, start, stop):
+        elif run.any_reply(start, stop) and not _none_suspect(run, start, stop, suspect):
             for row in range(start, stop):
                 reply = run.message(row)[1]
-                if reply.startswith(REPLIES):
+                if reply.startswith(REPLIES) or _is_closed_service(reply, rules):
                     text = f'Permissions Violation for Publish with Reply of "{_shown(reply)}"'
                     found[row] = text
     return found
 
 
-def _none_reserved(run: PubRun, start: int, stop: int) -> bool:
-    """Whether all replies share a prefix that is not reserved: then none of them is."""
+def _is_closed_service(reply: bytes, rules: PublishRules | None) -> bool:
+    return rules is not None and reply.startswith(SERVICES) and not rules.allows(reply)
+
+
+def _none_suspect(run: PubRun, start: int, stop: int, suspect: tuple[bytes, ...]) -> bool:
+    """Whether all replies share a prefix that is not suspect: then none of them is."""
     if stop - start == 1:
-        return not run.message(start)[1].startswith(REPLIES)
+        return not run.message(start)[1].startswith(suspect)
     replies = ReplyColumn()
     replies.append_run(run, start, stop)
     shared = replies.prefix(0, stop - start)
-    return shared is not None and not shared.startswith(REPLIES)
+    return shared is not None and not shared.startswith(suspect)
 
 
 def _shown(subject: bytes) -> str:

@@ -332,7 +332,7 @@ class Tracing:
 
 def _refusal(publisher: TracedPublisher, run: PubRun) -> str:
     """Why the client may not publish this; the client has had its -ERR."""
-    refused = refusals(run).get(0)
+    refused = refusals(run, publisher.rules).get(0)
     if refused is not None:
         publisher.error(refused)
         return refused

@@ -11,8 +11,6 @@ from tests.support.server import RawClient, run, running, until
 class SlowScans:
     """Bulk reads that end when the test says so."""
 
-    scan_subject = b"scan"
-
     def __init__(self) -> None:
         self.asked: list[bytes] = []
         self.go_on = asyncio.Event()
