@@ -71,6 +71,17 @@ class DialPlan:
         unknown = sum(node is None for node in self._seeds.values())
         return len(reached - {self._peers.ourselves.node}) + unknown
 
+    def unreachable(self) -> list[str]:
+        """The seeds that we have no links to, each with the reason."""
+        found = []
+        for (host, port), node in self._seeds.items():
+            if node == self._peers.ourselves.node or node in self._peers.links:
+                continue
+            dialer = self._dialers.get((host, port))
+            reason = dialer.failure if dialer is not None else ""
+            found.append(f"{host}:{port} {reason or 'has not answered yet'}")
+        return found
+
     def forget(self, node: NodeId) -> None:
         """Stop dialing the node, unless it is a seed."""
         dialer = self._holders.pop(node, None)

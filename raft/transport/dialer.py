@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from typing import Protocol
 
@@ -138,6 +139,7 @@ class Dialer:
         tls: ssl.SSLContext | None,
     ) -> None:
         self.address = address
+        self.failure = ""  # why the last attempt failed; empty while there is none
         self.reached = False  # the handshake of the control link is done, the node is claimed
         self.task: asyncio.Task[None] | None = None
         self._plan = plan
@@ -198,7 +200,7 @@ class Dialer:
                 theirs = await control.welcomed
                 if not self._plan.claim(self, theirs):
                     return False
-                self.reached = True
+                self.reached, self.failure = True, ""
                 bulk = await self._connect(LinkClass.BULK)
                 again = await bulk.welcomed
             if (again.node, again.instance) != (theirs.node, theirs.instance):
@@ -235,6 +237,7 @@ class Dialer:
 
     def _report(self, error: BaseException) -> None:
         host, port = self.address
+        self.failure = _reason(error)
         if isinstance(error, HandshakeRefused):
             if error.by_us:
                 self._refusals.count(error.code.value)
@@ -244,3 +247,18 @@ class Dialer:
             self._refusals.tls_failed(f"the server at {host}:{port}", error)
         else:
             _log.debug("cannot reach %s:%d: %s", host, port, error or "no answer in time")
+
+
+def _reason(error: BaseException) -> str:
+    """In the words of an operator."""
+    match error:
+        case HandshakeRefused():
+            return str(error)
+        case ConnectionRefusedError():
+            return "refused the connection"
+        case socket.gaierror():
+            return "is an unknown host"
+        case TimeoutError():
+            return "does not answer"
+        case _:
+            return str(error) or type(error).__name__

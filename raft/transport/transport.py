@@ -198,6 +198,10 @@ class Transport:
         """The number of other nodes among the configured routes, as far as it is known."""
         return self._plan.foreign_seeds()
 
+    def unreachable(self) -> list[str]:
+        """The configured routes without links, each with the reason, for the operator."""
+        return self._plan.unreachable()
+
     def peers(self) -> dict[NodeId, Peer]:
         return dict(self._peers.peers)
 

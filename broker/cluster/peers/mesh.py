@@ -23,6 +23,7 @@ from broker.cluster.peers.channels import (
 )
 from broker.cluster.peers.interest import Interest
 from broker.cluster.peers.rpc import Rpc
+from broker.cluster.peers.unreachable import report_unreachable
 from broker.config.file.values import BadValue, route_address, split_address
 from broker.server.client.tls import route_contexts
 from broker.server.process.listening import has_port, join_host_port
@@ -100,6 +101,9 @@ class Mesh:
         self.interest.start()
         if self.transport is not None:
             await self.transport.start()
+            if self.options is not None and self.options.routes:
+                work = report_unreachable(self.transport.unreachable, len(self.options.routes))
+                self.spawn(work, "unreachable routes")
 
     async def stop(self) -> None:
         if self.transport is not None:

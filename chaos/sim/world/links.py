@@ -255,6 +255,9 @@ class SimTransport:
     def foreign_seeds(self) -> int:
         return self._routes
 
+    def unreachable(self) -> list[str]:
+        return []
+
     def peers(self) -> dict[NodeId, Peer]:
         return dict(self._peers)
 
