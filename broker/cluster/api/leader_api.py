@@ -74,6 +74,7 @@ from broker.jetstream.config.consumer_update import (
     sourcing_consumer,
 )
 from broker.jetstream.config.names import NUID_RANDOM_BYTES, consumer_name
+from broker.jetstream.config.stream_update import check_consumer_limits
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.messages import PurgePart
@@ -107,6 +108,7 @@ class LeaderApi:
         self.rpc.register("api", self._serve_request)
         self.rpc.register("infos", self._serve_infos)
         self.rpc.register("reconfigured", self._serve_reconfigured)
+        self.rpc.register("check limits", self._serve_check_limits)
         self.rpc.register("load", self._serve_load)
 
     def find(self, account: str, subject: bytes) -> tuple[ApiRequest, Replica]:
@@ -267,6 +269,20 @@ class LeaderApi:
             await self._propose(replica, UpdateConfig(replica.stamp(), config))
         return b""
 
+    async def _serve_check_limits(self, _peer: NodeId, body: bytes) -> bytes:
+        """Before consumer limits are lowered: the refusal, if consumers of the stream exceed the
+        new ones; empty if none does."""
+        group, config = _reconfigured.decode(body)
+        replica = self.replicas.led(group)
+        if replica is None:
+            raise CallRefused("not the leader")
+        consumers = {c.name: c.config for c in replica.consumers()}
+        try:
+            check_consumer_limits(replica.stream.config, config, consumers)
+        except JetStreamError as refused:
+            return refused.description.encode()
+        return b""
+
     async def _serve_load(self, _peer: NodeId, body: bytes) -> bytes:
         """Part of a restore: messages with their old sequences, or state (restore.py)."""
         group, block, state = _load.decode(body)
@@ -313,14 +329,15 @@ class LeaderApi:
             account_max_consumers=view.limits.max_consumers,
         )
         self._check_bound_change(replica, name, config)
-        existed = name in stream.consumers
+        known = stream.consumers.get(name)
+        seen = "" if known is None else known.config.deliver_subject
         await self._propose(
-            replica, CreateConsumer(replica.stamp(), name, config, str(body.action))
+            replica, CreateConsumer(replica.stamp(), name, config, str(body.action), seen)
         )
         consumer = stream.consumers.get(name)
         if consumer is None:
             raise JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-        shown = self.info.consumer(replica, consumer, shown=True, fresh=not existed)
+        shown = self.info.consumer(replica, consumer, shown=True, fresh=known is None)
         return encode_response(ApiKind.CONSUMER_CREATE, shown)
 
     def _check_bound_change(self, replica: Replica, name: str, config: ConsumerConfig) -> None:

@@ -232,6 +232,8 @@ class StreamApi:
         assert known is not None, "stream_update_steps refuses a stream that does not exist"
         check_config(call.rules, config, known.config)
         old = known
+        if config.consumer_limits != old.config.consumer_limits:
+            await self._check_consumer_limits(old, config)
 
         def reconfigure(checked: int) -> ReconfigureStream:
             peers = self._peers_after(old, config)
@@ -241,6 +243,13 @@ class StreamApi:
         await self.reconfigure(assignment)
         self.advisories.of_stream(account, config.name, "modify")
         return encode_response(request.kind, await self.info(account, assignment))
+
+    async def _check_consumer_limits(self, known: Assignment, config: StreamConfig) -> None:
+        """Only the stream's leader knows its consumers."""
+        body = _encode((known.group, config))
+        refusal = await self.calls.call(known.group, "check limits", body, within_s=LEADER_WITHIN_S)
+        if refusal:
+            raise JetStreamError.of(ErrCode.STREAM_UPDATE, err=refusal.decode())
 
     async def reconfigure(self, assignment: Assignment) -> None:
         """Have the stream's leader propose the new configuration to the stream's own log. If this

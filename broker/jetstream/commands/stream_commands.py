@@ -115,6 +115,9 @@ class CreateConsumer(Command, frozen=True, array_like=True):
     name: str
     config: ConsumerConfig
     action: str = ""  # "" = create or update, "create", "update"
+    # The deliver subject of the consumer that the leader has seen under this name; "" = there was
+    # none. None = not checked, from an earlier version.
+    seen_deliver_subject: str | None = None
 
 
 class UpdateConsumer(Command, frozen=True, array_like=True):

@@ -48,6 +48,7 @@ class ConsumerSet:
                 command.action,
                 stream=self._stream.config,
                 consumers=configs,
+                is_bound=self._bound_meanwhile(command),
             )
         except JetStreamError as refused:
             return refused
@@ -60,6 +61,12 @@ class ConsumerSet:
             self._by_name[command.name] = Consumer.create(self._stream, made, index=index)
             self._changed()
         return None
+
+    def _bound_meanwhile(self, command: CreateConsumer) -> bool:
+        """Whether another request gave the consumer a deliver subject after the leader checked this
+        one: its client has subscribed and waits there, so the subject may not change."""
+        seen, known = command.seen_deliver_subject, self._by_name.get(command.name)
+        return seen is not None and known is not None and known.config.deliver_subject != seen
 
     def change(self, command: ConsumerCommand, *, index: int) -> object:
         """Apply the command to its consumer; returns the consumer's answer."""
