@@ -22,7 +22,10 @@ from broker.cluster.api.message_gets import DIRECT_GET, MessageGets
 from broker.cluster.api.no_jetstream import NoJetStream
 from broker.cluster.api.restore import Restores
 from broker.cluster.api.scan_plan import PlanService
+from broker.cluster.api.server_admin import ServerAdmin
 from broker.cluster.api.stream_api import StreamApi
+from broker.cluster.api.stream_moves import StreamMoves
+from broker.cluster.api.system_api import SystemApi
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.health import JetStreamHealth
@@ -42,6 +45,7 @@ from raft import NodeId
 from raft.store.log_store import StoreError
 
 if TYPE_CHECKING:
+    from broker.accounts import Account
     from broker.server.server import Server
 
 logger = logging.getLogger("jetraft.cluster")
@@ -76,6 +80,17 @@ class JetStream:
             calls=calls,
             disk_failed=lambda: node.host.trouble() is not None,
         )
+        self._streams = _stream_api(node, calls)
+        self._admin = ServerAdmin(
+            cluster=mesh.cluster,
+            members=node.members,
+            group=node.meta_group,
+            meta_requests=node.meta_requests,
+            leaders=node.leaders,
+            rpc=mesh.rpc,
+            connected=mesh.connected,
+            placement=node.placement,
+        )
         self._api = ApiService(
             domain=options.domain.encode(),
             strict=options.strict,
@@ -88,7 +103,7 @@ class JetStream:
             meta_requests=node.meta_requests,
             calls=calls,
             advisories=node.advisories,
-            streams=_stream_api(node, calls),
+            streams=self._streams,
             gets=self._gets,
             spawn=node.spawn,
         )
@@ -118,6 +133,7 @@ class JetStream:
         self._health = JetStreamHealth(
             options=node.options,
             founded=node.members.founded.is_set,
+            removed=lambda: node.members.removed,
             leader=node.info.leader,
             trouble=node.host.trouble,
             lame_duck=lambda: server.lame_duck,
@@ -154,17 +170,33 @@ class JetStream:
         server.tracing.show_as_system(
             API_SUBJECTS[:-1], without=(DIRECT_GET, b"$JS.API.CONSUMER.MSG.NEXT.")
         )
+        domain = options.domain.encode()
         for name in [GLOBAL_ACCOUNT, server.options.system_account,
                      *(one.name for one in server.options.accounts)]:  # fmt: skip
             account = server.account(name)
             if name in self._with_jetstream:
                 self._api.serve(account)
                 self._plans.serve(account)
+            elif name == server.options.system_account:
+                self._system(account, NoJetStream(server.router, account, domain)).start()
             else:
-                NoJetStream(server.router, account, options.domain.encode()).start()
+                NoJetStream(server.router, account, domain).start()
+
+    def _system(self, account: Account, otherwise: NoJetStream) -> SystemApi:
+        node = self._node
+        return SystemApi(
+            account=account,
+            otherwise=otherwise,
+            strict=node.options.strict,
+            admin=self._admin,
+            moves=self._streams.moves,
+            streams=self._streams,
+            account_of=node.server.account,
+            spawn=node.spawn,
+        )
 
     def start(self) -> None:
-        for part in (self._leader_api, self._gets, self._plans):
+        for part in (self._leader_api, self._gets, self._plans, self._admin):
             part.start()
         self._node.start()
 
@@ -249,7 +281,8 @@ def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:
         overlaps=overlaps,
         turns=node.server.turns,
         captured=node.outboxes.captured,
-        connected=node.mesh.connected,
+        placement=node.placement,
+        moves=StreamMoves(node.assignments, node.members, node.meta_requests, node.placement),
     )
 
 

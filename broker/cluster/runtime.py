@@ -75,9 +75,11 @@ class Runtime:
             open_transport=self._platform.transport,
             hello={
                 "id": server.id,
-                "urls": server.client_urls(),
-                "ws_urls": server.ws_urls(),
+                # Clients are sent here once this node is a member of the cluster.
+                "urls": server.client_urls() if store is None else [],
+                "ws_urls": server.ws_urls() if store is None else [],
                 "client": client_address(server),
+                "tags": list(self.options.server_tags),
             },
         )
         if store is not None and self.options.jetstream is not None:

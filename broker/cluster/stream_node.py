@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -27,6 +28,9 @@ from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.meta.meta_voters import MetaVoters
+from broker.cluster.meta.node_table import Standing
+from broker.cluster.meta.placement import PlacementView
+from broker.cluster.meta.repair import Repair
 from broker.cluster.observe.advisories import Advisories
 from broker.cluster.observe.asset_info import AssetInfo
 from broker.cluster.origins.mirroring import MirrorsAndSources
@@ -103,14 +107,15 @@ class StreamNode:
         self.assignments = AssignmentTable()
         self.members = ClusterMembers(mesh.node, self.assignments.nodes, mesh.peer_name)
         self.replicas = ReplicaTable(self.assignments, self._open_replica)
-        self._build_meta(expected_nodes)
+        self._build_meta()
+        self._build_nodes(expected_nodes)
         self._build_publishing()
         self._build_observers()
         self._build_replicas()
 
     # -- building -------------------------------------------------------------------------------
 
-    def _build_meta(self, expected_nodes: Callable[[], int]) -> None:
+    def _build_meta(self) -> None:
         mesh, storage = self.mesh, self.storage
         self.meta_group = MetaGroup(
             assignments=self.assignments,
@@ -120,15 +125,28 @@ class StreamNode:
             on_reconfigured=self._reconfigured,
             on_removed=self._removed,
             on_leader=self._meta_leader_changed,
-            on_nodes=self.members.refresh,
+            on_nodes=self._nodes_changed,
             on_written=self._meta_written,
         )
         self.meta_requests = MetaRequests(mesh.node, mesh.rpc, self.leaders, self.meta_group)
+        self.flush = StateFlush(
+            files=self.files,
+            store=storage.store,
+            host=self.host,
+            meta_group=self.meta_group,
+            replicas=self.replicas,
+        )
+        self.hand_over = HandOver(self.replicas, self.meta_group, self.members, mesh.connected)
+        self.announcements = LeaderAnnouncements(mesh, self.leaders, self._led)
+
+    def _build_nodes(self, expected_nodes: Callable[[], int]) -> None:
+        """Who belongs to the cluster: founding, joining, voting, leaving."""
+        mesh = self.mesh
         founders = Founders(
             files=self.files,
             cluster=mesh.cluster,
             name=mesh.name,
-            incarnation=str(storage.store.identity.incarnation),
+            incarnation=str(self.storage.store.identity.incarnation),
             expected=expected_nodes,
             on_formed=self._founded,
             node=mesh.node,
@@ -145,20 +163,23 @@ class StreamNode:
             now_ns=self.now_ns,
         )
         self.founding = FoundingCalls(
-            founders, self.members, mesh.rpc, mesh.peers, self.joining.ask, self.spawn
+            founders=founders,
+            members=self.members,
+            rpc=mesh.rpc,
+            peers=mesh.peers,
+            join=self.joining.ask,
+            on_removed=self._expelled,
+            spawn=self.spawn,
+        )
+        self.repair = Repair(
+            group=self.meta_group,
+            view=self.placement,
+            now_ns=self.now_ns,
+            gone_after_s=self.options.replace_after_ns / 1e9 or math.inf,
         )
         self.meta_voters = MetaVoters(
             self.meta_group, self.assignments.nodes, mesh.connected, self.members.name
         )
-        self.flush = StateFlush(
-            files=self.files,
-            store=storage.store,
-            host=self.host,
-            meta_group=self.meta_group,
-            replicas=self.replicas,
-        )
-        self.hand_over = HandOver(self.replicas, self.meta_group, self.members, mesh.connected)
-        self.announcements = LeaderAnnouncements(mesh, self.leaders, self._led)
 
     def _build_publishing(self) -> None:
         server, mesh = self.server, self.mesh
@@ -300,6 +321,7 @@ class StreamNode:
         self.spawn(self.flush.run(), "state flush")
         self.spawn(self.flush.run_erasures(), "secure erase")
         self.spawn(self.meta_voters.run(), "meta voters")
+        self.spawn(self.repair.run(), "repair")
         self.meta_group.load()
         self.founding.start()
 
@@ -319,7 +341,7 @@ class StreamNode:
         if self.mesh.node not in self.members.nodes:
             self.spawn(self._learn_table(), "learn the stream table")
             return
-        self.members.founded.set()
+        self._belongs()
         if self.members.clustered:
             logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
 
@@ -334,9 +356,51 @@ class StreamNode:
             except (CallFailed, RaftError, TimeoutError, JetStreamError) as error:
                 logger.debug("the stream table is not known yet: %s", error)
             await asyncio.sleep(LEARN_EVERY_S)
-        self.members.founded.set()
+        self._belongs()
         names = sorted(self.members.name(node) for node in self.members.nodes)
         logger.info("joined the cluster of %s", ", ".join(names))
+
+    def _belongs(self) -> None:
+        """This node is a member and knows the streams: clients may come."""
+        self.members.founded.set()
+        if not self.server.lame_duck:
+            self.mesh.tell(urls=self.server.client_urls(), ws_urls=self.server.ws_urls())
+
+    def _nodes_changed(self) -> None:
+        self.members.refresh()
+        if self.members.standing(self.mesh.node) is Standing.REMOVED:
+            # Not from inside the group that is to be closed.
+            asyncio.get_running_loop().call_soon(self._expelled)
+
+    def _expelled(self) -> None:
+        """This incarnation was removed from the cluster. It holds nothing any more, and sends its
+        clients elsewhere. Its data stays on its disk."""
+        if self.members.removed:
+            return
+        self.members.removed = True
+        self.members.founded.clear()
+        logger.error(
+            "this node was removed from the cluster: it holds no streams and refuses JetStream "
+            "requests. To let it join again, stop it and clear its store directory"
+        )
+        self.mesh.tell(urls=[], ws_urls=[])
+        for assignment in self.assignments:
+            self.outboxes.removed(assignment)
+            self.requests.forget(assignment.group)
+        for replica in self.replicas:
+            self.replicas.leave(replica)
+        self.meta_group.close()
+        self.host.remove_group(META_GROUP, wipe=False)
+
+    def placement(self) -> PlacementView:
+        return PlacementView(
+            members=self.members.placeable,
+            alive=self.mesh.connected,
+            load=self.assignments.load,
+            cluster=self.mesh.cluster,
+            tags=self.mesh.tags,
+            unique_tag=self.options.unique_tag,
+        )
 
     def _join_groups(self) -> None:
         """The meta group, and the group of every stream assigned to this node. A node that joined
@@ -364,7 +428,8 @@ class StreamNode:
                 self.storage.block_cache.discard_group(replica.group)
         self.meta_group.close()
         self.meta_group.load()
-        if (founding := self.founding.founders.founding) is not None:
+        founding = self.founding.founders.founding
+        if founding is not None and not self.members.removed:
             self.assignments.nodes.found(founding.names())
             self.members.refresh()
             self._join_groups()

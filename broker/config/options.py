@@ -199,6 +199,8 @@ class JetStreamOptions(Struct, frozen=True):
     domain: str = ""
     sync: str | int = "always"  # "always", or an interval in nanoseconds
     strict: bool = True
+    unique_tag: str = ""  # replicas of a stream are on servers with different tags of this prefix
+    replace_after_ns: int = 600 * SECOND  # replicas of a node that is away move; 0: never
     remotes: dict[str, Remote] = field(default_factory=dict)
     limits: JetStreamLimits = JetStreamLimits()
     # Accounts that have JetStream, by name. Empty = no accounts block: the global one, unlimited.

@@ -21,6 +21,7 @@ class Node:
     """What the health of a node depends on."""
 
     founded: bool = True
+    removed: bool = False
     leaders: dict[int, NodeId] = field(
         default_factory=lambda: {META_GROUP: NodeId(1), GROUP: NodeId(1)}
     )
@@ -50,6 +51,7 @@ class Node:
         return JetStreamHealth(
             options=JetStreamOptions(),
             founded=lambda: self.founded,
+            removed=lambda: self.removed,
             leader=self.leaders.get,
             trouble=lambda: self.trouble,
             lame_duck=lambda: self.lame_duck,
@@ -75,6 +77,7 @@ def test_a_healthy_node_is_ok() -> None:
     [
         (replace(WELL, trouble="the disk is full"), "takes no writes: the disk is full"),
         (replace(WELL, founded=False), "waiting for its cluster to form"),
+        (replace(WELL, removed=True), "removed from the cluster"),
         (replace(WELL, leaders={GROUP: NodeId(1)}), "contact with a meta leader"),
         (replace(WELL, lame_duck=True), "lame duck mode"),
         (replace(WELL, held=False), "'$G > S' is not on this node"),

@@ -7,12 +7,16 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
+import nats
 import pytest
 from nats.js.api import StorageType, StreamConfig
+from nats.js.errors import NoStreamResponseError
 
 from broker.local import LocalCluster, LocalNode
 from tests.support.clusters import connect, eventually, run
+from tests.support.publishers import Publisher, stored
 
 
 @pytest.fixture
@@ -122,6 +126,160 @@ def test_a_wiped_node_is_rebuilt_and_the_next_failure_stops_nothing(cluster: Loc
             message = await client.jetstream().get_msg(name, 50)
             assert message.data == b"49"
         await create(client, "NEW", replicas=1)  # the meta group has a quorum as well
+        await client.close()
+
+    run(work)
+
+
+SYSTEM = "accounts { $SYS { users: [{ user: sys, password: secret }] } }"
+
+
+async def system(node: LocalNode) -> Any:
+    return await nats.connect(node.url, user="sys", password="secret")
+
+
+async def ask(client: Any, subject: str, **body: object) -> dict[str, Any]:
+    answer = await client.request(f"$JS.API.{subject}", json.dumps(body).encode(), timeout=20)
+    return dict(json.loads(answer.data))
+
+
+async def gone(client: Any, name: str) -> None:
+    """Wait until the server is no longer a member."""
+
+    async def there() -> bool:
+        status = await ask(client, "SERVER.STATUS")
+        return name not in [server["name"] for server in status["servers"]]
+
+    await eventually(there, f"{name} is removed")
+
+
+def test_three_to_five_to_three_nodes_under_load(tmp_path: Path) -> None:
+    """The last three nodes share nothing with the first three but one."""
+
+    async def work(cluster: LocalCluster) -> None:
+        first, second, third = cluster.nodes
+        client = await connect(third)
+        await create(client, "R3")
+        await create(client, "R1", replicas=1)
+        publishers = [Publisher(client, "R3.x"), Publisher(client, "R1.x")]
+        for publisher in publishers:
+            await publisher.some_more()
+        for _ in range(2):
+            node = cluster.add()
+            node.start()
+            node.wait_healthy()
+        everyone = {node.name for node in cluster.nodes}
+
+        async def five() -> bool:
+            return all(voters(node) == everyone for node in cluster.nodes)
+
+        await eventually(five, "five voters")
+        operator = await system(third)
+        for node in (first, second):
+            assert (await ask(operator, "SERVER.REMOVE", peer=node.name))["success"]
+            await gone(operator, node.name)
+            for publisher in publishers:
+                await publisher.some_more()
+        left = everyone - {first.name, second.name}
+        assert await current(client, "R3") == left
+        assert await current(client, "R1", count=1) <= left
+
+        async def three() -> bool:
+            return all(voters(node) == left for node in cluster.nodes if node.name in left)
+
+        await eventually(three, "three voters")
+        for publisher, name in zip(publishers, ("R3", "R1"), strict=True):
+            await stored(client, name, await publisher.stop())
+        await _is_out(first, third)
+        refused = await ask(operator, "SERVER.REMOVE", peer="nobody")
+        assert refused["error"]["err_code"] == 10044
+        await operator.close()
+        await client.close()
+
+    with LocalCluster(tmp_path, name="grow", more=SYSTEM) as cluster:
+        run(lambda: work(cluster))
+
+
+async def _is_out(node: LocalNode, member: LocalNode) -> None:
+    """A removed node says so, and no other node sends clients to it."""
+
+    async def says_so() -> bool:
+        try:
+            node.http("/healthz")
+        except HTTPError as error:
+            return "was removed from the cluster" in error.read().decode()
+        return False
+
+    await eventually(says_so, "the removed node knows it")
+
+    async def advertised() -> bool:
+        fresh = await connect(member)
+        urls = fresh._server_info["connect_urls"]
+        await fresh.close()
+        return f"127.0.0.1:{node.client_port}" not in urls and len(urls) == 3
+
+    await eventually(advertised, "the other nodes send no client to it")
+    there = await connect(node)
+    assert (await ask(there, "STREAM.INFO.R3"))["error"]["err_code"] == 10008
+    with pytest.raises(NoStreamResponseError):  # refused, not swallowed
+        await there.jetstream().publish("R3.x", b"lost?", timeout=5)
+    await there.close()
+
+
+def test_removals_that_would_cost_the_quorum_are_refused(tmp_path: Path) -> None:
+    async def work(cluster: LocalCluster) -> None:
+        first, second, third = cluster.nodes
+        client, operator = await connect(first), await system(first)
+        await create(client, "ONE", replicas=1)
+        holder = next(iter(await current(client, "ONE", count=1)))
+        away = next(node for node in (second, third) if node.name != holder)
+        other = next(node for node in (second, third) if node is not away)
+        away.kill()
+        refused = await ask(operator, "SERVER.REMOVE", peer=other.name)
+        assert refused["error"]["description"] == (
+            f"without {other.name} 2 nodes are left, 1 of them connected: no quorum"
+        )
+        assert (await ask(operator, "SERVER.REMOVE", peer=away.name))["success"]
+        await gone(operator, away.name)
+        refused = await ask(operator, "SERVER.REMOVE", peer=other.name)
+        assert "a cluster needs 2 nodes" in refused["error"]["description"]
+        away.start()  # with its old data: it was removed and stays out
+
+        async def out() -> bool:
+            return "this node was removed from the cluster" in away.log_tail()
+
+        await eventually(out, "the removed node is told")
+        away.kill()
+        wipe(away)
+        away.start()
+        away.wait_healthy()
+        status = await ask(operator, "SERVER.STATUS")
+        assert [s["name"] for s in status["servers"]] == [node.name for node in cluster.nodes]
+        await operator.close()
+        await client.close()
+
+    with LocalCluster(tmp_path, name="quorum", more=SYSTEM) as cluster:
+        run(lambda: work(cluster))
+
+
+def test_a_stream_whose_only_disk_is_lost_starts_again_empty(cluster: LocalCluster) -> None:
+    async def work() -> None:
+        client = await connect(*cluster.nodes)
+        await create(client, "ONE", replicas=1)
+        await client.jetstream().publish("ONE.x", b"gone soon")
+        name = next(iter(await current(client, "ONE", count=1)))
+        node = next(node for node in cluster.nodes if node.name == name)
+        node.kill()
+        wipe(node)
+        node.start()
+
+        async def publishes() -> bool:
+            ack = await client.jetstream().publish("ONE.x", b"new", timeout=3)
+            return bool(ack.seq == 1)
+
+        await eventually(publishes, "the stream is there again")
+        logs = "".join(node.log_path.read_text() for node in cluster.nodes)
+        assert "stream ONE: every node that held it is gone from the cluster" in logs
         await client.close()
 
     run(work)

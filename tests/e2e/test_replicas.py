@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nats.errors import Error as NatsError
 from nats.js.api import ConsumerConfig
 
 from broker.local import LocalCluster, LocalNode
 from tests.support.clusters import connect, eventually, leader_of, run
+from tests.support.publishers import Publisher, stored
 
 
 @pytest.fixture(scope="module")
@@ -70,48 +70,6 @@ def holders(cluster: LocalCluster, name: str) -> set[str]:
         if any(stream["name"] == name for stream in streams):
             found.add(node.name)
     return found
-
-
-class Publisher:
-    """Publishes one after the other until it is stopped, and remembers what was acknowledged."""
-
-    def __init__(self, client: Any, subject: str) -> None:
-        self.acked: dict[int, bytes] = {}
-        self._client, self._subject = client, subject
-        self._stop = asyncio.Event()
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        number = 0
-        while not self._stop.is_set():
-            number += 1
-            text = b"%d" % number
-            try:
-                ack = await self._client.jetstream().publish(self._subject, text, timeout=2)
-            except NatsError:
-                continue  # no answer: it may be stored or not
-            assert ack.seq not in self.acked
-            self.acked[ack.seq] = text
-
-    async def some_more(self, count: int = 20) -> None:
-        wanted = len(self.acked) + count
-
-        async def enough() -> bool:
-            return len(self.acked) >= wanted
-
-        await eventually(enough, "publishes are acknowledged")
-
-    async def stop(self) -> dict[int, bytes]:
-        self._stop.set()
-        await self._task
-        return self.acked
-
-
-async def stored(client: Any, name: str, acked: dict[int, bytes]) -> None:
-    """Every acknowledged message is stored under its sequence."""
-    for seq, text in acked.items():
-        message = await client.jetstream().get_msg(name, seq)
-        assert message.data == text
 
 
 def restart(node: LocalNode) -> None:

@@ -266,6 +266,8 @@ class ApiService:
         failed = False
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
+                if not self.streams.members.founded.is_set():
+                    raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
                 check_required_level(_required_level(call.headers))
                 if kind in _NEEDS_CURRENT_TABLE:
                     await self.meta_requests.current()

@@ -17,6 +17,7 @@ import msgspec
 
 from broker.cluster.api.leader_calls import ApiCall, LeaderCalls
 from broker.cluster.api.restore import Restores
+from broker.cluster.api.stream_moves import StreamMoves
 from broker.cluster.limits.account_limits import AccountQuotas
 from broker.cluster.meta.assignments import (
     Assignment,
@@ -28,13 +29,19 @@ from broker.cluster.meta.assignments import (
 )
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.meta_requests import MetaRequests
-from broker.cluster.meta.placement import choose_peers
+from broker.cluster.meta.placement import NoPlacement, PlacementView, choose_peers
 from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.advisories import Advisories
 from broker.cluster.peers.rpc import CallFailed
 from broker.cluster.polling import eventually
 from broker.jetstream.api.info import ApiStats, StreamInfo
-from broker.jetstream.api.requests import RestoreRequest, StreamsRequest, decode_request
+from broker.jetstream.api.requests import (
+    PeerRequest,
+    RequestBody,
+    RestoreRequest,
+    StreamsRequest,
+    decode_request,
+)
 from broker.jetstream.api.responses import (
     LIST_LIMIT,
     DidCreate,
@@ -67,13 +74,6 @@ CHECKS_MAX = 3  # of subjects, when large streams are created at the same time
 
 T = TypeVar("T")
 
-_UNSUPPORTED = frozenset(
-    {
-        ApiKind.STREAM_PEER_REMOVE,
-        ApiKind.STREAM_PEER_EVACUATE, ApiKind.STREAM_CANCEL_MOVE,
-    }
-)  # fmt: skip
-
 
 @dataclass(slots=True)
 class StreamApi:
@@ -90,14 +90,13 @@ class StreamApi:
     overlaps: SubjectOverlaps
     turns: Turns
     captured: Callable[[int], bool]  # whether this node captures all subjects of the group
-    connected: Callable[[NodeId], bool]
+    placement: Callable[[], PlacementView]
+    moves: StreamMoves
 
     async def answer(self, call: ApiCall, stats: ApiStats) -> bytes:
         """Raises the JetStreamError to answer with."""
         account, request, kind = call.account, call.request, call.request.kind
         body = decode_request(kind, call.payload, strict=self.strict)
-        if kind in _UNSUPPORTED:
-            raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
         if not self.members.founded.is_set():
             raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
         match kind, body:
@@ -115,6 +114,16 @@ class StreamApi:
                 return self.names(account, body)
             case ApiKind.STREAM_LIST, StreamsRequest():
                 return await self.list(account, body)
+        return await self._move(account, request, body)
+
+    async def _move(self, account: Account, request: ApiRequest, body: RequestBody) -> bytes:
+        match request.kind, body:
+            case ApiKind.STREAM_PEER_REMOVE | ApiKind.STREAM_PEER_EVACUATE, PeerRequest():
+                await self.moves.remove_peer(account.name, request.stream, body.peer)
+                return encode_response(request.kind, Success(success=True))
+            case ApiKind.STREAM_CANCEL_MOVE, _:
+                back = await self.moves.cancel(account.name, request.stream)
+                return encode_response(request.kind, await self.info(account, back))
         raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
 
     async def create(self, call: ApiCall, body: StreamConfigRequest) -> bytes:
@@ -162,34 +171,29 @@ class StreamApi:
         raise AssertionError
 
     def _peers(self, config: StreamConfig) -> list[int]:
-        peers = self._choose(config, keep=())
-        if peers is None:
-            raise JetStreamError.of(
-                ErrCode.CLUSTER_NO_PEERS, err="no suitable peers for placement, insufficient nodes"
-            )
-        return peers
+        return self._choose(config, keep=())
 
     def _peers_after(self, known: Assignment, config: StreamConfig) -> list[int]:
-        """The leader is preferred, then the present peers, then other nodes."""
-        if config.num_replicas == len(known.peers):
+        """The leader is preferred, then the present peers, then other nodes. An update that
+        changes neither the number of replicas nor the placement moves nothing."""
+        moves = config.placement is not None and config.placement != known.config.placement
+        if config.num_replicas == known.config.num_replicas and not moves:
             return known.peers
         leader = self.calls.leader(known.group)
         present = sorted(known.peers, key=lambda peer: peer != leader)
-        peers = self._choose(config, keep=[NodeId(peer) for peer in present])
-        if peers is None:
-            raise JetStreamError.of(ErrCode.CLUSTER_NO_PEERS, err="no suitable peers for placement")
-        return peers
+        return self._choose(config, keep=[NodeId(peer) for peer in present])
 
-    def _choose(self, config: StreamConfig, *, keep: Sequence[NodeId]) -> list[int] | None:
+    def _choose(self, config: StreamConfig, *, keep: Sequence[NodeId]) -> list[int]:
         peers = choose_peers(
+            self.placement(),
             name=config.name,
             replicas=config.num_replicas,
-            members=self.members.placeable,
-            alive=self.connected,
-            load=self.assignments.load,
             keep=keep,
+            placement=config.placement,
         )
-        return None if peers is None else [int(peer) for peer in peers]
+        if isinstance(peers, NoPlacement):
+            raise JetStreamError.of(ErrCode.CLUSTER_NO_PEERS, err=str(peers))
+        return [int(peer) for peer in peers]
 
     async def restore(self, call: ApiCall, body: RestoreRequest) -> bytes:
         """Begin a restore. Checks everything that can be checked before the archive arrives."""

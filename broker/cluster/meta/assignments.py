@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from broker.cluster.meta.node_table import AddNode, NodeRecord, NodeTable, SetStanding
+from broker.cluster.meta.node_table import (
+    AddNode,
+    NodeRecord,
+    NodeTable,
+    SetStanding,
+    Standing,
+)
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.api_levels import same_stream
 from broker.jetstream.config.limits import reserved_bytes
@@ -27,6 +33,7 @@ META_GROUP = GroupId(1)
 # Of the comparison at apply with streams that are newer than the check before the proposal. All
 # replicas refuse what takes more; the node that asked checks again and repeats its request.
 APPLY_STEPS_MAX = 50
+NODES_MIN = 2  # that stay when another one is removed
 FIRST_STREAM_GROUP = 1000  # a stream's group id is this plus the meta index that assigned it
 
 
@@ -329,6 +336,8 @@ class AssignmentTable:
         existing = self.get(*key)
         if existing is None or existing.group != command.group:
             return JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        if existing.peers == command.peers:
+            return existing  # the command was repeated
         if existing.peers != command.before:
             return JetStreamError.of(
                 ErrCode.STREAM_INVALID_CONFIG, err="the wanted peers have changed meanwhile"
@@ -360,10 +369,28 @@ class AssignmentTable:
         return NodeChange(record, moved)
 
     def _set_standing(self, command: SetStanding) -> MetaResult:
+        refused = self._may_not_leave(command)
+        if refused is not None:
+            return refused
         record = self.nodes.set_standing(command)
         if record is None:
             return JetStreamError(ErrCode.CLUSTER_SERVER_NOT_MEMBER)
         return NodeChange(record)
+
+    def _may_not_leave(self, command: SetStanding) -> JetStreamError | None:
+        """Nodes leave one after the other, and two stay. Checked here, because two removals may be
+        requested at the same time on different nodes."""
+        if command.standing is not Standing.LEAVING:
+            return None
+        others = [record for record in self.nodes.present() if record.node != command.node]
+        if any(record.standing is Standing.LEAVING for record in others):
+            return JetStreamError(ErrCode.CLUSTER_SERVER_MEMBER_CHANGE_INFLIGHT)
+        if len(others) < NODES_MIN:
+            return JetStreamError(
+                ErrCode.CLUSTER_NOT_AVAIL,
+                f"a cluster needs {NODES_MIN} nodes: without this one {len(others)} would be left",
+            )
+        return None
 
     def _renew(self, index: Index, command: RenewStream) -> MetaResult:
         key = (command.account, command.name)

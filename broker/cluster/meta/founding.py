@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from broker.cluster.meta.members import ClusterMembers
+from broker.cluster.meta.node_table import Standing
 from broker.cluster.node_files import NodeFiles
 from broker.cluster.peers.rpc import CallFailed, Rpc
 from raft import NodeId, node_id
@@ -31,6 +32,7 @@ ASK_EVERY_S = 0.05
 FOUNDING_FILE = "founding.json"
 SESSION_FILE = "session"
 JOIN_EVERY_S = 1.0  # after a refusal
+STANDING_EVERY_S = 2.0
 
 
 class Founding(msgspec.Struct, frozen=True):
@@ -62,6 +64,7 @@ class Candidate(msgspec.Struct, frozen=True):
     incarnation: str
     founding: Founding | None = None
     node: int = 0
+    you_are_removed: bool = False  # the asking incarnation is no longer a member
 
 
 @dataclass(slots=True)
@@ -184,12 +187,13 @@ class FoundingCalls:
     rpc: Rpc
     peers: Callable[[], list[Peer]]
     join: Callable[[NodeId], Awaitable[str | None]]  # ask a peer to let us in
+    on_removed: Callable[[], None]  # a peer says that this node is no longer a member
     spawn: Callable[[Awaitable[None], str], object]
     _reason: str = ""  # why we were not let in, as logged last
 
     def start(self) -> None:
         self.rpc.register("candidate", self._serve)
-        self.spawn(self._ask_until_founded(), "founding")
+        self.spawn(self._run(), "founding")
         self.founders.start()
 
     def peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
@@ -197,6 +201,14 @@ class FoundingCalls:
             self.founders.peer_lost(peer.name)
         elif self.members.founded.is_set():
             self.spawn(self._ask(peer.node), "founding check")
+
+    async def _run(self) -> None:
+        await self._ask_until_founded()
+        while True:  # a node that was removed while it was away learns it from its peers
+            await asyncio.sleep(STANDING_EVERY_S)
+            for peer in self.peers():
+                if peer.connected:
+                    await self._ask(peer.node)
 
     async def _ask_until_founded(self) -> None:
         while self.founders.founding is None:
@@ -231,10 +243,15 @@ class FoundingCalls:
             answer = await self.rpc.call(peer, "candidate", b"", timeout_s=1.0)
         except CallFailed:
             return  # it is asked again, unless it has disconnected
-        self.founders.peer_seen(_candidate.decode(answer))
+        candidate = _candidate.decode(answer)
+        self.founders.peer_seen(candidate)
+        if candidate.you_are_removed and candidate.founding == self.founders.founding:
+            self.on_removed()
 
-    async def _serve(self, _peer: NodeId, _body: bytes) -> bytes:
-        return msgspec.json.encode(self.founders.candidate())
+    async def _serve(self, peer: NodeId, _body: bytes) -> bytes:
+        removed = self.members.standing(peer) is Standing.REMOVED
+        candidate = msgspec.structs.replace(self.founders.candidate(), you_are_removed=removed)
+        return msgspec.json.encode(candidate)
 
 
 _candidate = msgspec.json.Decoder(Candidate)

@@ -23,6 +23,7 @@ class ClusterMembers:
         self._peer_name = peer_name
         self.nodes: list[NodeId] = []  # members, also those that are draining or leaving
         self.placeable: list[NodeId] = []  # those that may get replicas
+        self.removed = False  # this node was a member, and never will be again
 
     def refresh(self) -> None:
         """The table of nodes has changed."""

@@ -1,36 +1,113 @@
-"""Placement: which nodes hold a stream's replicas, at creation and when their number changes.
+"""Placement: which nodes hold a stream's replicas, at creation, in updates and in repairs.
 
-Owns: the choice of nodes for one stream, as a pure function of its arguments.
+Owns: the choice of nodes for one stream, as a pure function of its arguments, and why there is
+none.
 May not touch: sockets, clocks, random numbers. Ties are broken by a hash of the stream's name, so
 that streams spread over nodes with equal load.
-Spec: NATS JetStream API, num_replicas; errors 10005 and 10074."""
+Spec: NATS JetStream API, num_replicas and placement; `unique_tag` of the server; errors 10005 and
+10074."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 
+from broker.jetstream.config.stream_config import Placement
 from raft import NodeId
+
+EXCLUDES = "!"  # a tag with this prefix names servers that are not wanted
+
+
+@dataclass(slots=True)
+class NoPlacement:
+    """Why too few nodes are suitable, in nats-server's words."""
+
+    offline: bool = False
+    excluded: bool = False
+    not_unique: bool = False
+    missing: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        text = "no suitable peers for placement"
+        if self.offline:
+            text += ", peer offline"
+        if self.excluded:
+            text += ", exclude tag set"
+        if self.not_unique:
+            text += ", server tag not unique"
+        if self.missing:
+            text += f", tags not matched [{', '.join(map(repr, self.missing))}]"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementView:
+    """What the choice depends on besides the stream."""
+
+    members: Sequence[NodeId]
+    alive: Callable[[NodeId], bool]
+    load: Callable[[NodeId], int]
+    cluster: str = ""
+    tags: Callable[[NodeId], Sequence[str]] = lambda _: ()
+    unique_tag: str = ""  # replicas of a stream have different tags with this prefix
 
 
 def choose_peers(
+    view: PlacementView,
     *,
     name: str,
     replicas: int,
-    members: Sequence[NodeId],
-    alive: Callable[[NodeId], bool],
-    load: Callable[[NodeId], int],
     keep: Sequence[NodeId] = (),
-) -> list[NodeId] | None:
-    """The least loaded members that are alive, or None when there are fewer than `replicas`.
+    placement: Placement | None = None,
+) -> list[NodeId] | NoPlacement:
+    """The least loaded members that are alive and have the tags, or why there are too few.
 
     The first node of the list campaigns first. Nodes in `keep` hold a replica already: they are
     preferred, in their order, those alive first, and count even when they are disconnected."""
-    present = [*(node for node in keep if alive(node)), *(node for node in keep if not alive(node))]
+    why = NoPlacement()
+    if placement is not None and placement.cluster and placement.cluster != view.cluster:
+        return why
+    wanted = placement.tags if placement is not None else ()
+    kept = [node for node in keep if _has_tags(view.tags(node), wanted, NoPlacement())]
+    chosen = [*filter(view.alive, kept), *(node for node in kept if not view.alive(node))]
+    chosen = chosen[:replicas]
+    taken = {tag for node in chosen for tag in _unique_tags(view, node)}
 
     def rank(node: NodeId) -> tuple[int, bytes]:
-        return load(node), sha256(f"{name}:{node}".encode()).digest()
+        return view.load(node), sha256(f"{name}:{node}".encode()).digest()
 
-    others = sorted((n for n in members if alive(n) and n not in present), key=rank)
-    chosen = [*present, *others][:replicas]
-    return chosen if len(chosen) == replicas else None
+    for node in sorted((n for n in view.members if n not in keep), key=rank):
+        if len(chosen) == replicas:
+            break
+        if not view.alive(node):
+            why.offline = True
+        elif _has_tags(view.tags(node), wanted, why):
+            own = _unique_tags(view, node)
+            if view.unique_tag and (not own or own & taken):
+                why.not_unique = True
+            else:
+                chosen.append(node)
+                taken |= own
+    return chosen if len(chosen) == replicas else why
+
+
+def _has_tags(tags: Sequence[str], wanted: Sequence[str], why: NoPlacement) -> bool:
+    """Whether a server with these tags has all that are wanted; the first that differs goes into
+    `why`. Tags are compared without regard to case."""
+    has = {tag.lower() for tag in tags}
+    for tag in wanted:
+        if tag.startswith(EXCLUDES):
+            if tag[1:].lower() in has:
+                why.excluded = True
+                return False
+        elif tag.lower() not in has:
+            if tag not in why.missing:
+                why.missing.append(tag)
+            return False
+    return True
+
+
+def _unique_tags(view: PlacementView, node: NodeId) -> set[str]:
+    prefix = view.unique_tag.lower()
+    return {tag.lower() for tag in view.tags(node) if prefix and tag.lower().startswith(prefix)}

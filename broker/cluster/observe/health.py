@@ -74,6 +74,7 @@ class JetStreamHealth:
 
     options: JetStreamOptions
     founded: Callable[[], bool]
+    removed: Callable[[], bool]  # from the cluster
     leader: Callable[[int], NodeId | None]  # of a group
     trouble: Callable[[], str | None]  # why the store takes no writes
     lame_duck: Callable[[], bool]
@@ -104,6 +105,8 @@ class JetStreamHealth:
     def _not_started(self) -> str | None:
         if (trouble := self.trouble()) is not None:
             return f"the store takes no writes: {trouble}"
+        if self.removed():
+            return "this node was removed from the cluster"
         if not self.founded():
             return "JetStream is still waiting for its cluster to form"
         if self.leader(META_GROUP) is None:

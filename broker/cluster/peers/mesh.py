@@ -144,6 +144,13 @@ class Mesh:
         known = self.transport.peers().get(node) if self.transport is not None else None
         return known.name if known is not None else ""
 
+    def tags(self, node: NodeId) -> list[str]:
+        """The tags of a server (`server_tags`), as far as they are known."""
+        if node == self.node:
+            return _texts(self.hello.get("tags"))
+        known = self.transport.peers().get(node) if self.transport is not None else None
+        return _texts(known.hello.get("tags")) if known is not None else []
+
     def tell(self, **facts: Any) -> None:
         """Change the hello, for present and future peers."""
         self.hello.update(facts)

@@ -230,6 +230,8 @@ _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "sync_interval": ("sync", _sync),
     "sync": ("sync", _sync),
     "strict": ("strict", values.boolean),
+    "unique_tag": ("unique_tag", values.text),
+    "replace_after": ("replace_after_ns", values.duration),
 }
 
 

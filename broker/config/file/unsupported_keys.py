@@ -70,7 +70,6 @@ TLS = frozenset(
 JETSTREAM_LIMITS = frozenset(["max_ha_assets", "batch"])
 JETSTREAM = frozenset(
     [
-        "unique_tag",
         "extension_hint",
         "key",
         "ek",

@@ -103,6 +103,27 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     desired: DesiredCluster | None = None
 
 
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One server of the cluster (SERVER.STATUS)."""
+
+    name: str
+    peer: str
+    state: str = always("member")  # member, draining or leaving
+    connected: bool = always(False)  # noqa: FBT003 - a default
+    meta_leader: bool = always(False)  # noqa: FBT003 - a default
+    replicas: int = always(0)
+    leaders: int = always(0)
+    since: WallTime | None = None
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    cluster: str
+    meta_leader: str = always("")
+    streams: int = always(0)
+    moving: int = always(0)  # streams whose replicas are on their way to other servers
+    servers: tuple[ServerStatus, ...] = always(())
+
+
 class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a mirror or source; `active` is -1 before the first contact."""
 

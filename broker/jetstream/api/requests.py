@@ -189,6 +189,8 @@ _BODY_RULES: Final[dict[ApiKind, tuple[_BodyRule, type[RequestBody]]]] = {
     ApiKind.META_LEADER_STEPDOWN: (_BodyRule.OPTIONAL, StepdownRequest),
     ApiKind.SERVER_REMOVE: (_BodyRule.REQUIRED, ServerPeerRequest),
     ApiKind.SERVER_EVACUATE: (_BodyRule.REQUIRED, ServerPeerRequest),
+    ApiKind.SERVER_RETURN: (_BodyRule.REQUIRED, ServerPeerRequest),
+    ApiKind.SERVER_STATUS: (_BodyRule.IGNORED, NoBody),
     ApiKind.META_RESCUE: (_BodyRule.REQUIRED, RescueRequest),
     ApiKind.ACCOUNT_PURGE: (_BodyRule.IGNORED, NoBody),
     ApiKind.ACCOUNT_STREAM_MOVE: (_BodyRule.PLAIN, StreamMoveRequest),

@@ -13,6 +13,7 @@ import msgspec
 
 from broker.jetstream.api.info import (
     AccountInfo,
+    ClusterStatus,
     ConsumerInfo,
     StoredMessageInfo,
     StreamInfo,
@@ -120,6 +121,7 @@ class PubAck(msgspec.Struct, frozen=True, kw_only=True):
 
 ResponsePart = (
     AccountInfo
+    | ClusterStatus
     | ConsumerInfo
     | ConsumerList
     | ConsumerNames

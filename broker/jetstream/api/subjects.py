@@ -31,8 +31,8 @@ class ApiKind(Enum):
     STREAM_SNAPSHOT = "stream_snapshot_response"
     STREAM_RESTORE = "stream_restore_response"
     STREAM_PEER_REMOVE = "stream_remove_peer_response"
-    STREAM_PEER_EVACUATE = "stream_evacuate_peer"
-    STREAM_CANCEL_MOVE = "stream_cancel_move"
+    STREAM_PEER_EVACUATE = "stream_evacuate_peer_response"
+    STREAM_CANCEL_MOVE = "stream_cancel_move_response"
     STREAM_LEADER_STEPDOWN = "stream_leader_stepdown_response"
     CONSUMER_CREATE = "consumer_create_response"
     CONSUMER_NAMES = "consumer_names_response"
@@ -47,7 +47,9 @@ class ApiKind(Enum):
     DIRECT_GET = "direct_get"
     META_LEADER_STEPDOWN = "meta_leader_stepdown_response"
     SERVER_REMOVE = "meta_server_remove_response"
-    SERVER_EVACUATE = "meta_server_evacuate"
+    SERVER_EVACUATE = "meta_server_evacuate_response"
+    SERVER_RETURN = "meta_server_return_response"  # undoes an evacuation; not of NATS
+    SERVER_STATUS = "meta_server_status_response"  # not of NATS
     META_RESCUE = "meta_rescue_response"
     ACCOUNT_PURGE = "account_purge_response"
     ACCOUNT_STREAM_MOVE = "account_stream_move"
@@ -60,11 +62,8 @@ class ApiKind(Enum):
 
 
 _SHARED_TYPES: Final = {
-    ApiKind.STREAM_PEER_EVACUATE: ApiKind.STREAM_PEER_REMOVE.value,
-    ApiKind.STREAM_CANCEL_MOVE: ApiKind.STREAM_UPDATE.value,
-    ApiKind.SERVER_EVACUATE: ApiKind.SERVER_REMOVE.value,
     ApiKind.ACCOUNT_STREAM_MOVE: ApiKind.STREAM_UPDATE.value,
-    ApiKind.ACCOUNT_STREAM_CANCEL_MOVE: ApiKind.STREAM_UPDATE.value,
+    ApiKind.ACCOUNT_STREAM_CANCEL_MOVE: ApiKind.STREAM_CANCEL_MOVE.value,
 }
 
 SYSTEM_KINDS: Final = frozenset(
@@ -72,6 +71,8 @@ SYSTEM_KINDS: Final = frozenset(
         ApiKind.META_LEADER_STEPDOWN,
         ApiKind.SERVER_REMOVE,
         ApiKind.SERVER_EVACUATE,
+        ApiKind.SERVER_RETURN,
+        ApiKind.SERVER_STATUS,
         ApiKind.META_RESCUE,
         ApiKind.ACCOUNT_PURGE,
         ApiKind.ACCOUNT_STREAM_MOVE,
@@ -184,6 +185,8 @@ _ENDPOINTS: Final[dict[tuple[str, ...], _Endpoint]] = {
     ("META", "RESCUE"): _Endpoint(ApiKind.META_RESCUE),
     ("SERVER", "REMOVE"): _Endpoint(ApiKind.SERVER_REMOVE),
     ("SERVER", "EVACUATE"): _Endpoint(ApiKind.SERVER_EVACUATE),
+    ("SERVER", "RETURN"): _Endpoint(ApiKind.SERVER_RETURN),
+    ("SERVER", "STATUS"): _Endpoint(ApiKind.SERVER_STATUS),
     ("ACCOUNT", "PURGE"): _Endpoint(ApiKind.ACCOUNT_PURGE, ("account",)),
     ("ACCOUNT", "STREAM", "MOVE"): _Endpoint(ApiKind.ACCOUNT_STREAM_MOVE, ("account", "stream")),
     ("ACCOUNT", "STREAM", "CANCEL_MOVE"): _Endpoint(

@@ -19,7 +19,7 @@ from broker.cluster.meta.assignments import (
     RemoveStream,
     encode_command,
 )
-from broker.cluster.meta.placement import choose_peers
+from broker.cluster.meta.placement import NoPlacement, PlacementView, choose_peers
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.stream_config import (
     Compression,
@@ -233,13 +233,13 @@ NODES = [node_id(f"n{i}") for i in range(5)]
 def place(name: str, replicas: int, **facts: dict[NodeId, int]) -> list[NodeId] | None:
     loads = facts.get("loads", {})
     dead = facts.get("dead", {})
-    return choose_peers(
-        name=name,
-        replicas=replicas,
+    view = PlacementView(
         members=NODES,
         alive=lambda node: node not in dead,
         load=lambda node: loads.get(node, 0),
     )
+    found = choose_peers(view, name=name, replicas=replicas)
+    return None if isinstance(found, NoPlacement) else found
 
 
 def test_the_least_loaded_connected_members_are_chosen() -> None:
@@ -261,9 +261,8 @@ def test_placement_is_a_pure_function() -> None:
     assert chosen is not None
     assert chosen == place("S", 3)
     assert len(set(chosen)) == 3
-    shuffled = choose_peers(
-        name="S", replicas=3, members=NODES[::-1], alive=lambda _: True, load=lambda _: 0
-    )
+    view = PlacementView(members=NODES[::-1], alive=lambda _: True, load=lambda _: 0)
+    shuffled = choose_peers(view, name="S", replicas=3)
     assert shuffled == chosen
 
 

@@ -17,7 +17,7 @@ from broker.cluster.meta.assignments import (
     RenewStream,
     encode_command,
 )
-from broker.cluster.meta.placement import choose_peers
+from broker.cluster.meta.placement import NoPlacement, PlacementView, choose_peers
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.errors import JetStreamError
 from raft import Index, NodeId
@@ -139,12 +139,11 @@ def test_records_of_streams_that_were_never_moved_are_readable() -> None:
 def test_present_peers_are_preferred(
     replicas: int, keep: list[int], away: list[int], chosen: list[int] | None
 ) -> None:
-    found = choose_peers(
-        name="S",
-        replicas=replicas,
+    view = PlacementView(
         members=[NodeId(n) for n in (5, 4, 3, 2, 1)],
         alive=lambda node: node not in away,
         load=int,
-        keep=[NodeId(n) for n in keep],
     )
-    assert found == chosen
+    kept = [NodeId(n) for n in keep]
+    found = choose_peers(view, name="S", replicas=replicas, keep=kept)
+    assert (None if isinstance(found, NoPlacement) else found) == chosen

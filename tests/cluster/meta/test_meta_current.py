@@ -91,9 +91,11 @@ def test_creates_and_restores_wait_for_a_current_table(subject: bytes, waits: bo
 
         request = parse_api_subject(subject, domain=b"")
         assert request is not None
+        founded = asyncio.Event()
+        founded.set()
         service = SimpleNamespace(
             meta_requests=SimpleNamespace(current=current),
-            streams=SimpleNamespace(answer=answer),
+            streams=SimpleNamespace(answer=answer, members=SimpleNamespace(founded=founded)),
             statistics=ApiStats,
             _reply=lambda *_, **__: None,
         )

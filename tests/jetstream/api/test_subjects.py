@@ -58,6 +58,8 @@ KNOWN = [
     ("META.RESCUE", ApiRequest(ApiKind.META_RESCUE)),
     ("SERVER.REMOVE", ApiRequest(ApiKind.SERVER_REMOVE)),
     ("SERVER.EVACUATE", ApiRequest(ApiKind.SERVER_EVACUATE)),
+    ("SERVER.RETURN", ApiRequest(ApiKind.SERVER_RETURN)),
+    ("SERVER.STATUS", ApiRequest(ApiKind.SERVER_STATUS)),
     ("ACCOUNT.PURGE.A", ApiRequest(ApiKind.ACCOUNT_PURGE, account="A")),
     ("ACCOUNT.STREAM.MOVE.A.S", ApiRequest(ApiKind.ACCOUNT_STREAM_MOVE, "S", account="A")),
     (
@@ -109,6 +111,7 @@ def test_response_types() -> None:
     prefix = "io.nats.jetstream.api.v1."
     assert ApiKind.INFO.response_type == prefix + "account_info_response"
     assert ApiKind.STREAM_PEER_REMOVE.response_type == prefix + "stream_remove_peer_response"
-    assert ApiKind.STREAM_PEER_EVACUATE.response_type == prefix + "stream_remove_peer_response"
-    assert ApiKind.STREAM_CANCEL_MOVE.response_type == prefix + "stream_update_response"
-    assert ApiKind.SERVER_EVACUATE.response_type == prefix + "meta_server_remove_response"
+    assert ApiKind.STREAM_PEER_EVACUATE.response_type == prefix + "stream_evacuate_peer_response"
+    assert ApiKind.STREAM_CANCEL_MOVE.response_type == prefix + "stream_cancel_move_response"
+    assert ApiKind.SERVER_EVACUATE.response_type == prefix + "meta_server_evacuate_response"
+    assert ApiKind.ACCOUNT_STREAM_MOVE.response_type == prefix + "stream_update_response"

@@ -166,7 +166,9 @@ def test_a_restarted_node_is_found_on_another_port() -> None:
     cluster_test(body)
 
 
-def test_a_node_that_returns_with_another_id_takes_the_place_of_its_predecessor() -> None:
+def test_a_node_that_returns_with_another_id_takes_the_place_of_its_predecessor(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Its data directory was replaced. Its name is refused only while the old one is alive."""
 
     async def body(c: Cluster) -> None:
@@ -177,7 +179,9 @@ def test_a_node_that_returns_with_another_id_takes_the_place_of_its_predecessor(
         port = b.port
         twin = await c.start("b", a.port, node=node_id("b", 2))
         await until(lambda: a.statistics().refused.get("name", 0) > 0)
+        await until(lambda: "were refused by" in caplog.text)
         assert not a.connected(twin.node)
+        assert not twin.connected(a.node)
         await twin.stop()
         await b.stop()
         c.transports = [a, d]
@@ -187,7 +191,8 @@ def test_a_node_that_returns_with_another_id_takes_the_place_of_its_predecessor(
         assert a.peers()[again.node].port == port
         await until(lambda: b.node not in d.peers())
 
-    cluster_test(body)
+    with caplog.at_level(logging.WARNING):
+        cluster_test(body)
 
 
 def test_garbage_on_the_port_ends_only_that_connection() -> None:

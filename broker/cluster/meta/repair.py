@@ -1,0 +1,181 @@
+"""Repair: bring every stream to nodes that are members and present.
+
+Owns: the decision what to change next in the stream table when nodes drain, leave or are gone, as
+a pure function, and the loop of the meta leader that proposes it. Nothing is remembered but since
+when nodes are away: the next leader looks at the table and continues.
+May not touch: the groups of streams: their leaders exchange the members
+(replica/member_changes.py).
+Spec: docs/decisions/0015-nodes-come-and-go.md."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.cluster.meta.assignments import (
+    Assignment,
+    MetaCommand,
+    MoveReplicas,
+    RenewStream,
+)
+from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.meta.node_table import NodeTable, SetStanding, Standing
+from broker.cluster.meta.placement import PlacementView, choose_peers
+from broker.cluster.proposals import LostLeadership
+from raft import NodeId, RaftError
+
+logger = logging.getLogger("jetraft.cluster")
+
+CHECK_EVERY_S: Final = 0.25
+FULL_CHECK_EVERY_S: Final = 5.0  # without a change of the table or of the connected nodes
+MOVES_MAX: Final = 32  # streams that move at the same time; the others wait
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What the decision depends on besides the table."""
+
+    placement: PlacementView
+    gone: Callable[[NodeId], bool]  # away for so long that its replicas are needed elsewhere
+    now_ns: int
+
+
+def next_repairs(
+    assignments: Iterable[Assignment], nodes: NodeTable, view: ClusterView
+) -> list[MetaCommand]:
+    """What to change now; empty: every stream is, or is moving to, where it should be."""
+    commands: list[MetaCommand] = []
+    held: set[int] = set()
+    moving = 0
+    for one in assignments:
+        held |= one.holders
+        in_motion = set(one.peers) != set(one.members)
+        moving += in_motion
+        change = _repair(one, nodes, view)
+        if change is not None and (moving < MOVES_MAX or isinstance(change, RenewStream)):
+            commands.append(change)
+            moving += not in_motion
+    for record in nodes.present():
+        if record.standing is Standing.LEAVING and record.node not in held:
+            commands.append(SetStanding(record.node, Standing.REMOVED, view.now_ns))
+    return commands
+
+
+def _repair(one: Assignment, nodes: NodeTable, view: ClusterView) -> MetaCommand | None:
+    place, alive = view.placement, view.placement.alive
+    peers = _better_peers(one, nodes, view)
+    if peers != one.peers:
+        return MoveReplicas(one.account, one.name, one.group, one.peers, peers, view.now_ns)
+    lost = [
+        member
+        for member in one.members
+        if nodes.is_removed(member) or (_leaves(nodes, member) and not alive(NodeId(member)))
+    ]
+    present = any(alive(NodeId(peer)) and peer in place.members for peer in peers)
+    if len(lost) == len(one.members) and present:
+        return RenewStream(one.account, one.name, one.group, one.members)
+    return None
+
+
+def _better_peers(one: Assignment, nodes: NodeTable, view: ClusterView) -> list[int]:
+    """The peers the stream should have, in view of the nodes there are."""
+    staying: list[NodeId] = []
+    must_go = may_go = False
+    for peer in map(NodeId, one.peers):
+        record = nodes.get(peer)
+        if record is None or record.standing in (Standing.LEAVING, Standing.REMOVED):
+            must_go = True
+        elif record.standing is Standing.DRAINING or (view.gone(peer) and _can_move(one, view)):
+            may_go = True
+        else:
+            staying.append(peer)
+    if not must_go and not may_go and len(one.peers) >= one.config.num_replicas:
+        return one.peers
+    chosen: object = None
+    # As many replicas as are wanted, or as many as there can be.
+    for replicas in range(one.config.num_replicas, len(staying), -1):
+        chosen = choose_peers(
+            view.placement,
+            name=one.name,
+            replicas=replicas,
+            keep=staying,
+            placement=one.config.placement,
+        )
+        if isinstance(chosen, list):
+            break
+    if isinstance(chosen, list):
+        better = [int(peer) for peer in chosen]
+        if must_go or len(better) > len(one.peers) or len(better) == one.config.num_replicas:
+            return better
+    if must_go and staying:
+        return [int(peer) for peer in staying]
+    return one.peers
+
+
+def _leaves(nodes: NodeTable, member: int) -> bool:
+    record = nodes.get(member)
+    return record is None or record.standing is Standing.LEAVING
+
+
+def _can_move(one: Assignment, view: ClusterView) -> bool:
+    """Without a majority nobody leads the stream, and nobody can move it."""
+    up = sum(view.placement.alive(NodeId(member)) for member in one.members)
+    return 2 * up > len(one.members)
+
+
+@dataclass(slots=True)
+class Repair:
+    """`run` is a task of the node; only the leader of the meta group does something in it."""
+
+    group: MetaGroup
+    view: Callable[[], PlacementView]
+    now_ns: Callable[[], int]
+    gone_after_s: float  # a node that is away for longer does not keep its replicas
+    _away_since: dict[NodeId, float] = field(default_factory=dict)
+    _checked: tuple[int, frozenset[NodeId]] = (-1, frozenset())
+    _checked_at: float = 0.0
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            if not self.group.knows_all:
+                self._away_since.clear()  # counted anew by the next leader
+                continue
+            commands = self._due(time.monotonic())
+            for command in commands:
+                await self._propose(command)
+
+    def _due(self, now: float) -> list[MetaCommand]:
+        place, table = self.view(), self.group.assignments
+        nodes = table.nodes
+        members = [NodeId(record.node) for record in nodes.present()]
+        up = frozenset(node for node in members if place.alive(node))
+        self._away_since = {
+            node: self._away_since.get(node, now) for node in members if node not in up
+        }
+        seen = (table.applied, up)
+        if seen == self._checked and now < self._checked_at + FULL_CHECK_EVERY_S:
+            return []
+        self._checked, self._checked_at = seen, now
+
+        def gone(node: NodeId) -> bool:
+            return now - self._away_since.get(node, now) >= self.gone_after_s
+
+        view = ClusterView(place, gone, self.now_ns())
+        return next_repairs(table, nodes, view)
+
+    async def _propose(self, command: MetaCommand) -> None:
+        if isinstance(command, RenewStream):
+            logger.error(
+                "stream %s: every node that held it is gone from the cluster. Its messages are "
+                "lost; it starts again, empty",
+                command.name,
+            )
+        try:
+            await self.group.propose(command)
+        except (RaftError, LostLeadership) as refused:
+            logger.debug("repair: %s: %s", command, refused)
