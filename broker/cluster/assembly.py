@@ -39,7 +39,7 @@ from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.stream_node import Spawn, StreamNode
 from broker.config.options import JetStreamOptions
 from broker.jetstream.api.stream_access import may_scan, scan_subject
-from broker.scan.server import Scans, ScanSource
+from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft import NodeId
 from raft.store.log_store import StoreError
@@ -58,7 +58,7 @@ class JetStream:
         server, mesh, options = node.server, node.mesh, node.options
         self._node = node
         self._with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
-        self._scans = Scans()
+        self._scans = Scans(ScanTurns(server.turns))
         calls = LeaderCalls(node.leaders, mesh.rpc)
         self._leader_api = LeaderApi(
             node=mesh.node,
@@ -250,9 +250,13 @@ class JetStream:
             connection.refuse_publish(scan_subject(stream))
             return False
 
-        await self._scans.serve(
-            connection.queue, connection.drained, request_json, find, permitted=permitted
+        reader = ScanReader(
+            account=connection.account.name,
+            write=connection.queue,
+            drain=connection.drained,
+            permitted=permitted,
         )
+        await self._scans.serve(reader, request_json, find)
 
 
 _STATS = ("memory", "storage", "accounts", "ha_assets", "api")

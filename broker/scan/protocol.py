@@ -221,6 +221,8 @@ def _raise_if_refused(line: bytes) -> None:
     if line.startswith(b"-SCAN "):
         body = _decode(line.removeprefix(b"-SCAN "), _ErrorBody)
         raise ScanRefused(body.code, body.message, body.first_seq, body.applied)
+    if line.startswith(b"-ERR 'Permissions Violation"):  # the same on every replica
+        raise ScanRefused(ScanCode.BAD, line[5:].decode(errors="replace").strip(" '\r\n"))
     if line.startswith(b"-ERR"):
         raise ScanProtocolError(line.decode(errors="replace").strip())
 

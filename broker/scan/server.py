@@ -1,19 +1,24 @@
 """Serve bulk reads: the stored blocks of a stream, unchanged, in small chunks.
 
-Owns: the pace (one chunk per turn of the event loop), the limit on concurrent scans of a node, and
-dropping rows of subjects that were not requested.
-May not touch: sockets (`write` and `drain` are arguments), Raft, how blocks are stored.
+Owns: the pace (one chunk per turn), and dropping rows of subjects that were not requested.
+May not touch: sockets (`write` and `drain` are arguments), Raft, how blocks are stored; how many
+scans there are (admission.py).
 A scan looks up every block again: retention, purges and new messages may change the store between
-two blocks, so no iterator over it is kept across an await.
+two blocks, so no iterator over it is kept across an await. Reading, filtering and writing happen in
+turns of the server's fair queue, which shares the loop between accounts and connections; while a
+scan waits for its reader it takes no turn.
 Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeVar
 
+from broker.scan.admission import BLOCK_BYTES, Admission
 from broker.scan.protocol import (
     CHUNK_BYTES,
     CHUNK_BYTES_MIN,
@@ -32,8 +37,8 @@ from broker.store.block.block_format import HEADER
 from broker.store.block.codec import Block, BlockBuilder, BlockDamaged
 from broker.subjects.grammar import matches, valid_subject
 
-CONCURRENT_SCANS_MAX: Final = 8  # above it the answer is BUSY, and the reader tries another replica
-
+T = TypeVar("T")
+SCANS: Final = "scans"  # their place among the connections of an account
 Write = Callable[[bytes], None]
 Drain = Callable[[], Awaitable[None]]
 
@@ -58,58 +63,123 @@ class ScanSource:
     id: str
 
 
+class ScanQueue(Protocol):
+    """The fair queue of the server."""
+
+    def wait(
+        self, act: Callable[[], None], account: Hashable = None, connection: Hashable = None
+    ) -> None:
+        """Call it in a later turn of the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReader:
+    """Who reads, and how to reach it. `permitted(stream)` has told it when it returns False."""
+
+    account: str
+    write: Write
+    drain: Drain
+    permitted: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTurns:
+    """Turns of scans: one per account and turn of the loop, the scans of an account one after the
+    other. So an account with twenty scans gets no more of the loop than one with a single scan."""
+
+    queue: ScanQueue
+    lines: dict[str, deque[Callable[[], None]]] = field(default_factory=dict)  # never empty
+
+    async def turn(self, account: str, work: Callable[[], T]) -> T:
+        """Do it in a turn of this account. Raises what it raises."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def act() -> None:
+            if done.done():
+                return  # cancelled
+            try:
+                done.set_result(work())
+            except Exception as problem:  # noqa: BLE001 - raised in the task that waits
+                done.set_exception(problem)
+
+        line = self.lines.get(account)
+        if line is None:
+            self.lines[account] = deque([act])
+            self.queue.wait(partial(self._next, account), account, SCANS)
+        else:
+            line.append(act)
+        return await done
+
+    def _next(self, account: str) -> None:
+        line = self.lines[account]
+        line.popleft()()
+        if line:
+            self.queue.wait(partial(self._next, account), account, SCANS)
+        else:
+            del self.lines[account]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """The turns and the memory of one scan."""
+
+    reader: ScanReader
+    turns: ScanTurns
+    admission: Admission
+
+    async def turn(self, work: Callable[[], T]) -> T:
+        return await self.turns.turn(self.reader.account, work)
+
+
 @dataclass(slots=True)
 class Scans:
     """All scans of one node."""
 
-    concurrent_max: int = CONCURRENT_SCANS_MAX
-    active: int = 0
+    turns: ScanTurns
+    admission: Admission = field(default_factory=Admission)
     served: int = 0
     refused: int = 0
     abandoned: int = 0
 
     async def serve(
-        self,
-        write: Write,
-        drain: Drain,
-        body: bytes,
-        find: Callable[[str], ScanSource | None],
-        *,
-        permitted: Callable[[str], bool],
+        self, reader: ScanReader, body: bytes, find: Callable[[str], ScanSource | None]
     ) -> None:
         """Answer one SCAN line. Invalid requests do not raise. Cancellation ends the scan, and so
         does a ConnectionError from `drain`, which means that the reader has disconnected.
-        `permitted(stream)` has told the reader when it returns False; it is asked before the
-        stream is looked up, so that a user learns nothing about streams it may not read."""
+        Permission is asked before the stream is looked up, so that a user learns nothing about
+        streams it may not read."""
+        admission, account = self.admission, reader.account
         try:
             request = decode_request(body)
             check_subjects(request)
-            if not permitted(request.stream):
+            if not reader.permitted(request.stream):
                 self.refused += 1
                 return
             source = find(request.stream)
             if source is None:
                 raise ScanRefused(ScanCode.NOSTREAM, f"no replica of {request.stream} here")
-            if self.active >= self.concurrent_max:
-                raise ScanRefused(ScanCode.BUSY, f"{self.active} scans are running")
+            if not admission.has_room(account):
+                raise ScanRefused(ScanCode.BUSY, f"{admission.open} scans are open")
         except ScanRefused as refusal:
             self.refused += 1
-            write(encode_error(refusal))
+            reader.write(encode_error(refusal))
             return
-        self.active += 1
+        admission.enter(account)
         try:
-            await serve_scan(write, drain, source.store, request, stream_id=source.id)
+            pace = _Pace(reader, self.turns, admission)
+            await serve_scan(pace, source.store, request, stream_id=source.id)
             self.served += 1
         except ConnectionError:
             self.abandoned += 1
         finally:
-            self.active -= 1
+            admission.leave(account)
 
 
 async def serve_scan(
-    write: Write, drain: Drain, store: ScanStore, request: ScanRequest, *, stream_id: str
+    pace: _Pace, store: ScanStore, request: ScanRequest, *, stream_id: str
 ) -> None:
     """Send the whole answer to a valid request: head, frames and end, or one error line."""
+    write = pace.reader.write
     if request.id and request.id != stream_id:
         gone = ScanRefused(ScanCode.GONE, f"{request.stream} was deleted and created again")
         write(encode_error(gone))
@@ -123,7 +193,7 @@ async def serve_scan(
     )
     write(encode_head(head))
     try:
-        rows = await _send_blocks(write, drain, store, request)
+        rows = await _send_blocks(pace, store, request)
     except BlockDamaged as damage:
         write(encode_end(ScanRefused(ScanCode.DAMAGED, str(damage))))
     except ScanRefused as removed:
@@ -136,41 +206,74 @@ async def serve_scan(
             deleted=request.last + 1 - first - rows,
         )
         write(encode_end(end))
-    await drain()
+    await pace.reader.drain()
 
 
-async def _send_blocks(write: Write, drain: Drain, store: ScanStore, request: ScanRequest) -> int:
+async def _send_blocks(pace: _Pace, store: ScanStore, request: ScanRequest) -> int:
     """Return how many stored rows the range has, on any subject."""
     patterns = tuple(pattern.encode() for pattern in request.subjects)
     chunk = min(max(request.max_chunk, CHUNK_BYTES_MIN), CHUNK_BYTES)
     cursor = max(request.first, store.first_seq)
     rows = 0
+    admission, account = pace.admission, pace.reader.account
+
+    def begin(cursor: int) -> _Found | None:
+        """Find the block, and send the first chunk of it in the same turn."""
+        found = _next_block(store, cursor, request.last, patterns)
+        if found is not None and found.wanted:
+            pace.reader.write(frame_header(found.wanted))
+            pace.reader.write(found.wanted[:chunk])
+        return found
+
     while cursor <= request.last:
-        if (
-            store.first_seq > cursor
-        ):  # the reader requests the rest again and decides about the loss
-            text = f"messages up to {store.first_seq - 1} were removed during the scan"
-            raise ScanRefused(ScanCode.GONE, text, first_seq=store.first_seq)
-        raw = next(iter(store.blocks(cursor, request.last)), None)
-        if raw is None:
-            break
-        fields = HEADER.unpack_from(raw)
-        count, last_seq = fields[3], fields[-1]
-        if last_seq < cursor:
-            raise BlockDamaged(f"sequence {cursor} is not in the block that should hold it")
-        cursor = last_seq + 1
-        rows += count
-        wanted = only_subjects(raw, patterns) if patterns else raw
-        if not wanted:
-            await asyncio.sleep(0)
-            continue
-        write(frame_header(wanted))
-        for at in range(0, len(wanted), chunk):
-            write(wanted[at : at + chunk])
-            await drain()
-            # drain() returns at once while the socket keeps up: give other tasks a turn
-            await asyncio.sleep(0)
+        held = BLOCK_BYTES
+        await admission.hold(account, held)
+        try:
+            found = await pace.turn(partial(begin, cursor))
+            if found is None:
+                break
+            admission.resize(account, held, len(found.wanted))
+            held = len(found.wanted)
+            cursor = found.last_seq + 1
+            rows += found.rows
+            await _send_rest(pace, found.wanted, chunk)
+        finally:
+            admission.release(account, held)
     return rows
+
+
+async def _send_rest(pace: _Pace, wanted: bytes, chunk: int) -> None:
+    """What follows the first chunk. The reader takes its time; no turn, and no other scan, waits
+    for it."""
+    reader = pace.reader
+    await reader.drain()
+    for at in range(chunk, len(wanted), chunk):
+        await pace.turn(partial(reader.write, wanted[at : at + chunk]))
+        await reader.drain()
+
+
+class _Found(NamedTuple):
+    wanted: bytes  # the rows to send; b"" if no subject matches
+    rows: int  # in the stored block
+    last_seq: int
+
+
+def _next_block(
+    store: ScanStore, cursor: int, last: int, patterns: tuple[bytes, ...]
+) -> _Found | None:
+    """The block that holds `cursor` or what follows it, up to `last`. Raises ScanRefused when
+    messages were removed: the reader requests the rest again and decides about the loss."""
+    if store.first_seq > cursor:
+        text = f"messages up to {store.first_seq - 1} were removed during the scan"
+        raise ScanRefused(ScanCode.GONE, text, first_seq=store.first_seq)
+    raw = next(iter(store.blocks(cursor, last)), None)
+    if raw is None:
+        return None
+    fields = HEADER.unpack_from(raw)
+    count, last_seq = fields[3], fields[-1]
+    if last_seq < cursor:
+        raise BlockDamaged(f"sequence {cursor} is not in the block that should hold it")
+    return _Found(only_subjects(raw, patterns) if patterns else raw, count, last_seq)
 
 
 def only_subjects(raw: bytes, patterns: tuple[bytes, ...]) -> bytes:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from broker.scan.admission import ScanLimits
 from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
-from broker.scan.server import Scans, ScanSource
+from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
+from broker.server.routing.fair_queue import FairQueue
 from broker.store.block.codec import BlockBuilder
 from broker.store.messages import MessageStore
 from broker.wire import ClientParser, Op
@@ -94,7 +96,7 @@ class Peer:
         self.store = store
         self.stream_id = "incarnation-1"
         self.faults = Faults()
-        self.scans = Scans(concurrent_max=4)
+        self.scans = Scans(ScanTurns(FairQueue()))
         self.requests: list[bytes] = []
         self.port = 0
         self._listener: Listener | None = None
@@ -152,7 +154,8 @@ class Peer:
 
     async def _scan(self, body: bytes, writer: asyncio.StreamWriter) -> None:
         sent = 0
-        self.scans.concurrent_max = 0 if self.faults.busy else 4
+        open_max = 0 if self.faults.busy else 4
+        self.scans.admission.limits = ScanLimits(open_max=open_max)
 
         def write(chunk: bytes) -> None:
             nonlocal sent
@@ -181,7 +184,8 @@ class Peer:
         def find(stream: str) -> ScanSource | None:
             return ScanSource(self.store, self.stream_id) if stream == STREAM else None
 
-        await self.scans.serve(write, drain, body, find, permitted=lambda _stream: True)
+        reader = ScanReader(account="A", write=write, drain=drain, permitted=lambda _stream: True)
+        await self.scans.serve(reader, body, find)
 
     def _refuse(self) -> None:
         if self._listener is not None:
