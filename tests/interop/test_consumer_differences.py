@@ -64,3 +64,43 @@ def test_one_of_six_rivals_gets_the_push_consumer(
             await client.close()
 
     run(test)
+
+
+def test_a_backlog_is_spread_over_a_queue_group(
+    single: LocalCluster, three: LocalCluster, reference: LocalCluster
+) -> None:
+    async def test() -> None:
+        for cluster in (reference, single, three):
+            clients = [await connect(node) for node in (cluster.nodes * 2)[:2]]
+            counts = [0, 0]
+            done = asyncio.Event()
+            await api(clients[0], "STREAM.CREATE.SPREAD", {"name": "SPREAD", "subjects": ["sp"]})
+            for _ in range(400):
+                await clients[0].request("sp", b"x", timeout=10)
+
+            def on_message(number: int) -> Any:
+                async def count(_message: Any) -> None:
+                    counts[number] += 1  # noqa: B023
+                    if sum(counts) >= 400:  # noqa: B023
+                        done.set()  # noqa: B023
+
+                return count
+
+            for number, client in enumerate(clients):
+                await client.subscribe("spread.to", "group", cb=on_message(number))
+                await client.flush()
+            config = {
+                "durable_name": "d",
+                "deliver_subject": "spread.to",
+                "deliver_group": "group",
+                "ack_policy": "none",
+            }
+            body = {"stream_name": "SPREAD", "config": config}
+            await api(clients[0], "CONSUMER.DURABLE.CREATE.SPREAD.d", body)
+            await asyncio.wait_for(done.wait(), 20)
+            assert sum(counts) == 400
+            assert min(counts) > 100, (cluster.name, counts)
+            for client in clients:
+                await client.close()
+
+    run(test)

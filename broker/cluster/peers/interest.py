@@ -12,7 +12,6 @@ order per link."""
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from broker.cluster.peers.peer_sink import (
     SubscriptionKey,
     encode_frame,
 )
+from broker.cluster.peers.queue_shares import queue_shares
 from broker.server.tracing import tracing
 from broker.subjects import SinkKind, Subscription
 from broker.wire import ClientParser, Op, PubRun
@@ -252,14 +252,16 @@ class Interest:
     def received_deliver(self, _peer: NodeId, frame: bytes) -> None:
         message = _deliver.decode(frame)
         match = self.account(message.account).subs.match(message.to)
-        targets = [s for s in match.plain if message.plain and s.sink.kind is SinkKind.CLIENT]
+        messages = message.messages
+        shares = [(s, messages) for s in match.plain if message.plain]
         for members in match.queues:
             local = [s for s in members if s.sink.kind is SinkKind.CLIENT]
             if local and local[0].queue in message.queues:
-                targets.append(random.choice(local))
-        for sub in targets:
-            for subject, reply, headers, payload in message.messages:
-                sub.sink.deliver(sub, subject, reply, headers, payload)
+                shares += queue_shares(local, messages)
+        for sub, share in shares:
+            if sub.sink.kind is SinkKind.CLIENT:
+                for subject, reply, headers, payload in share:
+                    sub.sink.deliver(sub, subject, reply, headers, payload)
 
     def _notify(self, account_name: str, subject: bytes) -> None:
         for callback in self.on_change:

@@ -7,13 +7,13 @@ routed by the subject it is delivered to."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from broker.cluster.peers.channels import CHANNEL_DELIVER
 from broker.cluster.peers.interest import DeliverFrame
 from broker.cluster.peers.peer_sink import PeerSink, encode_frame
+from broker.cluster.peers.queue_shares import queue_shares
 from broker.jetstream.delivery.effects import Deliver
 from broker.store.block.codec import encode_deliveries
 from broker.subjects import SinkKind, Subscription
@@ -61,24 +61,21 @@ class MessageSender:
 
     def _send(self, to: bytes, messages: list[Message]) -> None:
         match = self._account.subs.match(to)
-        # One frame per peer: for its plain subscriptions, and for the queue groups whose member
-        # was chosen there.
-        peers: dict[PeerSink, tuple[list[bool], list[bytes]]] = {}
-        targets: list[Subscription] = [*match.plain]
-        targets.extend(random.choice(pool) for pool in match.queues)
-        for sub in targets:
-            if sub.sink.kind is SinkKind.ROUTE:
-                plain, queues = peers.setdefault(cast(PeerSink, sub.sink), ([], []))
-                if sub.queue:
-                    queues.append(sub.queue)
-                else:
-                    plain.append(True)
-            else:
-                for message in messages:
-                    sub.sink.deliver(sub, *message)
-        for sink, (plain, queues) in peers.items():
-            frame = DeliverFrame(self._account.name, to, bool(plain), queues, messages)
-            self._send_frame(sink.peer, CHANNEL_DELIVER, encode_frame(frame))
+        for sub in match.plain:
+            self._give(to, sub, messages)
+        for members in match.queues:
+            for sub, share in queue_shares(members, messages):
+                self._give(to, sub, share)
+
+    def _give(self, to: bytes, sub: Subscription, messages: list[Message]) -> None:
+        if sub.sink.kind is not SinkKind.ROUTE:
+            for message in messages:
+                sub.sink.deliver(sub, *message)
+            return
+        queues = [sub.queue] if sub.queue else []
+        frame = DeliverFrame(self._account.name, to, not queues, queues, messages)
+        peer = cast(PeerSink, sub.sink).peer
+        self._send_frame(peer, CHANNEL_DELIVER, encode_frame(frame))
 
 
 def _payload_bytes(effect: Deliver) -> int:
