@@ -29,7 +29,7 @@ class ScanLimits:
 
 
 @dataclass(slots=True)
-class Admission:
+class ScanAdmission:
     limits: ScanLimits = ScanLimits()
     open: int = 0
     held_bytes: int = 0

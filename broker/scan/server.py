@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from broker.scan.admission import BLOCK_BYTES, Admission
+from broker.scan.admission import BLOCK_BYTES, ScanAdmission
 from broker.scan.protocol import (
     CHUNK_BYTES,
     CHUNK_BYTES_MIN,
@@ -125,7 +125,7 @@ class _Pace:
 
     reader: ScanReader
     turns: ScanTurns
-    admission: Admission
+    admission: ScanAdmission
 
     async def turn(self, work: Callable[[], T]) -> T:
         return await self.turns.turn(self.reader.account, work)
@@ -136,7 +136,7 @@ class Scans:
     """All scans of one node."""
 
     turns: ScanTurns
-    admission: Admission = field(default_factory=Admission)
+    admission: ScanAdmission = field(default_factory=ScanAdmission)
     served: int = 0
     refused: int = 0
     abandoned: int = 0

@@ -15,7 +15,7 @@ from broker.config.options import (
     JetStreamOptions,
     User,
 )
-from broker.scan.admission import Admission, ScanLimits
+from broker.scan.admission import ScanAdmission, ScanLimits
 from broker.scan.protocol import CHUNK_BYTES_MIN
 from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
 from broker.server.routing.fair_queue import FairQueue
@@ -137,7 +137,7 @@ def test_a_cancelled_scan_gives_everything_back() -> None:
 
 def test_waiting_accounts_take_turns() -> None:
     async def test() -> None:
-        admission = Admission(ScanLimits(held_bytes_max=10, held_bytes_per_account_max=8))
+        admission = ScanAdmission(ScanLimits(held_bytes_max=10, held_bytes_per_account_max=8))
         order: list[str] = []
 
         async def hold(account: str, name: str) -> None:
@@ -166,7 +166,7 @@ def test_waiting_accounts_take_turns() -> None:
 def test_open_scans_are_bounded_per_account_and_per_node(
     limits: ScanLimits, *, others: bool
 ) -> None:
-    admission = Admission(limits)
+    admission = ScanAdmission(limits)
     for _ in range(2):
         assert admission.has_room("A")
         admission.enter("A")
