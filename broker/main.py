@@ -25,6 +25,8 @@ from broker.config.load import BadSettings, CommandLine, Loaded, UsageError, loa
 from broker.config.options import JETRAFT_VERSION, VERSION, Options
 from broker.monitor.monitor import Monitor
 from broker.monitor.observed import ObservedRuntime
+from broker.server.client.listener_profile import ClientContext
+from broker.server.listeners.client_listener import ClientListener, PortListener
 from broker.server.process import pid_files
 from broker.server.process.log import FATAL, NonBlockingHandler, install, logger
 from broker.server.process.private_files import create_private_files
@@ -145,11 +147,18 @@ class Broker:
     """One node: server, cluster runtime and monitor, started and stopped in this order."""
 
     def __init__(
-        self, options: Options, tasks: Tasks, reload: Callable[[], None] = nothing_to_reload
+        self,
+        options: Options,
+        tasks: Tasks,
+        reload: Callable[[], None] = nothing_to_reload,
+        *,
+        runtime: Callable[[Options], ClusterRuntime | None] = build_runtime,
+        listener: Callable[[ClientContext], PortListener] = ClientListener,
     ) -> None:
-        """Raises StartFailed. `reload` raises ValueError with the reason."""
-        self.server = Server(options, tasks.spawn)
-        self.runtime = build_runtime(options)
+        """Raises StartFailed. `reload` raises ValueError with the reason. The simulator gives
+        `runtime` and `listener`."""
+        self.server = Server(options, tasks.spawn, listener)
+        self.runtime = runtime(options)
         self.monitor = Monitor(self.server, self.runtime, reload)
         if self.runtime is not None:
             self.server.info.extend = self.runtime.on_connect_info
@@ -217,11 +226,19 @@ class Broker:
             logger.error("Error writing ports file: %s", error)
 
     async def stop(self) -> None:
-        """Close everything; a second call does nothing. `finished` is set at the end."""
+        """Close everything; a second call does nothing. `finished` is set at the end, also when
+        something fails to close: the process must exit."""
         if self._stopping:
             return
         self._stopping = True
         logger.info("Initiating Shutdown...")
+        try:
+            await self._close_all()
+        finally:
+            self.finished.set()
+        logger.info("Server Exiting..")
+
+    async def _close_all(self) -> None:
         self.monitor.events.shutdown()
         self.server.stop_accepting()
         if self.runtime is not None:
@@ -238,8 +255,6 @@ class Broker:
         for path in (self._ports_file, self.server.options.pid_file):
             if path:
                 pid_files.remove(path)
-        logger.info("Server Exiting..")
-        self.finished.set()
 
     async def _answer_publishes(self, runtime: ClusterRuntime) -> None:
         """Wait until every publish that clients of this node sent has its answer. If publishes

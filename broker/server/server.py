@@ -9,7 +9,7 @@ Spec: NATS server configuration; nats-server, lame duck mode."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.accounts import GLOBAL_ACCOUNT, Account
@@ -19,7 +19,7 @@ from broker.server.client.connections import Connections
 from broker.server.client.info import ClientInfo, ClientUrls
 from broker.server.client.listener_profile import ClientContext
 from broker.server.client.settings import ServerSettings
-from broker.server.listeners.client_listener import ClientListener
+from broker.server.listeners.client_listener import ClientListener, PortListener
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.log import logger
 from broker.server.process.loop_lag import LoopLag
@@ -39,7 +39,12 @@ CLOSE_PAUSE_SECONDS_MAX = 1.0
 class Server:
     """The plain NATS part of a node. `bind`, then `listen`; later `stop_accepting`, `close`."""
 
-    def __init__(self, options: Options, spawn: Spawn) -> None:
+    def __init__(
+        self,
+        options: Options,
+        spawn: Spawn,
+        listener: Callable[[ClientContext], PortListener] = ClientListener,
+    ) -> None:
         self.spawn = spawn
         self.settings = ServerSettings(options)
         self.identity = ServerIdentity.create(options.server_name, options.host)
@@ -74,7 +79,7 @@ class Server:
             tracing=self.tracing,
             spawn=spawn,
         )
-        self._listener = ClientListener(self.clients)
+        self._listener = listener(self.clients)
         self.websocket: WebSocketListener | None = None
         self.lag: LoopLag | None = None
         self.lame_duck = False

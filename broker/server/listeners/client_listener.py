@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Protocol
 
 from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
 from broker.server.process import listening
 from broker.server.process.log import logger
 from broker.server.services import StartFailed
+
+
+class PortListener(Protocol):
+    """`bind` first, `listen` when the server is ready for clients."""
+
+    port: int  # 0 before `bind`
+
+    def bind(self) -> None: ...
+    async def listen(self) -> None: ...
+    def announce(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class ClientListener:

@@ -35,6 +35,7 @@ from chaos.sim.world.virtual_time import (
 
 START_WITHIN_NS = 30 * NS
 SETTLE_WITHIN_NS = 60 * NS
+STEPS_MAX = 200_000  # of one run; ten times what a long one needs
 
 
 class BrokerCluster:
@@ -75,12 +76,13 @@ class BrokerCluster:
         self.rng = rng_for(seed, "clients")
         self._workloads = [WORKLOADS[name](self) for name in plan.workloads]
         self._streams = [config for one in self._workloads for config in one.streams()]
+        self._clients: list[SimClient] = []
         self.nemesis = BrokerNemesis(
-            plan,
+            plan.script,
             world=self.world,
             nodes=self.nodes,
+            clients=self._clients,
             fabric=self.fabric,
-            rng=rng_for(seed, "faults"),
             tell=self.story,
         )
 
@@ -133,6 +135,8 @@ class BrokerCluster:
         def stop() -> bool:
             if self._failures:
                 raise BrokenPromise(f"the code under test has failed: {self._failures[0]}")
+            if self.world.steps > STEPS_MAX:
+                raise BrokenPromise(f"busy: {STEPS_MAX} events and no end: {self._states()}")
             return done()
 
         return self.world.run_until(self.world.now_ns + within_ns, stop)
@@ -146,6 +150,7 @@ class BrokerCluster:
             rng=self.rng,
             delay_ns=self.fabric.delay_ns,
         )
+        self._clients.append(client)
         client.start()
         return client
 
@@ -161,7 +166,7 @@ class BrokerCluster:
 
     @property
     def replicas_max(self) -> int:
-        return self.plan.nodes
+        return self.plan.replicas_max
 
     def replicas(self, stream: str) -> dict[str, Replica]:
         found = {}

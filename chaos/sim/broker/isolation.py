@@ -13,10 +13,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
+from chaos.sim.world.database import DiskFault
 from chaos.sim.world.node_loop import NodeLoop
 
+LOGGERS: Final = ("broker", "jetraft", "raft")
 Failed = Callable[[str, dict[str, Any]], None]
 
 
@@ -27,11 +29,19 @@ class FailureLog(logging.Handler):
         self._failed = failed
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] and record.levelno >= logging.ERROR:
-            context = {"message": record.getMessage(), "exception": record.exc_info[1]}
-            self._failed(record.name, context)
-        elif self._tell is not None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and record.levelno >= logging.ERROR and not _is_injected(error):
+            self._failed(record.name, {"message": record.getMessage(), "exception": error})
+        elif self._tell is not None and (record.name != "broker" or record.levelno > logging.INFO):
             self._tell(record.getMessage())
+
+
+def _is_injected(error: BaseException) -> bool:
+    """Whether a fault of the simulator is what caused it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, DiskFault):
+        cause = cause.__cause__
+    return cause is not None
 
 
 @contextmanager
@@ -40,7 +50,7 @@ def isolated(
 ) -> Iterator[None]:
     """`loops` are killed at the end. Coroutines of killed processes are then freed unheard: their
     `finally` blocks run without an event loop and raise."""
-    loggers = [logging.getLogger("jetraft"), logging.getLogger("raft")]
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(one.level, one.propagate) for one in loggers]
     handler = FailureLog(tell, failed)
     for one in loggers:

@@ -1,92 +1,271 @@
-"""The nemesis: faults of nodes and network, one after the other, and their end.
+"""The nemesis: performs the script of faults, and ends all of them.
 
-Owns: which faults are in force, and how each ends.
-May not touch: clients, the broker's state."""
+Owns: which faults are in force, and how each begins and ends.
+May not touch: what clients do (it may disconnect them), the broker's state.
+To add a fault: a kind in chaos/sim/broker/fault_script.py and a method here, in `_begin`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Final, Protocol
 
-from chaos.sim.broker.plan import Plan
-from chaos.sim.world.links import Fabric
+from chaos.sim.broker.fault_script import Fault
+from chaos.sim.world.links import Fabric, Weather
 from chaos.sim.world.node import BrokerNode
 from chaos.sim.world.virtual_time import MS, NS, WorldTime
+
+FLAP_NS: Final = 300 * MS  # at most, for one turn of a flapping link
+SLOW_LINK_NS: Final = 250 * MS  # at most
+SLOW_FLUSHES: Final = 500  # times slower, at most
+CLOCK_JUMP_NS: Final = 5 * NS  # at most, in both directions
+DRIFT_PPM: Final = 20_000  # at most, in both directions
+ROUGH: Final = 0.3  # highest probability
+BETWEEN_ROLLING_NS: Final = 300 * MS
+
+
+class Disconnecting(Protocol):
+    """A client, as far as faults reach it."""
+
+    def disconnect(self) -> None: ...
 
 
 class BrokerNemesis:
     def __init__(
         self,
-        plan: Plan,
+        script: Sequence[Fault],
         *,
         world: WorldTime,
         nodes: Sequence[BrokerNode],
+        clients: Sequence[Disconnecting],
         fabric: Fabric,
-        rng: Random,
         tell: Callable[[str, str], None],
     ) -> None:
+        """`nodes` and `clients` may grow during the run."""
+        self._script = script
         self._world = world
         self._nodes = nodes
+        self._clients = clients
         self._fabric = fabric
-        self._plan = plan
-        self._rng = rng
         self._tell = tell
         self._over = False
+        self._begin: dict[str, Callable[[Fault, BrokerNode], None]] = {
+            "kill": self._kill,
+            "power": self._kill,
+            "stop": self._stop,
+            "rolling": self._rolling,
+            "pause": self._pause,
+            "cut": self._cut,
+            "one-way": self._one_way,
+            "isolate": self._isolate,
+            "halves": self._halves,
+            "ring": self._ring,
+            "flap": self._flap,
+            "slow link": self._slow_link,
+            "reset": self._reset,
+            "rough": self._rough,
+            "slow disk": self._slow_disk,
+            "full disk": self._bad_disk,
+            "flush error": self._bad_disk,
+            "write error": self._bad_disk,
+            "clock jump": self._clock_jump,
+            "drift": self._drift,
+            "disconnect": self._disconnect,
+        }
 
     def start(self) -> None:
-        if self._plan.faults:
-            self._world.after(NS, self._next)
+        for fault in self._script:
+            self._world.at(fault.at_ns, self._perform, fault)
 
-    def _next(self) -> None:
-        if self._over:
-            return
-        gap = self._plan.fault_gap_ns
-        self._world.after(self._rng.randint(gap // 4, 2 * gap), self._next)
-        kind = self._rng.choice(self._plan.faults)
-        node = self._rng.choice(self._nodes)
-        lasts = self._rng.choice((50 * MS, 500 * MS, 2 * NS, 8 * NS))
-        if kind in ("kill", "power"):
-            if node.up:
-                lost = node.kill(power=kind == "power")
-                self._tell(node.name, f"{kind}: {lost} writes lost, for {lasts / NS} s")
-                self._world.after(lasts, self._restart, node)
-        elif kind == "pause":
-            if node.up:
-                self._tell(node.name, f"pause: for {lasts / NS} s")
-                node.pause()
-                self._world.after(lasts, self._resume, node, node.starts)
-        else:
-            self._partition(kind, node, lasts)
+    def _perform(self, fault: Fault) -> None:
+        if not self._over:
+            self._begin[fault.kind](fault, self._nodes[fault.node])
 
-    def _partition(self, kind: str, node: BrokerNode, lasts: int) -> None:
-        others = [other for other in self._nodes if other is not node]
-        if kind == "cut":
-            others = [self._rng.choice(others)]
-        pairs = set()
-        for other in others:
-            pairs.add((node.name, other.name))
-            if kind != "one-way":
-                pairs.add((other.name, node.name))
-        self._fabric.cut(pairs)
-        who = ", ".join(other.name for other in others)
-        self._tell(node.name, f"{kind}: from {who}, for {lasts / NS} s")
-        self._world.after(lasts, self._fabric.cut, set())
+    def _later(self, delay_ns: int, action: Callable[..., None], *arguments: object) -> None:
+        """Unless the faults are over by then."""
 
-    def _restart(self, node: BrokerNode) -> None:
+        def unless_over() -> None:
+            if not self._over:
+                action(*arguments)
+
+        self._world.after(delay_ns, unless_over)
+
+    def heal(self) -> None:
+        """No more faults: everything runs and reaches everything."""
+        self._over = True
+        self._tell("--", "the faults are over")
+        self._fabric.end_all()
+        for node in self._nodes:
+            node.slowness = 1
+            disk = node.disk.database
+            disk.full = disk.write_fails = disk.flush_fails = False
+            node.set_clocks(wall_offset_ns=0, drift_ppm=0)
+            node.resume()
+            if node.stopping:
+                node.on_stopped = lambda node=node: self._start(node)
+            else:
+                self._start(node)
+
+    # -- processes
+
+    def _start(self, node: BrokerNode) -> None:
         if not node.up:
             self._tell(node.name, "starts")
             node.start()
+
+    def _kill(self, fault: Fault, node: BrokerNode) -> None:
+        if node.up:
+            lost = node.kill(power=fault.kind == "power")
+            self._tell(node.name, f"{fault.kind}: {lost} writes lost, {_lasts(fault)}")
+            self._later(fault.lasts_ns, self._start, node)
+
+    def _stop(self, fault: Fault, node: BrokerNode) -> None:
+        if node.up and not node.stopping:
+            self._tell(node.name, "stop: SIGTERM")
+            node.stop()
+            node.on_stopped = lambda: self._stopped(fault, node)
+
+    def _stopped(self, fault: Fault, node: BrokerNode) -> None:
+        self._tell(node.name, f"has stopped, {_lasts(fault)}")
+        self._later(fault.lasts_ns, self._start, node)
+
+    def _rolling(self, fault: Fault, node: BrokerNode, left: int | None = None) -> None:
+        """Each node in turn, the next one when the one before is up again."""
+        left = len(self._nodes) if left is None else left
+        if left == 0:
+            return
+        if not node.up or node.stopping:  # another fault has it; try the same one again
+            self._later(BETWEEN_ROLLING_NS, self._rolling, fault, node, left)
+            return
+        self._tell(node.name, "rolling: SIGTERM")
+
+        def stopped() -> None:
+            self._later(BETWEEN_ROLLING_NS, self._start, node)
+            after = self._nodes[(self._nodes.index(node) + 1) % len(self._nodes)]
+            self._later(fault.lasts_ns + BETWEEN_ROLLING_NS, self._rolling, fault, after, left - 1)
+
+        node.stop()
+        node.on_stopped = stopped
+
+    def _pause(self, fault: Fault, node: BrokerNode) -> None:
+        if node.up:
+            self._tell(node.name, f"pause: {_lasts(fault)}")
+            node.pause()
+            self._later(fault.lasts_ns, self._resume, node, node.starts)
 
     def _resume(self, node: BrokerNode, starts: int) -> None:
         if node.up and node.starts == starts:
             self._tell(node.name, "resumes")
             node.resume()
 
-    def heal(self) -> None:
-        """No more faults: everything runs and reaches everything."""
-        self._over = True
-        self._tell("--", "the faults are over")
-        self._fabric.cut(set())
-        for node in self._nodes:
-            self._restart(node)
-            node.resume()
+    # -- the network
+
+    def _weather(self, fault: Fault, who: str, text: str, weather: Weather) -> None:
+        self._tell(who, f"{fault.kind}: {text}{_lasts(fault)}")
+        self._fabric.begin(fault, weather)
+        self._later(fault.lasts_ns, self._fabric.end, fault)
+
+    def _names_besides(self, node: BrokerNode) -> list[str]:
+        return [other.name for other in self._nodes if other is not node]
+
+    def _cut(self, fault: Fault, node: BrokerNode) -> None:
+        other = self._nodes[fault.other].name
+        self._weather(fault, node.name, f"from {other}, ", Weather(cut=_both(node.name, [other])))
+
+    def _one_way(self, fault: Fault, node: BrokerNode) -> None:
+        cut = frozenset((node.name, other) for other in self._names_besides(node))
+        self._weather(fault, node.name, "", Weather(cut=cut))
+
+    def _isolate(self, fault: Fault, node: BrokerNode) -> None:
+        cut = _both(node.name, self._names_besides(node))
+        self._weather(fault, node.name, "", Weather(cut=cut))
+
+    def _halves(self, fault: Fault, _node: BrokerNode) -> None:
+        names = [one.name for one in self._nodes]
+        Random(fault.dice).shuffle(names)
+        here, there = names[: len(names) // 2], names[len(names) // 2 :]
+        cut = frozenset(pair for name in here for pair in _both(name, there))
+        self._weather(fault, "--", f"{here} from {there}, ", Weather(cut=cut))
+
+    def _ring(self, fault: Fault, _node: BrokerNode) -> None:
+        names = [one.name for one in self._nodes]
+        Random(fault.dice).shuffle(names)
+        cut: set[tuple[str, str]] = set()
+        for position, name in enumerate(names):
+            near = {names[position - 1], name, names[(position + 1) % len(names)]}
+            cut |= _both(name, [other for other in names if other not in near])
+        self._weather(fault, "--", f"{names}, ", Weather(cut=frozenset(cut)))
+
+    def _flap(self, fault: Fault, node: BrokerNode) -> None:
+        rng = Random(fault.dice)
+        cut = Weather(cut=_both(node.name, self._names_besides(node)))
+        self._tell(node.name, f"flap: {_lasts(fault)}")
+        at_ns, isolated = 0, False
+        while at_ns < fault.lasts_ns:
+            isolated = not isolated
+            if isolated:
+                self._later(at_ns, self._fabric.begin, fault, cut)
+            else:
+                self._later(at_ns, self._fabric.end, fault)
+            at_ns += rng.randint(10 * MS, FLAP_NS)
+        self._later(fault.lasts_ns, self._fabric.end, fault)
+
+    def _slow_link(self, fault: Fault, node: BrokerNode) -> None:
+        delay_ns = (fault.strength + 1) * SLOW_LINK_NS // 1000
+        slow = _both(node.name, self._names_besides(node))
+        text = f"up to {delay_ns / MS} ms, "
+        self._weather(fault, node.name, text, Weather(slow=slow, delay_ns=delay_ns))
+
+    def _reset(self, _fault: Fault, node: BrokerNode) -> None:
+        self._tell(node.name, "reset: its links end")
+        self._fabric.reset_links(node.name)
+
+    def _rough(self, fault: Fault, _node: BrokerNode) -> None:
+        rng = Random(fault.dice)
+        loses, repeats, reorders = (ROUGH * rng.random() for _ in range(3))
+        text = f"{loses:.2f} lost, {repeats:.2f} repeated, {reorders:.2f} reordered, "
+        self._weather(fault, "--", text, Weather(loses=loses, repeats=repeats, reorders=reorders))
+
+    # -- disks and clocks
+
+    def _slow_disk(self, fault: Fault, node: BrokerNode) -> None:
+        slowness = 2 + fault.strength * SLOW_FLUSHES // 1000
+        self._tell(node.name, f"slow disk: flushes take {slowness} times longer, {_lasts(fault)}")
+        node.slowness = slowness
+        self._later(fault.lasts_ns, setattr, node, "slowness", 1)
+
+    def _bad_disk(self, fault: Fault, node: BrokerNode) -> None:
+        field = {"full disk": "full", "flush error": "flush_fails", "write error": "write_fails"}
+        self._tell(node.name, f"{fault.kind}: {_lasts(fault)}")
+        disk, name = node.disk.database, field[fault.kind]
+        setattr(disk, name, True)
+        self._later(fault.lasts_ns, lambda: setattr(disk, name, False))
+
+    def _clock_jump(self, fault: Fault, node: BrokerNode) -> None:
+        offset_ns = (fault.strength - 500) * CLOCK_JUMP_NS // 500
+        self._tell(node.name, f"clock jump: by {offset_ns / NS} s, {_lasts(fault)}")
+        node.set_clocks(wall_offset_ns=offset_ns)
+        self._later(fault.lasts_ns, lambda: node.set_clocks(wall_offset_ns=0))
+
+    def _drift(self, fault: Fault, node: BrokerNode) -> None:
+        ppm = (fault.strength - 500) * DRIFT_PPM // 500
+        self._tell(node.name, f"drift: {ppm} ppm, {_lasts(fault)}")
+        node.set_clocks(drift_ppm=ppm)
+        self._later(fault.lasts_ns, lambda: node.set_clocks(drift_ppm=0))
+
+    # -- clients
+
+    def _disconnect(self, fault: Fault, _node: BrokerNode) -> None:
+        rng = Random(fault.dice)
+        for client in [client for client in self._clients if rng.random() < 0.5]:
+            client.disconnect()
+        self._tell("clients", "disconnect: some of them")
+
+
+def _lasts(fault: Fault) -> str:
+    return f"for {fault.lasts_ns / NS} s"
+
+
+def _both(name: str, others: Sequence[str]) -> frozenset[tuple[str, str]]:
+    """The ways between a node and others, in both directions."""
+    return frozenset(pair for other in others for pair in ((name, other), (other, name)))

@@ -1,33 +1,53 @@
-"""The plan of one seed: how large the cluster is, how much work, which faults and how often.
+"""The plan of one seed: how large the cluster is, how much work, which faults and when.
 
 Owns: the numbers, drawn from the seed.
 May not touch: anything that runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from chaos.sim.broker.fault_script import Fault, draw_kinds, draw_script
 from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.schedule import rng_for
 from chaos.sim.world.virtual_time import MS, NS
+
+WORKLOADS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     nodes: int
+    replicas_max: int  # of streams
     workloads: tuple[str, ...]
     work_ns: int  # the faults end after this time at the latest
-    fault_gap_ns: int  # between two faults, on average
-    faults: tuple[str, ...]  # the kinds that occur
+    script: tuple[Fault, ...]
 
     @classmethod
     def drawn_from(cls, seed: int) -> Plan:
         rng = rng_for(seed, "plan")
-        kinds = ("kill", "power", "pause", "cut", "one-way", "isolate")
+        nodes = rng.choice((1, 3, 3, 3, 3, 3, 3, 5))
+        work_ns = rng.randint(4, 15) * NS
+        workloads = rng_for(seed, "workloads")  # apart: a new workload changes nothing else
+        faults = rng_for(seed, "faults")
         return cls(
-            nodes=3,
-            workloads=tuple(rng.sample(sorted(WORKLOADS), rng.randint(1, len(WORKLOADS)))),
-            work_ns=rng.randint(4, 15) * NS,
-            fault_gap_ns=rng.choice((300, 1000, 3000)) * MS,
-            faults=tuple(kind for kind in kinds if rng.random() < 0.6),
+            nodes=nodes,
+            replicas_max=rng.choice((3, nodes)) if nodes > 1 else 1,
+            workloads=tuple(
+                workloads.sample(
+                    sorted(WORKLOADS), workloads.randint(1, min(WORKLOADS_MAX, len(WORKLOADS)))
+                )
+            ),
+            work_ns=work_ns,
+            script=draw_script(
+                faults,
+                kinds=draw_kinds(faults, nodes),
+                nodes=nodes,
+                gap_ns=faults.choice((300, 1000, 3000)) * MS,
+                end_ns=work_ns,
+            ),
         )
+
+    def without_faults_except(self, positions: tuple[int, ...]) -> Plan:
+        """Only these faults of the script happen."""
+        return replace(self, script=tuple(self.script[position] for position in positions))

@@ -7,9 +7,10 @@ Spec: every bug is found within 2,000 seeds."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Final
 
+from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.run import RunOutcome, run_broker_seed
 from chaos.sim.bugs.broker_bug import BrokerBug
 from chaos.sim.bugs.node_bugs import NODE_BUGS
@@ -18,13 +19,14 @@ WITHIN_SEEDS: Final = 2000
 BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {**NODE_BUGS}
 
 
-def run_with_bug(seed: int, bug: str | None, *, tell: bool = False) -> RunOutcome:
-    """As run_broker_seed, with a bug in the code of all nodes."""
-    planted: AbstractContextManager[None] = nullcontext()
-    if bug is not None:
-        planted = BROKER_BUGS[bug].installed()
-    with planted:
-        return run_broker_seed(seed, tell=tell)
+def run_with_bug(seed: int, bug: str, *, tell: bool = False) -> RunOutcome:
+    """As run_broker_seed, with a bug in the code of all nodes and the work in which it shows."""
+    with BROKER_BUGS[bug].installed():
+        return run_broker_seed(seed, plan=plan_for_bug(seed, bug), tell=tell)
+
+
+def plan_for_bug(seed: int, bug: str) -> Plan:
+    return replace(Plan.drawn_from(seed), workloads=BROKER_BUGS[bug].workloads)
 
 
 def find_bug(bug: str, first: int = 0, count: int = WITHIN_SEEDS) -> RunOutcome | None:

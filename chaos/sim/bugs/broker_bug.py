@@ -29,6 +29,7 @@ class BrokerBug:
     rule: str  # the rule that it breaks
     replaces: tuple[Replacement, ...]
     found_by: int  # a seed that reveals it; the test suite begins its search there
+    workloads: tuple[str, ...]  # the work in which it shows; other work would only take time
 
     @contextmanager
     def installed(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 from raft.host.rounds import Effects, Rounds
 
+PUBLISHING: Final = ("acked publishers",)
 Written = Callable[[Rounds[Any], int], Effects[Any]]
 
 
@@ -30,6 +31,7 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "ack before flush": BrokerBug(
         "a vote or an append is answered only after its batch is flushed (Raft figure 2)",
         (Replacement(Rounds, "written", _promise_when_written),),
-        found_by=2,
+        found_by=24,
+        workloads=PUBLISHING,
     ),
 }

@@ -106,8 +106,14 @@ class DatabaseFiles:
     logged: list[list[Change]] = field(default_factory=list)  # with write-ahead log, not flushed
     unlogged: list[list[Change]] = field(default_factory=list)  # without it, not flushed
     written: int = 0  # logged writes ever made; the last len(logged) of them are not durable
+    openings: int = 0
+    full: bool = False
+    write_fails: bool = False
+    flush_fails: bool = False
 
     def write(self, changes: list[Change], *, logged: bool) -> None:
+        if self.write_fails:
+            raise DiskFault("IO error: simulated write error")
         _apply(self.live, changes)
         if logged:
             self.logged.append(changes)
@@ -143,6 +149,10 @@ class DatabaseFiles:
 def _apply(images: dict[str, ColumnImage], changes: list[Change]) -> None:
     for column, key, value, end in changes:
         images[column].change(key, value, end)
+
+
+class DiskFault(OSError):
+    """The simulated disk has refused."""
 
 
 class ProcessEnded(Exception):
@@ -181,6 +191,10 @@ class SimDatabase:
         if not self._alive():
             raise ProcessEnded
 
+    def _check_disk(self) -> None:
+        if self._files.flush_fails:
+            raise DiskFault("IO error: simulated flush error")
+
     def put(self, key: bytes, value: bytes) -> None:
         self._check_alive()
         self._files.write([(self._column, key, value, None)], logged=True)
@@ -192,11 +206,13 @@ class SimDatabase:
     def flush_wal(self, *, sync: bool) -> None:
         self._check_alive()
         files = self._files
+        self._check_disk()
         files.flush_logged(files.written if self.flush_limit is None else self.flush_limit)
 
     def flush(self, *, wait: bool) -> None:
         self._check_alive()
         files = self._files
+        self._check_disk()
         files.flush_logged(files.written)  # a memtable of this column holds logged writes too
         files.flush_unlogged(len(files.unlogged))
 
@@ -228,6 +244,21 @@ class SimDatabase:
 
     def close(self) -> None:
         """The files stay."""
+
+
+class SimDiskSpace:
+    """Stands in for raft.store.disk_space.DiskSpace."""
+
+    def __init__(self, files: DatabaseFiles) -> None:
+        self._files = files
+        self.stride = 1 << 16
+
+    def is_short(self, _coming: int, *, last: bool = False) -> bool:
+        return self._files.full and not last
+
+    def probe(self) -> None:
+        if self._files.full or self._files.write_fails or self._files.flush_fails:
+            raise DiskFault("simulated: the disk does not work yet")
 
 
 class SimCursor:

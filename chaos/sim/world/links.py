@@ -1,11 +1,13 @@
 """Simulated links between nodes: ordered, delayed, cut off, and lost with the node behind them.
 
-Owns: which node is linked to which, the frames under way, partitions.
+Owns: which node is linked to which, the frames under way, partitions and other faults in force.
 May not touch: what frames mean.
 Spec: raft/transport/transport.py, whose place `SimTransport` takes: every node has two links to
 every other (control and bulk); a link keeps the order of its frames and may end at any moment, and
 what was under way is then lost. While the way in one direction is cut, frames wait, as TCP
-retransmits; a link that hears no answer for `LINK_TIMEOUT_NS` is closed."""
+retransmits; a link that hears no answer for `LINK_TIMEOUT_NS` is closed. Frames of Raft's own
+channels may also be lost, repeated and reordered one by one: TCP never does that, but Raft
+tolerates it."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from typing import Any, Final
 
 from chaos.sim.world.node_loop import NodeLoop
 from chaos.sim.world.virtual_time import MS, NS, US, WorldTime
-from raft.transport.transport import Peer
+from raft.transport.transport import RAFT_BULK, RAFT_CONTROL, Peer
 from raft.types import NodeId
 
 LINK_TIMEOUT_NS: Final = 6 * NS
@@ -40,24 +42,64 @@ class LinkPair:
     silent_since_ns: int | None = None  # since when no answer could have arrived
 
 
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What is wrong with the network, until it is ended. Pairs are names of nodes, one way."""
+
+    cut: frozenset[tuple[str, str]] = frozenset()
+    slow: frozenset[tuple[str, str]] = frozenset()
+    delay_ns: int = 0  # of slow pairs, besides the usual
+    loses: float = 0.0  # probabilities, for every frame of Raft's own channels
+    repeats: float = 0.0
+    reorders: float = 0.0
+
+
 class Fabric:
     """The network of one cluster."""
 
     def __init__(self, world: WorldTime, rng: Random) -> None:
         self.latency_ns = 200 * US
         self.jitter_ns = 300 * US
+        self.weather: dict[object, Weather] = {}
         self.transports: dict[NodeId, SimTransport] = {}
         self.on_exception: Callable[[str, BaseException], None] = _reraise
         self._world = world
         self._rng = rng
         self._cut: set[tuple[str, str]] = set()  # names of nodes, in one direction
+        self._slow: dict[tuple[str, str], int] = {}
+        self._rough: list[Weather] = []
         self._numbers = 0
 
     # -- faults
 
-    def cut(self, pairs: set[tuple[str, str]]) -> None:
-        """Only these pairs of names are cut from now on, each in one direction."""
-        self._cut = set(pairs)
+    def begin(self, fault: object, weather: Weather) -> None:
+        """In force until `end`, together with others. `fault` names it."""
+        self.weather[fault] = weather
+        self._changed()
+
+    def end(self, fault: object) -> None:
+        if self.weather.pop(fault, None) is not None:
+            self._changed()
+
+    def end_all(self) -> None:
+        self.weather.clear()
+        self._changed()
+
+    def reset_links(self, name: str) -> None:
+        """The links from and to this node end; all can be opened again at once."""
+        for transport in list(self.transports.values()):
+            for pair in list(transport.pairs.values()):
+                if name in (pair.source.name, pair.target.name):
+                    self.close(pair)
+
+    def _changed(self) -> None:
+        everything = self.weather.values()
+        self._cut = {pair for one in everything for pair in one.cut}
+        self._slow = {}
+        for one in everything:
+            for pair in one.slow:
+                self._slow[pair] = max(one.delay_ns, self._slow.get(pair, 0))
+        self._rough = [one for one in everything if one.loses or one.repeats or one.reorders]
         self.changed()
 
     def is_cut(self, source: SimTransport, target: SimTransport) -> bool:
@@ -178,9 +220,35 @@ class Fabric:
             self._dispatch(pair, link, channel, payload)
 
     def _dispatch(self, pair: LinkPair, link: int, channel: int, payload: bytes) -> None:
-        arrives = max(self._world.now_ns + self.delay_ns(), pair.last_ns[link] + 1)
+        if self._rough and channel in (RAFT_CONTROL, RAFT_BULK):
+            self._dispatch_roughly(pair, link, channel, payload)
+            return
+        arrives = max(self._world.now_ns + self._delay_of(pair), pair.last_ns[link] + 1)
         pair.last_ns[link] = arrives
         self._world.at(arrives, self._arrive, pair, link, channel, payload)
+
+    def _delay_of(self, pair: LinkPair) -> int:
+        delay = self.delay_ns()
+        slow = self._slow and self._slow.get((pair.source.name, pair.target.name), 0)
+        return delay + self._rng.randint(slow // 2, slow) if slow else delay
+
+    def _dispatch_roughly(self, pair: LinkPair, link: int, channel: int, payload: bytes) -> None:
+        rng, rough = self._rng, self._rough[0]
+        copies = 1
+        if rng.random() < rough.loses:
+            copies = 0
+            pair.pending_bytes -= len(payload)
+        elif rng.random() < rough.repeats:
+            copies = 2
+            pair.pending_bytes += len(payload)
+        for _ in range(copies):
+            arrives = self._world.now_ns + self._delay_of(pair)
+            if rng.random() < rough.reorders:
+                arrives += rng.randrange(20 * MS)
+            else:
+                arrives = max(arrives, pair.last_ns[link] + 1)
+                pair.last_ns[link] = arrives
+            self._world.at(arrives, self._arrive, pair, link, channel, payload)
 
     def _arrive(self, pair: LinkPair, link: int, channel: int, payload: bytes) -> None:
         if not pair.open:

@@ -1,7 +1,8 @@
 """One simulated node: the real server and cluster runtime on a simulated computer.
 
-Owns: the disk of the node, and one run of the process on it after the other: start, pause, kill.
-May not touch: what the broker does; it is wired as broker/main.py wires it, without ports.
+Owns: the disk of the node, and one run of the process on it after the other: start, pause, stop,
+kill.
+May not touch: what the broker does; broker/main.py wires it, starts it and stops it.
 Spec: broker/cluster/platform.py names what is simulated."""
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from typing import Any, cast
 from broker.cluster.platform import Platform
 from broker.cluster.runtime import Runtime
 from broker.config.options import ClusterOptions, JetStreamOptions, Options
-from broker.monitor.monitor import Monitor
+from broker.main import Broker
 from broker.server.client.connection import Connection
-from broker.server.client.listener_profile import ListenerProfile
+from broker.server.client.listener_profile import ClientContext, ListenerProfile
 from broker.server.process.tasks import Tasks
-from broker.server.server import Server
 from chaos.sim.world.byte_stream import ByteStream
-from chaos.sim.world.database import DatabaseFiles, SimDatabase, SimWriteBatch
+from chaos.sim.world.database import DatabaseFiles, SimDatabase, SimDiskSpace, SimWriteBatch
 from chaos.sim.world.flush import SimFlushThread
 from chaos.sim.world.links import Fabric, SimTransport
 from chaos.sim.world.node_loop import NodeLoop
@@ -61,6 +61,39 @@ class SimFiles:
             self._files.pop(name, None)
 
 
+class SimListener:
+    """Stands in for the client port."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self.port = 0
+        self.profile = ListenerProfile(context)
+        self.accepting = False
+
+    def bind(self) -> None:
+        self.port = 4222
+
+    async def listen(self) -> None:
+        self.accepting = True
+
+    def announce(self) -> None:
+        """Nobody reads it."""
+
+    def close(self) -> None:
+        self.accepting = False
+
+
+@dataclass(slots=True)
+class Process:
+    """One run of the broker on a node."""
+
+    loop: NodeLoop
+    stopping: bool = False
+    broker: Broker | None = None
+    tasks: Tasks | None = None
+    listener: SimListener | None = None
+    transport: SimTransport | None = None
+
+
 class BrokerNode:
     """A computer with a disk. `start` runs the broker on it until `kill` or `stop`."""
 
@@ -75,21 +108,21 @@ class BrokerNode:
         rng: Random,
         on_exception: Callable[[str, dict[str, Any]], None],
     ) -> None:
+        """`names`: of the nodes that its routes lead to; its own is left out."""
         self.name = name
         self.disk = NodeDisk()
-        self.loop: NodeLoop | None = None
-        self.server: Server | None = None
-        self.runtime: Runtime | None = None
+        self.process: Process | None = None
         self.starts = 0
-        self.wall_offset_ns = 0
-        self.accepting = False
+        self.slowness = 1  # of the disk
+        self.on_stopped: Callable[[], None] | None = None  # at the next end of a graceful stop
         self.streams: list[ByteStream] = []
+        self._wall_offset_ns = 0
+        self._drift_ppm = 0
         self._world = world
         self._current = current
         self._fabric = fabric
         self._rng = rng
         self._on_exception = on_exception
-        self._transport: SimTransport | None = None
         self._former: list[object] = []  # ended runs: their coroutines must never be resumed
         self._options = Options(
             host="127.0.0.1",
@@ -103,14 +136,41 @@ class BrokerNode:
 
     @property
     def up(self) -> bool:
-        return self.loop is not None
+        return self.process is not None
+
+    @property
+    def loop(self) -> NodeLoop | None:
+        return None if self.process is None else self.process.loop
+
+    @property
+    def runtime(self) -> Runtime | None:
+        broker = None if self.process is None else self.process.broker
+        return None if broker is None else cast(Runtime, broker.runtime)
+
+    @property
+    def stopping(self) -> bool:
+        return self.process is not None and self.process.stopping
+
+    def set_clocks(
+        self, *, wall_offset_ns: int | None = None, drift_ppm: int | None = None
+    ) -> None:
+        """The clocks of the computer: they stay wrong when the process is started again."""
+        if wall_offset_ns is not None:
+            self._wall_offset_ns = wall_offset_ns
+        if drift_ppm is not None:
+            self._drift_ppm = drift_ppm
+        if self.loop is not None:
+            self.loop.wall_offset_ns = self._wall_offset_ns
+            self.loop.drift(self._drift_ppm)
 
     # -- the computer
 
-    def _platform(self, loop: NodeLoop) -> Platform:
+    def _platform(self, process: Process) -> Platform:
+        loop = process.loop
+
         def transport(**settings: Any) -> Any:
-            self._transport = SimTransport(self._fabric, loop, **settings)
-            return self._transport
+            process.transport = SimTransport(self._fabric, loop, **settings)
+            return process.transport
 
         return Platform(
             transport=transport,
@@ -125,7 +185,13 @@ class BrokerNode:
     def _open_store(
         self, loop: NodeLoop, path: Path, *, node_name: str, cluster_name: str, tuning: Any
     ) -> LogStore:
+        openings = 0
+
         def open_database() -> Any:
+            nonlocal openings
+            openings += 1
+            if openings > 1:  # the disk has failed: what was not flushed may be lost, or not
+                self.disk.database.crash(self._rng)
             database: Any = SimDatabase(self.disk.database, lambda: loop.alive)
             return database, claim(
                 database, str(path), node_name=node_name, cluster_name=cluster_name
@@ -136,10 +202,11 @@ class BrokerNode:
             open_database,
             flush_interval_s=tuning.flush_interval_s,
             new_batch=cast(Any, SimWriteBatch),
+            space=cast(Any, SimDiskSpace(self.disk.database)),
         )
 
     def flush_ns(self) -> int:
-        return 100 * US + self._rng.randrange(2 * MS)
+        return self.slowness * (100 * US + self._rng.randrange(2 * MS))
 
     def _blocking_ns(self) -> int:
         return 100 * US + self._rng.randrange(20 * MS)
@@ -147,59 +214,80 @@ class BrokerNode:
     # -- life
 
     def start(self) -> None:
-        assert self.loop is None, f"{self.name} is up"
+        assert self.process is None, f"{self.name} is up"
         self.starts += 1
-        loop = self.loop = NodeLoop(
+        loop = NodeLoop(
             self.name,
             self._world,
             self._current,
             on_exception=self._on_exception,
             blocking_ns=self._blocking_ns,
         )
-        loop.wall_offset_ns = self.wall_offset_ns
-        task = loop.start(self._run(loop), f"{self.name}, run {self.starts}")
-        task.add_done_callback(self._ended)
+        loop.wall_offset_ns = self._wall_offset_ns
+        loop.drift(self._drift_ppm)
+        process = self.process = Process(loop)
+        task = loop.start(self._run(process), f"{self.name}, run {self.starts}")
+        task.add_done_callback(lambda ended: self._ended(process, ended))
 
-    async def _run(self, loop: NodeLoop) -> None:
+    async def _run(self, process: Process) -> None:
+        def listener(context: ClientContext) -> SimListener:
+            process.listener = SimListener(context)
+            return process.listener
+
         async with Tasks() as tasks:
-            server = self.server = Server(self._options, tasks.spawn)
-            runtime = self.runtime = Runtime(self._options, self._platform(loop))
-            monitor = Monitor(server, runtime, lambda: None)
-            server.info.extend = runtime.on_connect_info
-            server.clients.bulk_reads = runtime
-            server.info.port = server.urls.port = 4222
-            server.info.refresh()
-            await runtime.start(server)
-            server.info.refresh()
-            monitor.start()
-            self.accepting = True
-            await asyncio.Event().wait()
+            process.tasks = tasks
+            process.broker = Broker(
+                self._options,
+                tasks,
+                runtime=lambda options: Runtime(options, self._platform(process)),
+                listener=listener,
+            )
+            await process.broker.start()
+            await process.broker.finished.wait()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             self._on_exception(
                 self.name, {"message": "the process has ended", "exception": task.exception()}
             )
+        elif process is self.process and process.stopping:
+            self.kill(power=False)
+            stopped, self.on_stopped = self.on_stopped, None
+            if stopped is not None:
+                stopped()
+
+    def stop(self) -> None:
+        """As after SIGTERM: it ends by itself, then `on_stopped` is called."""
+        process = self.process
+        assert process is not None
+        if process.stopping or process.broker is None or process.tasks is None:
+            return
+        process.stopping = True
+        broker, tasks = process.broker, process.tasks
+        process.loop.call_soon(lambda: tasks.spawn(broker.stop(), name="stop"))
 
     def kill(self, *, power: bool) -> int:
         """End the process now. `power`: of the whole computer, so that what was not flushed is
         lost and nobody is told. Returns how many writes are lost."""
-        loop = self.loop
-        assert loop is not None
-        loop.kill()
-        self._former.append((loop, self.server, self.runtime))
-        if self._transport is not None:
-            self._fabric.leave(self._transport, silently=power)
+        process = self.process
+        assert process is not None
+        self.process = None
+        process.loop.kill()
+        self._former.append(process)
+        if process.transport is not None:
+            self._fabric.leave(process.transport, silently=power)
         for stream in self.streams:
             stream.server_gone()
         self.streams.clear()
-        self.loop = self.server = self.runtime = self._transport = None
-        self.accepting = False
-        if power:
-            return self.disk.database.crash(self._rng)
-        database = self.disk.database  # the kernel keeps what was written to the log
-        database.flush_logged(database.written)
+        database = self.disk.database
+        if not power:  # the kernel keeps what was written to the log
+            database.flush_logged(database.written)
         return database.crash(self._rng)
+
+    def wipe(self) -> None:
+        """The node gets a new, empty disk."""
+        assert self.process is None, f"{self.name} is up"
+        self.disk = NodeDisk()
 
     def pause(self) -> None:
         if self.loop is not None:
@@ -215,10 +303,11 @@ class BrokerNode:
 
     def accept(self, stream: ByteStream) -> bool:
         """A client connects. False: refused."""
-        server, loop = self.server, self.loop
-        if not self.accepting or server is None or loop is None:
+        process = self.process
+        listener = None if process is None else process.listener
+        if process is None or listener is None or not listener.accepting:
             return False
         self.streams.append(stream)
-        profile = ListenerProfile(server.clients)
-        loop.call_soon(lambda: stream.accepted(loop, Connection(profile, loop)))
+        loop = process.loop
+        loop.call_soon(lambda: stream.accepted(loop, Connection(listener.profile, loop)))
         return True

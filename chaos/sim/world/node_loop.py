@@ -13,7 +13,7 @@ import contextvars
 from asyncio.events import _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, TypeVarTuple
 
 from chaos.sim.world.virtual_time import EPOCH_NS, NS, US, CurrentClock, WorldTime
 
@@ -23,6 +23,9 @@ else:
     EventLoop = asyncio.AbstractEventLoop
 
 Ts = TypeVarTuple("Ts")
+_MILLION: Final = 1_000_000
+_BUSY_TURNS: Final = 200  # after so many turns in a row, a turn takes longer
+_BUSY_TURN_NS: Final = 500 * US
 
 
 class NodeLoop(EventLoop):
@@ -44,7 +47,8 @@ class NodeLoop(EventLoop):
         self.alive = True
         self.paused = False
         self.wall_offset_ns = 0
-        self.drift_ppm = 0
+        self._drift_ppm = 0
+        self._since_ns = self._clock_ns = world.now_ns  # when the drift changed, and our clock then
         self._world = world
         self._current = current
         self._on_exception = on_exception
@@ -54,12 +58,22 @@ class NodeLoop(EventLoop):
         self._buried: list[asyncio.Handle] = []
         self._turn_due = False
         self._idle_until_ns = 0
+        self._busy_turns = 0
 
     # -- clocks
 
     def monotonic_ns(self) -> int:
-        now_ns = self._world.now_ns
-        return now_ns + now_ns * self.drift_ppm // 1_000_000
+        if not self._drift_ppm:
+            return self._clock_ns + self._world.now_ns - self._since_ns
+        elapsed_ns = self._world.now_ns - self._since_ns
+        return self._clock_ns + elapsed_ns + elapsed_ns * self._drift_ppm // _MILLION
+
+    def drift(self, ppm: int) -> None:
+        """From now on the clocks of this node run too fast, or too slow if it is negative. Timers
+        that are set already fire when they would have fired."""
+        self._clock_ns = self.monotonic_ns()
+        self._since_ns = self._world.now_ns
+        self._drift_ppm = ppm
 
     def wall_ns(self) -> int:
         return EPOCH_NS + self.monotonic_ns() + self.wall_offset_ns
@@ -106,9 +120,14 @@ class NodeLoop(EventLoop):
         finally:
             self._current.clock = before
             _set_running_loop(None)
-        self._idle_until_ns = self._world.now_ns + self._turn_ns
         if ready:
+            self._busy_turns += 1
+            turn_ns = self._turn_ns if self._busy_turns < _BUSY_TURNS else _BUSY_TURN_NS
+            self._idle_until_ns = self._world.now_ns + turn_ns
             self._wake()
+        else:
+            self._busy_turns = 0
+            self._idle_until_ns = self._world.now_ns + self._turn_ns
 
     def _fire(self, handle: asyncio.TimerHandle) -> None:
         if not self.alive:
@@ -159,6 +178,8 @@ class NodeLoop(EventLoop):
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         # A nanosecond more than needed: no timer fires before its time because of rounding.
         delay_ns = int((when - self.time()) * NS) + 1
+        if self._drift_ppm:
+            delay_ns = delay_ns * _MILLION // (_MILLION + self._drift_ppm) + 1
         self._world.after(max(0, delay_ns), self._fire, handle)
         return handle
 
