@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from broker.config.draft import BadOptions
+from broker.config.exposure import exposures
 from broker.config.flags import USAGE
 from broker.config.load import BadSettings, CommandLine, Loaded, UsageError, load, parse_flags
 from broker.config.options import JETRAFT_VERSION, VERSION, Options
@@ -198,6 +199,8 @@ class Broker:
         if options.config_file:
             shown = (options.config_file, options.config_digest)
             logger.info("Using configuration file: %s (%s)", *shown)
+        for sentence in exposures(options):
+            logger.warning("%s", sentence)
 
     async def _write_ports(self) -> None:
         server, options = self.server, self.server.options
