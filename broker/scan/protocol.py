@@ -212,7 +212,7 @@ def decode_plan(body: bytes) -> ScanPlan:
     """The answer to a planning request. Raises PlanRefused for a JetStream error body."""
     try:
         failure = msgspec.json.decode(body, type=_ApiFailure)
-    except msgspec.DecodeError:  # a plan has no "error"
+    except (msgspec.DecodeError, UnicodeDecodeError):  # a plan has no "error"
         return _decode(body, ScanPlan)
     raise PlanRefused(failure.error.code, failure.error.description)
 

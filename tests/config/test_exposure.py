@@ -19,7 +19,7 @@ from broker.config.options import (
 from tests.support.server import local, run, running_broker
 
 HERE = "127.0.0.1"
-ALL = "0.0.0.0"  # noqa: S104 - not bound
+ALL = "0.0.0.0"
 USER = Authorization(user="a", password="b")
 TLS = TlsOptions(cert_file="c", key_file="k")
 

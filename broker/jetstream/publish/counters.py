@@ -47,6 +47,11 @@ _sources: Final = msgspec.json.Decoder(Sources)
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
+# A body or header of a client. The last two are not errors of msgspec, and an error that leaves
+# `apply` would stop the stream on every replica.
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
 def wrong_increment(config: StreamConfig, message: IncomingMessage) -> JetStreamError | None:
     """Refusals that need nothing but the message and the configuration."""
     text = message.named.get(INCREMENT)
@@ -128,7 +133,7 @@ def _last(subject: bytes, last_row: LastRow) -> tuple[int, Sources] | None:
     known = wire_headers.get(found[0].headers(found[1]), SOURCES)
     try:
         sources = _sources.decode(known) if known else {}
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return None
     return None if value is None else (value, sources)
 
@@ -136,7 +141,7 @@ def _last(subject: bytes, last_row: LastRow) -> tuple[int, Sources] | None:
 def _read(data: bytes) -> int | None:
     try:
         return _number(_value.decode(data).val)
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return None
 
 

@@ -169,7 +169,7 @@ def read_head(payload: bytes) -> Head:
     """Raises BadArchive."""
     try:
         head = _head.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadArchive("its header cannot be decoded") from error
     if head.format != FORMAT:
         raise BadArchive(f"its format is {head.format}")

@@ -113,7 +113,7 @@ class AccountServices:
         try:
             question = msgspec.json.decode(payload, type=_Question)
             queue = base64.b64decode(question.queue)
-        except (msgspec.DecodeError, binascii.Error):
+        except (msgspec.DecodeError, binascii.Error, ValueError, RecursionError):
             return
         account = self._observed.server.accounts.get(question.acc)
         if account is not None and reply:

@@ -60,7 +60,7 @@ def read(payload: bytes) -> tuple[Filters, dict[str, Any]]:
     try:
         asked = msgspec.json.decode(payload, type=dict[str, Any])
         return msgspec.convert(asked, Filters), asked
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(str(error)) from error
 
 

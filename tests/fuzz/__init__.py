@@ -1,0 +1,1 @@
+"""Fuzzing: every parser of untrusted bytes, fed with inputs that nobody wrote."""
