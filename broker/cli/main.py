@@ -40,6 +40,7 @@ COMMANDS = {
     "serve": ("broker.cli.servers", "Run one server (takes nats-server's flags and config file)."),
     "up": ("broker.cli.servers", "Start three nodes on this machine and print their addresses."),
     "down": ("broker.cli.servers", "Stop the nodes that `up --detach` started."),
+    "cluster": ("broker.cli.cluster", "Show, add, drain and remove the nodes of a cluster."),
     "stream": (
         "broker.cli.jetstream",
         "Create, list, show, purge and delete streams.",

@@ -89,7 +89,7 @@ class JetStream:
             leaders=node.leaders,
             rpc=mesh.rpc,
             connected=mesh.connected,
-            placement=node.placement,
+            placement=node.nodes.placement,
         )
         self._api = ApiService(
             domain=options.domain.encode(),
@@ -192,6 +192,7 @@ class JetStream:
             moves=self._streams.moves,
             streams=self._streams,
             account_of=node.server.account,
+            balance=node.nodes.balance.ask,
             spawn=node.spawn,
         )
 
@@ -285,8 +286,8 @@ def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:
         overlaps=overlaps,
         turns=node.server.turns,
         captured=node.outboxes.captured,
-        placement=node.placement,
-        moves=StreamMoves(node.assignments, node.members, node.meta_requests, node.placement),
+        placement=node.nodes.placement,
+        moves=StreamMoves(node.assignments, node.members, node.meta_requests, node.nodes.placement),
     )
 
 

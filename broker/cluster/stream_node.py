@@ -6,14 +6,13 @@ May not touch: how any of them works. The API and monitoring are built on top, i
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from broker.cluster.clock import steady_clock
+from broker.cluster.cluster_nodes import ClusterNodes
 from broker.cluster.consumer_requests.forwarding import (
     ForwardedAcks,
     ForwardedRequest,
@@ -22,15 +21,10 @@ from broker.cluster.consumer_requests.forwarding import (
 from broker.cluster.limits.account_limits import AccountQuotas
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import META_GROUP, Assignment, AssignmentTable
-from broker.cluster.meta.founding import Founders, Founding, FoundingCalls, next_session
-from broker.cluster.meta.joining import Joining
+from broker.cluster.meta.founding import Founding, next_session
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
-from broker.cluster.meta.meta_voters import MetaVoters
-from broker.cluster.meta.node_table import Standing
-from broker.cluster.meta.placement import PlacementView
-from broker.cluster.meta.repair import Repair
 from broker.cluster.observe.advisories import Advisories
 from broker.cluster.observe.asset_info import AssetInfo
 from broker.cluster.origins.mirroring import MirrorsAndSources
@@ -40,7 +34,6 @@ from broker.cluster.peers.leader_announcements import LeaderAnnouncements
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.no_peers import NoPeers
-from broker.cluster.peers.rpc import CallFailed
 from broker.cluster.platform import Platform
 from broker.cluster.publish.admission import Admission
 from broker.cluster.publish.forwarding import AnswerForwarder, PublishForwarder
@@ -56,9 +49,8 @@ from broker.cluster.replica.replica_table import ReplicaTable
 from broker.cluster.replica.request_receiver import RequestReceiver
 from broker.cluster.replica.state_flush import StateFlush
 from broker.config.options import JetStreamOptions
-from broker.jetstream.errors import JetStreamError
 from broker.server.listeners import internal_client
-from raft import GroupId, NodeId, RaftError, Term
+from raft import GroupId, NodeId, Term
 from raft.host.host import Host
 from raft.transport.transport import Peer, Transport
 
@@ -66,8 +58,6 @@ if TYPE_CHECKING:
     from broker.server.server import Server
 
 logger = logging.getLogger("jetraft.cluster")
-
-LEARN_EVERY_S = 0.05
 
 Spawn = Callable[[Awaitable[None], str], object]
 
@@ -140,45 +130,21 @@ class StreamNode:
         self.announcements = LeaderAnnouncements(mesh, self.leaders, self._led)
 
     def _build_nodes(self, expected_nodes: Callable[[], int]) -> None:
-        """Who belongs to the cluster: founding, joining, voting, leaving."""
-        mesh = self.mesh
-        founders = Founders(
+        self.nodes = ClusterNodes(
+            server=self.server,
+            mesh=self.mesh,
+            options=self.options,
             files=self.files,
-            cluster=mesh.cluster,
-            name=mesh.name,
             incarnation=str(self.storage.store.identity.incarnation),
-            expected=expected_nodes,
-            on_formed=self._founded,
-            node=mesh.node,
-        )
-        founders.load()
-        self.joining = Joining(
-            node=mesh.node,
-            name=mesh.name,
-            rpc=mesh.rpc,
-            leaders=self.leaders,
-            group=self.meta_group,
-            nodes=self.assignments.nodes,
-            connected=mesh.connected,
-            now_ns=self.now_ns,
-        )
-        self.founding = FoundingCalls(
-            founders=founders,
             members=self.members,
-            rpc=mesh.rpc,
-            peers=mesh.peers,
-            join=self.joining.ask,
-            on_removed=self._expelled,
-            spawn=self.spawn,
-        )
-        self.repair = Repair(
-            group=self.meta_group,
-            view=self.placement,
+            leaders=self.leaders,
+            meta_group=self.meta_group,
+            meta_requests=self.meta_requests,
             now_ns=self.now_ns,
-            gone_after_s=self.options.replace_after_ns / 1e9 or math.inf,
-        )
-        self.meta_voters = MetaVoters(
-            self.meta_group, self.assignments.nodes, mesh.connected, self.members.name
+            expected_nodes=expected_nodes,
+            join_groups=self._join_groups,
+            leave_groups=self._leave_groups,
+            spawn=self.spawn,
         )
 
     def _build_publishing(self) -> None:
@@ -308,22 +274,20 @@ class StreamNode:
     def start(self) -> None:
         mesh = self.mesh
         for part in (self.publishing, self.answers, self.announcements, self.meta_requests,
-                     self.joining, self.quotas):  # fmt: skip
+                     self.quotas):  # fmt: skip
             part.start()
         mesh.register(CHANNEL_CONSUMER_REQUESTS, self.requests.received)
         mesh.register(CHANNEL_ACKS, self.requests.received_acks)
         mesh.register(CHANNEL_USAGE, self.usage.received)
-        for on_peer in (self.usage.peer_changed, self.founding.peer_changed,
-                        self.announcements.peer_changed, self._peer_changed):  # fmt: skip
+        for on_peer in (self.usage.peer_changed, self.announcements.peer_changed,
+                        self._peer_changed):  # fmt: skip
             mesh.on_peer(on_peer)
         mesh.interest.on_change.append(self.push_interest.changed)
         self.spawn(self.host.run(), "raft host")
         self.spawn(self.flush.run(), "state flush")
         self.spawn(self.flush.run_erasures(), "secure erase")
-        self.spawn(self.meta_voters.run(), "meta voters")
-        self.spawn(self.repair.run(), "repair")
         self.meta_group.load()
-        self.founding.start()
+        self.nodes.start()
 
     async def stop(self) -> None:
         """After leadership was handed over."""
@@ -334,80 +298,10 @@ class StreamNode:
 
     # -- which part is notified of what ---------------------------------------------------------
 
-    def _founded(self, founding: Founding) -> None:
-        self.assignments.nodes.found(founding.names())
-        self.members.refresh()
-        self._join_groups()
-        if self.mesh.node not in self.members.nodes:
-            self.spawn(self._learn_table(), "learn the stream table")
-            return
-        self._belongs()
-        if self.members.clustered:
-            logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
-
-    async def _learn_table(self) -> None:
-        """A node that has just joined knows no streams yet. Until it does, it must not say of any
-        that it does not exist."""
-        while True:
-            try:
-                await self.meta_requests.barrier()
-                if self.mesh.node in self.members.nodes:
-                    break
-            except (CallFailed, RaftError, TimeoutError, JetStreamError) as error:
-                logger.debug("the stream table is not known yet: %s", error)
-            await asyncio.sleep(LEARN_EVERY_S)
-        self._belongs()
-        names = sorted(self.members.name(node) for node in self.members.nodes)
-        logger.info("joined the cluster of %s", ", ".join(names))
-
-    def _belongs(self) -> None:
-        """This node is a member and knows the streams: clients may come."""
-        self.members.founded.set()
-        if not self.server.lame_duck:
-            self.mesh.tell(urls=self.server.client_urls(), ws_urls=self.server.ws_urls())
-
-    def _nodes_changed(self) -> None:
-        self.members.refresh()
-        if self.members.standing(self.mesh.node) is Standing.REMOVED:
-            # Not from inside the group that is to be closed.
-            asyncio.get_running_loop().call_soon(self._expelled)
-
-    def _expelled(self) -> None:
-        """This incarnation was removed from the cluster. It holds nothing any more, and sends its
-        clients elsewhere. Its data stays on its disk."""
-        if self.members.removed:
-            return
-        self.members.removed = True
-        self.members.founded.clear()
-        logger.error(
-            "this node was removed from the cluster: it holds no streams and refuses JetStream "
-            "requests. To let it join again, stop it and clear its store directory"
-        )
-        self.mesh.tell(urls=[], ws_urls=[])
-        for assignment in self.assignments:
-            self.outboxes.removed(assignment)
-            self.requests.forget(assignment.group)
-        for replica in self.replicas:
-            self.replicas.leave(replica)
-        self.meta_group.close()
-        self.host.remove_group(META_GROUP, wipe=False)
-
-    def placement(self) -> PlacementView:
-        return PlacementView(
-            members=self.members.placeable,
-            alive=self.mesh.connected,
-            load=self.assignments.load,
-            cluster=self.mesh.cluster,
-            tags=self.mesh.tags,
-            unique_tag=self.options.unique_tag,
-        )
-
-    def _join_groups(self) -> None:
+    def _join_groups(self, founding: Founding) -> None:
         """The meta group, and the group of every stream assigned to this node. A node that joined
         later is not among the first voters, so it neither votes nor campaigns before the log tells
         it that it is a member."""
-        founding = self.founding.founders.founding
-        assert founding is not None, "groups are joined once the cluster is known"
         for assignment in self.assignments:
             self._assigned(assignment)
         self.membership.drop_unassigned()
@@ -417,6 +311,19 @@ class StreamNode:
             machine=self.meta_group,
             applied=self.assignments.applied,
         )
+
+    def _leave_groups(self) -> None:
+        """This node was removed from the cluster."""
+        for assignment in self.assignments:
+            self.outboxes.removed(assignment)
+            self.requests.forget(assignment.group)
+        for replica in self.replicas:
+            self.replicas.leave(replica)
+        self.meta_group.close()
+        self.host.remove_group(META_GROUP, wipe=False)
+
+    def _nodes_changed(self) -> None:
+        self.nodes.changed()
 
     def _disk_recovered(self) -> None:
         """The store was opened again after a failure (raft.Host, on_recovered). Unflushed state is
@@ -428,11 +335,8 @@ class StreamNode:
                 self.storage.block_cache.discard_group(replica.group)
         self.meta_group.close()
         self.meta_group.load()
-        founding = self.founding.founders.founding
-        if founding is not None and not self.members.removed:
-            self.assignments.nodes.found(founding.names())
-            self.members.refresh()
-            self._join_groups()
+        if (founding := self.nodes.table_loaded()) is not None:
+            self._join_groups(founding)
         self.flush.resume_erasures()
 
     def _assigned(self, assignment: Assignment) -> None:

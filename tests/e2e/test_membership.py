@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from urllib.error import HTTPError
 
 import nats
 import pytest
+from click.testing import CliRunner
 from nats.js.api import StorageType, StreamConfig
 from nats.js.errors import NoStreamResponseError
 
+from broker.cli.main import cli
 from broker.local import LocalCluster, LocalNode
 from tests.support.clusters import connect, eventually, run
 from tests.support.publishers import Publisher, stored
@@ -283,3 +286,54 @@ def test_a_stream_whose_only_disk_is_lost_starts_again_empty(cluster: LocalClust
         await client.close()
 
     run(work)
+
+
+def command(node: LocalNode, *words: str, fails: bool = False) -> dict[str, Any]:
+    """`jetraft cluster ... --json` as the system user."""
+    environment = {"NATS_USER": "sys", "NATS_PASSWORD": "secret", "NATS_URL": node.url}
+    done = CliRunner().invoke(cli, ["cluster", *words, "--json"], env=environment)
+    assert (done.exit_code != 0) == fails, done.output
+    return {"output": done.output} if fails else dict(json.loads(done.stdout))
+
+
+def test_the_cluster_command_shows_balances_drains_and_removes(tmp_path: Path) -> None:
+    async def streams(node: LocalNode) -> None:
+        client = await connect(node)
+        for number in range(6):
+            await create(client, f"S{number}")
+            await current(client, f"S{number}")
+        await client.close()
+
+    def counts(status: dict[str, Any], what: str) -> dict[str, int]:
+        return {server["name"]: server[what] for server in status["servers"]}
+
+    with LocalCluster(tmp_path, size=4, name="ctl", more=SYSTEM) as cluster:
+        first, last = cluster.nodes[0], cluster.nodes[-1]
+        run(lambda: streams(first))
+        leader = command(first, "status")["meta_leader"]
+        now = command(first, "step-down")["meta_leader"]
+        assert now not in ("", leader)
+        assert command(first, "step-down", "--to", leader)["meta_leader"] == leader
+        refused = command(first, "step-down", "--to", leader, fails=True)
+        assert "is already leader" in refused["output"]
+        drained = command(first, "drain", last.name, "--wait", "60")
+        assert counts(drained, "replicas") == {
+            node.name: 0 if node is last else 6 for node in cluster.nodes
+        }
+        balanced = command(first, "rebalance")
+
+        def even() -> bool:
+            led = counts(command(first, "status"), "leaders")
+            return led[last.name] == 0 and max(led.values()) <= 3
+
+        deadline = time.monotonic() + 30
+        while not even():
+            assert time.monotonic() < deadline, balanced
+            time.sleep(0.1)
+        back = command(first, "add", last.name)
+        assert {server["state"] for server in back["servers"]} == {"member"}
+        gone = command(first, "remove", last.name, "--wait", "60")
+        assert last.name not in counts(gone, "replicas")
+        assert "not a member" in command(first, "remove", "nobody", fails=True)["output"]
+        user = CliRunner().invoke(cli, ["cluster", "status"], env={"NATS_URL": first.url})
+        assert "needs a user of the system account" in user.output

@@ -26,7 +26,13 @@ from broker.jetstream.api.requests import (
     StreamMoveRequest,
     decode_request,
 )
-from broker.jetstream.api.responses import Initiated, Success, encode_error, encode_response
+from broker.jetstream.api.responses import (
+    Initiated,
+    Success,
+    Transfers,
+    encode_error,
+    encode_response,
+)
 from broker.jetstream.api.subjects import SYSTEM_KINDS, ApiKind, ApiRequest, parse_api_subject
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.subjects import PublishingConnection, SinkKind, Subscription
@@ -49,6 +55,7 @@ class SystemApi:
     moves: StreamMoves
     streams: StreamApi
     account_of: Callable[[str], Account]
+    balance: Callable[[], Awaitable[int]]  # spread the leaders
     spawn: Callable[[Awaitable[None], str], object]
     kind: SinkKind = SinkKind.SERVICE
 
@@ -105,6 +112,8 @@ class SystemApi:
                 await self.admin.undo_drain(body)
             case ApiKind.SERVER_STATUS, _:
                 return encode_response(kind, self.admin.status())
+            case ApiKind.SERVER_REBALANCE, _:
+                return encode_response(kind, Transfers(await self.balance()))
             case ApiKind.ACCOUNT_PURGE, _:
                 self.spawn(self._purge(request.account), f"purge account {request.account}")
                 return encode_response(kind, Initiated(initiated=True))

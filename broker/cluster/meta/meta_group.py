@@ -138,6 +138,7 @@ class MetaGroup:
         self._flushed = index
 
     def close(self) -> None:
+        self.is_leader = False
         self._proposals.cancel()
 
     def _report(self, index: Index, command: MetaCommand, result: MetaResult) -> None:

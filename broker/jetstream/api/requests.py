@@ -191,6 +191,7 @@ _BODY_RULES: Final[dict[ApiKind, tuple[_BodyRule, type[RequestBody]]]] = {
     ApiKind.SERVER_EVACUATE: (_BodyRule.REQUIRED, ServerPeerRequest),
     ApiKind.SERVER_RETURN: (_BodyRule.REQUIRED, ServerPeerRequest),
     ApiKind.SERVER_STATUS: (_BodyRule.IGNORED, NoBody),
+    ApiKind.SERVER_REBALANCE: (_BodyRule.IGNORED, NoBody),
     ApiKind.META_RESCUE: (_BodyRule.REQUIRED, RescueRequest),
     ApiKind.ACCOUNT_PURGE: (_BodyRule.IGNORED, NoBody),
     ApiKind.ACCOUNT_STREAM_MOVE: (_BodyRule.PLAIN, StreamMoveRequest),

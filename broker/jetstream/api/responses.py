@@ -79,6 +79,12 @@ class Initiated(msgspec.Struct, frozen=True):
     initiated: bool = False
 
 
+class Transfers(msgspec.Struct, frozen=True):
+    """SERVER.REBALANCE: how many leaderships are being transferred. 0: they are even."""
+
+    transfers: int = always(0)
+
+
 class Rescued(msgspec.Struct, frozen=True):
     server: str = always("")
     server_id: str = always("")
@@ -139,6 +145,7 @@ ResponsePart = (
     | StreamList
     | StreamNames
     | Success
+    | Transfers
 )
 
 # Fields that nats-server never omits appear in failures too, at zero.

@@ -50,6 +50,7 @@ class ApiKind(Enum):
     SERVER_EVACUATE = "meta_server_evacuate_response"
     SERVER_RETURN = "meta_server_return_response"  # undoes an evacuation; not of NATS
     SERVER_STATUS = "meta_server_status_response"  # not of NATS
+    SERVER_REBALANCE = "meta_server_rebalance_response"  # not of NATS
     META_RESCUE = "meta_rescue_response"
     ACCOUNT_PURGE = "account_purge_response"
     ACCOUNT_STREAM_MOVE = "account_stream_move"
@@ -73,6 +74,7 @@ SYSTEM_KINDS: Final = frozenset(
         ApiKind.SERVER_EVACUATE,
         ApiKind.SERVER_RETURN,
         ApiKind.SERVER_STATUS,
+        ApiKind.SERVER_REBALANCE,
         ApiKind.META_RESCUE,
         ApiKind.ACCOUNT_PURGE,
         ApiKind.ACCOUNT_STREAM_MOVE,
@@ -187,6 +189,7 @@ _ENDPOINTS: Final[dict[tuple[str, ...], _Endpoint]] = {
     ("SERVER", "EVACUATE"): _Endpoint(ApiKind.SERVER_EVACUATE),
     ("SERVER", "RETURN"): _Endpoint(ApiKind.SERVER_RETURN),
     ("SERVER", "STATUS"): _Endpoint(ApiKind.SERVER_STATUS),
+    ("SERVER", "REBALANCE"): _Endpoint(ApiKind.SERVER_REBALANCE),
     ("ACCOUNT", "PURGE"): _Endpoint(ApiKind.ACCOUNT_PURGE, ("account",)),
     ("ACCOUNT", "STREAM", "MOVE"): _Endpoint(ApiKind.ACCOUNT_STREAM_MOVE, ("account", "stream")),
     ("ACCOUNT", "STREAM", "CANCEL_MOVE"): _Endpoint(

@@ -60,6 +60,7 @@ KNOWN = [
     ("SERVER.EVACUATE", ApiRequest(ApiKind.SERVER_EVACUATE)),
     ("SERVER.RETURN", ApiRequest(ApiKind.SERVER_RETURN)),
     ("SERVER.STATUS", ApiRequest(ApiKind.SERVER_STATUS)),
+    ("SERVER.REBALANCE", ApiRequest(ApiKind.SERVER_REBALANCE)),
     ("ACCOUNT.PURGE.A", ApiRequest(ApiKind.ACCOUNT_PURGE, account="A")),
     ("ACCOUNT.STREAM.MOVE.A.S", ApiRequest(ApiKind.ACCOUNT_STREAM_MOVE, "S", account="A")),
     (

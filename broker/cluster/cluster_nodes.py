@@ -1,0 +1,195 @@
+"""Who belongs to the cluster, assembled: founding, joining, voting, repair, leader balance.
+
+Owns: building and starting these parts, and what this node is told about its own membership.
+May not touch: how any of them works; the streams of this node (stream_node.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from broker.cluster.meta.founding import Founders, Founding, FoundingCalls
+from broker.cluster.meta.joining import Joining
+from broker.cluster.meta.leader_balance import LeaderBalance
+from broker.cluster.meta.members import ClusterMembers
+from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.meta.meta_requests import MetaRequests
+from broker.cluster.meta.meta_voters import MetaVoters
+from broker.cluster.meta.node_table import Standing
+from broker.cluster.meta.placement import PlacementView
+from broker.cluster.meta.repair import Repair
+from broker.cluster.node_files import NodeFiles
+from broker.cluster.peers.leader_table import LeaderTable
+from broker.cluster.peers.mesh import Mesh
+from broker.cluster.peers.rpc import CallFailed
+from broker.config.options import JetStreamOptions
+from broker.jetstream.errors import JetStreamError
+from raft import RaftError
+
+logger = logging.getLogger("jetraft.cluster")
+
+LEARN_EVERY_S = 0.05
+
+
+class AdvertisedServer(Protocol):
+    """The server, as far as peers tell clients about it."""
+
+    lame_duck: bool
+
+    def client_urls(self) -> list[str]: ...
+    def ws_urls(self) -> list[str]: ...
+
+
+@dataclass(slots=True)
+class ClusterNodes:
+    """Part of StreamNode."""
+
+    server: AdvertisedServer
+    mesh: Mesh
+    options: JetStreamOptions
+    files: NodeFiles
+    incarnation: str
+    members: ClusterMembers
+    leaders: LeaderTable
+    meta_group: MetaGroup
+    meta_requests: MetaRequests
+    now_ns: Callable[[], int]
+    expected_nodes: Callable[[], int]
+    join_groups: Callable[[Founding], None]  # this node belongs to the cluster
+    leave_groups: Callable[[], None]  # it was removed
+    spawn: Callable[[Awaitable[None], str], object]
+    founders: Founders = field(init=False)
+    founding: FoundingCalls = field(init=False)
+    joining: Joining = field(init=False)
+    balance: LeaderBalance = field(init=False)
+
+    def __post_init__(self) -> None:
+        mesh = self.mesh
+        self.founders = Founders(
+            files=self.files,
+            cluster=mesh.cluster,
+            name=mesh.name,
+            incarnation=self.incarnation,
+            expected=self.expected_nodes,
+            on_formed=self._founded,
+            node=mesh.node,
+        )
+        self.founders.load()
+        self.joining = Joining(
+            node=mesh.node,
+            name=mesh.name,
+            rpc=mesh.rpc,
+            leaders=self.leaders,
+            group=self.meta_group,
+            nodes=self.meta_group.assignments.nodes,
+            connected=mesh.connected,
+            now_ns=self.now_ns,
+        )
+        self.founding = FoundingCalls(
+            founders=self.founders,
+            members=self.members,
+            rpc=mesh.rpc,
+            peers=mesh.peers,
+            join=self.joining.ask,
+            on_removed=self._expelled,
+            spawn=self.spawn,
+        )
+        self.balance = LeaderBalance(self.meta_group, self.leaders, mesh.rpc, mesh.connected)
+
+    def start(self) -> None:
+        self.joining.start()
+        self.balance.start()
+        self.mesh.on_peer(self.founding.peer_changed)
+        voters = MetaVoters(
+            self.meta_group,
+            self.meta_group.assignments.nodes,
+            self.mesh.connected,
+            self.members.name,
+        )
+        repair = Repair(
+            group=self.meta_group,
+            view=self.placement,
+            now_ns=self.now_ns,
+            gone_after_s=self.options.replace_after_ns / 1e9 or math.inf,
+        )
+        self.spawn(voters.run(), "meta voters")
+        self.spawn(repair.run(), "repair")
+        self.spawn(self.balance.run(), "leader balance")
+        self.founding.start()
+
+    def placement(self) -> PlacementView:
+        return PlacementView(
+            members=self.members.placeable,
+            alive=self.mesh.connected,
+            load=self.meta_group.assignments.load,
+            cluster=self.mesh.cluster,
+            tags=self.mesh.tags,
+            unique_tag=self.options.unique_tag,
+        )
+
+    def table_loaded(self) -> Founding | None:
+        """The stream table was read from disk. None: this node belongs to no cluster."""
+        founding = self.founders.founding
+        if founding is None or self.members.removed:
+            return None
+        self.meta_group.assignments.nodes.found(founding.names())
+        self.members.refresh()
+        return founding
+
+    def changed(self) -> None:
+        """The table of nodes has changed."""
+        self.members.refresh()
+        if self.members.standing(self.mesh.node) is Standing.REMOVED:
+            # Not from inside the group that is to be closed.
+            asyncio.get_running_loop().call_soon(self._expelled)
+
+    # -- this node ------------------------------------------------------------------------------
+
+    def _founded(self, founding: Founding) -> None:
+        self.table_loaded()
+        self.join_groups(founding)
+        if self.mesh.node not in self.members.nodes:
+            self.spawn(self._learn_table(), "learn the stream table")
+            return
+        self._belongs()
+        if self.members.clustered:
+            logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
+
+    async def _learn_table(self) -> None:
+        """A node that has just joined knows no streams yet. Until it does, it must not say of any
+        that it does not exist."""
+        while True:
+            try:
+                await self.meta_requests.barrier()
+                if self.mesh.node in self.members.nodes:
+                    break
+            except (CallFailed, RaftError, TimeoutError, JetStreamError) as error:
+                logger.debug("the stream table is not known yet: %s", error)
+            await asyncio.sleep(LEARN_EVERY_S)
+        self._belongs()
+        names = sorted(self.members.name(node) for node in self.members.nodes)
+        logger.info("joined the cluster of %s", ", ".join(names))
+
+    def _belongs(self) -> None:
+        """This node is a member and knows the streams: clients may come."""
+        self.members.founded.set()
+        if not self.server.lame_duck:
+            self.mesh.tell(urls=self.server.client_urls(), ws_urls=self.server.ws_urls())
+
+    def _expelled(self) -> None:
+        """This incarnation was removed from the cluster. It holds nothing any more, and sends its
+        clients elsewhere. Its data stays on its disk."""
+        if self.members.removed:
+            return
+        self.members.removed = True
+        self.members.founded.clear()
+        logger.error(
+            "this node was removed from the cluster: it holds no streams and refuses JetStream "
+            "requests. To let it join again, stop it and clear its store directory"
+        )
+        self.mesh.tell(urls=[], ws_urls=[])
+        self.leave_groups()

@@ -1,0 +1,156 @@
+"""Leader balance: streams' leaders spread evenly over their nodes, and away from draining ones.
+
+Owns: which leaderships to transfer, as a pure function, and the loop of the meta leader that asks
+for it. After restarts the nodes that stayed lead everything; once no leader has changed for a
+while, a few leaderships at a time go back. A draining node gives up its leaderships at once.
+May not touch: elections; Raft transfers leadership only to a member that has caught up.
+Spec: docs/decisions/0015-nodes-come-and-go.md."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from broker.cluster.meta.assignments import META_GROUP, Assignment
+from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.meta.node_table import NodeTable
+from broker.cluster.peers.leader_table import LeaderTable
+from broker.cluster.peers.rpc import CallFailed, CallRefused, Rpc
+from raft import GroupId, NodeId, RaftError
+
+logger = logging.getLogger("jetraft.cluster")
+
+CHECK_EVERY_S: Final = 2.0
+QUIET_S: Final = 30.0  # without a change of leaders, before leaderships move by themselves
+TRANSFERS_MAX: Final = 8  # at a time
+UNEVEN: Final = 1.25  # by itself only if a node leads so many times its share
+EVEN: Final = 1.0  # on request
+
+_encode = msgspec.msgpack.Encoder().encode
+_transfer = msgspec.msgpack.Decoder(tuple[int, int])
+_count = msgspec.msgpack.Decoder(int)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderTransfer:
+    group: int
+    leader: NodeId
+    to: NodeId
+
+
+def next_transfers(
+    assignments: Iterable[Assignment],
+    nodes: NodeTable,
+    *,
+    leader: Callable[[int], NodeId | None],
+    alive: Callable[[NodeId], bool],
+    tolerance: float,
+) -> list[LeaderTransfer]:
+    """A few leaderships to transfer now. Each makes the numbers more even by two, so it ends."""
+    able = [node for node in nodes.placeable() if alive(node)]
+    led = [(one, leader(one.group)) for one in assignments]
+    counts = dict.fromkeys(able, 0)
+    for _, node in led:
+        if node in counts:
+            counts[node] += 1
+    share = sum(counts.values()) / len(able) if able else 0.0
+    transfers: list[LeaderTransfer] = []
+    for one, node in led:
+        if node is None or set(one.peers) != set(one.members):
+            continue  # it has no leader, or its leader moves it
+        others = [NodeId(m) for m in one.members if m != node and m in counts]
+        to = min(others, key=lambda other: (counts[other], other), default=None)
+        if to is None:
+            continue
+        drains = node not in counts
+        if drains or (counts[node] > max(share * tolerance, counts[to] + 1)):
+            transfers.append(LeaderTransfer(one.group, node, to))
+            counts[to] += 1
+            if not drains:
+                counts[node] -= 1
+        if len(transfers) == TRANSFERS_MAX:
+            break
+    return transfers
+
+
+@dataclass(slots=True)
+class LeaderBalance:
+    """`run` is a task of the node; only the leader of the meta group does something in it."""
+
+    group: MetaGroup
+    leaders: LeaderTable
+    rpc: Rpc
+    connected: Callable[[NodeId], bool]
+    _seen: frozenset[tuple[int, NodeId | None]] = frozenset()
+    _quiet_since: float = 0.0
+
+    def start(self) -> None:
+        self.rpc.register("stream transfer", self._serve_transfer)
+        self.rpc.register("rebalance", self._serve_rebalance)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            if self.group.knows_all:
+                await self._transfer(self._due(time.monotonic()))
+
+    async def ask(self) -> int:
+        """Have the meta leader spread the leaders now. How many leaderships it transfers first;
+        the others follow by themselves. Raises CallFailed or JetStreamError."""
+        leader = await self.leaders.wait(META_GROUP)
+        return _count.decode(await self.rpc.call(leader, "rebalance", b""))
+
+    def _due(self, now: float) -> list[LeaderTransfer]:
+        table = self.group.assignments
+        seen = frozenset((one.group, self.leaders.leader(one.group)) for one in table)
+        if seen != self._seen:
+            self._seen, self._quiet_since = seen, now
+        quiet = now >= self._quiet_since + QUIET_S
+        transfers = self._next(UNEVEN)
+        if quiet:
+            self._quiet_since = now  # the next ones after another quiet time
+            return transfers
+        drains = set(table.nodes.placeable())
+        return [one for one in transfers if one.leader not in drains]
+
+    def _next(self, tolerance: float) -> list[LeaderTransfer]:
+        table = self.group.assignments
+        return next_transfers(
+            table,
+            table.nodes,
+            leader=self.leaders.leader,
+            alive=self.connected,
+            tolerance=tolerance,
+        )
+
+    async def _transfer(self, transfers: list[LeaderTransfer]) -> int:
+        done = 0
+        for one in transfers:
+            try:
+                await self.rpc.call(one.leader, "stream transfer", _encode((one.group, one.to)))
+                done += 1
+            except (CallFailed, RaftError) as refused:
+                logger.debug("transfer of group %d: %s", one.group, refused)
+        return done
+
+    async def _serve_rebalance(self, _peer: NodeId, _body: bytes) -> bytes:
+        if not self.group.knows_all:
+            raise CallRefused("not the meta leader")
+        return _encode(await self._transfer(self._next(EVEN)))
+
+    async def _serve_transfer(self, _peer: NodeId, body: bytes) -> bytes:
+        group, to = _transfer.decode(body)
+        host = self.group.host
+        try:
+            if to not in host.status(GroupId(group)).core.voters:
+                raise CallRefused("not a voter of the group")
+            host.transfer(GroupId(group), NodeId(to))
+        except RaftError as error:
+            raise CallRefused(str(error)) from error
+        return b""
