@@ -12,6 +12,8 @@ import click
 
 from broker.cli.end_by_signal import end_by_signal
 
+SHRUNK_MAX = 3  # failing seeds that are shrunk and told; the others are only named
+
 
 @click.group()
 def chaos() -> None:
@@ -84,10 +86,73 @@ def chaos_run(
     help="How many seeds; each is one simulated cluster.",
 )  # fmt: skip
 @click.option("--first", default=1, show_default=True, help="The first seed.")
-@click.option("--seed", type=int, default=None, help="Replay one seed with a readable trace.")
+@click.option("--seed", type=int, default=None, help="Replay one seed, told as a story.")
+@click.option("--faults", default=None, help="With --seed: only these faults, such as 0,3,7.")
+@click.option("--workload", multiple=True, help="With --seed: only this work. May be repeated.")
+@click.option("--bug", default=None, help="With --seed: plant this bug in the broker.")
+@click.option("--shrink", is_flag=True, help="With --seed: leave out what the failure needs not.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(1, 64), help="Processes.")
-def chaos_sim(*, seeds: int, first: int, seed: int | None, jobs: int) -> None:
-    """Run whole Raft clusters on virtual time with crashes, lost messages and partitions."""
+@click.option("--raft", is_flag=True, help="Raft alone: single messages lost, repeated, reordered.")
+def chaos_sim(
+    *, seeds: int, first: int, seed: int | None, faults: str | None, workload: tuple[str, ...],
+    bug: str | None, shrink: bool, jobs: int, raft: bool,
+) -> None:  # fmt: skip
+    """Run whole clusters of brokers on virtual time, with faults, and check every promise."""
+    if raft:
+        _simulate_raft(seeds, first, seed, jobs)
+    elif seed is None:
+        _simulate_brokers(seeds, first, jobs)
+    else:
+        _replay(seed, faults=faults, workloads=workload, bug=bug, shrink=shrink)
+
+
+def _replay(
+    seed: int, *, faults: str | None, workloads: tuple[str, ...], bug: str | None, shrink: bool
+) -> None:
+    from chaos.sim.broker.planted_bugs import BROKER_BUGS
+    from chaos.sim.broker.report import Replay, replay_report, shrunk_report
+    from chaos.sim.broker.workloads import WORKLOADS
+
+    if bug is not None and bug not in BROKER_BUGS:
+        raise click.UsageError(f'no bug "{bug}"; choose from: {", ".join(BROKER_BUGS)}')
+    for name in workloads:
+        if name not in WORKLOADS:
+            raise click.UsageError(f'no workload "{name}"; choose from: {", ".join(WORKLOADS)}')
+    kept = None if faults is None else tuple(int(one) for one in faults.split(",") if one.isdigit())
+    replay = Replay(seed, kept, workloads or None, bug)
+    ok, text = replay_report(replay)
+    click.echo(shrunk_report(replay) if shrink and not ok else text)
+    raise SystemExit(0 if ok else 1)
+
+
+def _simulate_brokers(seeds: int, first: int, jobs: int) -> None:
+    from rich.progress import Progress
+
+    from chaos.sim.broker.report import Replay, shrunk_report
+    from chaos.sim.broker.run import survey_brokers
+
+    with Progress() as progress:
+        task = progress.add_task("simulating", total=seeds)
+        survey = survey_brokers(
+            range(first, first + seeds), jobs, lambda done: progress.update(task, completed=done)
+        )
+    for failure in survey.failures[:SHRUNK_MAX]:
+        click.echo(shrunk_report(Replay(failure.seed)))
+    for failure in survey.failures[SHRUNK_MAX:]:
+        click.echo(f"seed {failure.seed}: {failure.violation}")
+    reached = sorted(survey.counters.items())
+    click.echo("reached: " + ", ".join(f"{name} ({count})" for name, count in reached))
+    click.echo("not reached by any seed:")
+    for mark in survey.unreached():
+        click.echo(f"  {mark}")
+    clean = seeds - len(survey.failures)
+    click.echo(f"{clean} of {seeds} seeds clean (from {first}), {survey.virtual_seconds:.0f} "
+               "simulated seconds")  # fmt: skip
+    if survey.failures:
+        raise SystemExit(1)
+
+
+def _simulate_raft(seeds: int, first: int, seed: int | None, jobs: int) -> None:
     from chaos.sim.run import run_seed, run_seeds
 
     if seed is not None:

@@ -42,6 +42,7 @@ from broker.jetstream.api.stream_access import may_scan, scan_subject
 from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft import NodeId
+from raft.host.statistics import HostStatistics
 from raft.store.log_store import StoreError
 
 if TYPE_CHECKING:
@@ -224,6 +225,10 @@ class JetStream:
     def replica_of(self, account: str, stream: str) -> Replica | None:
         """This node's replica of a stream, if it has one. For the simulator, which compares all."""
         return self._node.replicas.of_stream(account, stream)
+
+    def host_statistics(self) -> HostStatistics:
+        """Of all Raft groups of this node. For the simulator, which counts rare events."""
+        return self._node.host.statistics()
 
     def raftz(self, query: Query) -> Document:
         return self._raft_groups.document(query)

@@ -50,7 +50,7 @@ class SeedOutcome:
             lines.append(f"  ... {hidden} earlier lines; run_seed({self.seed}, trace=True) has all")
         lines += trace[-TRACE_LINES_SHOWN:]
         if not self.ok:
-            lines.append(f"replay: jetraft chaos sim --seed {self.seed}")
+            lines.append(f"replay: jetraft chaos sim --raft --seed {self.seed}")
         return "\n".join(lines)
 
 

@@ -13,17 +13,20 @@ from typing import Any
 
 from broker.cluster.replica.replica import Replica
 from chaos.sim.broker.isolation import isolated
+from chaos.sim.broker.marks import host_marks
 from chaos.sim.broker.nemesis import BrokerNemesis
 from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.clients.client import SimClient
 from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.every_step import ConsensusObserver
 from chaos.sim.promises.journal import Journal
 from chaos.sim.promises.stored import check_alike
 from chaos.sim.schedule import rng_for
 from chaos.sim.world.links import Fabric
 from chaos.sim.world.node import BrokerNode
 from chaos.sim.world.node_loop import NodeLoop
+from chaos.sim.world.replacement import replaced
 from chaos.sim.world.virtual_time import (
     MS,
     NS,
@@ -94,8 +97,12 @@ class BrokerCluster:
         if self._tell is not None:
             self._tell(f"{self.world.now_ns / NS:9.4f} {who:8} {what}")
 
+    def _running_node(self) -> str:
+        return getattr(self._current.clock, "name", "--")
+
     def _logged(self, text: str) -> None:
-        self.story(getattr(self._current.clock, "name", "--"), text)
+        if self._tell is not None:
+            self._tell(f"{self.world.now_ns / NS:9.4f} {self._running_node():8} {text}")
 
     def _failed(self, who: str, context: dict[str, Any]) -> None:
         """The code under test has raised where nothing may raise."""
@@ -109,7 +116,12 @@ class BrokerCluster:
         loops = [self.client_loop]
         dice = rng_for(self.seed, "dice")
         tell = None if self._tell is None else self._logged
-        with simulated_clocks(self._current, dice), isolated(loops, tell, self._failed):
+        observer = ConsensusObserver(self._running_node, self._failures.append)
+        with (
+            simulated_clocks(self._current, dice),
+            isolated(loops, tell, self.mark, self._failed),
+            replaced(observer.replacements()),
+        ):
             try:
                 self._run()
             finally:
@@ -198,6 +210,11 @@ class BrokerCluster:
         }
 
     def _check(self) -> None:
+        for node in self.nodes:
+            jetstream = node.runtime.jetstream if node.runtime is not None else None
+            if jetstream is not None:
+                for mark in host_marks(jetstream.host_statistics()):
+                    self.mark(mark)
         for config in self._streams:
             replicas = self.replicas(config["name"])
             digests = {n: (r.stream.applied, r.stream.digest()) for n, r in replicas.items()}

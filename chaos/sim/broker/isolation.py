@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from chaos.sim.broker.marks import log_mark
 from chaos.sim.world.database import DiskFault
 from chaos.sim.world.node_loop import NodeLoop
 
@@ -23,12 +24,16 @@ Failed = Callable[[str, dict[str, Any]], None]
 
 
 class FailureLog(logging.Handler):
-    def __init__(self, tell: Callable[[str], None] | None, failed: Failed) -> None:
+    def __init__(
+        self, tell: Callable[[str], None] | None, mark: Callable[[str], None], failed: Failed
+    ) -> None:
         super().__init__(logging.INFO)
         self._tell = tell
+        self._mark = mark
         self._failed = failed
 
     def emit(self, record: logging.LogRecord) -> None:
+        self._mark(log_mark(str(record.msg)))
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and record.levelno >= logging.ERROR and not _is_injected(error):
             self._failed(record.name, {"message": record.getMessage(), "exception": error})
@@ -46,16 +51,20 @@ def _is_injected(error: BaseException) -> bool:
 
 @contextmanager
 def isolated(
-    loops: Sequence[NodeLoop], tell: Callable[[str], None] | None, failed: Failed
+    loops: Sequence[NodeLoop],
+    tell: Callable[[str], None] | None,
+    mark: Callable[[str], None],
+    failed: Failed,
 ) -> Iterator[None]:
-    """`loops` are killed at the end. Coroutines of killed processes are then freed unheard: their
-    `finally` blocks run without an event loop and raise."""
+    """`mark` gets the template of every record. `loops` are killed at the end. Coroutines of killed
+    processes are then freed unheard: their `finally` blocks run without an event loop and
+    raise."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(one.level, one.propagate) for one in loggers]
-    handler = FailureLog(tell, failed)
+    handler = FailureLog(tell, mark, failed)
     for one in loggers:
         one.addHandler(handler)
-        one.setLevel(logging.ERROR if tell is None else logging.INFO)
+        one.setLevel(logging.INFO)
         one.propagate = False
     collected = gc.isenabled()
     gc.disable()

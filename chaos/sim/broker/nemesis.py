@@ -126,7 +126,7 @@ class BrokerNemesis:
             node.on_stopped = lambda: self._stopped(fault, node)
 
     def _stopped(self, fault: Fault, node: BrokerNode) -> None:
-        self._tell(node.name, f"has stopped, {_lasts(fault)}")
+        self._tell(node.name, f"has stopped: {_lasts(fault)}")
         self._later(fault.lasts_ns, self._start, node)
 
     def _rolling(self, fault: Fault, node: BrokerNode, left: int | None = None) -> None:

@@ -48,6 +48,9 @@ class Plan:
             ),
         )
 
-    def without_faults_except(self, positions: tuple[int, ...]) -> Plan:
-        """Only these faults of the script happen."""
-        return replace(self, script=tuple(self.script[position] for position in positions))
+    def reduced(
+        self, *, faults: tuple[int, ...] | None = None, workloads: tuple[str, ...] | None = None
+    ) -> Plan:
+        """With these faults only (positions in the script), and with this work only."""
+        script = self.script if faults is None else tuple(self.script[one] for one in faults)
+        return replace(self, script=script, workloads=workloads or self.workloads)

@@ -1,20 +1,28 @@
 """Run seeds of the whole-broker simulation, one or many, and report failures so that they replay.
 
-Owns: RunOutcome and the processes that share many seeds.
+Owns: RunOutcome, BrokerSurvey and the processes that share many seeds.
 May not touch: the terminal.
-Spec: the same seed gives the same run; set PYTHONHASHSEED=0 for the same story in another
-process."""
+Spec: the same seed gives the same run, in every process and on every machine."""
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 
 from chaos.sim.broker.cluster import BrokerCluster
 from chaos.sim.broker.isolation import free_garbage
+from chaos.sim.broker.marks import known_marks
 from chaos.sim.broker.plan import Plan
 from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.journal import Journal, Operation
+
+OPERATIONS_SHOWN = 12
 
 
 @dataclass(slots=True)
@@ -28,6 +36,7 @@ class RunOutcome:
     steps: int
     counters: Counter[str]
     story: list[str] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)  # that led to the violation
 
     @property
     def ok(self) -> bool:
@@ -54,7 +63,80 @@ def run_broker_seed(seed: int, *, plan: Plan | None = None, tell: bool = False) 
         steps=cluster.world.steps,
         counters=cluster.counters,
         story=story,
+        operations=_leading_to(violation, cluster.journal) if violation else [],
     )
     del cluster
     free_garbage()
     return outcome
+
+
+def _leading_to(violation: str, journal: Journal) -> list[str]:
+    """The operations that the verdict names, or the last ones."""
+    named = [one for one in journal.operations if _is_named(one, violation)]
+    return [str(one) for one in (named or journal.operations)[-OPERATIONS_SHOWN:]]
+
+
+def _is_named(operation: Operation, violation: str) -> bool:
+    payload = operation.fields.get("payload")
+    return isinstance(payload, bytes) and repr(payload[:24]) in violation
+
+
+@dataclass(slots=True)
+class BrokerSurvey:
+    """What many seeds together have shown."""
+
+    seeds: int = 0
+    failures: list[RunOutcome] = field(default_factory=list)
+    counters: Counter[str] = field(default_factory=Counter)
+    virtual_seconds: float = 0.0
+
+    def add(self, outcome: RunOutcome) -> None:
+        self.seeds += 1
+        self.virtual_seconds += outcome.virtual_seconds
+        self.counters.update(outcome.counters)
+        if not outcome.ok:
+            self.failures.append(outcome)
+
+    def unreached(self) -> list[str]:
+        return sorted(known_marks() - set(self.counters))
+
+
+def survey_brokers(
+    seeds: Sequence[int], jobs: int = 1, progress: Callable[[int], object] | None = None
+) -> BrokerSurvey:
+    """`progress(done)` is called after each seed."""
+    survey = BrokerSurvey()
+    for outcome in _outcomes(seeds, jobs):
+        survey.add(outcome)
+        if progress is not None:
+            progress(survey.seeds)
+    survey.failures.sort(key=lambda outcome: outcome.seed)
+    return survey
+
+
+def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[RunOutcome]:
+    if jobs <= 1:
+        yield from map(run_broker_seed, seeds)
+        return
+    with fixed_hashes(), ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        runs = [pool.submit(run_broker_seed, seed) for seed in seeds]
+        try:
+            for run in as_completed(runs):
+                yield run.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def fixed_hashes() -> Iterator[None]:
+    """Processes that are started meanwhile iterate over sets in the same order every time. Nothing
+    should depend on it; if something does, it depends on it in the same way."""
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONHASHSEED"]
+        else:
+            os.environ["PYTHONHASHSEED"] = before

@@ -13,6 +13,8 @@ from typing import Any
 
 from chaos.sim.world.virtual_time import WorldTime
 
+SHOWN_MAX = 60  # characters of a value
+
 
 class Result(Enum):
     UNKNOWN = "unknown"
@@ -32,6 +34,18 @@ class Operation:
     result: Result = Result.UNKNOWN
     completed_ns: int = 0
     answer: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        asked = ", ".join(f"{name}={_short(value)}" for name, value in self.fields.items())
+        told = ", ".join(f"{name}={_short(value)}" for name, value in self.answer.items())
+        until = f" at {self.completed_ns / 1e9:.4f}" if self.result is not Result.UNKNOWN else ""
+        head = f"{self.invoked_ns / 1e9:9.4f} {self.client} {self.kind}({asked})"
+        return f"{head} -> {self.result.value}{until} {told}".rstrip()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
 
 class Journal:

@@ -81,7 +81,7 @@ def test_planted_bug_is_found_within_2000_seeds(bug: str) -> None:
     text = again.report()
     assert f"seed {found.seed}" in text
     assert again.trace[-1] in text
-    assert f"replay: jetraft chaos sim --seed {found.seed}" in text
+    assert f"replay: jetraft chaos sim --raft --seed {found.seed}" in text
     assert run_seed(found.seed).ok, "without the bug the same seed is clean"
 
 
