@@ -26,6 +26,7 @@ from broker.cluster.api.server_admin import ServerAdmin
 from broker.cluster.api.stream_api import StreamApi
 from broker.cluster.api.stream_moves import StreamMoves
 from broker.cluster.api.system_api import SystemApi
+from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.health import JetStreamHealth
@@ -61,6 +62,7 @@ class JetStream:
         self._with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
         self._scans = Scans(ScanTurns(server.turns))
         calls = LeaderCalls(node.leaders, mesh.rpc)
+        budget = RequestBudget()
         self._leader_api = LeaderApi(
             node=mesh.node,
             domain=options.domain.encode(),
@@ -71,6 +73,8 @@ class JetStream:
             quotas=node.quotas,
             advisories=node.advisories,
             snapshots=Snapshots(server.router, mesh.interest, node.advisories, node.spawn),
+            budget=budget,
+            turns=server.turns,
         )
         self._gets = MessageGets(
             node=mesh.node,
@@ -106,6 +110,7 @@ class JetStream:
             advisories=node.advisories,
             streams=self._streams,
             gets=self._gets,
+            budget=budget,
             spawn=node.spawn,
         )
         self._plans = PlanService(
