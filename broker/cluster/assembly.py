@@ -138,6 +138,7 @@ class JetStream:
         )
         self._health = JetStreamHealth(
             options=node.options,
+            node=node.mesh.node,
             founded=node.members.founded.is_set,
             removed=lambda: node.members.removed,
             leader=node.info.leader,
@@ -163,9 +164,11 @@ class JetStream:
         )
 
     def _held_here(self) -> list[Assignment]:
-        """The streams of which this node is a member, and shall stay one."""
-        node = self._node.mesh.node
-        return [a for a in self._node.assignments if node in a.peers and node in a.members]
+        """The streams of which this node is a member, and shall stay one; also those of which its
+        former incarnation was one: they have a replica less until it is rebuilt here."""
+        node, table = self._node.mesh.node, self._node.assignments
+        ours = {node, *table.nodes.former(node)}
+        return [a for a in table if node in a.peers and not ours.isdisjoint(a.members)]
 
     # -- life -----------------------------------------------------------------------------------
 
