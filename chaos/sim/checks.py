@@ -74,6 +74,7 @@ class SafetyChecks:
         self._begun_with = begun_with
         self._nodes = nodes
         self.ledger: list[CommittedEntry] = []  # position i holds the entry at index i + 1
+        self.shown = 0  # the highest index that a client was told of, by an ack or by a read
         self.counters: Counter[str] = Counter()
         self._committed_in: list[Term] = []
         self._leaders: dict[Term, NodeId] = {}
@@ -286,16 +287,19 @@ class SafetyChecks:
         if entry.data != name:
             raise Violation(f"{node.id} acknowledges {name[:12]!r} for another entry")
         self._acknowledged[name] = entry.index
+        self.shown = max(self.shown, entry.index)
         self.count("acknowledged")
 
-    def read(self, node: CheckedNode, committed: int) -> None:
-        """A read is answered; `committed` is the number of entries committed when it began."""
-        self.count("reads")
-        if node.state.index < committed:
+    def read(self, node: CheckedNode, needed: int, *, barrier: bool) -> None:
+        """A read is answered. It must show the first `needed` entries: with a barrier, all that
+        were committed when it began; without one, all that any client knew of by then."""
+        self.count("reads" if barrier else "reads by lease")
+        if node.state.index < needed:
             raise Violation(
                 f"linearizable reads: {node.id} answers from index {node.state.index}, "
-                f"{committed} was committed before the read began"
+                f"{needed} was committed before the read began"
             )
+        self.shown = max(self.shown, node.state.index)
 
     def final(self) -> None:
         """Everything acknowledged is in the ledger, at the index that was acknowledged."""

@@ -14,12 +14,13 @@ from chaos.sim.faults import Faults
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.node import SimNode
 from chaos.sim.round_loop import SimGroup
-from chaos.sim.schedule import rng_for
+from chaos.sim.schedule import MS, rng_for
 from raft.core.raft_core import STANDARD_PARTS, CoreParts, RaftCore
 from raft.host.rounds import Rounds
 from raft.types import NodeId, NotLeader
 
 SETTLE_COMMITS = 3  # new commits that every member must reach after the faults
+ACTIVE_US = 700 * MS
 
 
 class SimCluster:
@@ -97,12 +98,24 @@ class SimCluster:
 
     # -- clients
 
+    def _leaders(self) -> list[SimNode]:
+        """The nodes that take themselves for the leader, the newest one last."""
+        leaders = [node for node in self.nodes.values() if node.leads]
+        return sorted(leaders, key=lambda node: node.core.term)
+
+    def _resting(self) -> bool:
+        rest_us = self._faults.rest_us
+        if not rest_us or self.environment.calm:
+            return False
+        return self._schedule.now_us % (rest_us + ACTIVE_US) < rest_us
+
     def _propose(self) -> None:
         rng = self._clients
         self._schedule.after(rng.randrange(1, 2 * self._faults.proposal_us), self._propose)
-        leaders = [node for node in self.nodes.values() if node.leads]
-        if leaders:
-            rng.choice(leaders).ask(self._proposals(rng.randint(1, self._faults.burst_max)))
+        leaders = self._leaders()
+        if leaders and not self._resting():
+            node = leaders[-1] if rng.random() < 0.5 else rng.choice(leaders)
+            node.ask(self._proposals(rng.randint(1, self._faults.burst_max)))
 
     def _proposals(self, count: int) -> Callable[[RaftCore], None]:
         def propose(core: RaftCore) -> None:
@@ -120,9 +133,9 @@ class SimCluster:
     def _read(self) -> None:
         rng = self._clients
         self._schedule.after(rng.randrange(1, 2 * self._faults.read_us), self._read)
-        leaders = [node for node in self.nodes.values() if node.leads]
-        if leaders:
+        leaders = self._leaders()
+        if leaders and not self._resting():
             self._reads_asked += 1
             context, lease = self._reads_asked, rng.random() < self._faults.lease_chance
-            node = rng.choice(leaders)
+            node = leaders[0] if rng.random() < 0.5 else rng.choice(leaders)
             node.ask(lambda _: node.read(context, lease=lease))

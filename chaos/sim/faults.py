@@ -7,7 +7,7 @@ because many bugs need two of them at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from chaos.sim.schedule import MS, SECOND, rng_for
@@ -46,6 +46,7 @@ class Faults:
     outage_us: int  # a crashed node is back within this time
     proposal_us: int  # mean time between bursts of proposals
     read_us: int  # mean time between reads
+    rest_us: int  # clients rest this long, then are active for a while; 0: always active
     lease_chance: float  # probability that a read may be served by lease
     burst_max: int
     backlog_max: int  # clients stop proposing while this many entries are not committed
@@ -65,6 +66,10 @@ class Faults:
 
     @staticmethod
     def drawn_from(seed: int) -> Faults:
+        return _with_broken_links(Faults._drawn_from(seed), rng_for(seed, "faults of links"))
+
+    @staticmethod
+    def _drawn_from(seed: int) -> Faults:
         rng = rng_for(seed, "faults")
         rng_added = rng_for(seed, "more faults")  # for faults added later: old seeds stay the same
         rng_rounds = rng_for(seed, "faults of rounds")
@@ -86,6 +91,7 @@ class Faults:
             sleepy=rng_added.random() < 0.25,
             stall_us=rng_added.choice((SECOND, 4 * SECOND)),
             read_us=rng_added.choice((50, 200, 1000)) * MS,
+            rest_us=0,
             lease_chance=lease_chance,
             learners=rng.choices((0, 1), (80, 20) if voters > 1 else (30, 70))[0],
             duration_us=rng.randint(8, 24) * SECOND,
@@ -118,11 +124,34 @@ class Faults:
                 max_append_bytes=rng.choice((1, 1, 200, 2000, 1 << 20)),
                 max_committed_bytes=rng.choice((1, 500, 8 << 20)),
                 pre_vote=rng.random() < 0.85,
-                check_quorum=rng.random() < 0.85 or lease_chance > 0,
+                check_quorum=rng.random() < 0.85,
                 max_write_bytes=rng_added.choice((1, 300, 4 << 20)),
-                lease_reads=lease_chance > 0,
             ),
         )
+
+
+def _with_broken_links(faults: Faults, rng: Random) -> Faults:
+    """A read can be stale only if the links to the leader break. In some seeds little else does:
+    clients that read often keep the lease alive; if they rest in between, the group sleeps."""
+    reading = rng.choices(("", "often", "seldom"), (70, 15, 15))[0]
+    sleepy = faults.sleepy or bool(reading)
+    weights = faults.weights | {"break_links": rng.choice((0, 1, 4)) if sleepy else 0}
+    if faults.lease_chance or reading:  # leases allow clock rates that differ by a tenth
+        faults = replace(faults, clock_skew=faults.clock_skew / 4)
+    if not reading:
+        return replace(faults, weights=weights)
+    often = reading == "often"
+    return replace(
+        faults,
+        sleepy=True,
+        lease_chance=0.9,
+        nemesis_us=SECOND if often else 1500 * MS,
+        read_us=20 * MS if often else 40 * MS,
+        proposal_us=70 * MS,
+        burst_max=1,
+        rest_us=0 if often else 1700 * MS,
+        weights={name: min(weight, 1) for name, weight in weights.items()} | {"break_links": 30},
+    )
 
 
 def _weights(rng: Random, rng_added: Random, *, spares: int) -> dict[str, int]:

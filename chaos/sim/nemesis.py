@@ -55,6 +55,7 @@ class Nemesis:
         self._active = False
         environment = self._environment
         environment.network.heal()
+        self._mend()
         nodes = list(self._nodes.values())
         down = [node for node in nodes if not node.up]
         if environment.faults.minority_stays_down and self._nothing_lost():
@@ -197,7 +198,35 @@ class Nemesis:
         half = len(others) // 2
         self._cut(others[:half], others[half:], both=True)
 
+    def _break_links(self) -> None:
+        """The leader is cut off. The links break on the side of the others, which may also restart
+        and look for another leader at once; the leader notices nothing."""
+        leader = self._leader()
+        others = [node for node in self._others(leader) if self._rng.random() < 0.9]
+        self._cut([leader], others, both=True)
+        restart = self._rng.random() < 0.3
+        for node in others:
+            node.links.break_link(leader.id)
+            if restart:
+                self._crash(node)
+        self._checks.count("broken links")
+        self._environment.trace(leader.id, "is lost", "by others, whose links break")
+        if others and self._rng.random() < 0.7:
+            for delay in (30 * MS, 70 * MS, 110 * MS):
+                self._environment.schedule.after(delay, self._ask_to_campaign, others)
+        delay = self._rng.choice((500 * MS, 2 * SECOND))
+        self._environment.schedule.after(self._rng.randrange(1, delay), self._heal)
+
+    def _ask_to_campaign(self, nodes: list[SimNode]) -> None:
+        if self._active:
+            self._rng.choice(nodes).ask(lambda core: core.campaign())
+
+    def _mend(self) -> None:
+        for node in self._nodes.values():
+            node.links.mend()
+
     def _heal(self) -> None:
+        self._mend()
         self._environment.network.heal()
         self._environment.trace(None, "heals", "all links")
 

@@ -1,9 +1,10 @@
 """One simulated node: a real RaftCore and real Rounds, driven by simulated events.
 
 Owns: the core of one node, its state machine, its crashes and pauses, its reaction to a failed
-disk and to a lost or damaged log, its watch over the other nodes while the group sleeps.
+disk and to a lost or damaged log.
 May not touch: other nodes, except through the network; the order of writes, flushes and promises
-(raft/host/rounds.py, driven by chaos/sim/round_loop.py).
+(raft/host/rounds.py, driven by chaos/sim/round_loop.py); when a group sleeps and
+when a read needs no barrier (raft/host/quiescence.py, raft/host/reads.py).
 Spec: raft/host: a host marks a group after each input; the rounds do the rest."""
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from random import Random
 from chaos.sim.checks import SafetyChecks
 from chaos.sim.disk import EMPTY, DiskImage, MachineState, SimDisk
 from chaos.sim.environment import SimEnvironment
-from chaos.sim.round_loop import SimGroup, SimRoundLoop
-from chaos.sim.schedule import MS
+from chaos.sim.links import SimLinks
+from chaos.sim.round_loop import GROUP, SimGroup, SimRoundLoop
+from chaos.sim.schedule import MS, SECOND
 from chaos.sim.snapshots import SimSnapshots
 from raft.core.log import RaftLog
 from raft.core.messages import Entry, Message
 from raft.core.raft_core import CoreParts, RaftCore
 from raft.core.ready import Ready
+from raft.host.quiescence import Quiescence
 from raft.host.rounds import Rounds
-from raft.types import Index, Members, NodeId, NotLeader, Role, SnapshotMeta, Term
+from raft.host.ticker import TickPace
+from raft.types import GroupId, Index, Members, NodeId, NotLeader, Role, SnapshotMeta, Term
 
 TICK_US = 50 * MS
+TICK_SECONDS = TICK_US / SECOND
 CHUNK_BYTES = 3  # a snapshot is a digest of eight bytes, so it has three chunks
-SLEEP_AFTER_TICKS = 4
 
 
 @dataclass(slots=True)
@@ -65,7 +69,9 @@ class SimNode:
         self._rng = rng
         self._parts = parts
         self._rounds_type = rounds_type
+        self._clock_rate = clock_rate
         self._tick_us = int(TICK_US * clock_rate)
+        self.links = SimLinks(node, environment, peers)
         self._core: RaftCore | None = None  # None while the node is down or its disk has failed
         self._group: SimGroup | None = None
         self._rounds: SimRoundLoop | None = None  # None while the node is down
@@ -73,9 +79,8 @@ class SimNode:
         self._paused = False
         self._held_back: list[tuple[Callable[..., None], tuple[object, ...]]] = []
         self._snapshots = SimSnapshots(self, self.disk, environment, rng)
-        self._ticked_us = 0
-        self._idle_ticks = 0
-        self._heard_us: dict[NodeId, int] = {}
+        self._pace = self._new_pace()
+        self._quiescence = self._new_quiescence({})
         # By context: the length of the ledger when the read began, and the index that must be
         # applied before it is served (-1: not confirmed yet).
         self._reads: dict[int, tuple[int, Index]] = {}
@@ -90,6 +95,11 @@ class SimNode:
     @property
     def up(self) -> bool:
         return self._core is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is up, if only with a disk that has failed."""
+        return self._rounds is not None
 
     @property
     def paused(self) -> bool:
@@ -141,10 +151,27 @@ class SimNode:
         else:
             self._disk_failed = False
             self._rounds.restart(stopped)
-        self._ticked_us = environment.schedule.now_us
-        self._heard_us.clear()
+        self._pace = self._new_pace()
+        self._quiescence = self._new_quiescence({GROUP: self._group})
         self.after(self._rng.randrange(self._tick_us), self._tick)
         self._snapshots.start()
+
+    def _new_pace(self) -> TickPace:
+        lease_ticks = self._environment.faults.core.lease_ticks
+        return TickPace(tick_seconds=TICK_SECONDS, lease_ticks=lease_ticks)
+
+    def _new_quiescence(self, groups: Mapping[GroupId, SimGroup]) -> Quiescence[SimGroup]:
+        return Quiescence(
+            transport=self.links,
+            config=self._environment.faults.core,
+            groups=groups,
+            mark=lambda _: self.mark(),
+            call_soon=lambda action: self.after(1, action),
+        )
+
+    def clock(self) -> float:
+        """Seconds by this node's clock, which has a rate of its own."""
+        return self._environment.schedule.now_us / SECOND / self._clock_rate
 
     def check_log(self) -> None:
         """A log with a damaged entry is given up; the leader sends it again."""
@@ -260,66 +287,56 @@ class SimNode:
     def _step(self, message: Message) -> None:
         self._environment.trace(self.id, "receives", message)
         self._checks.received(self, message)
+        self._quiescence.heard(message.sender)
         self.core.step(message)
         self.mark()
 
     def _tick(self) -> None:
+        """As raft/host/host.py does."""
         self.after(self._tick_us, self._tick)
-        core = self.core
-        now = self._environment.schedule.now_us
-        if now - self._ticked_us > 2 * self._tick_us:
-            core.end_lease()  # this node was paused: its ticks did not count that time
-        self._ticked_us = now
+        core, group = self.core, self._group
+        assert group is not None
+        self._pace.ticked(self.clock())
+        sleepy = self._environment.faults.sleepy
+        if sleepy:
+            self._quiescence.tick()
         if not core.asleep:
             core.tick()
-        if self._environment.faults.sleepy:
-            self._watch(core, now)
+            if sleepy and not self._environment.calm:
+                self._quiescence.ticked(group)
+                if core.asleep:
+                    self._checks.count("sleeps")
+                    self._environment.trace(self.id, "sends to sleep", f"at {core.last_index}")
         self.mark()
 
-    def _watch(self, core: RaftCore, now: int) -> None:
-        """Send an idle group to sleep. Nodes tell each other that they are up; a node that is not
-        heard wakes the groups it belongs to."""
-        environment = self._environment
-        for other in self._peers.values():
-            if other is not self:
-                environment.network.send(self.id, other.id, other.hear, self.id)
-        horizon = now - environment.faults.core.election_ticks * self._tick_us
-        reachable = {node for node, heard in self._heard_us.items() if heard >= horizon}
-        if core.asleep:
-            if not reachable.issuperset(n for n in core.members.everyone() if n != self.id):
-                core.wake()
-                if core.leader not in reachable:
-                    core.leader_lost()
-        elif environment.calm or not core.may_sleep(reachable):
-            self._idle_ticks = 0
-        else:
-            self._idle_ticks += 1
-            if self._idle_ticks > SLEEP_AFTER_TICKS:
-                core.sleep()
-                self._checks.count("sleeps")
-                environment.trace(self.id, "sends to sleep", f"at {core.last_index}")
-
     def hear(self, node: NodeId) -> None:
-        """Another node is up."""
+        """A beat of another node arrives."""
         self._run(self.starts, self._hear, (node,))
 
     def _hear(self, node: NodeId) -> None:
-        self._heard_us[node] = self._environment.schedule.now_us
+        self._quiescence.heard(node)
 
     def read(self, context: int, *, lease: bool) -> None:
-        """A client read: it must see everything that is committed by now."""
-        on_time = self._environment.schedule.now_us - self._ticked_us <= 2 * self._tick_us
+        """A client read, as raft/host/host.py serves it: at once if reads are current, otherwise
+        after a read barrier."""
+        if lease and self.reads_are_current():
+            self._checks.read(self, self._checks.shown, barrier=False)
+            return
         try:
-            self.core.read_index(context, lease=lease and on_time)
+            self.core.read_index(context)
         except NotLeader:
             return
         self._reads[context] = (len(self._checks.ledger), Index(-1))
+
+    def reads_are_current(self) -> bool:
+        assert self._group is not None
+        return self._group.reads.are_current(self._pace, self.clock())
 
     def _serve_reads(self) -> None:
         for context, (committed, index) in list(self._reads.items()):
             if 0 <= index <= self.state.index:
                 del self._reads[context]
-                self._checks.read(self, committed)
+                self._checks.read(self, committed, barrier=True)
 
     def propose(self, name: bytes) -> None:
         core = self.core

@@ -23,7 +23,7 @@ from raft.core.messages import Entry, Message
 from raft.core.raft_core import STANDARD_PARTS, CoreParts
 from raft.core.vote_granting import VoteGranting
 from raft.host.rounds import Effects, Rounds
-from raft.types import NO_NODE, GroupId, HardState, Index, Members, NodeId, Term
+from raft.types import NO_NODE, GroupId, HardState, Index, Members, NodeId, Role, Term
 
 SNAPSHOT_TAIL_LOSS: Final = 0.3  # probability that a snapshot loses its last chunk
 _LATEST: Final = Term(1 << 62)
@@ -120,8 +120,44 @@ class ReadsWithoutConfirmation(LeaderState):
 
     __slots__ = ()
 
-    def may_read_without_round(self, commit: Index, *, lease: bool) -> bool:
-        return True
+    def read(self, context: int, commit: Index) -> None:
+        super().read(context, commit)
+        self.reads.answered(self.reads.round + 1)
+
+
+class ReadsWhileAsleep(SimNode):
+    """A group that sleeps has no lease: reachable nodes prove nothing about the next leader."""
+
+    def reads_are_current(self) -> bool:
+        core = self.core
+        asleep = core.role is Role.LEADER and core.asleep
+        reachable = self._quiescence.reachable
+        return (asleep and core.keeps_quorum(reachable)) or super().reads_are_current()
+
+
+class ReadsAfterLease(SimNode):
+    """Thesis 6.4.1: a lease ends by the clock, and not when the leader learns of the next one."""
+
+    def reads_are_current(self) -> bool:
+        return self.core.lease_age() is not None
+
+
+class VotesInSpiteOfPromise(Follower):
+    """A member that grants a lease grants no vote as long as the lease may last."""
+
+    __slots__ = ()
+
+    def promise(self) -> None:
+        pass
+
+
+class ForgetsPromiseOnRestart(Election):
+    """A member that restarts may have granted a lease just before."""
+
+    __slots__ = ()
+
+    def promised_before(self, stored: HardState) -> int:
+        return 0
 
 
 class KeepsDamagedEntry(SimNode):
@@ -192,6 +228,10 @@ PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
         CoreParts(members=UsesMembersWhenCommitted), TakesUpMembersAfterStep
     ),
     "read_unconfirmed": PlantedBug(CoreParts(leader=ReadsWithoutConfirmation)),
+    "read_asleep": PlantedBug(node_type=ReadsWhileAsleep),
+    "read_after_lease": PlantedBug(node_type=ReadsAfterLease),
+    "break_promise": PlantedBug(CoreParts(follower=VotesInSpiteOfPromise)),
+    "forget_promise": PlantedBug(CoreParts(election=ForgetsPromiseOnRestart)),
     "keep_damaged": PlantedBug(node_type=KeepsDamagedEntry),
     "lose_snapshot_tail": PlantedBug(node_type=LosesSnapshotTail),
     "promise_when_written": PlantedBug(rounds_type=PromisesWhenWritten),

@@ -17,9 +17,10 @@ from chaos.sim.schedule import MS
 from raft.core.messages import Entry, Message
 from raft.core.raft_core import RaftCore
 from raft.core.ready import Ready
+from raft.host.reads import GroupReads
 from raft.host.rounds import Effects, PendingBatch, Rounds
 from raft.store.write_batch import LogBatch
-from raft.types import GroupId, HardState, NodeId
+from raft.types import GroupId, HardState, Index, NodeId
 
 GROUP = GroupId(1)  # a simulated node has one group
 TURN_US = 1500  # a round runs within this time after a group was marked
@@ -27,18 +28,34 @@ RETRY_US = 50 * MS  # a refused write is retried within this time
 
 
 class SimGroup:
-    """The group of a node, as Rounds uses it. A restart of the core makes a new one."""
+    """The group of a node, as Rounds and Quiescence use it. When the core restarts, a new one is
+    made."""
 
-    __slots__ = ("_disk", "core", "id", "persistent", "promised", "relaxed", "stopped", "unflushed")
+    __slots__ = (
+        "_disk",
+        "core",
+        "id",
+        "idle_at",
+        "idle_ticks",
+        "persistent",
+        "promised",
+        "reads",
+        "relaxed",
+        "stopped",
+        "unflushed",
+    )
 
     def __init__(self, core: RaftCore, disk: SimDisk, *, persistent: bool, relaxed: bool) -> None:
         self.id = GROUP
         self.core = core
+        self.reads = GroupReads(core)
         self.persistent = persistent
         self.relaxed = relaxed
         self.stopped: str | None = None
         self.promised: HardState | None = None
         self.unflushed = 0
+        self.idle_at = Index(0)
+        self.idle_ticks = 0
         self._disk = disk
 
     @property

@@ -49,9 +49,10 @@ class ElectionTimer:
         self.elapsed = 0
         self.timeout = self._draw(self._election_ticks, 2 * self._election_ticks)
 
-    def shorten(self) -> None:
-        """Campaign after a part of the timeout."""
-        self.timeout = min(self.timeout, self.elapsed + self._draw(1, self._election_ticks))
+    def shorten(self, *, at_least: int) -> None:
+        """Campaign after a part of the timeout, but not within the next `at_least` ticks."""
+        ticks = max(self._draw(1, self._election_ticks), at_least)
+        self.timeout = min(self.timeout, self.elapsed + ticks)
 
 
 class Election:
@@ -67,7 +68,7 @@ class Election:
         "_lost_log",
         "_members",
         "_pending",
-        "_restarted",
+        "_promise_left",
         "_suspects_leader",
         "leader",
         "leading",
@@ -91,6 +92,7 @@ class Election:
         config: CoreConfig,
         draw: Callable[[int, int], int],
         pending: PendingMessages,
+        restarted: bool,
         leader_type: type[LeaderState],
     ) -> None:
         self.node = node
@@ -110,8 +112,7 @@ class Election:
         self._ballot: Ballot | None = None  # exactly while role is (PRE_)CANDIDATE
         # The leader's node seems to be gone: other candidates may have our vote.
         self._suspects_leader = False
-        # Before our restart we may have upheld a lease: no vote until it has expired.
-        self._restarted = config.lease_reads and hard_state.term > 0
+        self._promise_left = self.promised_before(hard_state) if restarted else 0
         self.timer = ElectionTimer(config.election_ticks, draw)
         if members.alone():
             self.timer.timeout = 1  # there is no other voter to wait for
@@ -120,12 +121,33 @@ class Election:
         """The vote survives a restart, so that a member votes once in a term (figure 2)."""
         return stored.vote
 
+    # -- promises
+
+    def promised_before(self, stored: HardState) -> int:
+        """Ticks in which we may not vote after a restart: we may have promised it just before.
+        Not if we have always been the only voter: there was nobody to promise it to."""
+        if not stored.term or (self._members.alone() and self._log.configurations.latest is None):
+            return 0
+        return self._config.promise_ticks
+
+    def promise(self) -> None:
+        """Grant no vote to another candidate, and do not campaign, for promise_ticks from now: the
+        leader of this term serves reads meanwhile (raft/core/read_index.py)."""
+        self._promise_left = self._config.promise_ticks
+
+    def _keeps_promise(self, request: Message) -> bool:
+        """Whether this request for our vote must be refused. The leader itself has ended its
+        lease before it asks for a transfer."""
+        return self._promise_left > 0 and request.context != TRANSFER_VOTE
+
     # -- time
 
     def tick(self) -> None:
         """One tick of a member that does not lead."""
         timer = self.timer
         timer.elapsed += 1
+        if self._promise_left:
+            self._promise_left -= 1
         if timer.elapsed >= timer.timeout:
             self._timed_out()
 
@@ -133,7 +155,6 @@ class Election:
         """No leader was heard for a whole timeout."""
         self.timer.reset()
         self.timer.timeouts_without_leader += 1
-        self._restarted = False
         self.leader = None
         if self._lost_log.recovering:
             self._lost_log.ask_others(self.term)
@@ -142,22 +163,24 @@ class Election:
 
     def leader_lost(self, *, first: bool) -> None:
         """The leader's node seems to be gone (its connection broke): other candidates may have our
-        vote. With `first` we campaign after a part of the timeout. Pre-vote and the votes of the
-        others still protect a leader that is up."""
+        vote, unless we have promised otherwise. With `first` we campaign after a part of the
+        timeout. Pre-vote and the votes of the others still protect a leader that is up."""
         if self.leading is None and self.leader is not None:
-            self._suspects_leader = not self._config.lease_reads
+            self._suspects_leader = True
             if first:
-                self.timer.shorten()
+                # The others count their promises from about the same time, by their own ticks.
+                left = self._promise_left
+                self.timer.shorten(at_least=left + 2 if left else 1)
 
     def _hears_leader(self, *, candidate: NodeId) -> bool:
         """Whether a leader was heard within the shortest election timeout. The `candidate`
         does not count as leader: it asks for votes."""
         if self.leading is not None:
             return self._config.check_quorum
+        if self._promise_left:
+            return True
         if self.timer.elapsed >= self._config.election_ticks:
             return False
-        if self._restarted:
-            return True
         return self.leader is not None and self.leader != candidate and not self._suspects_leader
 
     # -- terms and roles
@@ -266,9 +289,11 @@ class Election:
             self._become_candidate(context=0)
 
     def _may_campaign(self) -> bool:
-        """Not as leader, nor with a log that is lost or about to be replaced."""
+        """Not as leader, nor with a log that is lost or about to be replaced, nor if we promised
+        not to vote, since we would vote for ourselves."""
         return (
             self.leading is None
+            and not self._promise_left
             and (self._members.voter or self._members.is_outgoing_voter() or self._is_last_resort())
             and not self._lost_log.recovering
             and self._local.installing is None
@@ -370,7 +395,9 @@ class Election:
             self._count_vote(message.sender, granted=not message.reject)
 
     def _on_vote(self, message: Message) -> None:
-        granted = self._granting.grants_vote(message, vote=self.vote, leader=self.leader)
+        granted = not self._keeps_promise(message) and self._granting.grants_vote(
+            message, vote=self.vote, leader=self.leader
+        )
         if granted:
             self.vote = message.sender
             if self.role is Role.PRE_CANDIDATE:
@@ -388,7 +415,8 @@ class Election:
 
     def _on_timeout_now(self, _message: Message) -> None:
         """The leader asks us to take over: no pre-vote, and the others may vote in spite of its
-        lease (thesis 3.10)."""
+        lease (thesis 3.10), which it has ended."""
+        self._promise_left = 0
         if self._may_campaign():
             self._become_candidate(context=TRANSFER_VOTE)
 

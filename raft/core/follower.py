@@ -13,7 +13,7 @@ from raft.core.local_progress import LocalProgress
 from raft.core.log import RaftLog
 from raft.core.log_matching import LogMatching
 from raft.core.membership import MembersInUse
-from raft.core.messages import COMMIT_NOTICE, SLEEP, Message, MessageKind, PendingMessages
+from raft.core.messages import COMMIT_NOTICE, PROMISE, SLEEP, Message, MessageKind, PendingMessages
 from raft.core.vote_granting import LostLog
 from raft.types import Index, NodeId, SnapshotMeta
 
@@ -126,8 +126,16 @@ class Follower:
         if message.context == SLEEP and self._may_sleep(message):
             return True
         if message.context != COMMIT_NOTICE:
-            self._answer(self._heartbeat_reply(message.sender, message.context))
+            reply = self._heartbeat_reply(message.sender, message.context)
+            if message.hint_term == PROMISE:
+                self.promise()
+                reply.hint_term = PROMISE
+            self._answer(reply)
         return False
+
+    def promise(self) -> None:
+        """The leader asks for a lease: no other leader for a while."""
+        self._election.promise()
 
     def _may_sleep(self, message: Message) -> bool:
         """Whether we have, and have applied, everything that the leader has."""

@@ -16,6 +16,7 @@ from raft.core.log import RaftLog
 from raft.core.membership import encode_members
 from raft.core.messages import (
     COMMIT_NOTICE,
+    PROMISE,
     SLEEP,
     Entry,
     EntryKind,
@@ -24,7 +25,7 @@ from raft.core.messages import (
     PendingMessages,
 )
 from raft.core.progress import Progress, ProgressState, VoterProgress
-from raft.core.read_index import ReadIndex
+from raft.core.read_index import WANTED_TICKS, ReadIndex
 from raft.core.ready import CoreConfig, PeerStatus
 from raft.types import ChangeRefused, Index, InvariantViolation, Members, NodeId, RaftError, Term
 
@@ -99,6 +100,7 @@ class LeaderState:
                 for nodes in self.voter_sets(members)
             ]
         )
+        self.reads.lease.end()  # it was granted by a majority of the former voters
         if self.transfer_to is not None and not members.has_voter(self.transfer_to):
             self.transfer_to = None
         self.due = True
@@ -180,17 +182,28 @@ class LeaderState:
 
     def heartbeat(self, commit: Index) -> None:
         """Start a heartbeat round: every peer is asked for an answer."""
-        number = self.reads.begin_round(self._ticks)
+        promise = self.reads.begin_round(self._ticks)
+        number = self.reads.round
         for node, peer in self.peers.items():
-            self._send_heartbeat(node, peer, commit, number)
+            self._send_heartbeat(node, peer, commit, number, promise=promise)
         self._count_rounds()  # we may be the only voter
 
-    def _send_heartbeat(self, to: NodeId, peer: Progress, commit: Index, context: int) -> None:
+    def _send_heartbeat(
+        self,
+        to: NodeId,
+        peer: Progress,
+        commit: Index,
+        context: int,
+        *,
+        promise: bool = False,
+    ) -> None:
         # Not beyond match: the peer's entries above it may differ from ours.
         sent = peer.sent_commit = min(peer.match, commit)
         message = Message(
             MessageKind.HEARTBEAT, self._node, to, self._term, commit=sent, context=context
         )
+        if promise:
+            message.hint_term = PROMISE
         if peer.recovering:
             message.index, message.hint_index = self._log.last_index, Index(peer.life)
         self._pending.now.append(message)
@@ -273,6 +286,8 @@ class LeaderState:
         peer.recovering = message.reject
         if message.context != SLEEP and message.context > peer.round_answered:
             peer.round_answered = message.context
+            if message.hint_term == PROMISE:
+                peer.round_promised = message.context
             self._count_rounds()
         if peer.state is ProgressState.PROBE:
             self._send_append(message.sender, peer, commit, with_entries=False)
@@ -322,39 +337,43 @@ class LeaderState:
     def _count_rounds(self) -> None:
         reads = self.reads
         reads.answered(self.voters.round_answered(reads.round))
+        reads.lease.promised(self.voters.round_promised(reads.round))
 
-    def read(self, context: int, commit: Index, *, lease: bool) -> None:
-        """Queue a read. `lease`: it may be served by lease."""
+    def read(self, context: int, commit: Index) -> None:
+        """Queue a read."""
+        self.use_lease()
         self.reads.ask(context, commit if commit >= self.term_start else None)
-        if self.may_read_without_round(commit, lease=lease):
-            self.reads.confirm_all()
         self.due = True
 
-    def may_read_without_round(self, commit: Index, *, lease: bool) -> bool:
-        """Whether a read needs no heartbeat round: only under a lease that holds."""
-        return lease and self._config.lease_reads and self.lease_holds(commit)
+    def use_lease(self) -> None:
+        """There was a read: the next rounds ask for a lease."""
+        self.reads.lease.read(self._ticks)
 
-    def lease_holds(self, commit: Index) -> bool:
-        config = self._config
-        return (
-            commit >= self.term_start
-            and config.check_quorum
-            and self.reads.lease.holds(self._ticks, lease_ticks=config.election_ticks // 2)
-        )
+    def lease_age(self, applied: Index) -> int | None:
+        """Ticks since the lease began; None: we never had one, or it was ended."""
+        return self.reads.lease.age(self._ticks) if applied >= self.term_start else None
+
+    def leads_alone(self, applied: Index) -> bool:
+        """Whether nobody else can be elected, since we are the only voter."""
+        return self.voters.leader_alone and applied >= self.term_start
 
     # -- sleep
 
     def may_sleep(self, commit: Index, reachable: Container[NodeId]) -> bool:
-        """Whether nothing is left to do: every reachable peer has all entries and knows that they
-        are committed, and the peers that have all entries are a majority."""
+        """Whether nothing is left to do: the reachable peers are a majority, each of them has all
+        entries and knows that they are committed."""
         last = self._log.last_index
         if commit != last or self.transfer_to is not None or not self.reads.idle:
+            return False
+        # Followers do not count time while they sleep: their promises must have expired before.
+        awake_ticks = WANTED_TICKS + self._config.promise_ticks
+        if self.reads.lease.read_within(awake_ticks, self._ticks):
             return False
         for node, peer in self.peers.items():
             level = peer.match == last == peer.sent_commit and not peer.recovering
             if node in reachable and not level:
                 return False
-        return self.voters.is_majority(lambda peer: peer.match == last)
+        return self.keeps_quorum(reachable)  # or it must step down
 
     def wake(self, commit: Index) -> None:
         """Start a heartbeat round: it wakes the followers, and their answers show which of them

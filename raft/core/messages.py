@@ -16,6 +16,8 @@ from raft.types import Index, NodeId, Term
 _NO_INDEX = Index(0)
 _NO_TERM = Term(0)
 
+PROMISE = Term(1)  # value of hint_term: a lease is asked for, or granted
+
 # Values of Message.context. Any other context of a heartbeat is the number of its round.
 COMMIT_NOTICE = 0  # the heartbeat only carries a commit index; the receiver does not answer
 SLEEP = 2**64 - 1  # the heartbeat sends the group to sleep
@@ -63,7 +65,9 @@ class Message:
     HEARTBEAT: commit is min(match, leader's commit); the reply repeats context. Two kinds of
     heartbeat also carry the end of the leader's log in (index, log_term): one that sends the group
     to sleep, and one for a member that has lost its log, with that member's life in hint_index.
-    HEARTBEAT_REPLY: hint_index is the sender's life; reject means that it has lost its log.
+    hint_term 1 asks the peer to promise that it will not vote for a while (read_index.py).
+    HEARTBEAT_REPLY: hint_index is the sender's life; reject means that it has lost its log;
+    hint_term 1 means that it promises.
     SNAPSHOT: index and log_term are the snapshot's position."""
 
     kind: MessageKind

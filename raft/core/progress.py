@@ -39,6 +39,7 @@ class Progress:
     sent_commit: Index = _NOTHING  # the commit index this peer will know if no message is lost
     match_at_heartbeat: Index = _NOTHING
     round_answered: int = 0  # the latest heartbeat round it answered
+    round_promised: int = 0  # the latest one in which it promised not to vote
     life: int = 0  # how often it has lost its log; answers of earlier lives are void
     recovering: bool = False  # it lost its log and needs to know where ours ends
     inflight: deque[Index] = field(default_factory=deque)  # last index of each append in flight
@@ -114,10 +115,12 @@ class VoterProgress:
 
     A set is a pair: whether this leader is one of the voters, and the progress of the others."""
 
-    __slots__ = ("_sets",)
+    __slots__ = ("_sets", "leader_alone")
 
     def __init__(self, sets: list[tuple[bool, list[Progress]]]) -> None:
         self._sets = sets
+        # Whether this leader is the only voter: nobody can be elected without its vote.
+        self.leader_alone = all(leader_votes and not others for leader_votes, others in sets)
 
     def match(self, own: Index) -> Index:
         """The largest index that every needed majority holds; `own` is what this leader holds."""
@@ -133,12 +136,19 @@ class VoterProgress:
 
     def round_answered(self, own: int) -> int:
         """The latest heartbeat round that every needed majority has answered."""
+        return self._round_of_majority(own, lambda peer: peer.round_answered)
+
+    def round_promised(self, own: int) -> int:
+        """The latest heartbeat round in which every needed majority has promised not to vote."""
+        return self._round_of_majority(own, lambda peer: peer.round_promised)
+
+    def _round_of_majority(self, own: int, latest: Callable[[Progress], int]) -> int:
         lowest = -1
         for leader_votes, others in self._sets:
-            answered = [peer.round_answered for peer in others]
+            rounds = [latest(peer) for peer in others]
             if leader_votes:
-                answered.append(own)
-            number = majority_index(answered)
+                rounds.append(own)
+            number = majority_index(rounds)
             if lowest < 0 or number < lowest:
                 lowest = number
         return lowest

@@ -80,13 +80,14 @@ class RaftCore:
         draw: Callable[[int, int], int],
         learners: Sequence[NodeId] = (),
         applied: Index | None = None,
+        restarted: bool = True,
         parts: CoreParts = STANDARD_PARTS,
     ) -> None:
         """`draw(low, high)` returns low <= n < high. `applied` is the index that the state machine
         has applied: entries up to there are not handed out again, and the log must reach at least
         that far. `voters` and `learners` are those the group began with; configurations in the log
         take precedence. A member whose log is lost starts with hard_state.after_loss() and an
-        empty log."""
+        empty log. `restarted`: it may have promised something that it does not remember."""
         self.node = node
         self.log = log
         self._config = config
@@ -113,6 +114,7 @@ class RaftCore:
             config=config,
             draw=draw,
             pending=pending,
+            restarted=restarted,
             leader_type=parts.leader,
         )
         self._follower = parts.follower(
@@ -262,28 +264,29 @@ class RaftCore:
         step = first_step(self._members.members, voters=voters, learners=learners)
         return self._append_members(step, leading)
 
-    def read_index(self, context: int, *, lease: bool = False) -> None:
-        """Ask from which applied index on a read is linearizable; Ready.reads has the answer. With
-        `lease`, and CoreConfig.lease_reads, the peers are not asked if the lease holds: only for a
-        caller that knows that its ticks are on time. Raises NotLeader."""
+    def read_index(self, context: int) -> None:
+        """Ask from which applied index on a read is current; Ready.reads says. Raises NotLeader."""
         leading = self._election.leading
         if leading is None:
             raise NotLeader(self._election.leader)
-        if self.asleep:
-            self.wake()
-        leading.read(context, self._commitment.index, lease=lease)
+        leading.read(context, self._commitment.index)
+        self.wake()  # with the round that the read waits for
 
-    def lease_holds(self) -> bool:
-        """Whether the lease holds by the count of ticks, which must be on time. Without
-        CoreConfig.lease_reads, a member that restarts within the lease may vote against it."""
+    def lease_age(self) -> int | None:
+        """How many ticks ago the round was sent that began our lease: for a caller that knows how
+        long ticks took. None: we have no lease, or have not applied everything of earlier terms."""
         leading = self._election.leading
-        return leading is not None and leading.lease_holds(self._commitment.index)
+        return None if leading is None else leading.lease_age(self._local.applied)
 
-    def end_lease(self) -> None:
-        """Ticks were missed: more time has passed than we counted."""
+    def use_lease(self) -> None:
+        """A read was served under our lease: renew it."""
+        if self._election.leading is not None:
+            self._election.leading.use_lease()
+
+    def leads_alone(self) -> bool:
+        """Whether we lead as the only voter, and have applied everything of earlier terms."""
         leading = self._election.leading
-        if leading is not None:
-            leading.reads.lease.end()
+        return leading is not None and leading.leads_alone(self._local.applied)
 
     def transfer_leader(self, to: NodeId) -> None:
         """Hand leadership to a voter, once its log has caught up with ours. Proposals are refused

@@ -9,9 +9,13 @@ that began after it. That proves that no newer leader had been elected when the 
 the leader has committed an entry of its own term it does not know the commit index of the group,
 so earlier reads wait for that first.
 
-Lease: it begins when a round is sent that a majority then answers. Followers grant no vote for an
-election timeout after they heard that round, by their own count of ticks; the lease lasts half as
-long by ours."""
+Lease: clients that read often would ask for a round each. While there are reads, rounds also ask
+for a promise: the follower grants no vote, and does not campaign, for CoreConfig.promise_ticks
+after it heard the round, whatever happens to its links and also after a restart. The lease begins
+when a round is sent that a majority then promises, and ends CoreConfig.lease_ticks later, by ticks
+and by the clock (raft/host/ticker.py). Nobody promises anything while nobody reads, so that the
+next leader is elected without delay; a group that sleeps has no lease. A lease does not survive a
+change of the members, whose majority may be another one, nor a transfer of leadership."""
 
 from __future__ import annotations
 
@@ -21,32 +25,46 @@ from raft.core.ready import ReadState
 from raft.types import Index
 
 FIRST_ROUND = 1
+WANTED_TICKS = 10  # after a read, rounds ask for promises for as long
 
 
 class LeaderLease:
     """The time in which no other leader can be elected. Times are this leader's ticks."""
 
-    __slots__ = ("_from", "_revoked", "_sent")
+    __slots__ = ("_from", "_read_at", "_revoked", "_sent")
 
     def __init__(self) -> None:
         self._sent: deque[tuple[int, int]] = deque()  # round, tick when it was sent
         self._from: int | None = None  # tick when the last confirmed round was sent
         self._revoked = False
+        self._read_at: int | None = None  # tick of the last read
+
+    def read(self, now: int) -> None:
+        """There was a read: more will follow."""
+        self._read_at = now
+
+    def is_wanted(self, now: int) -> bool:
+        """Whether to ask for promises."""
+        return self.read_within(WANTED_TICKS, now) and not self._revoked
+
+    def read_within(self, ticks: int, now: int) -> bool:
+        return self._read_at is not None and now - self._read_at <= ticks
 
     def sent(self, round_number: int, now: int) -> None:
-        if not self._revoked:
-            self._sent.append((round_number, now))
+        """A round that asks for promises."""
+        self._sent.append((round_number, now))
 
-    def answered(self, round_number: int) -> None:
-        """A majority has answered this round or a later one."""
+    def promised(self, round_number: int) -> None:
+        """A majority has promised in this round or a later one."""
         while self._sent and self._sent[0][0] <= round_number:
             self._from = self._sent.popleft()[1]
 
-    def holds(self, now: int, *, lease_ticks: int) -> bool:
-        return self._from is not None and now - self._from < lease_ticks
+    def age(self, now: int) -> int | None:
+        """The number of ticks since the round was sent that began the lease."""
+        return None if self._from is None else now - self._from
 
     def end(self) -> None:
-        """Our ticks no longer measure time. The next confirmed round begins a new lease."""
+        """The next round that a majority promises begins a new lease."""
         self._from = None
         self._sent.clear()
 
@@ -83,23 +101,17 @@ class ReadIndex:
         for context in early:
             self.ask(context, commit)
 
-    def begin_round(self, now: int) -> int:
-        """A heartbeat round is sent at tick `now`. Returns its number."""
+    def begin_round(self, now: int) -> bool:
+        """The next heartbeat round is sent at tick `now`. Returns whether to ask for promises."""
         self.round += 1
         self.wants_round = False
+        if not self.lease.is_wanted(now):
+            return False
         self.lease.sent(self.round, now)
-        return self.round
+        return True
 
     def answered(self, round_number: int) -> None:
         """A majority has answered this round or a later one."""
-        self._confirm(round_number)
-        self.lease.answered(round_number)
-
-    def confirm_all(self) -> None:
-        """The lease holds: waiting reads need no round. This does not extend the lease."""
-        self._confirm(self.round + 1)
-
-    def _confirm(self, round_number: int) -> None:
         while self._waiting and self._waiting[0][0] <= round_number:
             self.confirmed.append(self._waiting.popleft()[1])
 

@@ -26,9 +26,14 @@ class CoreConfig:
     max_write_bytes: int = 4 << 20  # a leader's own entry bytes in one Ready, fair to other groups
     pre_vote: bool = True
     check_quorum: bool = True
-    # Lease reads are allowed: members that restart wait before they vote, so that a lease stays
-    # valid over their restart. Needs clocks whose rates differ by less than a factor of two.
-    lease_reads: bool = False
+    lease_ticks: int = 4  # a leader reads without asking for as long after a promised round
+
+    @property
+    def promise_ticks(self) -> int:
+        """How long a member grants no vote after it promised a leader that it will not. Longer
+        than the lease: the first tick may come at once, the last one early by a tick, and clock
+        rates may differ by a tenth."""
+        return self.lease_ticks + 3
 
 
 @dataclass(frozen=True, slots=True)

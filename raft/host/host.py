@@ -85,19 +85,16 @@ class Host:
         on_failure: Callable[[BaseException], None] | None = None,
         on_recovered: Callable[[], None] | None = None,
         flush_thread: Callable[..., FlushThread] = FlushThread,
-        later: Callable[[Group, Callable[[], None]], None] | None = None,
     ) -> None:
         """`on_failure` is called when the disk has failed and the node promises nothing more.
         With `on_recovered` the host tries to recover: it is called when the store was opened
         again. All groups except those with a log in memory have been removed, and the columns and
         handles of the store are new: add the groups as at the start, with machines that are
-        loaded from the durable state. Without it a failure is final until the restart. `later`
-        calls back in another turn of the loop: a group that has applied entries for a while lets
-        others run."""
+        loaded from the durable state. Without it a failure is final until the restart."""
         self.node = node
         self._limits = limits
         config = config or CoreConfig()
-        self._ticker = Ticker(tick_ms=tick_ms, election_ticks=config.election_ticks)
+        self._ticker = Ticker(tick_ms=tick_ms, lease_ticks=config.lease_ticks)
         self._table = GroupTable(
             node=node, store=store, config=config, limits=limits, draw=draw or random.randrange
         )
@@ -122,8 +119,6 @@ class Host:
             snapshots=self._snapshots,
             group_failed=self._table.fail,
             store_failed=self._disk.failed,
-            later=later or _in_next_turn,
-            resume=self._touch,
         )
         self._rounds = RoundLoop(
             store=store,
@@ -220,7 +215,6 @@ class Host:
         if removed is not None:
             self._quiescence.forget(removed)
             self._rounds.forget(removed)
-            self._applier.forget(removed)
             self._snapshots.forget(removed)
 
     def _touch(self, group: Group) -> None:
@@ -274,13 +268,11 @@ class Host:
         self._touch(held)
         return held.core.term, index
 
-    async def read_barrier(self, group: GroupId, *, lease: bool = False) -> Index:
+    async def read_barrier(self, group: GroupId) -> Index:
         """Returns when the machine of a group that we lead shows everything that was committed
-        before the call. `lease`: without asking the others while our lease holds, if the
-        configuration allows it. Raises NotLeader, also when leadership is lost meanwhile."""
+        before the call. Raises NotLeader, also when leadership is lost meanwhile."""
         held = self._table.working(group)
-        on_time = self._ticker.pace.keeps_time(time.monotonic())
-        context, confirmed = held.reads.begin(lease=lease and on_time)
+        context, confirmed = held.reads.begin()
         try:
             self._touch(held)
             return await confirmed
@@ -290,9 +282,7 @@ class Host:
     def reads_are_current(self, group: GroupId) -> bool:
         """Whether a read of a group that we lead needs no barrier (GroupReads.are_current)."""
         held = self._groups.get(group)
-        return held is not None and held.reads.are_current(
-            self._ticker.pace, self._quiescence.reachable
-        )
+        return held is not None and held.reads.are_current(self._ticker.pace, time.monotonic())
 
     # leadership
 
@@ -396,10 +386,6 @@ class Host:
         except StoreFailed as error:
             self._disk.failed(error)
         self._compactor.reclaim()
-
-
-def _in_next_turn(_group: Group, act: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(act)
 
 
 def _call_soon(callback: Callable[[], None]) -> None:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
+from raft.core.raft_core import RaftCore
 from raft.core.ready import CoreConfig
-from raft.host.group import Group
-from raft.transport.transport import RAFT_CONTROL, Transport
-from raft.types import GroupId, NodeId, Role
+from raft.transport.transport import RAFT_CONTROL
+from raft.types import GroupId, Index, NodeId, Role
 
 # A group with fewer than three proposals per second is cheaper asleep: heartbeats cost more.
 _SLEEP_AFTER_TICKS: Final = 6  # without a new entry
@@ -30,18 +30,50 @@ _SLICE: Final = 200  # groups woken in one turn of the loop
 _BEAT: Final = b""
 
 
-class Quiescence:
+class IdleGroup(Protocol):
+    """A group, as far as quiescence uses it."""
+
+    idle_at: Index  # the log's last index when it was last seen to grow
+    idle_ticks: int
+
+    @property
+    def id(self) -> GroupId: ...
+
+    @property
+    def core(self) -> RaftCore: ...
+
+    @property
+    def stopped(self) -> str | None: ...
+
+    @property
+    def unflushed(self) -> int: ...
+
+
+class BeatLinks(Protocol):
+    """The links to the other nodes, as far as quiescence uses them."""
+
+    def connected_peers(self) -> set[NodeId]: ...
+
+    def connected(self, node: NodeId) -> bool: ...
+
+    def send(self, to: NodeId, channel: int, payload: bytes, *, control: bool = False) -> bool: ...
+
+
+G = TypeVar("G", bound=IdleGroup)
+
+
+class Quiescence(Generic[G]):
     def __init__(
         self,
         *,
-        transport: Transport,
+        transport: BeatLinks,
         config: CoreConfig,
-        groups: Mapping[GroupId, Group],
-        mark: Callable[[Group], None],
+        groups: Mapping[GroupId, G],
+        mark: Callable[[G], None],
         call_soon: Callable[[Callable[[], None]], None],
     ) -> None:
         """`call_soon` runs a callback in another turn of the loop."""
-        self.awake: dict[GroupId, Group] = {}
+        self.awake: dict[GroupId, G] = {}
         self.reachable: set[NodeId] = set()
         self._transport = transport
         self._config = config
@@ -50,9 +82,7 @@ class Quiescence:
         self._call_soon = call_soon
         self._ticks = 0
         self._heard: dict[NodeId, int] = {}
-        self._to_wake: deque[tuple[Group, NodeId, bool]] = (
-            deque()
-        )  # group, node, whether it is lost
+        self._to_wake: deque[tuple[G, NodeId, bool]] = deque()  # group, node, whether it is lost
 
     # nodes
 
@@ -63,7 +93,7 @@ class Quiescence:
     def tick(self) -> None:
         """Send beats, and find out which nodes have appeared or are lost."""
         self._ticks += 1
-        connected = {n for n, peer in self._transport.peers().items() if peer.connected}
+        connected = self._transport.connected_peers()
         if self._ticks % self._config.heartbeat_ticks == 0:
             for node in connected:
                 self._transport.send(node, RAFT_CONTROL, _BEAT, control=True)
@@ -102,7 +132,7 @@ class Quiescence:
         if self._to_wake:
             self._call_soon(self._wake_some)
 
-    def _campaigns_first(self, group: Group) -> bool:
+    def _campaigns_first(self, group: G) -> bool:
         """One of the remaining voters campaigns before the others, or votes would be split. It is
         not the same node for every group."""
         core = group.core
@@ -111,17 +141,17 @@ class Quiescence:
 
     # groups
 
-    def update(self, group: Group) -> None:
+    def update(self, group: G) -> None:
         """Something happened to this group: it gets ticks unless its core is asleep."""
         if group.core.asleep:
             self.awake.pop(group.id, None)
         else:
             self.awake[group.id] = group
 
-    def forget(self, group: Group) -> None:
+    def forget(self, group: G) -> None:
         self.awake.pop(group.id, None)
 
-    def ticked(self, group: Group) -> None:
+    def ticked(self, group: G) -> None:
         """After a tick of a group that is awake: put it to sleep if it is idle."""
         core = group.core
         if core.last_index != group.idle_at:

@@ -1,6 +1,6 @@
 """Linearizable reads from the leader of one group: by a read barrier, or by its lease.
 
-Owns: the callers that wait for a read barrier, and how long the answer "reads are current" holds.
+Owns: the callers that wait for a read barrier.
 May not touch: the state machine, other groups.
 Spec: Raft thesis 6.4. A barrier asks the followers whether we still lead, and returns once the
 machine has applied what was committed at the time of the call (steps 3 and 4). With a lease
@@ -9,53 +9,41 @@ machine has applied what was committed at the time of the call (steps 3 and 4). 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Container, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 from raft.core.raft_core import RaftCore
 from raft.core.ready import ReadState
 from raft.host.ticker import TickPace
-from raft.types import Index, NodeId, NotLeader, Role
-
-CURRENT_SECONDS: Final = 0.02  # far below the margin of a lease
+from raft.types import Index, NodeId, NotLeader
 
 
 class GroupReads:
-    __slots__ = ("_confirmed", "_core", "_current_until", "_last_context", "_waiting")
+    __slots__ = ("_confirmed", "_core", "_last_context", "_waiting")
 
     def __init__(self, core: RaftCore) -> None:
         self._core = core
         self._waiting: dict[int, asyncio.Future[Index]] = {}  # by context, not confirmed yet
         self._confirmed: list[tuple[Index, asyncio.Future[Index]]] = []
         self._last_context = 0
-        self._current_until = 0.0
 
-    def are_current(self, pace: TickPace, reachable: Container[NodeId]) -> bool:
-        """Whether our machine shows everything that is committed. While the group is awake, our
-        lease guarantees that no other leader was elected. While it sleeps, a reachable majority
-        does: a new leader would have sent us a message. Never true after a pause of this process.
-        Called once per read, so a positive answer is cached for a short time."""
-        core, now = self._core, time.monotonic()
-        if core.role is not Role.LEADER:
-            return False
-        if now >= self._current_until:
-            alone = core.keeps_quorum(())
-            if not alone and not (
-                pace.keeps_time(now)
-                and core.keeps_quorum(reachable)
-                and (core.asleep or core.lease_holds())
-            ):
-                return False
-            self._current_until = now + CURRENT_SECONDS
+    def are_current(self, pace: TickPace, now: float) -> bool:
+        """Whether our machine shows everything that was acknowledged, because no other leader can
+        have been elected: we hold a lease, by ticks and by the clock, or we are the only voter. A
+        group that sleeps holds no lease: a read barrier wakes it, and the round that confirms the
+        barrier begins one."""
+        core = self._core
+        age = core.lease_age()
+        if age is None or not pace.within_lease(age, now):
+            return core.leads_alone()
+        core.use_lease()
         return True
 
-    def begin(self, *, lease: bool) -> tuple[int, asyncio.Future[Index]]:
+    def begin(self) -> tuple[int, asyncio.Future[Index]]:
         """Ask the core for a read index. The future gets the applied index when the read may be
         served; call `end` with the context afterwards. Raises NotLeader."""
         self._last_context = context = self._last_context + 1
         future: asyncio.Future[Index] = asyncio.get_running_loop().create_future()
-        self._core.read_index(context, lease=lease)
+        self._core.read_index(context)
         self._waiting[context] = future
         return context, future
 

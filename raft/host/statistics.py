@@ -73,7 +73,7 @@ class HostObserver:
     ticker: Ticker
     disk: DiskRecovery
     snapshots: SnapshotExchange
-    quiescence: Quiescence
+    quiescence: Quiescence[Group]
     rejections: Rejections
 
     def statistics(self) -> HostStatistics:

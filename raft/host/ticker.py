@@ -19,14 +19,12 @@ _SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, read what waits in the so
 
 
 class TickPace:
-    """Whether ticks are regular enough to measure time by them. `now` is in seconds of a clock that
-    keeps running while the process is stopped."""
+    """How long ticks took. `now` is in seconds of a clock that keeps running while the process is
+    stopped."""
 
-    def __init__(self, *, tick_seconds: float, election_ticks: int) -> None:
-        # A lease lasts half an election timeout, counted in ticks. By the clock, these ticks must
-        # take at most 80 % of a whole election timeout: then no other leader can be elected yet.
-        self._lease_seconds_max = 0.8 * election_ticks * tick_seconds
-        self._ticks: deque[float] = deque(maxlen=election_ticks // 2 + 1)
+    def __init__(self, *, tick_seconds: float, lease_ticks: int) -> None:
+        self._lease_seconds = lease_ticks * tick_seconds
+        self._ticks: deque[float] = deque(maxlen=lease_ticks)
 
     def ticked(self, now: float) -> None:
         self._ticks.append(now)
@@ -35,18 +33,19 @@ class TickPace:
         """Groups have missed ticks: what they counted so far says nothing about time."""
         self._ticks.clear()
 
-    def keeps_time(self, now: float) -> bool:
-        """Whether a lease that holds by the count of ticks also holds by the clock."""
+    def within_lease(self, age_ticks: int, now: float) -> bool:
+        """Whether a lease that began this many ticks ago, or within the tick after that, still
+        holds by the clock."""
         ticks = self._ticks
-        return len(ticks) == ticks.maxlen and now - ticks[0] <= self._lease_seconds_max
+        return age_ticks < len(ticks) and now - ticks[-1 - age_ticks] < self._lease_seconds
 
 
 class Ticker:
-    def __init__(self, *, tick_ms: int, election_ticks: int) -> None:
+    def __init__(self, *, tick_ms: int, lease_ticks: int) -> None:
         self.ticks = self.late = 0
         self.lag_last = self.lag_max = 0.0
         self._seconds = tick_ms / 1000
-        self.pace = TickPace(tick_seconds=self._seconds, election_ticks=election_ticks)
+        self.pace = TickPace(tick_seconds=self._seconds, lease_ticks=lease_ticks)
 
     async def run(self, tick: Callable[[], None], stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()

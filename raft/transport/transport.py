@@ -205,6 +205,9 @@ class Transport:
     def peers(self) -> dict[NodeId, Peer]:
         return dict(self._peers.peers)
 
+    def connected_peers(self) -> set[NodeId]:
+        return set(self._peers.links)
+
     def connected(self, node: NodeId) -> bool:
         return node in self._peers.links
 

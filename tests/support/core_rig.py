@@ -51,6 +51,7 @@ def core_of(  # one core with a stored log, outside any group
         hard_state=HardState(Term(term), vote, Index(commit)),
         config=config or CoreConfig(),
         draw=draw,
+        restarted=False,
     )
 
 
@@ -118,7 +119,14 @@ class Group:
                 reader.write(stored)
             self.hosts[node] = self._host(node, reader, HardState(Term((terms or {}).get(node, 0))))
 
-    def _host(self, node: NodeId, reader: MemoryReader, hard_state: HardState) -> Host:
+    def _host(
+        self,
+        node: NodeId,
+        reader: MemoryReader,
+        hard_state: HardState,
+        *,
+        restarted: bool = False,
+    ) -> Host:
         core = RaftCore(
             node=node,
             voters=self.voters,
@@ -127,6 +135,7 @@ class Group:
             hard_state=hard_state,
             config=self.config,
             draw=lambda low, high: low + node % (high - low),
+            restarted=restarted,
         )
         return Host(core, reader, hard_state)
 
@@ -145,7 +154,7 @@ class Group:
     def restart(self, node: NodeId) -> None:
         """Restart with everything that was written."""
         old = self.hosts[node]
-        self.hosts[node] = self._host(node, old.reader, old.hard_state)
+        self.hosts[node] = self._host(node, old.reader, old.hard_state, restarted=True)
 
     def round(self, node: NodeId) -> bool:
         host = self.hosts[node]

@@ -26,6 +26,9 @@ class NoPeers:
     def peers(self) -> dict[NodeId, Peer]:
         return {}
 
+    def connected_peers(self) -> set[NodeId]:
+        return set()
+
     def connected(self, node: NodeId) -> bool:
         return False
 

@@ -329,6 +329,9 @@ class SimTransport:
     def peers(self) -> dict[NodeId, Peer]:
         return dict(self._peers)
 
+    def connected_peers(self) -> set[NodeId]:
+        return {node for node in self._peers if self.connected(node)}
+
     def connected(self, node: NodeId) -> bool:
         return node in self.pairs and self._peers[node].connected
 

@@ -5,7 +5,7 @@ file share one group of cores. With REWRITE=1 in the environment the expected ou
 commit that only if every changed line can be explained.
 
     group voters=3 learners=1 [log_<node>=1,1,2] [option=value]   start, with logs of these terms
-    campaign|tick|propose|transfer|change|read|restart|lose|compact|snapshot|sleep|wake ...
+    campaign|tick|propose|transfer|change|read|lease|restart|lose|compact|snapshot|sleep|wake ...
     deliver [drop=a->bc,...] [passes=N]   until no message is left, or N times; drop cuts links
     show [nodes]              role, term, log and members of each"""
 
@@ -100,8 +100,12 @@ class Scene:
         index = core.change_members(voters=nodes_of(voters), learners=nodes_of(learners))
         return f"at {index}"
 
-    def do_read(self, name: str, context: str, lease: str = "0") -> None:
-        self.group[node_of(name)].read_index(int(context), lease=lease == "1")
+    def do_read(self, name: str, context: str) -> None:
+        self.group[node_of(name)].read_index(int(context))
+
+    def do_lease(self, name: str) -> str:
+        age = self.group[node_of(name)].lease_age()
+        return "no lease" if age is None else f"lease began {age} ticks ago"
 
     def do_reads(self) -> str:
         shown = [f"{name_of(n)}: read {r.context} at {r.index}" for n, r in self.reads]

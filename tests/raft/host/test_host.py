@@ -190,7 +190,7 @@ def test_a_late_tick_counts_as_one_and_causes_no_election(tmp_path: Path) -> Non
 
 def test_a_stall_right_after_a_late_tick_is_measured_too() -> None:
     async def main() -> None:
-        ticker, stop = Ticker(tick_ms=10, election_ticks=10), asyncio.Event()
+        ticker, stop = Ticker(tick_ms=10, lease_ticks=4), asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def tick() -> None:
