@@ -26,6 +26,7 @@ from broker.cluster.api.server_admin import ServerAdmin
 from broker.cluster.api.stream_api import StreamApi
 from broker.cluster.api.stream_moves import StreamMoves
 from broker.cluster.api.system_api import SystemApi
+from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.health import JetStreamHealth
@@ -61,6 +62,7 @@ class JetStream:
         self._with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
         self._scans = Scans(ScanTurns(server.turns))
         calls = LeaderCalls(node.leaders, mesh.rpc)
+        budget = RequestBudget()
         self._leader_api = LeaderApi(
             node=mesh.node,
             domain=options.domain.encode(),
@@ -71,6 +73,8 @@ class JetStream:
             quotas=node.quotas,
             advisories=node.advisories,
             snapshots=Snapshots(server.router, mesh.interest, node.advisories, node.spawn),
+            budget=budget,
+            turns=server.turns,
         )
         self._gets = MessageGets(
             node=mesh.node,
@@ -106,6 +110,7 @@ class JetStream:
             advisories=node.advisories,
             streams=self._streams,
             gets=self._gets,
+            budget=budget,
             spawn=node.spawn,
         )
         self._plans = PlanService(
@@ -133,6 +138,7 @@ class JetStream:
         )
         self._health = JetStreamHealth(
             options=node.options,
+            node=node.mesh.node,
             founded=node.members.founded.is_set,
             removed=lambda: node.members.removed,
             leader=node.info.leader,
@@ -158,9 +164,11 @@ class JetStream:
         )
 
     def _held_here(self) -> list[Assignment]:
-        """The streams of which this node is a member, and shall stay one."""
-        node = self._node.mesh.node
-        return [a for a in self._node.assignments if node in a.peers and node in a.members]
+        """The streams of which this node is a member, and shall stay one; also those of which its
+        former incarnation was one: they have a replica less until it is rebuilt here."""
+        node, table = self._node.mesh.node, self._node.assignments
+        ours = {node, *table.nodes.former(node)}
+        return [a for a in table if node in a.peers and not ours.isdisjoint(a.members)]
 
     # -- life -----------------------------------------------------------------------------------
 

@@ -92,6 +92,7 @@ class StreamNode:
             transport=mesh.transport or cast(Transport, NoPeers()),
             on_recovered=self._disk_recovered,
             flush_thread=platform.flush_thread,
+            later=lambda group, act: self.outboxes.in_turn(group.id, act),
         )
         self.leaders = LeaderTable(mesh.connected, self._leader_changed)
         self.assignments = AssignmentTable()

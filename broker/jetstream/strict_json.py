@@ -112,7 +112,8 @@ class _Field(msgspec.Struct, frozen=True):
     always: bool
     default: Any
     is_time: bool
-    is_plain: bool  # texts, numbers, or a list or map of texts: the same in memory and in JSON
+    is_plain: bool  # texts and numbers, or lists and maps of them: the same in memory and in JSON
+    is_text: bool  # the same, without numbers
 
 
 @cache
@@ -128,7 +129,8 @@ def _plan(kind: type[msgspec.Struct]) -> dict[str, _Field]:
             always=field.default is msgspec.NODEFAULT and field.default_factory is not dict,
             default={} if field.default_factory is dict else field.default,
             is_time=_is_time(field.type),
-            is_plain=_is_plain(field.type),
+            is_plain=_consists_of(field.type, (inspect.StrType, inspect.BoolType, inspect.IntType)),
+            is_text=_consists_of(field.type, (inspect.StrType, inspect.BoolType)),
         )
         for field in described.fields
     }
@@ -140,15 +142,13 @@ def _is_time(kind: inspect.Type) -> bool:
     return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("wall_time"))
 
 
-def _is_plain(kind: inspect.Type) -> bool:
+def _consists_of(kind: inspect.Type, kinds: tuple[type[inspect.Type], ...]) -> bool:
     match kind:
-        case inspect.StrType() | inspect.BoolType():
-            return True
         case inspect.VarTupleType() | inspect.ListType():
-            return isinstance(kind.item_type, inspect.StrType)
+            return isinstance(kind.item_type, kinds)
         case inspect.DictType():
-            return isinstance(kind.value_type, inspect.StrType)
-    return False
+            return isinstance(kind.value_type, kinds)
+    return isinstance(kind, kinds)
 
 
 def _fold_struct(value: dict[str, Any], kind: type[msgspec.Struct], *, strict: bool) -> Any:
@@ -162,7 +162,7 @@ def _fold_struct(value: dict[str, Any], kind: type[msgspec.Struct], *, strict: b
             continue
         if held is not None:
             # The items of a long list of texts need no look: `msgspec.convert` checks their type.
-            folded[field.key] = held if field.is_plain else _fold(held, field.type, strict=strict)
+            folded[field.key] = held if field.is_text else _fold(held, field.type, strict=strict)
     return folded
 
 

@@ -10,7 +10,7 @@ from the front costs the dropped rows, or one step per whole block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -256,13 +256,15 @@ class MessageStore:
         *,
         start: int = 0,
         left: int = 0,
+        subjects: Sequence[bytes] = (),
     ) -> PurgePart:
-        """As `purge` for a subject or pattern, in parts of bounded work. A few subjects are found
-        by the index and purged in one part. Otherwise a part covers a range of sequences, so that
-        every replica removes the same messages, however its blocks are cut."""
+        """As `purge` for a subject or pattern, in parts of bounded work. A few `subjects` are
+        purged in one part; without them they are found by the index. Otherwise a part covers a
+        range of sequences, so that every replica removes the same messages, however its blocks
+        are cut."""
         bound = self.last_seq + 1 if up_to is None else min(up_to, self.last_seq + 1)
         if start == 0:
-            subjects = tuple(self.index.matching(subject))
+            subjects = tuple(subjects or self.index.matching(subject))
             left = sum(entry.count for entry in map(self.index.get, subjects) if entry is not None)
             if left <= keep:
                 return PurgePart(0, 0, bound, 0)

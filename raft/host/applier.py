@@ -1,14 +1,20 @@
 """Applies a Ready to the state machine of its group: leader changes, entries, reads, snapshots.
 
-Owns: the order of these calls to a machine, and the commit latency.
+Owns: the order of these calls to a machine, the committed entries that wait to be applied, and the
+commit latency.
 May not touch: the disk and the transport (raft/host/round_loop.py), what machines do with entries.
 Spec: steps 1, 5 and 6 of Ready in raft/core/ready.py. An exception of a machine stops its group on
-this node and nothing else."""
+this node and nothing else.
+
+Entries that take long to apply do not hold the loop: after a time slice the rest of the group's
+entries waits for another turn, and the group gives out no further Ready for its entries until
+then. Heartbeats, votes and the log go on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from raft.core.messages import Entry
@@ -17,6 +23,9 @@ from raft.host.group import Group
 from raft.host.latency import Histogram
 from raft.store.records import StoreFailed
 from raft.types import NodeId, Role, SnapshotMeta
+
+APPLY_S = 0.003  # the time slice of a group
+CHUNK_BYTES = 16 << 10  # entries that are applied together, between two looks at the clock
 
 
 class ReadySnapshots(Protocol):
@@ -36,25 +45,33 @@ class Applier:
         snapshots: ReadySnapshots,
         group_failed: Callable[[Group, Exception], None],
         store_failed: Callable[[BaseException], None],
+        later: Callable[[Group, Callable[[], None]], None],
+        resume: Callable[[Group], None],
     ) -> None:
+        """`later` calls back in another turn of the loop; `resume` is called when a group has
+        applied what was deferred."""
         self.applied_entries = 0
         self.commit_latency = Histogram()
         self._snapshots = snapshots
         self._group_failed = group_failed
         self._store_failed = store_failed
+        self._later = later
+        self._resume = resume
 
     def apply(self, group: Group, ready: Ready) -> bool:
-        """Returns whether the group keeps running."""
+        """Returns whether the group keeps running and has applied everything."""
         if group.stopped is not None:
             return False
+        done = False
         try:
             self._announce_leader(group, ready)
             if ready.snapshot is not None:
+                group.backlog.clear()  # the snapshot includes them
                 self._snapshots.install(group, ready.snapshot)
             elif group.arrived is not None:
                 self._snapshots.unused(group)
-            if ready.committed:
-                self._apply_entries(group, ready.committed)
+            group.backlog.extend(ready.committed)
+            done = not group.deferred and self._work_off(group)
             group.reads.advance(ready.reads, group.core.applied_index)
         except StoreFailed as error:  # of a machine that writes to the same database
             self._store_failed(error)
@@ -64,7 +81,45 @@ class Applier:
             return False
         for to in ready.snapshot_to:
             self._snapshots.start_transfer(group, to)
+        return done
+
+    def forget(self, group: Group) -> None:
+        """The group was removed."""
+        group.backlog.clear()
+
+    def _work_off(self, group: Group) -> bool:
+        """Apply what waits, for a time slice. Returns whether nothing is left."""
+        backlog = group.backlog
+        if not backlog:
+            return True
+        deadline = time.perf_counter() + APPLY_S
+        while backlog:
+            chunk = [backlog.popleft()]
+            size = len(chunk[0].data)
+            while backlog and size + len(backlog[0].data) <= CHUNK_BYTES:
+                chunk.append(backlog.popleft())
+                size += len(chunk[-1].data)
+            self._apply_entries(group, chunk)
+            if backlog and time.perf_counter() > deadline:
+                group.deferred = True
+                self._later(group, partial(self._go_on, group))
+                return False
         return True
+
+    def _go_on(self, group: Group) -> None:
+        group.deferred = False
+        if group.stopped is not None or not group.backlog:
+            return
+        try:
+            done = self._work_off(group)
+            group.reads.advance((), group.core.applied_index)
+        except StoreFailed as error:
+            self._store_failed(error)
+        except Exception as error:  # noqa: BLE001 - stops this group
+            self._group_failed(group, error)
+        else:
+            if done:
+                self._resume(group)
 
     def _announce_leader(self, group: Group, ready: Ready) -> None:
         facts = (ready.leader, ready.term, ready.role is Role.LEADER)

@@ -6,6 +6,7 @@ May not touch: sockets, the database, tasks."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -113,7 +114,9 @@ class Group:
     __slots__ = (
         "announced",
         "arrived",
+        "backlog",
         "core",
+        "deferred",
         "erase_upto",
         "id",
         "idle_at",
@@ -154,6 +157,10 @@ class Group:
         # Entries up to here hold data that must be erased: cut as soon as the state is durable.
         # The one field that the application sets.
         self.erase_upto = Index(0)
+        # Committed and handed out, not applied yet. Bounded: what is proposed here by
+        # waiting_bytes_max, what a leader sends by the leader, which applies the same entries.
+        self.backlog: deque[Entry] = deque()
+        self.deferred = False  # the backlog waits for another turn of the loop
         self.waiting_bytes = 0  # proposed by us and not yet applied
         self.unflushed = 0  # Readies whose promises wait for a flush
         self.idle_at = Index(0)  # the log's last index when quiescence last saw it grow

@@ -85,12 +85,15 @@ class Host:
         on_failure: Callable[[BaseException], None] | None = None,
         on_recovered: Callable[[], None] | None = None,
         flush_thread: Callable[..., FlushThread] = FlushThread,
+        later: Callable[[Group, Callable[[], None]], None] | None = None,
     ) -> None:
         """`on_failure` is called when the disk has failed and the node promises nothing more.
         With `on_recovered` the host tries to recover: it is called when the store was opened
         again. All groups except those with a log in memory have been removed, and the columns and
         handles of the store are new: add the groups as at the start, with machines that are
-        loaded from the durable state. Without it a failure is final until the restart."""
+        loaded from the durable state. Without it a failure is final until the restart. `later`
+        calls back in another turn of the loop: a group that has applied entries for a while lets
+        others run."""
         self.node = node
         self._limits = limits
         config = config or CoreConfig()
@@ -119,6 +122,8 @@ class Host:
             snapshots=self._snapshots,
             group_failed=self._table.fail,
             store_failed=self._disk.failed,
+            later=later or _in_next_turn,
+            resume=self._touch,
         )
         self._rounds = RoundLoop(
             store=store,
@@ -215,6 +220,7 @@ class Host:
         if removed is not None:
             self._quiescence.forget(removed)
             self._rounds.forget(removed)
+            self._applier.forget(removed)
             self._snapshots.forget(removed)
 
     def _touch(self, group: Group) -> None:
@@ -386,6 +392,10 @@ class Host:
         except StoreFailed as error:
             self._disk.failed(error)
         self._compactor.reclaim()
+
+
+def _in_next_turn(_group: Group, act: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(act)
 
 
 def _call_soon(callback: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from broker.cluster.meta.assignments import META_GROUP
 from broker.cluster.observe.health import JetStreamHealth
 from broker.config.options import JetStreamOptions
-from raft import GroupId, NodeId
+from raft import GroupId, Members, NodeId
 
 GROUP = 7
 
@@ -33,6 +33,8 @@ class Node:
     recovering: bool = False
     applied: int = 10
     commit: int = 10
+    voters: tuple[int, ...] = (1, 2, 3)
+    meta_voters: tuple[int, ...] = (1, 2, 3)
 
     def ask(self, **query: str) -> tuple[int, dict[str, Any]]:
         query = {name.replace("_", "-"): value for name, value in query.items()}
@@ -46,9 +48,14 @@ class Node:
             recovering=self.recovering,
             applied_index=self.applied,
             commit=self.commit,
+            members=Members(tuple(map(NodeId, self.voters))),
+        )
+        meta = SimpleNamespace(
+            core=SimpleNamespace(members=Members(tuple(map(NodeId, self.meta_voters))))
         )
         status = SimpleNamespace(stopped=self.stopped, installing=self.installing, core=core)
         return JetStreamHealth(
+            node=NodeId(1),
             options=JetStreamOptions(),
             founded=lambda: self.founded,
             removed=lambda: self.removed,
@@ -59,7 +66,7 @@ class Node:
             assignments=lambda: [assignment],
             assignment=lambda account, name: assignment if (account, name) == ("$G", "S") else None,
             replica=lambda _group: cast(Any, replica) if self.held else None,
-            held=lambda _group: cast(Any, status),
+            held=lambda group: cast(Any, meta if group == META_GROUP else status),
         )
 
 
@@ -85,6 +92,8 @@ def test_a_healthy_node_is_ok() -> None:
         (replace(WELL, recovering=True), "'$G > S' is not current: it has lost its log"),
         (replace(WELL, installing=True), "'$G > S' is not current"),
         (replace(WELL, leaders={META_GROUP: NodeId(1)}), "'$G > S' has no leader"),
+        (replace(WELL, voters=(2, 3)), "'$G > S' is not current: this replica is being built"),
+        (replace(WELL, meta_voters=(2, 3)), "no vote in the meta group yet"),
         (replace(WELL, applied=9), "'$G > S' is not current"),
     ],
 )

@@ -34,6 +34,7 @@ from broker.jetstream.stream.archive import (
 )
 from broker.monitor.system.requests import BadRequest
 from broker.monitor.system.requests import read as system_request
+from broker.scan.columns import read_columns
 from broker.scan.protocol import ScanProtocolError, ScanRefused, decode_head
 from broker.scan.protocol import decode_request as decode_scan
 from broker.server.client.connect_options import BadConnect, parse_connect
@@ -185,6 +186,8 @@ def block(data: bytes) -> None:
             if verify:  # an unverified block is one of our own
                 for _ in found.subject_runs():
                     pass
+        with suppress(BlockDamaged):
+            read_columns(data, verify=verify)
 
 
 def counters(data: bytes) -> None:
@@ -277,7 +280,9 @@ TARGETS: dict[str, Target] = {
         ("broker.config.file.parser", "broker.config.file.apply", "broker.config.file.values"),
     ),
     "archive": Target(archive, (_archive_seed(),), ("broker.jetstream.stream.archive",)),
-    "block": Target(block, (_block_seed(),), ("broker.store.block.codec",)),
+    "block": Target(
+        block, (_block_seed(),), ("broker.scan.columns", "broker.store.block.block_format")
+    ),
     "counters": Target(
         counters,
         (b'{"val":"12"}', b'{"val":"\xff"}', b'{"server_name":"a","tags":["b"]}', b"[" * 3000),

@@ -19,6 +19,7 @@ from broker.cluster.api.leader_calls import ApiCall, LeaderCalls
 from broker.cluster.api.message_gets import DIRECT_GET, MessageGets
 from broker.cluster.api.stream_api import StreamApi
 from broker.cluster.consumer_requests.forwarding import RequestForwarder
+from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.meta.assignments import AssignmentTable
 from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.observe.advisories import Advisories
@@ -26,7 +27,6 @@ from broker.cluster.peers.rpc import CallFailed
 from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.info import ApiStats
-from broker.jetstream.api.requests import decode_request
 from broker.jetstream.api.responses import encode_error
 from broker.jetstream.api.stream_access import evades_deny
 from broker.jetstream.api.subjects import (
@@ -52,6 +52,8 @@ ACK_SUBJECTS = b"$JS.ACK.>"
 READS = (DIRECT_GET, b"$JS.API.STREAM.MSG.GET.")  # one may take milliseconds
 NEXT_SUBJECTS = b".API.CONSUMER.MSG.NEXT."
 FLOW_SUBJECTS = b"$JS.FC.>"
+REQUEST_BYTES = 2048  # of a request, besides its body
+HELD_PER_BYTE = 8  # decoded values and the answer, for each byte of a body
 REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as nats-server does
 ANSWER_WITHIN_S = 10.0
 LEADER_WITHIN_S = 5.0
@@ -100,6 +102,7 @@ class ApiService:
     advisories: Advisories
     streams: StreamApi
     gets: MessageGets
+    budget: RequestBudget
     spawn: Callable[[Awaitable[None], str], object]
     kind: SinkKind = SinkKind.SERVICE
     total: int = 0
@@ -205,7 +208,7 @@ class ApiService:
             return self.gets.direct(call, self._spawn)
         if request.kind is ApiKind.STREAM_MSG_GET and self._get_here(call):
             return True
-        self._spawn(self._answer(call))
+        self._begin(call)
         return True
 
     def _refuse_alias(self, account: Account, subject: bytes, reply: bytes, denied: bytes) -> bool:
@@ -217,6 +220,21 @@ class ApiService:
             refused = JetStreamError.of(ErrCode.STREAM_INVALID_CONFIG, err=text)
             self.router.publish(account, reply, b"", b"", encode_error(request.kind, refused))
         return True
+
+    def _begin(self, call: ApiCall) -> None:
+        size = len(call.payload) + REQUEST_BYTES
+        if self._running >= REQUESTS_MAX:
+            return
+        self.budget.received(call.publisher, size)
+        self._spawn(self._budgeted(call, size))
+
+    async def _budgeted(self, call: ApiCall, size: int) -> None:
+        """Answer within the budget in bytes of the connection, the account and the node."""
+        try:
+            async with self.budget.holding(call.account.name, size * HELD_PER_BYTE):
+                await self._answer(call)
+        finally:
+            self.budget.answered(call.publisher, size)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         if self._running >= REQUESTS_MAX:
@@ -313,7 +331,7 @@ class ApiService:
             if kind in _STEPDOWNS and not self.clustered():
                 raise JetStreamError(ErrCode.CLUSTER_REQUIRED)
             # A body that cannot be decoded is reported before a missing stream.
-            decode_request(kind, call.payload, strict=self.strict)
+            await self.streams.decoded(call)
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
         answer = await self.calls.call(
             assignment.group,

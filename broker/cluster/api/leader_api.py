@@ -17,6 +17,7 @@ from broker.cluster.api import direct_get as direct
 from broker.cluster.api.backup import Snapshots
 from broker.cluster.api.leader_calls import decode_api_call
 from broker.cluster.limits.account_limits import AccountQuotas
+from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.observe.advisories import Advisories
 from broker.cluster.observe.asset_info import AssetInfo, subject_counts
 from broker.cluster.peers.rpc import CallRefused, Rpc
@@ -37,9 +38,11 @@ from broker.jetstream.api.requests import (
     UnpinRequest,
     decode_request,
     named_consumer,
+    request_steps,
 )
 from broker.jetstream.api.responses import (
     LIST_LIMIT,
+    SUBJECT_DETAILS_LIMIT,
     ConsumerList,
     GotMessage,
     Paged,
@@ -77,6 +80,8 @@ from broker.jetstream.config.names import NUID_RANDOM_BYTES, consumer_name
 from broker.jetstream.config.stream_update import check_consumer_limits
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.stream.purge import purge_scope
+from broker.server.routing.fair_queue import Turns
 from broker.store.messages import PurgePart
 from raft import NodeId, RaftError
 
@@ -87,6 +92,7 @@ _state = msgspec.msgpack.Decoder(LoadState)
 _reconfigured = msgspec.msgpack.Decoder(tuple[int, StreamConfig])
 
 CURRENT_WITHIN_S = 2.0
+INFO_BYTES_PER_SUBJECT = 250  # in the table of counts and in the answer
 DONE, REFUSED = b"\0", b"\1"  # the first byte of a leader's answer
 
 
@@ -103,6 +109,8 @@ class LeaderApi:
     quotas: AccountQuotas
     advisories: Advisories
     snapshots: Snapshots
+    budget: RequestBudget
+    turns: Turns
 
     def start(self) -> None:
         self.rpc.register("api", self._serve_request)
@@ -130,7 +138,9 @@ class LeaderApi:
 
     async def _answer(self, replica: Replica, request: ApiRequest, payload: bytes) -> bytes:
         """Raises the JetStreamError to answer with, or CallRefused when leadership was lost."""
-        body = decode_request(request.kind, payload, strict=self.strict)
+        account = replica.account.name
+        steps = request_steps(request.kind, payload, strict=self.strict)
+        body = await self.turns.run(steps, account, replica)
         match body:
             case StreamInfoRequest():
                 return await self._stream_info(replica, body)
@@ -192,8 +202,22 @@ class LeaderApi:
         counts, paged = None, Paged()
         if body.subjects_filter:
             pattern = body.subjects_filter.encode()
-            counts, found = await subject_counts(replica, pattern, offset=body.offset)
-            paged = found if found.total else paged
+            index, account = replica.stream.store.index, replica.account.name
+            size = INFO_BYTES_PER_SUBJECT * min(len(index), SUBJECT_DETAILS_LIMIT)
+            async with self.budget.holding(account, size):
+                steps = subject_counts(index, pattern, offset=body.offset)
+                counts, found = await self.turns.run(steps, account, replica)
+                paged = found if found.total else paged
+                return self._encoded_info(replica, body, counts, paged)
+        return self._encoded_info(replica, body, counts, paged)
+
+    def _encoded_info(
+        self,
+        replica: Replica,
+        body: StreamInfoRequest,
+        counts: dict[str, int] | None,
+        paged: Paged,
+    ) -> bytes:
         info = self.info.stream(
             replica, shown=True, deleted_details=body.deleted_details, subjects=counts
         )
@@ -224,7 +248,22 @@ class LeaderApi:
         return encode_response(ApiKind.STREAM_PURGE, Purged(success=True, purged=purged))
 
     async def _purge_parts(self, replica: Replica, pattern: bytes, body: PurgeRequest) -> int:
-        command = Purge(replica.stamp(), pattern, body.seq, body.keep, start=0)
+        """What to purge is found here, in steps: replicas apply commands that name a few subjects,
+        or ranges of sequences."""
+        store, account = replica.stream.store, replica.account.name
+        await self.wait_current(replica)
+        scope = await self.turns.run(purge_scope(store.index, pattern), account, replica)
+        config = replica.stream.config
+        if scope.messages <= body.keep and not (config.sealed or config.deny_purge):
+            return 0
+        bound = min(body.seq or store.last_seq + 1, store.last_seq + 1)
+        command = Purge(
+            replica.stamp(), pattern, bound, body.keep, start=0, subjects=scope.subjects
+        )
+        if not scope.subjects and not body.keep:
+            command = Purge(
+                replica.stamp(), pattern, bound, start=store.first_seq, left=scope.messages
+            )
         purged = 0
         while True:
             part = await self._propose(replica, command)

@@ -21,6 +21,7 @@ from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.api.leader_calls import ApiCall, LeaderCalls, decode_api_call
 from broker.cluster.meta.assignments import Assignment, AssignmentTable
 from broker.cluster.peers.rpc import CallFailed
+from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.errors import JetStreamError
 from broker.subjects import Subscription, has_wildcard
@@ -154,7 +155,7 @@ class MessageGets:
             return True
         replica = self.replicas.get(assignment.group)
         ours = replica is not None and replica.leading is not None and replica.reads_are_current
-        if replica is not None and (ours or self._only_copy(assignment)):
+        if replica is not None and (ours or self._only_copy(assignment, replica)):
             rest = call.request.rest
             self._send(call, direct_get(replica.stream, rest, call.headers, call.payload))
         else:
@@ -170,10 +171,11 @@ class MessageGets:
             return None
         return self.leader_api.get_message(replica, call.payload)
 
-    def _only_copy(self, assignment: Assignment) -> bool:
+    def _only_copy(self, assignment: Assignment, replica: Replica) -> bool:
         """Whether the disk of this node accepts no writes, so that no node leads the stream, but
-        this node holds the only replica, with everything that was acknowledged."""
-        return assignment.holders == {self.node} and self.disk_failed()
+        this node holds the only replica, with everything that was acknowledged. A replica that was
+        opened again has that only after it has led: its log is applied then."""
+        return assignment.holders == {self.node} and self.disk_failed() and replica.led_last
 
     async def _ask_leader(self, call: ApiCall, group: int) -> None:
         """Ask the leader. It may be this node, which then first confirms that it still leads."""

@@ -40,7 +40,7 @@ from broker.jetstream.api.requests import (
     RequestBody,
     RestoreRequest,
     StreamsRequest,
-    decode_request,
+    request_steps,
 )
 from broker.jetstream.api.responses import (
     LIST_LIMIT,
@@ -60,7 +60,7 @@ from broker.jetstream.config.stream_rules import stream_create_steps
 from broker.jetstream.config.stream_update import stream_update_steps
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.server.routing.fair_queue import Turns
-from broker.subjects import Steps, collides
+from broker.subjects import STEP_ITEMS, Steps, collides
 from raft import NodeId
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class StreamApi:
     async def answer(self, call: ApiCall, stats: ApiStats) -> bytes:
         """Raises the JetStreamError to answer with."""
         account, request, kind = call.account, call.request, call.request.kind
-        body = decode_request(kind, call.payload, strict=self.strict)
+        body = await self.decoded(call)
         if not self.members.founded.is_set():
             raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
         match kind, body:
@@ -111,9 +111,9 @@ class StreamApi:
             case ApiKind.STREAM_DELETE, _:
                 return await self.delete(account, request)
             case ApiKind.STREAM_NAMES, StreamsRequest():
-                return self.names(account, body)
+                return await self.names(call, body)
             case ApiKind.STREAM_LIST, StreamsRequest():
-                return await self.list(account, body)
+                return await self.list(call, body)
         return await self._move(account, request, body)
 
     async def _move(self, account: Account, request: ApiRequest, body: RequestBody) -> bytes:
@@ -125,6 +125,10 @@ class StreamApi:
                 back = await self.moves.cancel(account.name, request.stream)
                 return encode_response(request.kind, await self.info(account, back))
         raise JetStreamError(ErrCode.CLUSTER_UN_SUPPORT_FEATURE)
+
+    async def decoded(self, call: ApiCall) -> RequestBody:
+        kind = call.request.kind
+        return await self._in_turns(call, request_steps(kind, call.payload, strict=self.strict))
 
     async def create(self, call: ApiCall, body: StreamConfigRequest) -> bytes:
         account, request = call.account, call.request
@@ -270,19 +274,32 @@ class StreamApi:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def names(self, account: Account, body: StreamsRequest) -> bytes:
-        names = [a.name for a in self._matching(account, body.subject)]
-        return encode_stream_names(names, body.offset)
+    async def names(self, call: ApiCall, body: StreamsRequest) -> bytes:
+        found = await self._in_turns(call, self._matching(call.account, body.subject))
+        return encode_stream_names([a.name for a in found], body.offset)
 
-    def _matching(self, account: Account, subject: str) -> list[Assignment]:
-        found = self.assignments.of_account(account.name)
+    def _matching(self, account: Account, subject: str) -> Steps[list[Assignment]]:
+        """The streams with a subject that overlaps, in name order."""
+        streams = self.assignments.of_account(account.name)
         if not subject:
-            return found
+            return streams
         wanted = subject.encode()
-        return [a for a in found if any(collides(p, wanted) for p in a.config.subject_patterns)]
+        found: list[Assignment] = []
+        seen = 0
+        for assignment in streams:
+            for mine in assignment.config.subjects:
+                seen += 1
+                if seen % STEP_ITEMS == 0:
+                    yield
+                if collides(mine.encode(), wanted):
+                    found.append(assignment)
+                    break
+        return found
 
-    async def list(self, account: Account, body: StreamsRequest) -> bytes:
-        part, paged = page(self._matching(account, body.subject), body.offset, limit=LIST_LIMIT)
+    async def list(self, call: ApiCall, body: StreamsRequest) -> bytes:
+        account = call.account
+        streams = await self._in_turns(call, self._matching(account, body.subject))
+        part, paged = page(streams, body.offset, limit=LIST_LIMIT)
         infos = await self._infos(account, part)
         missing = tuple(a.name for a in part if a.name not in infos)
         found = StreamList(tuple(infos[a.name] for a in part if a.name in infos), missing)

@@ -86,6 +86,13 @@ class NodeTable:
         record = self._nodes.get(node)
         return record is not None and record.standing is Standing.REMOVED
 
+    def former(self, node: int) -> list[int]:
+        """The incarnations that this one has replaced, directly or through others."""
+        record = self._nodes.get(node)
+        if record is None:
+            return []
+        return [n.node for n in self._nodes.values() if n.name == record.name and n.replaced_by]
+
     # -- changes, by the state machine ----------------------------------------------------------
 
     def found(self, names: dict[NodeId, str]) -> None:

@@ -6,7 +6,6 @@ Spec: NATS JetStream API, STREAM.INFO and CONSUMER.INFO."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -30,7 +29,7 @@ from broker.jetstream.api.info import (
     StreamInfo,
     StreamState,
 )
-from broker.jetstream.api.responses import SUBJECT_DETAILS_LIMIT, Paged, page
+from broker.jetstream.api.responses import SUBJECT_DETAILS_LIMIT, Paged
 from broker.jetstream.config.api_levels import (
     shown_consumer,
     shown_stream,
@@ -40,10 +39,12 @@ from broker.jetstream.config.api_levels import (
 from broker.jetstream.config.names import get_hash
 from broker.jetstream.config.stream_config import StreamSource
 from broker.jetstream.consumer.consumer import Consumer
+from broker.store.index import SubjectIndex
+from broker.subjects import Steps
 from raft import GroupId, NodeId
 from raft.host.group import GroupStatus
 
-COUNTS_PER_TURN: Final = 4096
+SUBJECTS_PER_STEP: Final = 512
 
 
 class ShownLinks(Protocol):
@@ -215,21 +216,23 @@ class AssetInfo:
         }
 
 
-async def subject_counts(
-    replica: Replica, pattern: bytes, *, offset: int
-) -> tuple[dict[str, int], Paged]:
+def subject_counts(
+    index: SubjectIndex, pattern: bytes, *, offset: int
+) -> Steps[tuple[dict[str, int], Paged]]:
     """Messages per stored subject that matches the pattern, one page. Other work of the loop runs
-    in between, so the counts are not all of the same moment."""
-    index = replica.stream.store.index
-    part, paged = page(list(index.matching(pattern)), offset, limit=SUBJECT_DETAILS_LIMIT)
+    between the steps, so the counts are not all of the same moment."""
     counts: dict[str, int] = {}
-    for at in range(0, len(part), COUNTS_PER_TURN):
-        if at:
-            await asyncio.sleep(0)
-        for subject in part[at : at + COUNTS_PER_TURN]:
-            entry = index.get(subject)
-            if entry is not None:
+    total, offset = 0, max(offset, 0)
+    last: bytes | None = b""
+    while last is not None:
+        part, last = index.matching_part(pattern, last, SUBJECTS_PER_STEP)
+        for subject in part:
+            entry = index.get(subject) if offset <= total else None
+            if entry is not None and len(counts) < SUBJECT_DETAILS_LIMIT:
                 counts[subject.decode(errors="replace")] = entry.count
+            total += 1
+        yield
+    paged = Paged(total=total, offset=min(offset, total), limit=SUBJECT_DETAILS_LIMIT)
     return counts, paged
 
 

@@ -16,7 +16,7 @@ from broker.cluster.meta.assignments import META_GROUP, Assignment
 from broker.config.options import JetStreamOptions
 from broker.server.services import Document, Query, has_flag
 from raft import GroupId, NodeId
-from raft.types import Index
+from raft.types import Index, Members
 
 REPORTED_MAX = 100  # problems in one answer; the rest is counted
 
@@ -39,6 +39,8 @@ class HealthCore(Protocol):
     def commit(self) -> Index: ...
     @property
     def applied_index(self) -> Index: ...
+    @property
+    def members(self) -> Members: ...
 
 
 class HealthGroup(Protocol):
@@ -72,6 +74,7 @@ class Problem:
 class JetStreamHealth:
     """One per node."""
 
+    node: NodeId
     options: JetStreamOptions
     founded: Callable[[], bool]
     removed: Callable[[], bool]  # from the cluster
@@ -98,6 +101,9 @@ class JetStreamHealth:
             return 200, {"status": "ok"}
         if self.lame_duck():
             return 503, _unavailable("lame duck mode")
+        meta = self.held(META_GROUP)
+        if meta is not None and not meta.core.members.has_voter(self.node):
+            return 503, _unavailable("this node has no vote in the meta group yet")
         if has_flag(query, "js-server-only", "js-meta-only"):
             return 200, self._ok()
         return self._assets(query)
@@ -165,6 +171,9 @@ class JetStreamHealth:
         if group is None or group.stopped is not None:
             return f"is stopped on this node: {group.stopped if group else 'it has no group'}"
         core = group.core
+        if not core.members.has_voter(self.node):
+            # New or rebuilt. The others may need every vote, so none of them should stop now.
+            return "is not current: this replica is being built and has no vote yet"
         if core.asleep:
             return None  # idle: every reachable member has everything
         if core.recovering or group.installing:

@@ -37,6 +37,8 @@ logger = logging.getLogger("jetraft.cluster")
 
 BATCH_BYTES_MAX = 1 << 20  # of a block; a larger message makes a batch of its own
 BATCH_ROWS_MAX = 8192
+# Messages with headers may have to be checked one by one when their entry is applied.
+HEADER_ROWS_MAX = 128
 ROW_BYTES = 20  # what the columns of a block add to the bytes of a row
 PADDING_BYTES = 48
 LONG_SUBJECT_BYTES = 4096  # the default maximum of a subject
@@ -64,6 +66,7 @@ class Outbox:
     _replies: ReplyColumn = field(default_factory=ReplyColumn)
     _spans: list[tuple[int, int, bool]] = field(default_factory=list)
     _last_publisher: PublishingConnection | None = None  # the connection of the last span
+    _with_headers: bool = False  # some rows of the present batch may have headers
     _scheduled: bool = False
     _timer: asyncio.TimerHandle | None = None
     _timer_at_s: float | None = None
@@ -101,7 +104,7 @@ class Outbox:
         most = run.size(start, stop) + rows * (ROW_BYTES + LONG_SUBJECT_BYTES) + PADDING_BYTES
         if (
             self._builder.nbytes + most <= BATCH_BYTES_MAX
-            and self._builder.rows + rows <= BATCH_ROWS_MAX
+            and self._builder.rows + rows <= self._rows_max(run)
         ):
             self._append(run, start, stop, publisher)
         else:
@@ -117,6 +120,10 @@ class Outbox:
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> bool:
         return self.deliver_run(sub, PubRun.of([(subject, reply, headers, payload)]), 0, 1, None)
+
+    def _rows_max(self, run: PubRun) -> int:
+        """Of the present batch, with rows of this run."""
+        return HEADER_ROWS_MAX if self._with_headers or run.has_headers else BATCH_ROWS_MAX
 
     def _refuse(self, run: PubRun, start: int, stop: int) -> None:
         """Answer with an error. The error is definite: the publishes get no batch number, so they
@@ -135,6 +142,7 @@ class Outbox:
     ) -> None:
         builder = self._builder
         first = builder.rows
+        self._with_headers = self._with_headers or run.has_headers
         builder.append_run(run, start, stop)
         self._replies.append_run(run, start, stop)
         answered = not self.silent and run.any_reply(start, stop)
@@ -153,7 +161,7 @@ class Outbox:
         per_row = ROW_BYTES + longest
         while start < stop:
             room = BATCH_BYTES_MAX - self._builder.nbytes - PADDING_BYTES
-            end = min(stop, start + BATCH_ROWS_MAX - self._builder.rows)
+            end = max(min(stop, start + self._rows_max(run) - self._builder.rows), start)
             fits = start
             while fits < end:  # bisect for the last row that fits
                 middle = (fits + end + 1) // 2
@@ -186,6 +194,7 @@ class Outbox:
         self._replies = ReplyColumn()
         self._spans = []
         self._last_publisher = None
+        self._with_headers = False
 
     # -- inputs of the core ---------------------------------------------------------------------
 

@@ -169,6 +169,11 @@ class OutboxTable:
     def all_answered(self) -> bool:
         return not any(outbox.unanswered for outbox in self._outboxes.values())
 
+    def in_turn(self, group: int, act: Callable[[], None]) -> None:
+        """Call it in a turn of the group's account: entries that take long to apply wait so."""
+        account = self.account_of(group)
+        self.later(act, account.name if account is not None else None, group)
+
     def account_of(self, group: int) -> Account | None:
         """The account of the group's stream, or None if there is no such stream."""
         outbox = self._outboxes.get(group)

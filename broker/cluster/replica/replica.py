@@ -104,6 +104,8 @@ class Replica:
         self.account = services.account(assignment.account)
         self.leading: Leadership | None = None
         self.leader_since_ns = 0
+        # No other node is known to have led after this one: all that was acked is applied here.
+        self.led_last = False
         self.term = Term(0)
         self._services = services
         self._host = services.host
@@ -320,6 +322,7 @@ class Replica:
             logger.info("stream %s: no longer the leader (term %s)", self.name, term)
             self._end_leading()
         if leader is not None:
+            self.led_last = False
             self._services.on_leader(self.group, term, leader)
 
     def snapshot(self) -> tuple[Index, Iterable[bytes]]:
@@ -349,6 +352,7 @@ class Replica:
         """Everything of earlier terms is applied: this node may serve the stream now."""
         assert self._won is not None
         self._won = None
+        self.led_last = True
         self.leader_since_ns = self._services.now_ns()
         self.leading = Leadership(self, self._services.delivery)
         logger.info("stream %s: leader (term %s)", self.name, self.term)

@@ -22,7 +22,9 @@ from broker.jetstream.config.names import has_path_separator
 from broker.jetstream.config.stream_config import Placement, StreamConfig, StreamConfigRequest
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.strict_json import Unsigned, WallTime, decode, invalid_json
-from broker.subjects import valid_subject
+from broker.subjects import Steps, valid_subject
+
+LONG_BODY_BYTES: Final = 64 << 10
 
 
 class NoBody(msgspec.Struct, frozen=True):
@@ -220,6 +222,15 @@ def decode_request(kind: ApiKind, body: bytes, *, strict: bool = True) -> Reques
             strict = False
     request = decode(body, wanted, strict=strict)
     _check_body(kind, request)
+    return request
+
+
+def request_steps(kind: ApiKind, body: bytes, *, strict: bool) -> Steps[RequestBody]:
+    """`decode_request` as work that waits for its turn. A long body is one step: it is decoded in
+    one call, and its size is bounded by max_payload."""
+    request = decode_request(kind, body, strict=strict)
+    if len(body) > LONG_BODY_BYTES:
+        yield
     return request
 
 

@@ -212,4 +212,4 @@ def _body(kind: ApiKind, error: ErrorBody | None, parts: Sequence[ResponsePart])
         fields = to_wire(part)
         assert isinstance(fields, dict), "an answer part is a Struct"
         body |= fields
-    return encode(body)
+    return msgspec.json.encode(body)

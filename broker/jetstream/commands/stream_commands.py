@@ -52,13 +52,15 @@ class Purge(Command, frozen=True, array_like=True):
     """Remove messages (STREAM.PURGE). Empty `filter`: all subjects; `seq` 0 and `keep` 0: not set.
 
     `start` >= 0: one bounded part of a purge; 0 is the first part, otherwise it continues at that
-    sequence with `left` matching messages remaining (MessageStore.purge_part)."""
+    sequence with `left` matching messages remaining (MessageStore.purge_part). `subjects` are
+    those that the filter matches, if the leader found only a few."""
 
     filter: bytes = b""
     seq: int = 0
     keep: int = 0
     start: int = -1
     left: int = 0
+    subjects: list[bytes] = []
 
 
 class DeleteMessage(Command, frozen=True, array_like=True):

@@ -9,10 +9,16 @@ leader proposes one after the other."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from broker.jetstream.commands.stream_commands import DeleteMessage, Purge
 from broker.jetstream.config import Storage, StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.store.messages import MessageStore, PurgePart
+from broker.store.index import SubjectIndex
+from broker.store.messages import FEW_SUBJECTS, MessageStore, PurgePart
+from broker.subjects import Steps
+
+SUBJECTS_PER_STEP = 512
 
 
 def purge(
@@ -28,8 +34,36 @@ def purge(
     if command.start < 0:
         return store.purge(command.filter or None, up_to, command.keep)
     return store.purge_part(
-        command.filter, up_to, command.keep, start=command.start, left=command.left
+        command.filter,
+        up_to,
+        command.keep,
+        start=command.start,
+        left=command.left,
+        subjects=command.subjects,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeScope:
+    """What a pattern matches: the subjects, if they are few, and how many messages."""
+
+    subjects: list[bytes]
+    messages: int
+
+
+def purge_scope(index: SubjectIndex, pattern: bytes) -> Steps[PurgeScope]:
+    """For the leader: replicas then need not search all subjects while they apply the purge."""
+    subjects: list[bytes] = []
+    messages = 0
+    last: bytes | None = b""
+    while last is not None:
+        part, last = index.matching_part(pattern, last, SUBJECTS_PER_STEP)
+        entries = map(index.get, part)
+        messages += sum(entry.count for entry in entries if entry is not None)
+        if len(subjects) <= FEW_SUBJECTS:
+            subjects += part
+        yield
+    return PurgeScope(subjects if len(subjects) <= FEW_SUBJECTS else [], messages)
 
 
 def purge_removed(result: object) -> bool:

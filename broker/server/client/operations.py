@@ -8,6 +8,7 @@ Spec: NATS client protocol. Whatever a client sends can end its own connection o
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -45,8 +46,9 @@ class Operations:
     """Everything a client asks for passes through `receive`."""
 
     __slots__ = (
-        "_afterwards", "_client", "_connection", "_context", "_held", "_internal", "_login",
-        "_outbound", "_parser", "_publish_rows", "_timers", "_tracing", "_unfinished", "scans",
+        "_afterwards", "_chunks", "_client", "_connection", "_context", "_held", "_internal",
+        "_login", "_outbound", "_parser", "_publish_rows", "_timers", "_tracing", "_unfinished",
+        "_violated", "scans",
     )  # fmt: skip
 
     def __init__(
@@ -73,10 +75,24 @@ class Operations:
         # Operations that wait: for a slow authentication, or for the next turn.
         self._held: list[Any] | None = None
         self._unfinished: tuple[PubRun, int] | None = None  # a run, and the row to continue from
+        self._chunks: deque[bytes] = deque()  # not parsed yet; empty unless operations wait
+        self._violated = False  # the client broke the protocol: nothing after that counts
         self._afterwards: Callable[[], None] | None = None  # once nothing waits any more
         self.scans = 0  # bulk reads in progress
 
     def receive(self, chunk: bytes) -> None:
+        turns, account = self._context.turns, self._client.account.name
+        if self._held is not None:
+            self._chunks.append(chunk)  # at most what was read before the socket was paused
+        elif turns.exhausted(account):
+            self._chunks.append(chunk)
+            self._end_turn([])
+        else:
+            began = time.perf_counter()
+            self._take(chunk)
+            turns.used(account, time.perf_counter() - began)
+
+    def _take(self, chunk: bytes) -> None:
         violation: ProtocolViolation | None = None
         try:
             events: list[Any] = self._parser.receive(chunk)
@@ -86,7 +102,7 @@ class Operations:
         if self._outbound.flush_due:  # answers need not wait for the end of the loop's turn
             self._outbound.flush()
         if violation is not None and not self._outbound.closed:
-            wrong = violation
+            self._violated, wrong = True, violation
             self._when_done(lambda: self._wrong_input(wrong))
 
     def peer_ended(self) -> None:
@@ -151,7 +167,17 @@ class Operations:
             return
         if self._unfinished is not None:
             self._publish_rest(*self._unfinished)
+        self._go_on(held)
+
+    def _go_on(self, held: list[Any]) -> None:
+        """The operations that waited, then one chunk; the rest in another turn."""
         self._carry_out(held)
+        if self._violated:
+            self._chunks.clear()
+        if self._held is None and self._chunks and not self._outbound.closed:
+            self._take(self._chunks.popleft())
+            if self._held is None and self._chunks:
+                self._end_turn([])
         self._when_done(None)
 
     def _publish_rest(self, run: PubRun, first: int) -> None:
@@ -298,8 +324,7 @@ class Operations:
         if not self._outbound.closed:
             login.admit(identity)
             if not self._outbound.closed:
-                self._carry_out(held)
-                self._when_done(None)
+                self._go_on(held)
 
     def _scan(self, request: bytes) -> None:
         reads = self._context.bulk_reads

@@ -5,6 +5,8 @@ May not touch: what the work is; it is a callback, or a generator of steps.
 Turns are shared out by CPU time, first between accounts, then between the connections of an
 account: who has used least goes first. So an account with 300 busy clients gets no more of the
 loop than one with a single client, and no work holds the loop for longer than a slice.
+Work of an account that has used little in this turn of the loop need not queue (`exhausted`): the
+request of a quiet client is answered as soon as it is read.
 Spec: docs/ARCHITECTURE.md, "Invariants": nothing blocks the event loop."""
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from broker.subjects import Steps
 T = TypeVar("T")
 
 TURN_S = 0.005  # the time slice of a client or a stream
+DIRECT_S = 0.002  # of an account in one turn of the loop, before its work has to queue
 STEPS_S = 0.001  # of work in steps, before the next one in the queue
 IDLE_KEPT = 1024  # accounts or connections whose use is remembered while nothing of them waits
 
@@ -68,12 +71,13 @@ class _Lane(Generic[T]):
 class FairQueue:
     """First come, first served within a connection. Each callback is called once."""
 
-    __slots__ = ("_accounts", "_count", "_due")
+    __slots__ = ("_accounts", "_count", "_direct_s", "_due")
 
     def __init__(self) -> None:
         self._accounts: _Lane[_Lane[deque[Act]]] = _Lane()
         self._count = 0
         self._due = False
+        self._direct_s: dict[Hashable, float] = {}  # used in this turn without queueing
 
     def wait(self, act: Act, account: Hashable = None, connection: Hashable = None) -> None:
         """Call it in a later turn of the event loop."""
@@ -89,14 +93,29 @@ class FairQueue:
         self._count += 1
         self._schedule()
 
+    def exhausted(self, account: Hashable) -> bool:
+        """Whether the account has used its share of this turn: its work should wait()."""
+        return self._direct_s.get(account, 0.0) > DIRECT_S
+
+    def used(self, account: Hashable, used_s: float) -> None:
+        """The account used so much without queueing."""
+        if not self._direct_s:
+            asyncio.get_running_loop().call_soon(self._direct_s.clear)
+        self._direct_s[account] = self._direct_s.get(account, 0.0) + used_s
+
     async def run(
         self, steps: Steps[T], account: Hashable = None, connection: Hashable = None
     ) -> T:
-        """Carry out the steps, some per turn; the first ones at once. Raises what they raise; when
-        cancelled, they are closed."""
-        done, result = _some(steps)
-        if done:
-            return result  # type: ignore[return-value]
+        """Carry out the steps, some per turn; the first ones at once unless the account has used
+        its share. Raises what they raise; when cancelled, they are closed."""
+        if not self.exhausted(account):
+            began = time.perf_counter()
+            try:
+                done, result = _some(steps)
+            finally:
+                self.used(account, time.perf_counter() - began)
+            if done:
+                return result  # type: ignore[return-value]
         ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def go_on() -> None:

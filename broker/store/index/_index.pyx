@@ -255,6 +255,30 @@ cdef class SubjectIndex:
                     yield subject
             at += 1
 
+    def matching_part(self, bytes pattern not None, bytes after not None, Py_ssize_t most):
+        cdef Py_ssize_t at, end
+        if not has_wildcard(pattern):
+            return ([pattern] if pattern in self and pattern > after else []), None
+        prefix = literal_prefix(pattern)
+        everything = pattern == prefix + b">"
+        fits = matcher(pattern)
+        self.sort()
+        at = self.first_from(max(prefix, after))
+        while at < self.ordered and subject_of(&self.entries[self.order[at]]) == after:
+            at += 1  # a removed entry and a newer one may have the same subject
+        end = min(at + most, self.ordered)
+        found = []
+        subject = after
+        while at < end:
+            subject = subject_of(&self.entries[self.order[at]])
+            if not subject.startswith(prefix):
+                return found, None
+            if self.entries[self.order[at]].count:
+                if (everything and len(subject) > len(prefix)) or fits(subject):
+                    found.append(subject)
+            at += 1
+        return found, (subject if end < self.ordered else None)
+
     @property
     def nbytes(self):
         """Memory of the table, without trails."""

@@ -141,6 +141,18 @@ class SubjectIndex:
             return
         yield from sorted(filter(matcher(pattern), self._entries))
 
+    def matching_part(
+        self, pattern: bytes, after: bytes, most: int
+    ) -> tuple[list[bytes], bytes | None]:
+        """As `matching`, for the subjects that sort after `after`, of which at most `most` are
+        looked at. Also the last of those, to go on after it, or None when there are no more.
+        Between two parts the index may change."""
+        prefix = literal_prefix(pattern) if has_wildcard(pattern) else pattern
+        later = sorted(s for s in self._entries if s > after and s.startswith(prefix))
+        fits = matcher(pattern)
+        found = [subject for subject in later[:most] if fits(subject)]
+        return found, later[most - 1] if len(later) > most else None
+
     @property
     def nbytes(self) -> int:
         """Approximate memory of the table."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from chaos.sim.broker.fault_script import Fault, draw_kinds, draw_script
-from chaos.sim.broker.workloads import WORKLOADS
+from chaos.sim.broker.workloads import DRAWN
 from chaos.sim.schedule import rng_for
 from chaos.sim.world.virtual_time import MS, NS
 
@@ -34,9 +34,7 @@ class Plan:
             nodes=nodes,
             replicas_max=rng.choice((3, nodes)) if nodes > 1 else 1,
             workloads=tuple(
-                workloads.sample(
-                    sorted(WORKLOADS), workloads.randint(1, min(WORKLOADS_MAX, len(WORKLOADS)))
-                )
+                workloads.sample(DRAWN, workloads.randint(1, min(WORKLOADS_MAX, len(DRAWN))))
             ),
             work_ns=work_ns,
             script=draw_script(

@@ -1,6 +1,6 @@
-"""The workloads that a plan can draw.
+"""The workloads of a run.
 
-Owns: their names.
+Owns: their names, and which of them a plan can draw.
 May not touch: what they do."""
 
 from __future__ import annotations
@@ -8,9 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from chaos.sim.clients.batches import BatchPublishers
 from chaos.sim.clients.publisher import AckedPublishers
+from chaos.sim.clients.readers import RestingReaders
+from chaos.sim.clients.registers import CompareAndSet
 from chaos.sim.clients.workload import Scene, SimWorkload
 
 WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "acked publishers": AckedPublishers,
+    "batches": BatchPublishers,
+    "compare and set": CompareAndSet,
+    "resting readers": RestingReaders,
 }
+# Reveals the stale read of a sleeping leader that is cut off (issue 11): drawn once that is fixed.
+NOT_DRAWN: Final = frozenset({"resting readers"})
+DRAWN: Final = tuple(sorted(WORKLOADS.keys() - NOT_DRAWN))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+from broker.scan.protocol import ScanRequest, encode_request
+from chaos.sim.clients.scan_reader import ScanAnswer
 from chaos.sim.world.byte_stream import ByteStream
 from chaos.sim.world.node_loop import NodeLoop
 from chaos.sim.world.virtual_time import WorldTime
@@ -79,6 +81,7 @@ class SimClient:
         self._requests: dict[bytes, asyncio.Future[ClientMessage]] = {}
         self._last_request = 0
         self._closed = False
+        self._bulk: ScanAnswer | None = None
         self.subscribe(self._inbox + b"*", self._answered)
 
     # -- connection
@@ -102,6 +105,7 @@ class SimClient:
             return
         self.node = self._rng.choice(self._targets)
         self._buffer.clear()
+        self._bulk = None
         stream = ByteStream(
             self._world,
             self._rng,
@@ -146,6 +150,10 @@ class SimClient:
 
     def _take_one(self) -> bool:
         buffer = self._buffer
+        if self._bulk is not None and self._bulk.is_next(buffer):
+            taken, ended = self._bulk.take(buffer)
+            self._bulk = None if ended else self._bulk
+            return taken
         end = buffer.find(b"\r\n")
         if end < 0:
             return False
@@ -228,6 +236,25 @@ class SimClient:
                 return await future
         finally:
             self._requests.pop(inbox, None)
+
+    def new_inbox(self) -> bytes:
+        """A subject for several answers; the caller subscribes to it."""
+        self._last_request += 1
+        return b"_MANY.%b.%d" % (self.name.encode(), self._last_request)
+
+    async def scan(self, request: ScanRequest, *, timeout_s: float) -> list[tuple[int, bytes]]:
+        """The rows of a bulk read from the node of this connection, which has no other request
+        under way. Raises ScanRefused, TimeoutError; the client then leaves the node."""
+        await self.until_connected()
+        future: asyncio.Future[list[tuple[int, bytes]]] = self._loop.create_future()
+        self._bulk = ScanAnswer(future)
+        self._send(encode_request(request))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            self.disconnect()  # what is left of the answer would be taken for messages
+            raise
 
     async def api(self, subject: str, request: Any = None, *, timeout_s: float = 5.0) -> Any:
         """The JSON answer of a JetStream API request. Raises TimeoutError."""

@@ -18,13 +18,14 @@ class StoredRow:
     seq: int
     subject: bytes
     data: bytes
+    headers: bytes = b""
 
 
 def rows_of(replicas: Mapping[str, Replica]) -> list[StoredRow]:
     """All messages that the leader has stored."""
     store = next(replica.stream.store for replica in replicas.values() if replica.is_leading)
     found = (store.get(seq) for seq in range(store.first_seq, store.last_seq + 1))
-    return [StoredRow(m.seq, m.subject, m.data) for m in found if m is not None]
+    return [StoredRow(m.seq, m.subject, m.data, m.headers) for m in found if m is not None]
 
 
 def check_publishes(stream: str, publishes: Sequence[Operation], rows: Sequence[StoredRow]) -> None:

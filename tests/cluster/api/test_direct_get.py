@@ -10,6 +10,7 @@ import pytest
 
 from broker.accounts import Account
 from broker.cluster.api.direct_get import direct_get, last_of_subject
+from broker.cluster.api.leader_calls import ApiCall
 from broker.cluster.api.message_gets import MessageGets
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.stream.stream import Stream
@@ -150,3 +151,33 @@ def test_gets_are_passed_on_when_reads_may_be_stale(stream: Stream) -> None:
     who, passed, _ = asked(stream, [(b"S.k.a", b"in.1", b"")], current=False)
     assert passed == [0]
     assert who.log == [("passed on", 0)]
+
+
+@pytest.mark.parametrize(("led_last", "answers"), [(True, 1), (False, 0)])
+def test_the_only_copy_on_a_failed_disk_answers_only_if_its_log_was_applied(
+    stream: Stream, led_last: bool, answers: int
+) -> None:
+    """A replica that was opened again may not have applied what it had acknowledged before."""
+    config = SimpleNamespace(allow_direct=True)
+    group = SimpleNamespace(group=1, config=config, holders={1})
+    replica = SimpleNamespace(
+        stream=stream, leading=None, reads_are_current=False, led_last=led_last
+    )
+    sent: list[bytes] = []
+    router = SimpleNamespace(publish=lambda *message: sent.append(message[1]))
+    service = MessageGets(
+        node=NodeId(1),
+        router=cast(Any, router),
+        assignments=cast(Any, SimpleNamespace(get=lambda *_: group)),
+        replicas=cast(Any, SimpleNamespace(get=lambda _: replica)),
+        leader_api=cast(Any, None),
+        calls=cast(Any, None),
+        disk_failed=lambda: True,
+    )
+    request = SimpleNamespace(stream="S", rest="k.a")
+    call = ApiCall(Account("A"), cast(Any, request), b"", b"in.1", b"", b"")
+    asked_leader: list[Any] = []
+    assert service.direct(call, asked_leader.append)
+    assert len(sent) == answers
+    for work in asked_leader:
+        work.close()

@@ -75,6 +75,15 @@ def test_a_new_incarnation_takes_the_places_of_the_former_one() -> None:
     assert stream.members == [A, B, C]  # the stream's leader exchanges them
 
 
+def test_the_former_incarnations_of_a_node_are_known() -> None:
+    log = Log()
+    assert log.meta.nodes.former(B) == []
+    log.do(AddNode(NEW_B, "b", 9))
+    log.do(AddNode(NEWER_B, "b", 10))
+    assert sorted(log.meta.nodes.former(NEWER_B)) == [B, NEW_B]
+    assert log.meta.nodes.former(A) == log.meta.nodes.former(4711) == []
+
+
 def test_a_node_that_is_added_twice_is_added_once() -> None:
     log = Log()
     log.stream("S", A, B, C)

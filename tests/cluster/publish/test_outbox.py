@@ -7,7 +7,11 @@ import asyncio
 import pytest
 
 from broker.cluster.publish.outbox_core import IN_FLIGHT_MAX, RESEND_AFTER_S
-from broker.cluster.publish.outbox_shell import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from broker.cluster.publish.outbox_shell import (
+    BATCH_BYTES_MAX,
+    BATCH_ROWS_MAX,
+    HEADER_ROWS_MAX,
+)
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.store.block.codec import Block
 from broker.wire import PubRun
@@ -47,6 +51,30 @@ def test_at_most_four_batches_are_in_flight() -> None:
         # What was collected meanwhile is one batch: a long wait makes larger batches, not more.
         assert bench.numbers == [1, 2, 3, 4, 5]
         assert bench.sent[-1].rows == 3
+
+    run(test())
+
+
+def test_a_batch_has_few_messages_with_headers() -> None:
+    """They may be checked one by one at apply: 8,192 schedules held every replica for a second."""
+
+    async def test() -> None:
+        bench = Bench()
+        client = bench.client()
+        headers = b"NATS/1.0\r\nA: b\r\n\r\n"
+        rows = [(b"orders.h", b"", headers, b"x")] * 1000
+        bench.publish(client, 50)
+        bench.router.publish_run(client, PubRun.of(rows))
+        bench.publish(client, 500)
+        await turns()
+        number = 0
+        while bench.core.in_flight:
+            number += 1
+            bench.answer(number, number * 10_000)
+        blocks = [Block(batch.block, verify=False) for batch in bench.sent]
+        assert sum(block.rows for block in blocks) == 1550
+        for block in blocks:
+            assert block.rows <= (HEADER_ROWS_MAX if block.headers_len else BATCH_ROWS_MAX)
 
     run(test())
 

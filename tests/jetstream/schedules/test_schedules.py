@@ -10,6 +10,7 @@ import pytest
 from broker.jetstream.commands.publish_entry import mirror_prefix
 from broker.jetstream.commands.stream_commands import Fire
 from broker.jetstream.errors import JetStreamError
+from broker.jetstream.schedules import pattern as pattern_module
 from broker.jetstream.schedules.pattern import BadPattern, parse_schedule
 from broker.store.memory_db import MemoryDb
 from tests.support.stream_rig import SECOND, Driver
@@ -84,7 +85,44 @@ def test_when_a_schedule_fires_next(pattern: str, zone: str, expected: str) -> N
     assert following == at(expected)
 
 
+def test_a_flood_of_one_schedule_searches_the_calendar_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Day by day through the years, each message with a schedule of February 29 took 0.3 ms."""
+    searched = []
+    search = pattern_module._next_match
+    monkeypatch.setattr(
+        pattern_module, "_next_match", lambda *given: searched.append(given) or search(*given)
+    )
+    now = at("2026-01-05T10:00:00")
+    for second in range(1000):
+        moment = now + second * SECOND
+        due = parse_schedule("1 2 3 29 2 *").following(moment, now_ns=moment)
+        assert due == at("2028-02-29T03:02:01")
+    assert len(searched) <= 2  # to validate the pattern, and to find the date
+
+
+def test_months_without_a_match_are_skipped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    forward = pattern_module._forward
+    monkeypatch.setattr(
+        pattern_module, "_forward", lambda *given: steps.append(given) or forward(*given)
+    )
+    parsed = parse_schedule("59 59 23 29 2 *")
+    steps.clear()
+    now = at("2028-03-01T00:00:00")
+    assert parsed.following(now, now_ns=now) == at("2032-02-29T23:59:59")
+    assert len(steps) <= 24 + 4  # hour by hour, then to the minute and the second
+
+
+def test_a_midnight_that_the_zone_leaves_out_does_not_hide_a_match() -> None:
+    now = at("1985-12-31T12:00:00")  # Nepal set its clocks forward at midnight, by 15 minutes
+    parsed = parse_schedule("0 39 * 1 1 *")
+    assert parsed.following(now, now_ns=now, zone="Asia/Kathmandu") == at("1985-12-31T18:54:00")
+
+
 BAD = [
+    "0," * 600 + "0 * * * * *",
     "", "@nope", "@at nonsense", "@at 2030-01-01", "@every x", "@every 500ms", "* * * * *",
     "60 * * * * *", "* * 24 * * *", "* * * 0 * *", "* * * * 13 *", "* * * * * 7", "5-1 * * * * *",
     "*/0 * * * * *", "0 0 0 31 2 *", "1-2-3 * * * * *", "1/2/3 * * * * *", "-1 * * * * *",

@@ -175,6 +175,47 @@ def test_work_in_steps_raises_and_is_closed_when_cancelled() -> None:
     run(test())
 
 
+def test_a_quiet_account_is_served_before_a_busy_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients of an account that has used its share of the turn queue, whatever they send."""
+
+    async def test() -> None:
+        async with running() as server:
+            client = await RawClient.open(server)
+            await client.flush()
+            turns = server.turns
+            waited: list[object] = []
+            wait = turns.wait
+
+            def watched(act: object, account: object = None, connection: object = None) -> None:
+                waited.append(account)
+                wait(act, account, connection)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(FairQueue, "wait", staticmethod(watched))
+            monkeypatch.setattr(FairQueue, "exhausted", lambda _queue, account: account == "$G")
+            client.send(b"PING\r\nPING\r\n")
+            await client.flush()
+            assert waited
+            assert set(waited) == {"$G"}
+            waited.clear()
+            monkeypatch.setattr(FairQueue, "exhausted", lambda _queue, account: account == "other")
+            await client.flush()
+            assert not waited, "a request of a quiet account does not queue"
+            client.close()
+
+    run(test())
+
+
+def test_the_share_of_a_turn_ends_with_the_turn() -> None:
+    async def test() -> None:
+        queue = FairQueue()
+        queue.used("busy", 2 * fair_queue.DIRECT_S)
+        assert queue.exhausted("busy")
+        assert not queue.exhausted("quiet")
+        await until(lambda: not queue.exhausted("busy"))
+
+    run(test())
+
+
 def test_a_full_socket_is_read_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with running() as server:

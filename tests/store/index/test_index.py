@@ -19,6 +19,16 @@ SUBJECTS = [b"a", b"b", b"a.b", b"a.c", b"a.b.c", b"aa", b"kv.%d" % 7, b"x" * 30
 PATTERNS = [b">", b"a.>", b"a.*", b"*", b"kv.*", b"none.*", b"a", b"*.b"]
 
 
+def in_parts(index: Any, pattern: bytes, most: int) -> list[bytes]:
+    found: list[bytes] = []
+    last: bytes | None = b""
+    while last is not None:
+        part, last = index.matching_part(pattern, last, most)
+        assert len(part) <= most
+        found += part
+    return found
+
+
 class Both:
     """Two indexes that get the same calls and must give the same results."""
 
@@ -71,6 +81,9 @@ class Both:
             assert facts(plain, subject) == facts(compiled, subject)
         for pattern in PATTERNS:
             assert list(plain.matching(pattern)) == list(compiled.matching(pattern))
+            for most in (1, 3, 100):
+                for index in self.twins:
+                    assert in_parts(index, pattern, most) == list(plain.matching(pattern))
             assert list(plain.matching(pattern)) == sorted(
                 subject for subject, _ in plain.counts() if matches(subject, pattern)
             )

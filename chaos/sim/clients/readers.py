@@ -1,0 +1,86 @@
+"""Readers: every kind of get, on every node, of a stream that is written now and then.
+
+Owns: the stream and when it rests. Rests are longer than a group needs to fall asleep, and readers
+stay on a node that is cut off from its peers: a leader that has lost its leadership must not answer
+them with old messages.
+May not touch: other workloads.
+Checks: no read is older than a write that was acked, or than another read, before it was invoked;
+none shows what was never written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from chaos.sim.clients.log_client import LogClient
+from chaos.sim.clients.workload import Scene
+from chaos.sim.promises.log_answers import check_log
+from chaos.sim.promises.stored import rows_of
+
+STREAM: Final = "READ"
+SUBJECTS: Final = ["read.1", "read.2"]
+IMPATIENT_S: Final = 0.7  # then a writer turns to another node, and a deposed leader hears nothing
+
+
+class RestingReaders:
+    def __init__(self, scene: Scene) -> None:
+        rng = scene.rng
+        self._scene = scene
+        self._readers = rng.randint(3, 5)
+        self._bursts = rng.randint(3, 8)
+        self._rest_s = rng.choice((0.3, 1.0, 1.5, 2.5))
+        self._read_gap_s = rng.choice((0.05, 0.2))
+        self._replicas = rng.choice((1, scene.replicas_max, scene.replicas_max))
+        self._newest = 0  # sequence that a writer has heard of
+        self._writing = True
+
+    def streams(self) -> Sequence[dict[str, Any]]:
+        return [
+            {
+                "name": STREAM,
+                "subjects": ["read.*"],
+                "num_replicas": self._replicas,
+                "allow_direct": True,
+            }
+        ]
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._readers):
+                tasks.create_task(self._read(self._log(f"reader-{number}")))
+            await self._write(self._log("read-writer"))
+            self._writing = False
+
+    def _log(self, name: str) -> LogClient:
+        scene = self._scene
+        return LogClient(scene.client(name), scene.journal, STREAM, answer_within_s=IMPATIENT_S)
+
+    async def _write(self, log: LogClient) -> None:
+        rng = self._scene.rng
+        number = 0
+        for _ in range(self._bursts):
+            for _ in range(rng.randint(1, 4)):
+                number += 1
+                seq = await log.write(rng.choice(SUBJECTS), f"value-{number}".encode(), {})
+                self._newest = max(seq, self._newest)
+                if not seq:
+                    log.client.disconnect()  # perhaps another node can reach a leader
+            await asyncio.sleep(self._rest_s * (0.5 + rng.random()))
+
+    async def _read(self, log: LogClient) -> None:
+        rng = self._scene.rng
+        while self._writing:
+            kind = rng.random()
+            if kind < 0.6:
+                await log.last(rng.choice(SUBJECTS), direct=rng.random() < 0.6)
+            elif kind < 0.75:
+                await log.one(max(1, self._newest + rng.randint(-2, 1)), direct=rng.random() < 0.6)
+            elif kind < 0.9:
+                await log.last_of_each("read.*", SUBJECTS)
+            else:
+                await log.scan()
+            await asyncio.sleep(self._read_gap_s * 2 * rng.random())
+
+    def check(self) -> None:
+        check_log(STREAM, self._scene.journal, rows_of(self._scene.replicas(STREAM)))

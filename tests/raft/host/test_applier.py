@@ -1,0 +1,59 @@
+"""Entries that take long to apply do not hold the loop, and none is lost or applied twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from raft.host import applier
+from raft.host.group import Group
+from tests.support.host_rig import Cluster, G, run, until
+
+
+def test_a_group_applies_for_a_time_slice_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that every entry moves by one slice: one chunk per turn."""
+    now = 0.0
+    monkeypatch.setattr(applier, "CHUNK_BYTES", 0)
+    clock = SimpleNamespace(perf_counter=lambda: now, monotonic=applier.time.monotonic)
+    monkeypatch.setattr(applier, "time", clock)
+    waiting: list[Callable[[], None]] = []
+
+    def later(_group: Group, act: Callable[[], None]) -> None:
+        waiting.append(act)
+
+    async def body(cluster: Cluster) -> None:
+        (node,) = cluster.nodes
+        await node.kill()
+        await node.start(later=later)
+        await cluster.leader()
+        await until(lambda: node.ledger.applied > 0)
+        apply, sizes = node.ledger.apply, []
+
+        def slow(entries: object) -> None:
+            nonlocal now
+            now += 2 * applier.APPLY_S
+            sizes.append(len(entries))  # type: ignore[arg-type]
+            apply(entries)  # type: ignore[arg-type]
+
+        node.ledger.apply = slow  # type: ignore[method-assign]
+        before = node.ledger.applied
+        for number in range(5):
+            node.host.propose(G, b"[%d, 1]" % number)
+        await until(lambda: bool(waiting))
+        assert node.ledger.applied == before + 1, "the others wait"
+        node.host.propose(G, b"[7, 1]")
+        turns = 0
+        while node.ledger.applied < before + 6:
+            await until(lambda: bool(waiting) or node.ledger.applied == before + 6)
+            if waiting:
+                waiting.pop(0)()
+                turns += 1
+        assert sizes == [1] * 6
+        assert turns >= 4
+
+    run(tmp_path, body, names=["a"])
