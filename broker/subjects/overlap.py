@@ -12,10 +12,10 @@ shapes are compared in n * k lookups, whatever their tokens are. (Pair by pair, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from broker.subjects.steps import STEP_ITEMS, Steps, finish
+from broker.subjects.steps import STEP_ITEMS, Steps
 
 _STAR: Final = b"*"
 _REST: Final = b">"
@@ -178,14 +178,12 @@ def first_overlap(patterns: Iterable[bytes]) -> Steps[int | None]:
     return found
 
 
-def any_included(patterns: Iterable[bytes]) -> bool:
+def any_included(patterns: Sequence[bytes]) -> Steps[bool]:
     """Whether a pattern matches everything that another one, or an equal one, matches."""
-    return finish(_any_included(list(patterns)))
-
-
-def _any_included(patterns: list[bytes]) -> Steps[bool]:
     index = PatternIndex()
     for at, pattern in enumerate(patterns):
+        if at % STEP_ITEMS == STEP_ITEMS - 1:
+            yield
         index.add(pattern, at)
     if len(index) < len(patterns):
         return True

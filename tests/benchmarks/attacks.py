@@ -127,6 +127,7 @@ async def small_archive(attack: Attack) -> None:
                 ended.set_result(None)
 
     client.on_answer = received
+    client.acknowledges = True
     deliver = (client.inbox + b".snapshot").decode()
     body = {"deliver_subject": deliver, "no_consumers": True, "window_size": 32 << 20}
     told = await client.api("STREAM.SNAPSHOT.Z", body)

@@ -21,6 +21,7 @@ class PlainClient(asyncio.Protocol):
         self.on_answer: Callable[[bytes, bytes], None] | None = None
         self.on_pong: Callable[[], None] | None = None
         self.closed = False
+        self.acknowledges = False  # every message that has a reply subject
         self.errors = 0
         self._buffer = bytearray()
         self._need = 0
@@ -83,6 +84,9 @@ class PlainClient(asyncio.Protocol):
             if line.startswith((b"MSG", b"HMSG")):
                 parts = line.split()
                 self._subject, self._need = parts[1], int(parts[-1]) + 2
+                has_reply = len(parts) == (5 if line.startswith(b"MSG") else 6)
+                if has_reply and self.acknowledges:
+                    self.send(b"PUB %s 0\r\n\r\n" % parts[3])
             elif line == b"PONG":
                 self._pong()
             elif line == b"PING":

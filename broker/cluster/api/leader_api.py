@@ -69,7 +69,7 @@ from broker.jetstream.commands.stream_commands import (
     UpdateConfig,
 )
 from broker.jetstream.config import ConsumerConfig, ConsumerCreateRequest, StreamConfig
-from broker.jetstream.config.consumer_rules import check_consumer_config
+from broker.jetstream.config.consumer_rules import consumer_config_steps
 from broker.jetstream.config.consumer_update import (
     check_consumer_update,
     decide_create,
@@ -354,9 +354,10 @@ class LeaderApi:
         suffix = consumer_name(secrets.token_bytes(NUID_RANDOM_BYTES))
         config = sourcing_consumer(config, stream=stream.config, suffix=suffix)
         view = self.quotas.view(replica.account.name)
-        config = check_consumer_config(
+        steps = consumer_config_steps(
             config, stream=stream.config, view=view, pedantic=body.pedantic
         )
+        config = await self.turns.run(steps, replica.account.name, replica)
         name = config.name or config.durable_name or suffix
         others = {known: consumer.config for known, consumer in stream.consumers.items()}
         decide_create(  # checked again at apply, where the account's limit is not known

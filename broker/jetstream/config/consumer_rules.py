@@ -31,7 +31,15 @@ from broker.jetstream.config.stream_config import Retention, StreamConfig
 from broker.jetstream.config.stream_rules import invalid_config, pedantic_error
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.times import NS_PER_MS, NS_PER_S, go_duration
-from broker.subjects import any_included, has_wildcard, is_subset, valid_subject
+from broker.subjects import (
+    STEP_ITEMS,
+    Steps,
+    any_included,
+    finish,
+    has_wildcard,
+    is_subset,
+    valid_subject,
+)
 
 ACK_WAIT_DEFAULT_NS: Final = 30 * NS_PER_S
 MAX_WAITING_DEFAULT: Final = 512
@@ -54,6 +62,14 @@ _POLICY_WORDS: Final = {
 def check_consumer_config(
     config: ConsumerConfig, *, stream: StreamConfig, view: AccountView, pedantic: bool = False
 ) -> ConsumerConfig:
+    """`consumer_config_steps`, at once."""
+    steps = consumer_config_steps(config, stream=stream, view=view, pedantic=pedantic)
+    return finish(steps)
+
+
+def consumer_config_steps(
+    config: ConsumerConfig, *, stream: StreamConfig, view: AccountView, pedantic: bool = False
+) -> Steps[ConsumerConfig]:
     """The normalized configuration, with the API level it requires in its metadata.
 
     No name is generated here: if a consumer was created without one, `name` stays empty in its
@@ -76,7 +92,7 @@ def check_consumer_config(
         _check_pull(config, stream, view)
     _check_limits(config, stream, view)
     _check_direct(config)
-    _check_filters(config)
+    yield from _check_filters(config)
     _check_start(config)
     _check_sampling(config)
     _check_last(config)
@@ -254,16 +270,18 @@ def _check_direct(config: ConsumerConfig) -> None:
         raise JetStreamError(ErrCode.CONSUMER_DIRECT_REQUIRES_EPHEMERAL)
 
 
-def _check_filters(config: ConsumerConfig) -> None:
+def _check_filters(config: ConsumerConfig) -> Steps[None]:
     if config.filter_subject and config.filter_subjects:
         raise JetStreamError(ErrCode.CONSUMER_DUPLICATE_FILTER_SUBJECTS)
     if "" in config.filter_subjects:
         raise JetStreamError(ErrCode.CONSUMER_EMPTY_FILTER)
     filters = config.filters
-    for pattern in filters:
+    for at, pattern in enumerate(filters):
+        if at % STEP_ITEMS == STEP_ITEMS - 1:
+            yield
         if not valid_subject(pattern, wildcards=True):
             raise invalid_config("invalid subject")
-    if any_included(filters):
+    if (yield from any_included(filters)):
         raise JetStreamError(ErrCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS)
 
 

@@ -113,7 +113,7 @@ def _check_source(source: StreamSource) -> None:
         bad_destination=ErrCode.SOURCE_INVALID_TRANSFORM_DESTINATION,
     )
     filters = [transform.src.encode() for transform in source.subject_transforms]
-    if any_included(filters):
+    if finish(any_included(filters)):
         raise JetStreamError(ErrCode.SOURCE_OVERLAPPING_SUBJECT_FILTERS)
     if not _source_consumer_fits(source):
         raise JetStreamError(ErrCode.SOURCE_DURABLE_CONSUMER_CFG_INVALID)

@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
@@ -117,25 +118,35 @@ class FairQueue:
             if done:
                 return result  # type: ignore[return-value]
         ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def go_on() -> None:
-            if ended.done():
-                return
-            try:
-                done, result = _some(steps)
-            except Exception as problem:  # noqa: BLE001 - raised in the task that waits
-                ended.set_exception(problem)
-                return
-            if done:
-                ended.set_result(result)  # type: ignore[arg-type]
-            else:
-                self.wait(go_on, account, connection)
-
-        self.wait(go_on, account, connection)
+        self._go_on(steps, ended, account, connection)
         try:
             return await ended
         finally:
             steps.close()
+            # An error refers to this frame: with the future in it they would form a cycle, and a
+            # flood of refused requests would hold their bodies until the next garbage collection.
+            del ended
+
+    def _go_on(
+        self, steps: Steps[T], ended: asyncio.Future[T], account: Hashable, connection: Hashable
+    ) -> None:
+        self.wait(partial(self._some_more, steps, ended, account, connection), account, connection)
+
+    def _some_more(
+        self, steps: Steps[T], ended: asyncio.Future[T], account: Hashable, connection: Hashable
+    ) -> None:
+        if ended.done():
+            return
+        try:
+            done, result = _some(steps)
+        except Exception as problem:  # noqa: BLE001 - raised in the task that waits
+            ended.set_exception(problem)
+            del ended  # the error refers to this frame, see `run`
+            return
+        if done:
+            ended.set_result(result)  # type: ignore[arg-type]
+        else:
+            self._go_on(steps, ended, account, connection)
 
     def _schedule(self) -> None:
         if not self._due:
@@ -159,11 +170,10 @@ class FairQueue:
     def _next(self, began: float) -> float:
         account, lane = self._accounts.first()
         connection, queue = lane.first()
-        act = queue.popleft()
         self._count -= 1
         ended = began
         try:
-            act()
+            queue.popleft()()  # not a variable: the frames of an error would hold it, see `run`
         finally:
             ended = time.perf_counter()
             used_s = ended - began

@@ -111,6 +111,7 @@ def test_a_check_that_was_given_up_is_made_good_by_the_next_one() -> None:
         rig.apply(ReconfigureStream("A", stream("BIG", "b.7")))
         assert not await rig.refused(stream("TWO", "b.19999"))
         assert await rig.refused(stream("TWO", "b.*"))
+        assert await rig.refused(stream("TWO", "a")), "of a stream that has not changed since"
         assert not await rig.refused(stream("BIG", "b.*"))
 
     run(test())
