@@ -137,7 +137,8 @@ class Compactor:
             peers = core.status().peers
             needed += [peer.match for peer in peers if self._transport.connected(peer.node)]
         policy = self.policy
-        if group.erase_upto >= log.first_index():
+        pressed = group.persistent and self._store.is_pressed(group.id)
+        if pressed or group.erase_upto >= log.first_index():
             policy = replace(policy, keep_entries=0, step_entries=1)
         elif not group.persistent:
             policy = replace(policy, keep_bytes=policy.keep_bytes_in_memory)

@@ -1,7 +1,7 @@
 """Opening the database of a node: its options, and which server it belongs to.
 
 Owns: RocksDB's settings and the identity record.
-May not touch: log records (raft/store/records.py), what is in column family "state".
+May not touch: the log (raft/store/node_log.py), what is in column family "state".
 Spec: docs/ARCHITECTURE.md, "Storage". A directory belongs to one server of one cluster in
 one format; any other server is refused with an error. The incarnation, drawn when the directory is
 created, lets others notice a server that was restarted with other data."""
@@ -17,10 +17,11 @@ import msgspec
 from rocksdict import DBCompressionType, DBRecoveryMode, Options, Rdict
 
 from raft.store.blob_garbage import keep_values_apart
-from raft.store.records import FORMAT, StoreError, WrongDirectory
+from raft.store.records import FORMAT, FORMAT_OLDEST, StoreError, WrongDirectory
 from raft.types import NodeId, node_id
 
 _IDENTITY_KEY: Final = b"identity"
+_OLD_LOG: Final = "raft"  # the column of the log up to format 1
 MB: Final = 1 << 20
 
 
@@ -28,10 +29,12 @@ MB: Final = 1 << 20
 class StoreTuning:
     """Sizes of the database. The defaults are for a busy node; tests may use smaller ones."""
 
-    log_buffer_bytes: int = 64 * MB
+    segment_bytes_first: int = MB  # of the log; each further one is larger, up to the limit
+    segment_bytes_max: int = 16 * MB
+    log_bytes_goal: int = 96 * MB  # above this, logs are cut closer and live entries are moved
+    spare_bytes_max: int = 128 * MB  # of freed segments that are kept for reuse
     state_buffer_bytes: int = 32 * MB
-    buffers_max: int = 4  # memtables per column family before writes are refused
-    wal_bytes_max: int = 1024 * MB  # then the column that holds the oldest part is flushed
+    buffers_max: int = 4  # memtables before writes are refused
     background_jobs: int = 2
     # None: no promise before its flush. Otherwise groups that were added as `relaxed` promise what
     # is written, and a flush follows within this time: a power failure may lose what was promised.
@@ -61,10 +64,15 @@ class StoreIdentity(msgspec.Struct, frozen=True):
 def open_database(
     path: Path, *, node_name: str, cluster_name: str, tuning: StoreTuning
 ) -> tuple[Rdict, StoreIdentity]:
-    """Raises WrongDirectory or StoreError, with a text for the operator."""
+    """A directory of format 1 keeps its identity and its column of the log until both are given
+    up (raft/store/migration.py). Raises WrongDirectory or StoreError, with a text for the
+    operator."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        db = Rdict(str(path), _database_options(tuning), _column_options(tuning))
+        names = ["state"]
+        if _OLD_LOG in _columns(str(path)):
+            names.append(_OLD_LOG)
+        db = Rdict(str(path), _database_options(tuning), _column_options(tuning, names))
     except Exception as error:
         raise StoreError(_open_error(str(path), str(error))) from error
     try:
@@ -74,15 +82,30 @@ def open_database(
         raise
 
 
+def _columns(path: str) -> list[str]:
+    return Rdict.list_cf(path) if (Path(path) / "CURRENT").exists() else []
+
+
+def old_log(db: Rdict) -> Rdict | None:
+    """The column of the log up to format 1, if there is one."""
+    return db.get_column_family(_OLD_LOG) if _OLD_LOG in _columns(db.path()) else None
+
+
+def drop_old_log(db: Rdict) -> None:
+    db.drop_column_family(_OLD_LOG)
+
+
+def write_identity(db: Rdict, identity: StoreIdentity) -> None:
+    """Blocking: it is on disk when this returns."""
+    db.put(_IDENTITY_KEY, msgspec.json.encode(identity))
+    db.flush_wal(sync=True)
+
+
 def _database_options(tuning: StoreTuning) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(create_if_missing=True)
     options.create_missing_column_families(create_missing_cfs=True)
-    if tuning.flush_interval_s is None:
-        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    else:  # unflushed pages reach the disk in any order: recover up to the first gap
-        options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
-    options.set_max_total_wal_size(tuning.wal_bytes_max)
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_bytes_per_sync(MB)  # write background files evenly, not in bursts
     options.set_max_background_jobs(tuning.background_jobs)
     options.set_keep_log_file_num(4)
@@ -91,15 +114,12 @@ def _database_options(tuning: StoreTuning) -> Options:
     return options
 
 
-def _column_options(tuning: StoreTuning) -> dict[str, Options]:
+def _column_options(tuning: StoreTuning, names: list[str]) -> dict[str, Options]:
     """No compression: scans read the stored blocks as they are."""
     columns: dict[str, Options] = {}
-    for name, buffer_bytes in (
-        ("raft", tuning.log_buffer_bytes),
-        ("state", tuning.state_buffer_bytes),
-    ):
+    for name in names:
         options = Options(raw_mode=True)
-        options.set_write_buffer_size(buffer_bytes)
+        options.set_write_buffer_size(tuning.state_buffer_bytes)
         options.set_max_write_buffer_number(tuning.buffers_max)
         options.set_compression_type(DBCompressionType.none())
         keep_values_apart(options)
@@ -115,16 +135,15 @@ def claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> StoreId
         identity = StoreIdentity(
             FORMAT, node_name, cluster_name, incarnation, node_id(node_name, incarnation)
         )
-        db.put(_IDENTITY_KEY, msgspec.json.encode(identity))
-        db.flush_wal(sync=True)
+        write_identity(db, identity)
         return identity
     try:
         identity = msgspec.json.decode(raw, type=StoreIdentity)
     except msgspec.DecodeError as error:
         raise WrongDirectory(f"{path} has an identity record that cannot be read") from error
-    if identity.format != FORMAT:
+    if not FORMAT_OLDEST <= identity.format <= FORMAT:
         raise WrongDirectory(
-            f"{path} has format {identity.format}, this program reads format {FORMAT}"
+            f"{path} has format {identity.format}, this program reads formats up to {FORMAT}"
         )
     if identity.cluster_name != cluster_name:
         raise WrongDirectory(

@@ -1,47 +1,69 @@
 """The log of one group as it is stored on disk.
 
-Owns: first and last index, the terms between them, reading entries back.
+Owns: first and last index, the terms between them, where each entry is, reading entries back.
 May not touch: writing (LogStore does, and then calls us), the log's in-memory tail
 (raft/core/log.py).
-Spec: LogReader of raft/core/log.py. Indices are contiguous; a gap means damage."""
+Spec: LogReader of raft/core/log.py. Indices are contiguous; a gap means damage. Twelve bytes of
+memory per entry."""
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-
-from rocksdict import Rdict
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from raft.core.membership import members_of
 from raft.core.messages import Entry, EntryKind
-from raft.store.records import ENTRY_OVERHEAD, KEY, DamagedLog, GroupRecord, read_entry, read_group
+from raft.store.records import ENTRY_OVERHEAD, DamagedLog, GroupRecord
 from raft.types import GroupId, HardState, Index, Members, SnapshotMeta, Term
+
+NOWHERE: Final = 0  # the position of an entry that was found damaged
+
+
+class EntrySource(Protocol):
+    """Where the stored entries are read."""
+
+    def read(
+        self, group: GroupId, first: Index, positions: Sequence[int], sizes: Sequence[int]
+    ) -> list[Entry]:
+        """The entries from `first` on that are at these positions, with data of these sizes.
+        Raises DamagedLog."""
 
 
 class GroupLog:
-    """A LogReader over column family "raft"."""
+    """A LogReader over the segments."""
 
     __slots__ = (
-        "_column",
         "_last",
         "_members",
+        "_positions",
         "_run_starts",
         "_run_terms",
+        "_sizes",
+        "_source",
         "group",
         "nbytes",
+        "newest",
         "record",
+        "record_position",
     )
 
-    def __init__(self, group: GroupId, column: Rdict | None) -> None:
+    def __init__(self, group: GroupId, source: EntrySource | None) -> None:
         self.group = group
         self.record = GroupRecord()
-        self.nbytes = 0  # of all live entries; after a cut, estimated from the average
-        self._column = column
+        self.record_position = NOWHERE  # of the group record
+        self.newest = NOWHERE  # where the last record of the group was first written
+        self.nbytes = 0  # of all live entries
+        self._source = source
         self._last = Index(0)
         # Invariant: _run_terms[i] is the term of every index from _run_starts[i] to the next start.
         self._run_starts: list[int] = []
         self._run_terms: list[Term] = []
         self._members: list[tuple[Index, Members]] = []  # from CONFIG entries, oldest first
+        # Of the entry first_index() + i, unless the log is in memory.
+        self._positions = array("Q")
+        self._sizes = array("I")
 
     # LogReader
 
@@ -65,16 +87,7 @@ class GroupLog:
             return []
         if not low < high <= self._last + 1:
             raise DamagedLog(self.group, low, f"entries up to {high} are not in the log")
-        found: list[Entry] = []
-        size = 0
-        for entry in self._scan(low):
-            size += len(entry.data)
-            if found and size > max_bytes:
-                return found
-            found.append(entry)
-            if entry.index + 1 >= high:
-                return found
-        raise DamagedLog(self.group, Index(low + len(found)), "the log ends before its last index")
+        return self._read(low, high, max_bytes)
 
     def snapshot(self) -> SnapshotMeta:
         return self.record.snapshot
@@ -103,36 +116,40 @@ class GroupLog:
 
     # called by LogStore
 
-    def load(self) -> None:
-        """Read and check the whole log. Raises DamagedLog."""
-        assert self._column is not None
-        value = self._column.get(KEY.pack(self.group, 0))
-        self.record = GroupRecord() if value is None else read_group(self.group, value)
-        self._last = self.record.snapshot.index
-        for entry in self._scan(Index(1)):
-            if value is None or entry.index != self._last + 1:
-                raise DamagedLog(
-                    self.group, Index(self._last + 1), f"the next entry on disk is {entry.index}"
-                )
-            self._append(entry)
-        if self.record.hard_state.commit > self._last:
-            commit = self.record.hard_state.commit
-            raise DamagedLog(
-                self.group,
-                Index(self._last + 1),
-                f"missing, although the log is committed up to {commit}",
-            )
+    def restore_record(self, record: GroupRecord, *, position: int, origin: int) -> None:
+        """The group record that was found at the start, before any entry is restored."""
+        self.record = record
+        self.record_position = position
+        self.newest = origin
+        self._last = record.snapshot.index
 
-    def appended(self, entries: Sequence[Entry]) -> None:
-        """`entries` are now on disk, and nothing above them is."""
+    def restore_entry(
+        self, index: Index, term: Term, members: Members | None, *, position: int, size: int
+    ) -> None:
+        """The next entry that was found at the start."""
+        if members is not None:
+            self._members.append((index, members))
+        self._extend(index, term)
+        self._positions.append(position)
+        self._sizes.append(size)
+        self.nbytes += size + ENTRY_OVERHEAD
+
+    def appended(self, entries: Sequence[Entry], positions: Sequence[int] = ()) -> None:
+        """`entries` are now on disk, at these positions, and nothing above them is."""
         self._truncate(entries[0].index)
+        self._positions.extend(positions)
+        if positions:
+            self._sizes.extend(len(entry.data) for entry in entries)
         for entry in entries:
-            self._append(entry)
+            if entry.kind is EntryKind.CONFIG:
+                self._members.append((entry.index, members_of(entry.data)))
+            self._extend(entry.index, entry.term)
+            self.nbytes += len(entry.data) + ENTRY_OVERHEAD
 
     def compacted(self, snapshot: SnapshotMeta) -> None:
         """The entries up to the snapshot were deleted; those above it stay."""
         dropped = min(snapshot.index, self._last) - self.record.snapshot.index
-        self.nbytes = max(0, self.nbytes - dropped * self.average_bytes)
+        self._forget(0, max(0, dropped))
         self.record = self.record.with_snapshot(snapshot)
         keep = max(0, bisect_right(self._run_starts, snapshot.index + 1) - 1)
         del self._run_starts[:keep]
@@ -149,20 +166,44 @@ class GroupLog:
         self._run_starts.clear()
         self._run_terms.clear()
         self._members.clear()
+        del self._positions[:]
+        del self._sizes[:]
 
-    def _append(self, entry: Entry) -> None:
-        if not self._run_terms or self._run_terms[-1] != entry.term:
-            self._run_starts.append(entry.index)
-            self._run_terms.append(entry.term)
-        if entry.kind is EntryKind.CONFIG:
-            self._members.append((entry.index, members_of(entry.data)))
-        self._last = entry.index
-        self.nbytes += len(entry.data) + ENTRY_OVERHEAD
+    def entries_between(self, start: int, end: int, highest: int) -> list[tuple[Index, int, int]]:
+        """Index, position and data size of the entries in this range of positions. None of them
+        has an index above `highest`."""
+        first = self.first_index()
+        positions = self._positions[: max(0, highest + 1 - first)]
+        return [
+            (Index(first + i), position, self._sizes[i])
+            for i, position in enumerate(positions)
+            if start <= position < end
+        ]
+
+    def is_at(self, index: Index, position: int) -> bool:
+        """Whether the entry of this index is in the log, at this position."""
+        i = index - self.first_index()
+        return 0 <= i < len(self._positions) and self._positions[i] == position
+
+    def moved(self, index: Index, position: int) -> None:
+        """The entry is now at this position."""
+        self._positions[index - self.first_index()] = position
+
+    def term_before(self, index: Index) -> Term:
+        """The term of the entry before this one."""
+        return self.term(Index(index - 1)) or Term(0)
+
+    def _extend(self, index: Index, term: Term) -> None:
+        if not self._run_terms or self._run_terms[-1] != term:
+            self._run_starts.append(index)
+            self._run_terms.append(term)
+        self._last = index
 
     def _truncate(self, index: Index) -> None:
         if index > self._last:
             return
-        self.nbytes = max(0, self.nbytes - (self._last + 1 - index) * self.average_bytes)
+        start = max(0, index - self.first_index())
+        self._forget(start, self._last + 1 - self.first_index())
         self._last = Index(index - 1)
         while self._run_starts and self._run_starts[-1] >= index:
             self._run_starts.pop()
@@ -170,21 +211,27 @@ class GroupLog:
         while self._members and self._members[-1][0] >= index:
             self._members.pop()
 
-    def _scan(self, low: Index) -> Iterator[Entry]:
-        assert self._column is not None
-        index = Index(low - 1)
-        try:
-            for key, value in self._column.items(from_key=KEY.pack(self.group, low)):
-                assert isinstance(key, bytes)  # raw mode
-                group, position = KEY.unpack(key)
-                if group != self.group:
-                    return
-                index = Index(position)
-                yield read_entry(self.group, index, value)
-        except DamagedLog:
-            raise
-        except Exception as error:  # rocksdict raises plain Exception for a bad block
-            raise DamagedLog(self.group, Index(index + 1), str(error)) from error
+    def _forget(self, start: int, stop: int) -> None:
+        """Drop the places of these entries, counted from the first."""
+        dropped = self._sizes[start:stop]
+        self.nbytes -= sum(dropped) + ENTRY_OVERHEAD * len(dropped)
+        del self._positions[start:stop]
+        del self._sizes[start:stop]
+
+    def _read(self, low: Index, high: Index, max_bytes: int) -> list[Entry]:
+        """`low` and `high` are in the log."""
+        assert self._source is not None
+        start = low - self.first_index()
+        stop, size = start, 0
+        for stop in range(start, high - self.first_index()):
+            size += self._sizes[stop]
+            if size > max_bytes and stop > start:
+                break
+        else:
+            stop += 1
+        return self._source.read(
+            self.group, low, self._positions[start:stop], self._sizes[start:stop]
+        )
 
 
 class MemoryLog(GroupLog):
@@ -199,21 +246,25 @@ class MemoryLog(GroupLog):
         super().__init__(group, None)
         self._entries: list[Entry] = []  # Invariant: contiguous, _entries[0].index == first_index()
 
-    def load(self) -> None:
-        """There is nothing to load."""
-
-    def appended(self, entries: Sequence[Entry]) -> None:
-        del self._entries[max(0, entries[0].index - self.first_index()) :]
-        self._entries.extend(entries)
+    def appended(self, entries: Sequence[Entry], positions: Sequence[int] = ()) -> None:
         super().appended(entries)
-
-    def compacted(self, snapshot: SnapshotMeta) -> None:
-        del self._entries[: max(0, snapshot.index + 1 - self.first_index())]
-        super().compacted(snapshot)
+        self._entries.extend(entries)
 
     def reset(self, snapshot: SnapshotMeta) -> None:
         self._entries.clear()
         super().reset(snapshot)
 
-    def _scan(self, low: Index) -> Iterator[Entry]:
-        yield from self._entries[max(0, low - self.first_index()) :]
+    def _forget(self, start: int, stop: int) -> None:
+        dropped = self._entries[start:stop]
+        self.nbytes -= sum(len(entry.data) + ENTRY_OVERHEAD for entry in dropped)
+        del self._entries[start:stop]
+
+    def _read(self, low: Index, high: Index, max_bytes: int) -> list[Entry]:
+        found: list[Entry] = []
+        size = 0
+        for entry in self._entries[low - self.first_index() : high - self.first_index()]:
+            size += len(entry.data)
+            if found and size > max_bytes:
+                break
+            found.append(entry)
+        return found

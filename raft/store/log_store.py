@@ -1,20 +1,17 @@
-"""The logs of all groups of one node, in one RocksDB.
+"""What a node has on disk: the logs of all groups in segments, and the database of their states.
 
-Owns: the database, its identity, column family "raft". One flush of the write-ahead log covers the
-entries that all groups have written before.
+Owns: both, their identity, when they count as full or failed, and opening them again.
 May not touch: column family "state" beyond opening and flushing it (broker.store writes it, with
 the write-ahead log off), the consensus rules, the event loop.
-Spec: docs/ARCHITECTURE.md, "Storage". `write` holds the interpreter lock and stays on the
-loop; `flush` (fsync) and `flush_state` release it and run on other threads (checked by
-tests/raft/store/test_log_store.py).
-
-Recovery: the write-ahead log is read in the mode that tolerates a torn tail and nothing else. A
-tail that was never flushed was never promised, so losing it is correct; a bad record before the
-end may have been promised, so the directory is refused rather than truncated."""
+Spec: docs/ARCHITECTURE.md, "Storage". `write` takes microseconds and stays on the loop; `flush`
+(fdatasync) and `flush_state` release the interpreter lock and run on other threads (checked by
+tests/raft/store/test_log_store.py)."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,19 +27,19 @@ from raft.store import blob_garbage as garbage
 from raft.store.database import StoreIdentity, StoreTuning, open_database
 from raft.store.disk_space import DiskSpace
 from raft.store.group_log import GroupLog
+from raft.store.migration import migrate, remove_unfinished
+from raft.store.node_log import LogPlace, NodeLog
 from raft.store.records import (
-    KEY,
     DamagedLog,
-    GroupRecord,
     StoreBusy,
     StoreError,
     StoreFailed,
     StoreFull,
     WrongDirectory,
-    group_value,
-    read_group,
 )
-from raft.store.rocks_batch import LAST_INDEX, encode_pieces, encode_records, rocks_write_batch
+from raft.store.segments.files import DiskFiles
+from raft.store.segments.keeper import JobThread, SegmentSizes
+from raft.store.segments.log import SegmentBusy
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, SnapshotMeta
 
@@ -81,32 +78,46 @@ class LogStore:
         path: Path,
         reopen_database: Callable[[], tuple[Rdict, StoreIdentity]],
         *,
-        free_bytes_min: int = 0,
-        flush_interval_s: float | None = None,
-        new_batch: Callable[[], WriteBatch] = rocks_write_batch,
+        tuning: StoreTuning,
+        new_batch: Callable[[], WriteBatch] = partial(WriteBatch, raw_mode=True),  # noqa: B008
         space: DiskSpace | None = None,
+        place: LogPlace | None = None,
     ) -> None:
+        """`new_batch`, `space` and `place` are for a simulated disk."""
         self.new_batch = new_batch
-        self.flush_interval_s = flush_interval_s
+        self.flush_interval_s = tuning.flush_interval_s
         self.failure: BaseException | None = None
         self.full = False  # as of the last check_space: nothing is written, all can be read
         self._path = path
         self._reopen_database = reopen_database
-        self._space = space or DiskSpace(path, free_bytes_min)
-        db, self.identity = reopen_database()
-        self._take(db)
+        self._space = space or DiskSpace(path, tuning.free_bytes_min)
+        self._sizes = SegmentSizes(
+            first=tuning.segment_bytes_first,
+            largest=tuning.segment_bytes_max,
+            log_goal=tuning.log_bytes_goal,
+            spare_max=tuning.spare_bytes_max,
+        )
+        self._place = place or LogPlace(
+            segments=DiskFiles(path / "segments"),
+            promises=DiskFiles(path / "promises"),
+            jobs=JobThread,
+            draw_salt=lambda: secrets.randbits(64),
+            has_space=lambda size: not self._space.is_short(size),
+        )
         self._users: list[tuple[Callable[[], None], Callable[[Rdict], None]]] = []
-        self._flushing = 0
-        self._guard = threading.Lock()  # protects _flushing
-        self._one_flush = threading.Lock()
+        self._in_use = 0
+        self._guard = threading.Lock()  # protects _in_use
         self._one_rewrite = threading.Lock()
-        self._write_options = RocksWriteOptions()
-        self._write_options.no_slowdown = True
-        self._waiting_options = RocksWriteOptions()
         self._rewriting = self._closing = False
         self._writes = self._written_bytes = self._flushes = self._refusals = 0
         self._unchecked_bytes = 0
-        self._begun: set[GroupId] = set()  # a refused batch may have left some of their entries
+        db, self.identity = reopen_database()
+        try:
+            self.log = self._open_log(db)
+        except BaseException:
+            db.close()
+            raise
+        self._take(db)
 
     @classmethod
     def open(
@@ -123,36 +134,40 @@ class LogStore:
         opening = partial(
             open_database, place, node_name=node_name, cluster_name=cluster_name, tuning=tuning
         )
-        return cls(
-            place,
-            opening,
-            free_bytes_min=tuning.free_bytes_min,
-            flush_interval_s=tuning.flush_interval_s,
-        )
+        return cls(place, opening, tuning=tuning)
+
+    def _open_log(self, db: Rdict, trusted_end: int | None = None) -> NodeLog:
+        """Raises StoreError."""
+        try:
+            remove_unfinished(self.identity, self._place.segments, self._place.promises)
+            log = NodeLog(self._place, self._sizes, trusted_end=trusted_end)
+            try:
+                self.identity = migrate(db, self.identity, log)
+            except BaseException:
+                log.close()
+                raise
+        except OSError as error:
+            raise StoreError(f"{self._path}: the log cannot be opened: {error}") from error
+        return log
 
     def _take(self, db: Rdict) -> None:
         self.db = db
-        self._columns: dict[str, Rdict] = {n: db.get_column_family(n) for n in ("raft", "state")}
-        self._log_handle: ColumnFamily | None = db.get_column_family_handle("raft")
-        self._logs: dict[GroupId, GroupLog] = {}
+        self._state = db.get_column_family("state")
 
     def close(self) -> None:
         """Flush the log and close. Nothing may use the store or its columns afterwards. A store
         that has failed is closed without a flush."""
         self._closing = True
+        if self.failure is None:
+            self.log.flush_all()
+        self.log.close()
         if self._rewriting:  # end it; a database cannot be closed meanwhile, but may be left open
-            if self.failure is None:
-                self.db.flush_wal(sync=True)
             self.db.cancel_all_background(wait=False)
             return
         if self.failure is not None:
             self._let_go()
             return
-        self.db.flush_wal(sync=True)
-        self._logs.clear()
-        self._log_handle = None
-        for column in self._columns.values():
-            column.close()
+        self._state.close()
         self.db.close()
 
     # after a failure
@@ -167,82 +182,62 @@ class LogStore:
         self._space.probe()
 
     def reopen(self) -> None:
-        """Blocking. Close the failed database and open it as after a crash. What its log shows may
-        be on the disk or only in the page cache, so all of it is in new, flushed files when this
-        returns. Raises StoreBusy while a flush is in flight, StoreError when it cannot be opened,
-        also because iterators keep the old one alive: then nothing can be read before the next
-        attempt."""
+        """Blocking. Close what has failed and open it as after a crash. What the log shows behind
+        its last flush may be on the disk or only in the page cache, so it is in a new, flushed
+        segment when this returns. Raises StoreBusy while a flush is in flight, StoreError when it
+        cannot be opened, also because iterators keep the old database alive: then nothing can be
+        read before the next attempt."""
         with self._guard:
-            if self._flushing:
+            if self._in_use:
                 raise StoreBusy("a flush is in flight")
+        trusted_end = self.log.trusted_end
         self._let_go()
         db, identity = self._reopen_database()
         if identity != self.identity:
             db.close()
             raise WrongDirectory(f"{self._path} now belongs to another server")
+        try:
+            self.log = self._open_log(db, trusted_end)
+        except BaseException:
+            db.close()
+            raise
         self._take(db)
         self.failure = None
-        try:
-            for column in self._columns.values():
-                column.flush(wait=True)
-        except Exception as error:
-            self.failure = error
-            raise StoreFailed(f"flushing the log failed again: {error}") from error
         for _, take in self._users:
             take(db)
 
     def _let_go(self) -> None:
-        """Close a failed database. That raises errors, which are ignored: what it still holds in
-        memory was not promised."""
-        self._logs.clear()
-        self._log_handle = None
+        """Close what has failed. That raises errors, which are ignored: what is still in memory was
+        not promised."""
         users = [let_go for let_go, _ in self._users]
-        for let_go in (*users, *(column.close for column in self._columns.values()), self.db.close):
+        for let_go in (*users, self.log.close, self._state.close, self.db.close):
             try:
                 let_go()
             except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception
-                _log.info("error while closing the failed database: %s", error)
+                _log.info("error while closing the failed store: %s", error)
 
-    # columns
-
-    def column(self, name: str) -> Rdict:
-        """The Rdict of a column family ("raft" or "state"); raw mode, keys and values bytes."""
-        return self._columns[name]
+    # the state
 
     def column_handle(self, name: str) -> ColumnFamily:
         """The handle that WriteBatch.put needs."""
         return self.db.get_column_family_handle(name)
 
     def state_column(self) -> Rdict:
-        return self._columns["state"]
+        """Column family "state"; raw mode, keys and values bytes."""
+        return self._state
 
     # reading
 
     def groups(self) -> list[GroupId]:
-        """Every group with a record; costs one seek per group."""
-        found: list[GroupId] = []
-        cursor = self._columns["raft"].iter()
-        cursor.seek(KEY.pack(0, 0))
-        while cursor.valid():
-            group, _ = KEY.unpack(cursor.key())
-            found.append(GroupId(group))
-            if group == LAST_INDEX:
-                break
-            cursor.seek(KEY.pack(group + 1, 0))
-        cursor.status()
-        return found
+        """Every group with a record."""
+        return self.log.groups()
 
     def exists(self, group: GroupId) -> bool:
-        return self._columns["raft"].get(KEY.pack(group, 0)) is not None
+        return self.log.exists(group)
 
     def reader(self, group: GroupId) -> GroupLog:
-        """The group's log, read and checked completely at the first call. Raises DamagedLog."""
-        log = self._logs.get(group)
-        if log is None:
-            log = GroupLog(group, self._columns["raft"])
-            log.load()
-            self._logs[group] = log
-        return log
+        """The group's log. Raises DamagedLog."""
+        return self.log.reader(group)
 
     def hard_state(self, group: GroupId) -> HardState:
         return self.reader(group).hard_state()
@@ -259,27 +254,26 @@ class LogStore:
 
     def give_up_log(self, group: GroupId) -> GroupLog:
         """Delete the entries of a damaged log and keep its promises: the member counts as one that
-        has lost its log (HardState.lives). Written, not flushed. Raises DamagedLog when the group
-        record itself is damaged: what it promised is unknown, so it must not take part."""
-        column = self._columns["raft"]
-        value = column.get(KEY.pack(group, 0))
-        if value is None:
-            raise DamagedLog(group, Index(0), "there is no group record")
-        record = GroupRecord(read_group(group, value).hard_state.after_loss())
-        raw, handle = self.new_batch(), self._log_handle
-        raw.delete_range(KEY.pack(group, 1), KEY.pack(group, LAST_INDEX), handle)
-        raw.put(KEY.pack(group, 0), group_value(group, record), handle)
-        self._logs.pop(group, None)
-        self._write(raw, self._waiting_options)
-        return self.reader(group)
+        has lost its log (HardState.lives). Written, not flushed. Raises DamagedLog when neither the
+        log nor the promises beside it tell what it promised: then it must not take part."""
+        with self._failing("writing the log"):
+            return self.log.give_up(group)
+
+    def is_pressed(self, group: GroupId) -> bool:
+        """Whether the log has grown large and entries of this group keep its oldest part."""
+        return self.log.is_pressed(group)
 
     def check_space(self) -> bool:
         """Whether the disk has space, also for what is still in memtables. The host calls it at
-        every tick; `_write` calls it after writing a lot, so that what is written between two
-        checks fits into the reserve."""
+        every tick; `write` calls it after writing a lot, so that what is written between two checks
+        fits into the reserve."""
         self._unchecked_bytes = 0
         if self.failure is None:
-            self.full = self._space.is_short(self._buffered_bytes())
+            self.log.tick()
+            trouble = self.log.trouble
+            self.full = self._space.is_short(self._buffered_bytes()) or (
+                trouble is not None and trouble.errno == errno.ENOSPC
+            )
         return not self.full
 
     def _fits(self, batch: LogBatch) -> bool:
@@ -287,7 +281,7 @@ class LogStore:
         return not self._space.is_short(self._buffered_bytes() + batch.nbytes, last=True)
 
     def _buffered_bytes(self) -> int:
-        return sum(c.property_int_value(_BUFFERED) or 0 for c in self._columns.values())
+        return self._state.property_int_value(_BUFFERED) or 0
 
     def write(self, batch: LogBatch, *, may_wait: bool = False) -> None:
         """Write without flushing. Raises StoreBusy: write the same batch again later. Not raised
@@ -298,44 +292,32 @@ class LogStore:
         grows = bool(batch.entries or batch.hard_states or batch.snapshots)
         if self.full and grows and not may_wait and not self._fits(batch):
             raise StoreFull("the disk is full")
-        raw, records = encode_records(
-            batch, self.new_batch(), reader=self.reader, column=self._log_handle
-        )
-        try:
-            # The handle must not be in a local variable: an exception keeps this frame alive, and
-            # a handle keeps the database open, which then cannot be reopened.
-            for piece in encode_pieces(
-                batch,
-                raw,
-                reader=self.reader,
-                column=self._log_handle,
-                begun=self._begun,
-                new_batch=self.new_batch,
-            ):
-                self._write(piece, self._waiting_options if may_wait else self._write_options)
-        except StoreBusy:
-            self._begun.update(batch.entries)
-            raise
-        self._begun.difference_update(batch.entries)
-        self._note(batch, records)
-
-    def _write(self, raw: WriteBatch, options: RocksWriteOptions) -> None:
-        size = raw.size_in_bytes()
-        try:
-            self.db.write(raw, options)
-        except Exception as error:
-            if "Write stall" in str(error):
+        with self._failing("writing the log"):
+            try:
+                write = self.log.write_when_ready if may_wait else self.log.write
+                size = write(batch) if may_wait or grows else self.log.write(batch, frees=True)
+            except SegmentBusy as busy:
                 self._refusals += 1
-                raise StoreBusy(
-                    "the database has stalled writes until its memtables are flushed"
-                ) from error
-            self.failure = error
-            raise StoreFailed(f"writing the log failed: {error}") from error
+                trouble = self.log.trouble
+                if trouble is None:
+                    raise
+                if trouble.errno != errno.ENOSPC:
+                    raise trouble from busy
+                raise StoreFull("the disk has no space for the log") from busy
         self._writes += 1
         self._written_bytes += size
         self._unchecked_bytes += size
         if self._unchecked_bytes > self._space.stride:
             self.check_space()
+
+    @contextmanager
+    def _failing(self, doing: str) -> Iterator[None]:
+        """An error of the operating system is final until the store is reopened."""
+        try:
+            yield
+        except OSError as error:
+            self.failure = error
+            raise StoreFailed(f"{doing} failed: {error}") from error
 
     def write_state(self, raw: WriteBatch, options: RocksWriteOptions) -> None:
         """For the code that writes column "state". Raises StoreFailed."""
@@ -347,21 +329,15 @@ class LogStore:
 
     def flush(self) -> None:
         """Blocking: everything written before the call is on disk after it."""
-        # One at a time: the kernel reports a page that it could not write only once, so a second
-        # flush beside a failing one might succeed without that page.
-        with self._one_flush, self._keeping_open():
-            try:
-                self.db.flush_wal(sync=True)
-            except Exception as error:
-                self.failure = error
-                raise StoreFailed(f"flushing the log failed: {error}") from error
+        with self._keeping_open(), self._failing("flushing the log"):
+            self.log.flush()
         self._flushes += 1
 
     def flush_state(self) -> None:
         """Blocking: what broker.store wrote to column "state" before the call is on disk."""
         with self._keeping_open():
             try:
-                self._columns["state"].flush(wait=True)
+                self._state.flush(wait=True)
             except Exception as error:
                 self.failure = error
                 raise StoreFailed(f"flushing the state failed: {error}") from error
@@ -373,32 +349,31 @@ class LogStore:
         with self._guard:
             if self.failure is not None:
                 raise StoreFailed("the log store has already failed") from self.failure
-            self._flushing += 1
+            self._in_use += 1
         try:
             yield
         finally:
             with self._guard:
-                self._flushing -= 1
+                self._in_use -= 1
 
     def expunge(self) -> None:
         """Blocking while the database is rewritten: afterwards no file holds what was deleted or
         overwritten before the call. What a reader's snapshot still shows stays until the next
         call."""
         with self._rewriting_files():
-            for column in (self.db, *self._columns.values()):  # then no write-ahead log is needed
+            self.log.rewrite()
+            for column in (self.db, self._state):  # then no write-ahead log is needed
                 column.flush(wait=True)
-            for column in self._columns.values():
-                garbage.rewrite(column)
+            garbage.rewrite(self._state)
 
     def is_wasteful(self) -> bool:
         """Whether `reclaim` is worth its cost."""
-        return self.failure is None and any(map(garbage.is_wasteful, self._columns.values()))
+        return self.failure is None and garbage.is_wasteful(self._state)
 
     def reclaim(self) -> None:
-        """Blocking while the wasteful columns are rewritten: frees their garbage."""
+        """Blocking while the state is rewritten: frees its garbage."""
         with self._rewriting_files():
-            for column in filter(garbage.is_wasteful, self._columns.values()):
-                garbage.rewrite(column)
+            garbage.rewrite(self._state)
 
     @contextmanager
     def _rewriting_files(self) -> Iterator[None]:
@@ -431,16 +406,3 @@ class LogStore:
         if self.failure is not None:
             return str(self.failure)
         return "the disk is full: nothing is acknowledged until it has space" if self.full else None
-
-    def _note(self, batch: LogBatch, records: dict[GroupId, GroupRecord]) -> None:
-        """The batch is written: update the logs."""
-        for group in batch.removed:
-            self._logs.pop(group, None)
-        for group, meta in batch.snapshots.items():
-            self._logs[group].reset(meta)
-        for group, meta in batch.cuts.items():
-            self._logs[group].compacted(meta)
-        for group, record in records.items():
-            self._logs[group].record = record
-        for group, entries in batch.entries.items():
-            self._logs[group].appended(entries)

@@ -1,9 +1,10 @@
-"""The encoding of the log on disk: keys, entry records, one record per group, identity record.
+"""The durable facts of a group and their encoding, the errors of the store, and format 1.
 
-Owns: the layout of column family "raft" and its checksums.
+Owns: the layout of the group record, and of column family "raft", which held the log in format 1.
 May not touch: the database, files, threads.
-Spec: every record carries a CRC-32 over its key and its content, so that a record that was damaged,
-or that is stored under the wrong key, is noticed before it is used.
+Spec: the log of today is in raft/store/segments/format.py; its records of kind GROUP hold what is
+`group` here. In format 1 every record was a value in the database, with a CRC-32 over its key and
+its content.
 
     key    group u64 BE, index u64 BE     index 0 is the group's own record
     entry  term u64, kind u8, crc u32, then the data (little-endian)
@@ -25,7 +26,8 @@ from raft.core.membership import decode_members, encode_members
 from raft.core.messages import Entry, EntryKind
 from raft.types import GroupId, HardState, Index, Members, NodeId, RaftError, SnapshotMeta, Term
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+FORMAT_OLDEST: Final = 1  # migrated at the start
 KEY: Final = struct.Struct(">QQ")
 _ENTRY: Final = struct.Struct("<QBI")
 _ENTRY_PLACE: Final = struct.Struct("<QQQB")  # group, index, term, kind: part of the checksum only
@@ -90,12 +92,6 @@ class GroupRecord:
 
     def with_installing(self, installing: SnapshotMeta) -> GroupRecord:
         return replace(self, installing=installing)
-
-
-def entry_value(group: GroupId, entry: Entry) -> bytes:
-    data, term, kind = entry.data, entry.term, entry.kind
-    check = crc32(data, crc32(_ENTRY_PLACE.pack(group, entry.index, term, kind)))
-    return _ENTRY.pack(term, kind, check) + data
 
 
 def read_entry(group: GroupId, index: Index, value: bytes) -> Entry:

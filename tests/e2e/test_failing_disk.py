@@ -1,7 +1,7 @@
 """Log flushes that fail in a real process: it acks nothing, serves reads, and then recovers.
 
 The failing disk is a library loaded before the C library: while a flag file exists, every fsync of
-a write-ahead log fails with EIO. The server must assume that the data was lost."""
+a segment of the log fails with EIO. The server must assume that the data was lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ static int fails(int fd) {
     ssize_t size = readlink(link, path, sizeof path - 1);
     if (size < 4) return 0;
     path[size] = 0;
-    if (strcmp(path + size - 4, ".log") && strcmp(path + size - 5, "probe")) return 0;
+    if (!strstr(path, "/segments/") && strcmp(path + size - 5, "probe")) return 0;
     errno = EIO;
     return 1;
 }

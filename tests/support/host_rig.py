@@ -17,13 +17,14 @@ from raft.core.messages import Entry, EntryKind
 from raft.host.compaction import CompactionPolicy
 from raft.host.host import Host, HostLimits
 from raft.store.log_store import LogStore, StoreTuning
+from raft.store.segments.format import RECORD_BYTES, number_of, offset_of
 from raft.transport.transport import Transport, TransportLimits
 from raft.types import GroupId, Index, NodeId, NotLeader, Role, SnapshotMeta, Term, node_id
 
 G = GroupId(1)
 NAMES = ("a", "b", "c")
 TICK_MS = 10
-SMALL = StoreTuning(log_buffer_bytes=4 << 20, state_buffer_bytes=4 << 20)
+SMALL = StoreTuning(state_buffer_bytes=4 << 20)
 FAST_LINKS = TransportLimits(ping_seconds=0.2, retry_last_seconds=0.1)
 EAGER = CompactionPolicy(
     keep_entries=5, keep_bytes=1 << 20, lag_bytes_max=0, step_entries=1, every_ticks=5
@@ -266,25 +267,52 @@ class GatedFlush:
 
 
 class BrokenDisk:
-    """Wraps the database of a store; one operation fails until the disk is repaired. RocksDB itself
-    does not notice, as it would with a real failure: a test for that fills a real disk."""
+    """The files of a store's log, of which one operation ("write" or "sync") fails until the disk
+    is repaired."""
 
     def __init__(self, store: LogStore, operation: str, error: OSError) -> None:
         self.probes = 0
         self._store, self._probe = store, store.probe
-        self._db, self._operation, self._error = store.db, operation, error
-        store.db = self  # type: ignore[assignment]
+        self._operation, self._error = operation, error
+        log = store.log._segments
+        for segment in (*log.segments.values(), *([log.next] if log.next is not None else [])):
+            segment.file = BrokenFile(self, segment.file)  # type: ignore[assignment]
+        assert log.active is not None
+        log._unflushed = [log.active.file]
         store.probe = self.probe  # type: ignore[method-assign]
 
-    def __getattr__(self, name: str) -> Any:
-        if name == self._operation:
+    def check(self, operation: str) -> None:
+        if operation == self._operation:
             raise self._error
-        return getattr(self._db, name)
 
     def probe(self) -> None:
         self.probes += 1
         raise self._error
 
+    def works(self) -> None:
+        """The operation succeeds again, in the files that are open."""
+        self._operation = ""
+
     def repair(self) -> None:
         """From now on the store can be reopened."""
         self._store.probe = self._probe  # type: ignore[method-assign]
+
+
+class BrokenFile:
+    def __init__(self, disk: BrokenDisk, file: Any) -> None:
+        self._disk, self._file = disk, file
+
+    def __getattr__(self, name: str) -> Any:
+        self._disk.check(name)
+        return getattr(self._file, name)
+
+
+def flip_bit(store: LogStore, index: int, group: GroupId = G) -> None:
+    """Change the last byte of an entry in the file that it is in."""
+    log = store.reader(group)
+    i = index - log.first_index()
+    position, size = log._positions[i], log._sizes[i]
+    segment = store.log._segments.segments[number_of(position)]
+    offset = offset_of(position) + RECORD_BYTES + size - 1
+    (byte,) = segment.file.read(1, offset)
+    segment.file.write([bytes([byte ^ 1])], offset)

@@ -169,7 +169,6 @@ class SimDatabase:
         self._files = files
         self._alive = alive
         self._column = column
-        self.flush_limit: int | None = None  # what a flush in flight covers
 
     @property
     def _image(self) -> ColumnImage:
@@ -207,7 +206,7 @@ class SimDatabase:
         self._check_alive()
         files = self._files
         self._check_disk()
-        files.flush_logged(files.written if self.flush_limit is None else self.flush_limit)
+        files.flush_logged(files.written)
 
     def flush(self, *, wait: bool) -> None:
         self._check_alive()

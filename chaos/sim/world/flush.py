@@ -1,4 +1,4 @@
-"""The simulated flush thread: a flush takes virtual time, and covers what was written before it.
+"""The simulated flush thread: a flush takes virtual time and covers what is written until it ends.
 
 Owns: when a flush ends.
 May not touch: what is flushed.
@@ -7,9 +7,8 @@ Spec: raft/store/flush_thread.py, whose place it takes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from chaos.sim.world.database import DatabaseFiles
 from chaos.sim.world.node_loop import NodeLoop
 from chaos.sim.world.virtual_time import WorldTime
 
@@ -17,45 +16,37 @@ from chaos.sim.world.virtual_time import WorldTime
 class FlushedLog(Protocol):
     """The log store, as far as its flush thread uses it."""
 
-    db: Any
-
     def flush(self) -> None: ...
 
 
 class SimFlushThread:
-    def __init__(  # noqa: PLR0917 - the first three are bound by the node
+    def __init__(
         self,
         world: WorldTime,
-        files: DatabaseFiles,
         flush_ns: Callable[[], int],
         loop: NodeLoop,
         store: FlushedLog,
         flushed: Callable[[BaseException | None], None],
     ) -> None:
         self._world = world
-        self._files = files
         self._flush_ns = flush_ns
         self._loop = loop
         self._store = store
         self._flushed = flushed
 
     def request(self) -> None:
-        self._world.after(self._flush_ns(), self._end, self._files.written)
+        self._world.after(self._flush_ns(), self._end)
 
-    def _end(self, covered: int) -> None:
+    def _end(self) -> None:
         if self._loop.alive:
-            self._loop.call_soon(self._finish, covered)
+            self._loop.call_soon(self._finish)
 
-    def _finish(self, covered: int) -> None:
+    def _finish(self) -> None:
         error: BaseException | None = None
-        database: Any = self._store.db
-        database.flush_limit = covered
         try:
             self._store.flush()
         except Exception as raised:  # noqa: BLE001 - passed on, as the real thread does
             error = raised
-        finally:
-            database.flush_limit = None
         self._flushed(error)
 
     def stop(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,16 +22,25 @@ from broker.main import Broker
 from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
 from broker.server.process.tasks import Tasks
+from chaos.sim.files import SimJobs, SimLogFiles
 from chaos.sim.world.byte_stream import ByteStream
-from chaos.sim.world.database import DatabaseFiles, SimDatabase, SimDiskSpace, SimWriteBatch
+from chaos.sim.world.database import (
+    DatabaseFiles,
+    DiskFault,
+    SimDatabase,
+    SimDiskSpace,
+    SimWriteBatch,
+)
 from chaos.sim.world.flush import SimFlushThread
 from chaos.sim.world.links import Fabric, SimTransport
 from chaos.sim.world.node_loop import NodeLoop
 from chaos.sim.world.virtual_time import MS, US, CurrentClock, WorldTime
 from raft.store.database import claim
 from raft.store.log_store import LogStore
+from raft.store.node_log import LogPlace
 
 CLUSTER = "sim"
+SEGMENT_BYTES = 64 << 10  # of the log: small, so that segments are recycled in a short run
 
 
 @dataclass(slots=True)
@@ -39,7 +48,24 @@ class NodeDisk:
     """What survives a crash of the node."""
 
     database: DatabaseFiles = field(default_factory=DatabaseFiles)
+    segments: SimLogFiles = field(default_factory=SimLogFiles)
+    promises: SimLogFiles = field(default_factory=SimLogFiles)
     files: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for files in self.logs():
+            files.fault = self._fault
+
+    def logs(self) -> tuple[SimLogFiles, SimLogFiles]:
+        return self.segments, self.promises
+
+    def _fault(self, operation: str, _name: str) -> OSError | None:
+        """The log is on the same disk as the database, with the same faults."""
+        if self.database.write_fails and operation in ("write", "allocate", "create", "rename"):
+            return DiskFault("simulated write error")
+        if self.database.flush_fails and operation in ("sync", "sync_names"):
+            return DiskFault("simulated flush error")
+        return None
 
 
 class SimFiles:
@@ -175,9 +201,7 @@ class BrokerNode:
         return Platform(
             transport=transport,
             open_store=partial(self._open_store, loop),
-            flush_thread=cast(
-                Any, partial(SimFlushThread, self._world, self.disk.database, self.flush_ns)
-            ),
+            flush_thread=cast(Any, partial(SimFlushThread, self._world, self.flush_ns)),
             directory=Path,
             files=lambda _directory: SimFiles(self.disk, loop),
         )
@@ -192,6 +216,8 @@ class BrokerNode:
             openings += 1
             if openings > 1:  # the disk has failed: what was not flushed may be lost, or not
                 self.disk.database.crash(self._rng)
+                for files in self.disk.logs():
+                    files.lose_power(self._rng)
             database: Any = SimDatabase(self.disk.database, lambda: loop.alive)
             return database, claim(
                 database, str(path), node_name=node_name, cluster_name=cluster_name
@@ -200,9 +226,21 @@ class BrokerNode:
         return LogStore(
             path,
             open_database,
-            flush_interval_s=tuning.flush_interval_s,
+            tuning=replace(
+                tuning,
+                free_bytes_min=0,
+                segment_bytes_first=SEGMENT_BYTES,
+                segment_bytes_max=4 * SEGMENT_BYTES,
+            ),
             new_batch=cast(Any, SimWriteBatch),
             space=cast(Any, SimDiskSpace(self.disk.database)),
+            place=LogPlace(
+                segments=self.disk.segments,
+                promises=self.disk.promises,
+                jobs=lambda: SimJobs(at_once=True),
+                draw_salt=lambda: self._rng.getrandbits(64),
+                has_space=lambda _size: not self.disk.database.full,
+            ),
         )
 
     def flush_ns(self) -> int:
@@ -280,9 +318,16 @@ class BrokerNode:
             stream.server_gone()
         self.streams.clear()
         database = self.disk.database
-        if not power:  # the kernel keeps what was written to the log
+        lost = 0
+        for files in self.disk.logs():
+            if power:
+                lost += files.unsynced()
+                files.lose_power(self._rng)
+            else:  # the kernel keeps what was written
+                files.die()
+        if not power:
             database.flush_logged(database.written)
-        return database.crash(self._rng)
+        return lost + database.crash(self._rng)
 
     def wipe(self) -> None:
         """The node gets a new, empty disk."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from raft.host.group import GroupStopped
+from raft.store.log_store import StoreTuning
+from raft.store.segments.log import SegmentBusy
+from raft.store.write_batch import LogBatch
 from raft.types import GroupId
 from tests.support.host_rig import BrokenDisk, Cluster, G, GatedFlush, run, until
 
 
-@pytest.mark.parametrize("operation", ["flush_wal", "write"])
+@pytest.mark.parametrize("operation", ["sync", "write"])
 def test_a_failing_disk_stops_every_promise_of_the_node(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
@@ -46,25 +48,19 @@ def test_a_refused_write_is_retried(tmp_path: Path) -> None:
         (node,) = c.nodes
         refusals = 5
 
-        class StallingDisk:
-            def __init__(self, db: Any) -> None:
-                self._db = db
+        real = node.store.log.write
 
-            def write(self, *arguments: Any) -> None:
-                nonlocal refusals
-                if refusals:
-                    refusals -= 1
-                    raise Exception("Result incomplete: Write stall")  # noqa: TRY002
-                self._db.write(*arguments)
+        def write(batch: LogBatch, *, frees: bool = False) -> int:
+            nonlocal refusals
+            if refusals:
+                refusals -= 1
+                raise SegmentBusy("not now")
+            return real(batch, frees=frees)
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self._db, name)
-
-        real, node.store.db = node.store.db, StallingDisk(node.store.db)
+        node.store.log.write = write  # type: ignore[method-assign]
         for i in range(3):
             await c.put(f"k{i}", i)
         assert node.host.statistics().refused_writes == 5
-        node.store.db = real
 
     run(tmp_path, body, names=["solo"])
 
@@ -134,4 +130,5 @@ def test_a_busy_group_keeps_the_disk_busy_without_blocking_other_groups(tmp_path
         assert node.ledger.applied < last
         await until(lambda: node.ledger.applied == last)
 
-    run(tmp_path, body, names=["solo"], groups=[G, other])
+    tuning = StoreTuning(segment_bytes_first=64 << 20, segment_bytes_max=64 << 20)
+    run(tmp_path, body, names=["solo"], groups=[G, other], tuning=tuning)

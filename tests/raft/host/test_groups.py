@@ -17,11 +17,10 @@ from raft.host.host import HostLimits
 from raft.host.inbound import STRAYS_NORMAL
 from raft.host.latency import Histogram
 from raft.store.log_store import DamagedLog
-from raft.store.records import KEY
 from raft.transport.codec import encode_frames
 from raft.transport.transport import RAFT_CONTROL
 from raft.types import ChangeRefused, GroupId, Index, NodeId, NotLeader, Role, Term, node_id
-from tests.support.host_rig import Cluster, G, Ledger, Node, run, until
+from tests.support.host_rig import Cluster, G, Ledger, Node, flip_bit, run, until
 
 FOUR = ("a", "b", "c", "d")
 
@@ -180,10 +179,7 @@ def test_a_damaged_log_is_given_up_and_fetched_again(tmp_path: Path) -> None:
             await c.put(f"k{i}", i)
         await c.settled()
         victim = next(n for n in c.nodes if not n.leads())
-        key = KEY.pack(G, 3)
-        column = victim.store.column("raft")
-        value = column.get(key)
-        column.put(key, value[:-1] + bytes((value[-1] ^ 1,)))
+        flip_bit(victim.store, 3)
         await victim.kill()
         with pytest.raises(DamagedLog):
             await victim.start()

@@ -17,7 +17,7 @@ from raft.transport.transport import Transport
 from raft.types import node_id
 
 VALUE_BYTES = 64 << 10
-TUNING = StoreTuning(log_buffer_bytes=8 << 20, state_buffer_bytes=8 << 20)
+TUNING = StoreTuning(state_buffer_bytes=8 << 20)
 WAIT_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""The log store against a real RocksDB in a temporary directory."""
+"""The log store on a real disk. tests/raft/store/segments has its log over a simulated one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rocksdict import Options, Rdict, WriteBatch
+from rocksdict import WriteBatch
 from rocksdict import WriteOptions as RocksWriteOptions
 
 from raft.core.messages import Entry, EntryKind
@@ -23,13 +23,14 @@ from raft.store.log_store import (
     StoreTuning,
     WrongDirectory,
 )
-from raft.store.records import KEY, entry_value
+from raft.store.segments.log import SegmentBusy, SegmentLog
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term, node_id
+from tests.support.host_rig import BrokenDisk, flip_bit
 
 G = GroupId(7)
 _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
-SMALL = StoreTuning(log_buffer_bytes=8 << 20, state_buffer_bytes=8 << 20)
+SMALL = StoreTuning(segment_bytes_first=256 << 10, state_buffer_bytes=8 << 20)
 
 
 def open_store(path: Path, *, node: str = "n1", cluster: str = "c") -> LogStore:
@@ -46,12 +47,6 @@ def append(store: LogStore, group: GroupId, new: list[Entry]) -> None:
     store.write(batch)
 
 
-def put_raw(store: LogStore, key: bytes, value: bytes) -> None:
-    raw = WriteBatch(raw_mode=True)
-    raw.put(key, value, store.column_handle("raft"))
-    store.db.write(raw)
-
-
 def all_entries(store: LogStore, group: GroupId = G) -> list[Entry]:
     log = store.reader(group)
     low, high = log.first_index(), Index(log.last_index() + 1)
@@ -60,12 +55,21 @@ def all_entries(store: LogStore, group: GroupId = G) -> list[Entry]:
 
 def crash_image(source: Path, target: Path) -> Path:
     """What a crash of the process now would leave on disk (the page cache survives it)."""
-    shutil.copytree(source, target)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.new"))
     return target
 
 
-def newest_wal(path: Path) -> Path:
-    return max(path.glob("*.log"), key=lambda wal: int(wal.stem))
+def newest_segment(path: Path) -> Path:
+    """The one with the end of the log."""
+    segments = sorted((path / "segments").glob("*.seg"))
+    return next(s for s in reversed(segments) if any(s.read_bytes()[4096:]))
+
+
+def zero_end(segment: Path, size: int) -> None:
+    """Lose so many bytes before the end of what was written."""
+    content = segment.read_bytes()
+    end = len(content.rstrip(b"\0"))
+    segment.write_bytes(content[: end - size].ljust(len(content), b"\0"))
 
 
 def test_entries_hard_state_and_terms_come_back(tmp_path: Path) -> None:
@@ -200,69 +204,97 @@ def test_flushed_writes_survive_a_crash_and_a_torn_tail_is_cut(tmp_path: Path) -
     append(store, G, entries(101, 101, size=1000))  # written, never flushed, never promised
     image = crash_image(tmp_path / "a", tmp_path / "b")
     store.close()
-    with newest_wal(image).open("r+b") as wal:
-        wal.truncate(wal.seek(0, 2) - 300)
+    zero_end(newest_segment(image), 300)
     store = open_store(image)
     assert store.reader(G).last_index() == 100
     assert all_entries(store) == entries(1, 100, size=1000)
     store.close()
 
 
-def test_a_crash_in_a_large_write_leaves_a_prefix_of_its_entries(tmp_path: Path) -> None:
+def test_a_log_that_has_lost_its_promised_end_is_damaged(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a")
+    append(store, G, entries(1, 100, size=100))
+    append(store, GroupId(8), entries(1, 2))
+    store.flush()
+    append(store, G, entries(101, 101, size=1000))
+    store.flush()
+    image = crash_image(tmp_path / "a", tmp_path / "b")
+    store.close()
+    zero_end(newest_segment(image), 300)
+    for _ in range(2):
+        store = open_store(image)
+        with pytest.raises(DamagedLog, match="lost its end; index 101 was promised"):
+            store.reader(G)
+        assert len(all_entries(store, GroupId(8))) == 2
+        store.close()
+    store = open_store(image)
+    assert store.give_up_log(G).hard_state().lives == 1
+    store.close()
+    store = open_store(image)
+    assert store.hard_state(G).lives == 1
+    store.close()
+
+
+def test_a_truncated_segment_is_damage(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a")
+    for i in range(1, 41):
+        append(store, G, entries(i, i, size=1000))
+        store.flush()
+    image = crash_image(tmp_path / "a", tmp_path / "b")
+    store.close()
+    segment = newest_segment(image)
+    with segment.open("r+b") as file:
+        file.truncate(20_000)
+    store = open_store(image)
+    with pytest.raises(DamagedLog, match="index 40 was promised"):
+        store.reader(G)
+    store.close()
+
+
+def test_the_vote_of_a_lost_record_is_known_from_the_promises(tmp_path: Path) -> None:
     store = open_store(tmp_path / "a")
     append(store, G, entries(1, 3))
+    store.flush()
     batch = LogBatch()
-    batch.put_entries(G, entries(4, 40, size=20_000))
-    batch.put_hard_state(G, HardState(Term(1), NodeId(5), Index(3)))
+    batch.put_hard_state(G, HardState(Term(7), NodeId(4), Index(3)))
     store.write(batch)
+    store.flush()
     image = crash_image(tmp_path / "a", tmp_path / "b")
     store.close()
-    with newest_wal(image).open("r+b") as wal:
-        wal.truncate(wal.seek(0, 2) - 300_000)
+    zero_end(newest_segment(image), 20)
     store = open_store(image)
-    last = store.reader(G).last_index()
-    assert 10 < last < 40
-    assert all_entries(store) == [*entries(1, 3), *entries(4, last, size=20_000)]
-    assert store.hard_state(G).vote == NodeId(5)
+    with pytest.raises(DamagedLog):
+        store.reader(G)
+    assert store.give_up_log(G).hard_state() == HardState(Term(7), NodeId(4), Index(0), 1)
     store.close()
 
 
-def test_a_crash_never_leaves_less_than_a_conflicting_append_replaces(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "a")
-    append(store, G, entries(1, 30))
-    append(store, G, entries(21, 30, term=2, size=20_000))
-    image = crash_image(tmp_path / "a", tmp_path / "b")
-    store.close()
-    with newest_wal(image).open("r+b") as wal:
-        wal.truncate(wal.seek(0, 2) - 30_000)
-    store = open_store(image)
-    assert all_entries(store) == entries(1, 30)
-    store.close()
-
-
-def test_a_partly_refused_write_leaves_no_stale_entries(
+def test_a_write_of_many_frames_that_is_refused_leaves_no_stale_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 3))
     batch = LogBatch()
-    batch.put_entries(G, entries(4, 9, size=40_000))
-    written = store._write
+    batch.put_entries(G, entries(4, 9, size=1_500_000))  # three frames
+    real = SegmentLog._append
     calls = []
 
-    def refuse_the_fourth(*write: Any) -> None:
-        calls.append(write)
-        if len(calls) == 4:
-            raise StoreBusy("not now")
-        written(*write)
+    def refuse_the_third(self: SegmentLog, *frame: Any, frees: bool) -> None:
+        calls.append(frame)
+        if len(calls) == 3:
+            raise SegmentBusy("not now")
+        real(self, *frame, frees=frees)
 
-    monkeypatch.setattr(store, "_write", refuse_the_fourth)
-    with pytest.raises(StoreBusy):
-        store.write(batch)
+    monkeypatch.setattr(SegmentLog, "_append", refuse_the_third)
+    while len(calls) < 3:  # the first segments are small
+        with pytest.raises(StoreBusy):
+            store.write(batch)
+        if len(calls) < 3:
+            calls.clear()
     assert store.reader(G).last_index() == 3
     batch.put_entries(G, entries(5, 5, term=2))  # another leader: 6 to 9 never existed there
-    store.write(batch)
-    expected = [*entries(1, 3), *entries(4, 4, size=40_000), *entries(5, 5, term=2)]
+    store.write(batch, may_wait=True)
+    expected = [*entries(1, 3), *entries(4, 4, size=1_500_000), *entries(5, 5, term=2)]
     assert all_entries(store) == expected
     store.close()
     store = open_store(tmp_path)
@@ -270,49 +302,32 @@ def test_a_partly_refused_write_leaves_no_stale_entries(
     store.close()
 
 
-def test_damage_before_the_end_of_the_write_ahead_log_is_refused(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "a")
-    for i in range(1, 101):
-        append(store, G, entries(i, i, size=1000))
-    store.flush()
-    image = crash_image(tmp_path / "a", tmp_path / "b")
-    store.close()
-    with newest_wal(image).open("r+b") as wal:
-        wal.seek(50_000)
-        wal.write(b"\xff\x00\xff\x00")
-    with pytest.raises(StoreError, match="damaged"):
-        open_store(image)
-
-
-@pytest.mark.parametrize("damage", ["data", "short", "moved", "gap", "record", "no record"])
-def test_damage_inside_a_log_quarantines_that_group_only(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("index", [1, 3, 5])
+def test_damage_inside_a_log_quarantines_that_group_only(tmp_path: Path, index: int) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 5))
     append(store, GroupId(8), entries(1, 5))
-    good = entry_value(G, entries(3, 3)[0])
-    match damage:
-        case "data":
-            put_raw(store, KEY.pack(G, 3), good[:-1] + b"\xff")
-        case "short":
-            put_raw(store, KEY.pack(G, 3), b"abc")
-        case "moved":
-            put_raw(store, KEY.pack(G, 3), entry_value(G, entries(4, 4)[0]))
-        case "gap":
-            store.column("raft").delete(KEY.pack(G, 3))
-        case "record":
-            put_raw(store, KEY.pack(G, 0), b"\x00" * 60)
-        case "no record":
-            store.column("raft").delete(KEY.pack(G, 0))
+    store.flush()
+    flip_bit(store, index, G)
+    with pytest.raises(DamagedLog, match="checksum"):
+        all_entries(store)
     store.close()
+    for _ in range(2):
+        store = open_store(tmp_path)
+        with pytest.raises(DamagedLog) as caught:
+            store.reader(G)
+        assert caught.value.group == G
+        assert len(all_entries(store, GroupId(8))) == 5
+        store.close()
     store = open_store(tmp_path)
-    with pytest.raises(DamagedLog) as caught:
-        store.reader(G)
-    assert caught.value.group == G
-    assert len(all_entries(store, GroupId(8))) == 5
+    assert store.groups() == [G, GroupId(8)]
     batch = LogBatch()
     batch.remove(G)
     store.write(batch)
     assert store.reader(G).last_index() == 0
+    store.close()
+    store = open_store(tmp_path)
+    assert store.groups() == [GroupId(8)]
     store.close()
 
 
@@ -320,9 +335,8 @@ def test_a_log_shorter_than_its_commit_is_damage(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 5))
     batch = LogBatch()
-    batch.put_hard_state(G, HardState(Term(1), NodeId(0), Index(5)))
+    batch.put_hard_state(G, HardState(Term(1), NodeId(0), Index(6)))
     store.write(batch)
-    store.column("raft").delete(KEY.pack(G, 5))
     store.close()
     store = open_store(tmp_path)
     with pytest.raises(DamagedLog, match="committed"):
@@ -389,13 +403,14 @@ def test_state_written_without_the_log_is_durable_after_flush_state(tmp_path: Pa
 
 
 def test_flush_releases_the_interpreter_lock_and_writes_go_on_meanwhile(tmp_path: Path) -> None:
-    """The host relies on this behavior of rocksdict: while `flush` runs in a thread, this thread
-    keeps counting, and `write` is accepted."""
+    """While `flush` runs in a thread, this thread keeps counting, and `write` is accepted."""
     store = LogStore.open(tmp_path, node_name="n1", cluster_name="c")  # large enough: no stall
     turns_during_flush = writes_during_flush = 0
     index = 1
     for _ in range(10):  # a single flush may end before this thread is scheduled
-        append(store, G, entries(index, index + 1, size=1 << 20))
+        batch = LogBatch()
+        batch.put_entries(G, entries(index, index + 1, size=1 << 20))
+        store.write(batch, may_wait=True)
         index += 2
         flushing = threading.Event()
 
@@ -419,40 +434,13 @@ def test_flush_releases_the_interpreter_lock_and_writes_go_on_meanwhile(tmp_path
     store.close()
 
 
-def test_flush_wal_syncs_the_file_and_write_alone_does_not(tmp_path: Path) -> None:
-    options = Options(raw_mode=True)
-    options.enable_statistics()
-    db = Rdict(str(tmp_path), options)
-
-    def synced() -> int:
-        lines = (options.get_statistics() or "").splitlines()
-        return int(next(line for line in lines if "rocksdb.wal.synced" in line).split()[-1])
-
-    for round_number in range(3):
-        raw = WriteBatch(raw_mode=True)
-        raw.put(b"k", b"v")
-        db.write(raw)
-        assert synced() == round_number
-        db.flush_wal(sync=True)
-        assert synced() == round_number + 1
-    db.close()
-
-
 def test_a_failed_flush_or_write_is_final(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store, G, entries(1, 1))
-
-    class BrokenDisk:
-        def __init__(self, db: object) -> None:
-            self.real = db
-
-        def flush_wal(self, *, sync: bool) -> None:
-            raise OSError(5, "Input/output error")
-
-    real, store.db = store.db, BrokenDisk(store.db)
+    disk = BrokenDisk(store, "sync", OSError(5, "Input/output error"))
     with pytest.raises(StoreFailed, match="Input/output"):
         store.flush()
-    store.db = real
+    disk.works()
     assert not store.statistics().healthy
     with pytest.raises(StoreFailed):
         append(store, G, entries(2, 2))
@@ -462,9 +450,9 @@ def test_a_failed_flush_or_write_is_final(tmp_path: Path) -> None:
 def test_writes_accepted_before_the_disk_was_full_still_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuning = StoreTuning(log_buffer_bytes=8 << 20, free_bytes_min=1 << 20)
+    tuning = StoreTuning(free_bytes_min=1 << 20)
     store = LogStore.open(tmp_path, node_name="n1", cluster_name="c", tuning=tuning)
-    buffered = sum(store.column(n).property_int_value(_MEMTABLES) or 0 for n in ("raft", "state"))
+    buffered = store.state_column().property_int_value(_MEMTABLES) or 0
     free = buffered + (900 << 10)  # less than the reserve, more than half of it
     facts = SimpleNamespace(f_bavail=free, f_blocks=1 << 40, f_frsize=1)
     monkeypatch.setattr("raft.store.disk_space.os.statvfs", lambda _path: facts)
@@ -479,7 +467,7 @@ def test_writes_accepted_before_the_disk_was_full_still_fit(
 def test_a_large_write_checks_the_disk_space_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuning = StoreTuning(log_buffer_bytes=8 << 20, free_bytes_min=1 << 20)
+    tuning = StoreTuning(free_bytes_min=1 << 20)
     store = LogStore.open(tmp_path, node_name="n1", cluster_name="c", tuning=tuning)
     facts = SimpleNamespace(f_bavail=1 << 30, f_blocks=1 << 40, f_frsize=1)
     monkeypatch.setattr("raft.store.disk_space.os.statvfs", lambda _path: facts)

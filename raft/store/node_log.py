@@ -1,0 +1,453 @@
+"""The logs of all groups of a node, as records in segments.
+
+Owns: the table of group logs, turning a LogBatch into records, recovery, giving up a lost log.
+May not touch: the database (raft/store/log_store.py), the event loop.
+Spec: docs/decisions/0019-a-log-of-our-own.md. `write` belongs to one thread; `flush` may run on
+another one meanwhile. After a failed flush nothing is accepted: what is on disk is not known."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from raft.store.group_log import NOWHERE, GroupLog
+from raft.store.records import DamagedLog, GroupRecord, group_value
+from raft.store.segments.files import LogFiles
+from raft.store.segments.format import GROUP, REMOVED, RESET, LogRecord
+from raft.store.segments.keeper import Jobs, LiveRecord, SegmentKeeper, SegmentSizes
+from raft.store.segments.log import LogSegment, NewRecord, SegmentBusy
+from raft.store.segments.promises import KeptPromise, PromiseTable
+from raft.store.segments.replay import replay
+from raft.store.segments.scan import LogScan, scan
+from raft.store.write_batch import LogBatch
+from raft.types import GroupId, HardState, Index, InvariantViolation, SnapshotMeta, Term
+
+_log = logging.getLogger("raft.store")
+_SYNC_TICKS: Final = 20  # promises are safe from a power failure after so many ticks
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """Where a NodeLog is, and what it needs from outside."""
+
+    segments: LogFiles
+    promises: LogFiles
+    jobs: Callable[[], Jobs]
+    draw_salt: Callable[[], int]
+    has_space: Callable[[int], bool]
+
+
+@dataclass(slots=True)
+class DamagedGroup:
+    """A group whose log has lost something: quarantined until it is given up or removed."""
+
+    error: DamagedLog
+    hard_state: HardState | None  # as far as it is known
+    records: dict[int, LiveRecord] = field(default_factory=dict)  # what is left, by position
+
+
+class NodeLog:
+    def __init__(
+        self, disk: LogPlace, sizes: SegmentSizes, *, trusted_end: int | None = None
+    ) -> None:
+        """Blocking. `trusted_end`: after a failed flush, the end of what is certainly on disk; what
+        is read behind it is written again. Raises OSError."""
+        self.failure: OSError | None = None
+        self._logs: dict[GroupId, GroupLog] = {}
+        self._damaged: dict[GroupId, DamagedGroup] = {}
+        self._dirty: set[GroupId] = set()  # written and not flushed
+        self._one_flush = threading.Lock()
+        self._ticks = 0
+        self._promises = PromiseTable(disk.promises)
+        self._jobs = disk.jobs()
+        self._keeper = SegmentKeeper(
+            disk.segments,
+            sizes=sizes,
+            live=self,
+            jobs=self._jobs,
+            draw_salt=disk.draw_salt,
+            has_space=disk.has_space,
+        )
+        self._segments = self._keeper.log
+        highest = self._promises.highest_position()
+        found = scan(disk.segments, promised=highest + 1 if highest else 0)
+        self.is_new = not found.segments and not self._promises.existed
+        self._recover(found)
+        self._open(found, trusted_end)
+
+    # recovery
+
+    def _recover(self, found: LogScan) -> None:
+        for sentence in found.damage:
+            _log.error("the log is damaged: %s", sentence)
+        if found.segments and not self._promises.existed:
+            _log.warning("the file of promises is missing: a lost end of the log goes unnoticed")
+        promises = self._promises.found
+        for number in {*found.records, *promises}:
+            group = GroupId(number)
+            log = GroupLog(group, self._segments)
+            records = found.records.get(group, [])
+            promise = promises.get(group)
+            result = replay(log, records, promise)
+            if isinstance(result, DamagedLog):
+                hard_state = log.hard_state() if log.record_position != NOWHERE else None
+                self._damaged[group] = DamagedGroup(
+                    result,
+                    _strictest(hard_state, promise),
+                    {r.position: LiveRecord(group, r.index, r.position, r.size) for r in records},
+                )
+                _log.error("%s", result)
+            elif result is not None:
+                self._logs[group] = result
+                self._dirty.add(group)  # its promise may be older than its log, or of a former one
+            elif promise is not None:
+                self._promises.clear(group)
+            if result is not None:
+                self._promises.reserve(group)
+
+    def _open(self, found: LogScan, trusted_end: int | None) -> None:
+        segments = [
+            LogSegment(
+                s.header.number, s.header.salt, s.header.size, s.name, s.file, groups=s.groups
+            )
+            for s in found.segments
+        ]
+        end = found.end if trusted_end is None else min(found.end, trusted_end)
+        if trusted_end is None:
+            for segment in segments:  # what was read may be in the page cache only
+                segment.file.sync()
+            # Behind the end there is nothing that counts. The files go once the new header does.
+            for segment in [s for s in segments if s.start_position > found.end]:
+                segments.remove(segment)
+                segment.file.close()
+                found.unused.append(segment.name)
+        carried: list[LogRecord] = []
+        if trusted_end is not None:
+            records = (record for group in found.records.values() for record in group)
+            carried = sorted(
+                (record for record in records if record.position >= end),
+                key=lambda record: record.position,
+            )
+        self._keeper.open(
+            segments, end=end, number=found.next_number, unused=found.unused, carried=carried
+        )
+        self.flush()
+
+    def close(self) -> None:
+        """Without a flush."""
+        self._keeper.close()
+        self._promises.close()
+
+    @property
+    def trusted_end(self) -> int:
+        return self._segments.flushed
+
+    # reading
+
+    def groups(self) -> list[GroupId]:
+        known = {group for group, log in self._logs.items() if log.record_position != NOWHERE}
+        return sorted(known.union(self._damaged))
+
+    def exists(self, group: GroupId) -> bool:
+        log = self._logs.get(group)
+        return group in self._damaged or (log is not None and log.record_position != NOWHERE)
+
+    def reader(self, group: GroupId) -> GroupLog:
+        """Raises DamagedLog."""
+        log = self._logs.get(group)
+        if log is None:
+            damaged = self._damaged.get(group)
+            if damaged is not None:
+                error = damaged.error
+                raise DamagedLog(error.group, error.index, error.reason)
+            log = self._logs[group] = GroupLog(group, self._segments)
+        return log
+
+    @property
+    def nbytes(self) -> int:
+        return self._segments.nbytes
+
+    @property
+    def trouble(self) -> OSError | None:
+        """Why there is no next segment, if so."""
+        return self._keeper.trouble
+
+    def is_pressed(self, group: GroupId) -> bool:
+        """Whether entries of this group keep a segment that should be freed."""
+        pressed = self._keeper.pressed
+        return pressed is not None and group in pressed.groups
+
+    # writing
+
+    def write_when_ready(self, batch: LogBatch) -> int:
+        """Blocking until there is a segment for it. Raises as `write` does, except SegmentBusy."""
+        while True:
+            try:
+                return self.write(batch, frees=True)
+            except SegmentBusy:
+                self._keeper.wait_for_segment()
+
+    def write(self, batch: LogBatch, *, frees: bool = False) -> int:
+        """Written, not flushed, and readable. Returns the bytes. `frees`: the batch frees more than
+        it takes, so it may use the reserve. Raises SegmentBusy, OSError; DamagedLog for a group
+        that is damaged, unless it is removed."""
+        self._check()
+        for group in (*batch.entries, *batch.hard_states, *batch.snapshots, *batch.installs):
+            self._promises.reserve(group)
+        with self._segments.lock:
+            changed = self._changed_records(batch)
+            records = [NewRecord(group, 0, 0, 0, REMOVED, b"") for group in batch.removed]
+            records += [
+                self._group_record(group, record, batch.snapshots.get(group))
+                for group, record in changed.items()
+            ]
+            for group in batch.entries:
+                self._encode_entries(batch, group, records)
+            if not records:
+                return 0
+            positions = self._segments.write(records, frees=frees)
+            self._note(batch, changed, positions)
+        for group in batch.removed:
+            self._promises.clear(group)
+        if batch.removed or batch.cuts or batch.snapshots:
+            self._keeper.something_died()
+        return sum(len(record.data) for record in records)
+
+    def _changed_records(self, batch: LogBatch) -> dict[GroupId, GroupRecord]:
+        changed: dict[GroupId, GroupRecord] = {}
+        for group, meta in (*batch.snapshots.items(), *batch.cuts.items()):
+            changed[group] = self._record(group, batch).with_snapshot(meta)
+        for group, meta in batch.installs.items():
+            record = changed.get(group) or self._record(group, batch)
+            changed[group] = record.with_installing(meta)
+        for group, hard_state in batch.hard_states.items():
+            record = changed.get(group) or self._record(group, batch)
+            changed[group] = record.with_hard_state(hard_state)
+        for group in batch.entries:
+            if group not in changed and self.reader(group).record_position == NOWHERE:
+                changed[group] = GroupRecord()  # without it the log would be read as damaged
+        return changed
+
+    def _record(self, group: GroupId, batch: LogBatch) -> GroupRecord:
+        return GroupRecord() if group in batch.removed else self.reader(group).record
+
+    def _group_record(
+        self, group: GroupId, record: GroupRecord, reset: SnapshotMeta | None
+    ) -> NewRecord:
+        value = group_value(group, record)
+        if reset is not None:
+            return NewRecord(group, reset.index, reset.term, 0, RESET, value)
+        log = self._logs.get(group)
+        last = Index(0) if log is None else log.last_index()
+        term = Term(0) if log is None else log.term(last) or Term(0)
+        return NewRecord(group, last, term, 0, GROUP, value)
+
+    def _encode_entries(self, batch: LogBatch, group: GroupId, records: list[NewRecord]) -> None:
+        entries, log = batch.entries[group], self.reader(group)
+        first = entries[0].index
+        replaced = batch.snapshots.get(group)
+        if replaced is not None:
+            start, last, before = replaced.index, replaced.index, replaced.term
+        else:
+            start, last = Index(log.first_index() - 1), log.last_index()
+            before = log.term_before(first)
+        if not start < first <= last + 1:
+            raise InvariantViolation(
+                f"group {group}: entry {first} does not fit a log from {start + 1} to {last}"
+            )
+        for entry in entries:
+            records.append(
+                NewRecord(group, entry.index, entry.term, before, entry.kind, entry.data)
+            )
+            before = entry.term
+
+    def _note(
+        self, batch: LogBatch, changed: dict[GroupId, GroupRecord], positions: list[int]
+    ) -> None:
+        """The batch is written: update the logs."""
+        at = len(batch.removed)
+        for group in batch.removed:
+            self._logs.pop(group, None)
+            self._damaged.pop(group, None)
+            self._dirty.discard(group)
+        for group, meta in batch.snapshots.items():
+            self.reader(group).reset(meta)
+        for group, meta in batch.cuts.items():
+            self.reader(group).compacted(meta)
+        for group, record in changed.items():
+            log = self.reader(group)
+            log.record = record
+            log.record_position = log.newest = positions[at]
+            at += 1
+        for group, entries in batch.entries.items():
+            log = self.reader(group)
+            log.appended(entries, positions[at : at + len(entries)])
+            at += len(entries)
+            log.newest = positions[at - 1]
+        self._dirty.update(changed, batch.entries)
+
+    def quarantine(self, error: DamagedLog, hard_state: HardState | None, last: Index) -> None:
+        """This group, of which nothing is written here, has lost something in the place that it
+        comes from. Raises OSError."""
+        group, known = error.group, hard_state or HardState()
+        self._promises.reserve(group)
+        promise = KeptPromise(self._segments.end + 1, known.term, known.vote, known.lives, last)
+        self._promises.note([(group, promise)])
+        self._promises.sync()
+        self._damaged[group] = DamagedGroup(error, hard_state)
+
+    def give_up(self, group: GroupId) -> GroupLog:
+        """Delete the entries and keep the promises: the member counts as one that has lost its log
+        (HardState.lives). Written, not flushed. Raises DamagedLog if its promises are not known:
+        then it must not take part. Also SegmentBusy, OSError."""
+        self._check()
+        damaged = self._damaged.get(group)
+        hard_state = self.reader(group).hard_state() if damaged is None else damaged.hard_state
+        if hard_state is None or not self.exists(group):
+            raise DamagedLog(group, Index(0), "there is no group record")
+        record = GroupRecord(hard_state.after_loss())
+        with self._segments.lock:
+            new = NewRecord(group, 0, 0, 0, RESET, group_value(group, record))
+            (position,) = self._segments.write([new])
+            self._damaged.pop(group, None)
+            log = self._logs[group] = GroupLog(group, self._segments)
+            log.restore_record(record, position=position, origin=position)
+            self._dirty.add(group)
+        self._keeper.something_died()
+        return log
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    # flushing
+
+    def flush(self) -> None:
+        """Blocking: everything written before the call is on disk after it, and remembered as
+        promised. Raises OSError; then nothing is accepted any more."""
+        # One at a time: the kernel reports a page that it could not write only once, so a second
+        # flush beside a failing one might succeed without that page.
+        with self._one_flush:
+            self._check()
+            with self._segments.lock:
+                end, files = self._segments.begin_flush()
+                dirty, self._dirty = self._dirty, set()
+                promises = [(g, _promise(self._logs[g])) for g in dirty if g in self._logs]
+            try:
+                for file in files:
+                    file.sync()
+                self._promises.note(promises)
+            except OSError as error:
+                self.failure = error
+                raise
+            self._segments.finish_flush(end)
+
+    def tick(self) -> None:
+        """Called at short, regular intervals: background work starts here."""
+        self._keeper.tick()
+        self._ticks += 1
+        if self._ticks % _SYNC_TICKS == 0 and self._promises.unsynced:
+            self._jobs.submit(self._sync_promises)
+
+    def _sync_promises(self) -> None:
+        try:
+            self.flush_all()
+        except OSError as error:
+            _log.error("the promises cannot be flushed: %s", error)  # the next write fails
+
+    def rewrite(self) -> None:
+        """Blocking: afterwards no file holds an entry that was deleted before. Raises OSError."""
+        self._keeper.rewrite()
+
+    # LiveRecords
+
+    def live_in(self, segment: LogSegment) -> list[LiveRecord]:
+        start, end = segment.start_position, segment.end_position
+        found: list[LiveRecord] = []
+        for number, highest in segment.groups.items():
+            group = GroupId(number)
+            log = self._logs.get(group)
+            if log is not None:
+                if start <= log.record_position < end:
+                    size = len(group_value(group, log.record))
+                    found.append(LiveRecord(group, 0, log.record_position, size))
+                found.extend(
+                    LiveRecord(group, index, position, size)
+                    for index, position, size in log.entries_between(start, end, highest)
+                )
+            damaged = self._damaged.get(group)
+            if damaged is not None:
+                found.extend(r for at, r in damaged.records.items() if start <= at < end)
+        return found
+
+    def is_alive(self, record: LiveRecord) -> bool:
+        group = GroupId(record.group)
+        damaged = self._damaged.get(group)
+        if damaged is not None:
+            return record.position in damaged.records
+        log = self._logs.get(group)
+        if log is None:
+            return False
+        if record.index == 0:
+            return log.record_position == record.position
+        return log.is_at(Index(record.index), record.position)
+
+    def was_moved(self, record: LiveRecord, position: int) -> None:
+        group = GroupId(record.group)
+        damaged = self._damaged.get(group)
+        if damaged is not None:
+            del damaged.records[record.position]
+            damaged.records[position] = LiveRecord(group, record.index, position, record.size)
+        elif record.index == 0:
+            self._logs[group].record_position = position
+        else:
+            self._logs[group].moved(Index(record.index), position)
+
+    def is_damaged(self, record: LiveRecord) -> None:
+        group = GroupId(record.group)
+        _log.error("entry %d of group %d is damaged in the log", record.index, group)
+        damaged = self._damaged.get(group)
+        if damaged is not None:
+            del damaged.records[record.position]
+        elif record.index:
+            self._logs[group].moved(Index(record.index), NOWHERE)
+        else:  # its content is in memory: write it again with the next batch of the group
+            self._rewrite_record(group)
+
+    def _rewrite_record(self, group: GroupId) -> None:
+        log = self._logs[group]
+        (position,) = self._segments.write([self._group_record(group, log.record, None)])
+        log.record_position = log.newest = position
+        self._dirty.add(group)
+
+    def flush_all(self) -> None:
+        """Also the promises. Raises OSError; then nothing is accepted any more."""
+        self.flush()
+        try:
+            self._promises.sync()
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def _promise(log: GroupLog) -> KeptPromise:
+    hard_state = log.record.hard_state
+    return KeptPromise(
+        log.newest, hard_state.term, hard_state.vote, hard_state.lives, log.last_index()
+    )
+
+
+def _strictest(known: HardState | None, promise: KeptPromise | None) -> HardState | None:
+    """Term and vote of whichever promised more."""
+    if promise is None or not promise.term:
+        return known
+    if known is None or promise.term > known.term:
+        lives = promise.lives if known is None else max(promise.lives, known.lives)
+        return HardState(promise.term, promise.vote, Index(0), lives)
+    vote = known.vote
+    if promise.term == known.term:
+        vote = promise.vote or vote
+    return HardState(Term(known.term), vote, known.commit, max(known.lives, promise.lives))

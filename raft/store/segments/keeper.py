@@ -1,0 +1,498 @@
+"""Prepares segments before they are needed, and frees those that are not needed any more.
+
+Owns: the files of segments: creating, zeroing, recycling and removing them.
+May not touch: which records are alive (its owner says so), the event loop.
+Spec: docs/decisions/0019-a-log-of-our-own.md, "Segments". A file is filled with zeros before it is
+used, or was a segment before: a flush then writes data and no metadata. Segments are freed oldest
+first; what is alive in the oldest one is copied to the end of the log when it is little, or when
+the log is larger than it should be. Jobs run one at a time, on a thread of their own."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from raft.store.segments.files import LogFile, LogFiles
+from raft.store.segments.format import (
+    FRAME_BYTES,
+    GROUP,
+    HEADER_BYTES,
+    RECORD_BYTES,
+    SECTOR,
+    LogRecord,
+    SegmentHeader,
+    aligned,
+    encode_header,
+)
+from raft.store.segments.log import (
+    RESERVE_BYTES_MAX,
+    LogSegment,
+    NewRecord,
+    SegmentBusy,
+    SegmentLog,
+)
+from raft.store.segments.scan import (
+    SEGMENT_SUFFIX,
+    SPARE_SUFFIX,
+    UNFINISHED_SUFFIX,
+    segment_name,
+)
+
+_log = logging.getLogger("raft.store")
+_ZEROS: Final = bytes(1 << 20)
+_GROWTH: Final = 4  # each new segment is so many times larger than the last, up to the limit
+_LITTLE: Final = 8  # a segment is freed by copying if at most this part of it is alive
+_MOVE_BYTES: Final = 256 << 10  # copied while the lock is held
+_WAIT_S: Final = 0.05
+_READ_ATTEMPTS: Final = 5  # until a record that cannot be read counts as damaged
+_PATIENCE_TICKS: Final = 300  # until more than a little is copied
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSizes:
+    first: int
+    largest: int
+    log_goal: int  # above this the oldest segment is freed even if much of it is alive
+    spare_max: int  # bytes of freed files that are kept for reuse
+
+
+@dataclass(slots=True)
+class LiveRecord:
+    group: int
+    index: int  # 0: the group record
+    position: int
+    size: int
+
+
+class LiveRecords(Protocol):
+    """Which records are alive: known to the owner of the log. Called with the log's lock held."""
+
+    def live_in(self, segment: LogSegment) -> list[LiveRecord]: ...
+
+    def is_alive(self, record: LiveRecord) -> bool: ...
+
+    def was_moved(self, record: LiveRecord, position: int) -> None: ...
+
+    def is_damaged(self, record: LiveRecord) -> None:
+        """It cannot be read."""
+
+    def flush_all(self) -> None:
+        """What is written is on disk, and so are the promises that were cleared."""
+
+
+class Jobs(Protocol):
+    """Runs jobs one after the other, later and on another thread."""
+
+    def submit(self, job: Callable[[], None]) -> None: ...
+
+    def stop(self) -> None:
+        """Blocking: wait for the job that runs; the others are dropped."""
+
+
+class JobThread:
+    """Jobs on a daemon thread, which starts with the first one."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def submit(self, job: Callable[[], None]) -> None:
+        with self._wake:
+            if self._stopped:
+                return
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="raft-log", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def stop(self) -> None:
+        with self._wake:
+            self._stopped = True
+            self._jobs.clear()
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._jobs and not self._stopped:
+                    self._wake.wait()
+                if self._stopped:
+                    return
+                job = self._jobs.popleft()
+            job()
+
+
+class SegmentKeeper:
+    def __init__(
+        self,
+        files: LogFiles,
+        *,
+        sizes: SegmentSizes,
+        live: LiveRecords,
+        jobs: Jobs,
+        draw_salt: Callable[[], int],
+        has_space: Callable[[int], bool],
+    ) -> None:
+        """`has_space`: whether the disk has so many bytes and its reserve."""
+        self.log = SegmentLog(want_segment=self._want)
+        self.trouble: OSError | None = None  # why the next segment could not be prepared
+        self.pressed: LogSegment | None = None  # to be freed: cut the logs that have entries in it
+        self._files = files
+        self._sizes = sizes
+        self._live = live
+        self._jobs = jobs
+        self._draw_salt = draw_salt
+        self._has_space = has_space
+        self._next_number = 1
+        self._spares: list[tuple[str, int]] = []  # name and size
+        self._preparing = self._freeing = False
+        self._needed = 0
+        self._hurry = False
+        self._read_failures = 0  # in a row
+        self._changed = False  # something died since the oldest segment was looked at
+        self._patience = _PATIENCE_TICKS
+        self._closed = False
+        self._fresh_only = False  # no file may be recycled: what it holds must be erased
+        self._prepared = threading.Event()
+
+    # the start
+
+    def open(
+        self,
+        segments: Sequence[LogSegment],
+        *,
+        end: int,
+        number: int,
+        unused: Sequence[str],
+        carried: Sequence[LogRecord] = (),
+    ) -> None:
+        """Blocking. The log consists of these and ends at `end`; it goes on in a new segment. In
+        one step, when this gets its name, everything behind the end is void, except the `carried`
+        records, which are copied. Then the `unused` files go. Raises OSError."""
+        self._next_number = number
+        for segment in segments:
+            self.log.segments[segment.number] = segment
+        for name in unused:
+            if not name.endswith(SEGMENT_SUFFIX):
+                self._files.remove(name)
+        each = RECORD_BYTES + FRAME_BYTES + SECTOR
+        needed = sum(record.size + each for record in carried) + RESERVE_BYTES_MAX + HEADER_BYTES
+        size = max(self._sizes.first, aligned(needed)) if carried else self._sizes.first
+        segment, source = self._blank_segment(size, previous_end=end)
+        self.log.begin(segment)
+        self._carry(carried)
+        self._name(segment, source)
+        for name in unused:
+            if name.endswith(SEGMENT_SUFFIX):
+                self._files.remove(name)
+        self._changed = True
+        self._want(0)
+
+    def _carry(self, records: Sequence[LogRecord]) -> None:
+        """Copy these, dead or alive: what replaces an earlier record must not get lost while the
+        earlier one stays."""
+        for record in records:
+            copy = self._copy(self.log.record(record.position, record.size))
+            if copy is None:
+                continue  # it is damaged, and was read as such
+            (position,) = self.log.write([copy])
+            index = 0 if record.kind >= GROUP else record.index
+            live = LiveRecord(record.group, index, record.position, record.size)
+            if self._live.is_alive(live):
+                self._live.was_moved(live, position)
+
+    def close(self) -> None:
+        """Blocking, while a job runs."""
+        self._closed = True
+        self._hurry = True
+        self._jobs.stop()
+        self.log.close()
+
+    # preparing
+
+    def _want(self, needed: int) -> None:
+        """Called by the log, with its lock held. `needed` bytes are waited for."""
+        self._hurry |= bool(needed)
+        self._needed = max(self._needed, needed)
+        if not self._preparing and self.log.next is None:
+            self._preparing = True
+            self._jobs.submit(self._prepare)
+
+    def _prepare(self) -> None:
+        log, sizes = self.log, self._sizes
+        with log.lock:
+            active = log.active
+            if self._closed or active is None:
+                return
+            needed = HEADER_BYTES + self._needed + RESERVE_BYTES_MAX + 2 * SECTOR
+            usual = min(active.size * _GROWTH, sizes.largest)
+            size = max(usual, aligned(needed)) if self._needed else usual
+        try:
+            segment = self._make(size, previous_end=0)
+        except OSError as error:
+            if self.trouble is None:
+                _log.warning("the next segment of the log cannot be prepared: %s", error)
+            self.trouble = error
+            with log.lock:
+                self._preparing = False
+            return
+        self._prepared.set()
+        with log.lock:
+            self.trouble = None
+            self._preparing = self._hurry = False
+            self._needed = 0
+            if self._closed:
+                segment.file.close()
+            else:
+                log.provide(segment)
+
+    def _make(self, size: int, *, previous_end: int) -> LogSegment:
+        """A file with a flushed header, under the name of a segment. Raises OSError."""
+        segment, source = self._blank_segment(size, previous_end=previous_end)
+        self._name(segment, source)
+        return segment
+
+    def _blank_segment(self, size: int, *, previous_end: int) -> tuple[LogSegment, str]:
+        """A segment whose file does not have its name yet, and the name that it has."""
+        number = self._next_number  # used up when all went well: a number left out looks like loss
+        file, source, size = self._blank(number, size, urgent=bool(previous_end))
+        salt = self._draw_salt()
+        try:
+            file.write([encode_header(SegmentHeader(number, salt, size, previous_end))], 0)
+        except BaseException:
+            file.close()
+            raise
+        return LogSegment(number, salt, size, segment_name(number), file), source
+
+    def _name(self, segment: LogSegment, source: str) -> None:
+        """From now on it counts."""
+        try:
+            segment.file.sync()
+            self._files.rename(source, segment.name)
+            self._files.sync_names()
+        except BaseException:
+            segment.file.close()
+            raise
+        self._next_number += 1
+
+    def _blank(self, number: int, size: int, *, urgent: bool) -> tuple[LogFile, str, int]:
+        """A file without a header, its name and its size. The reserve is for an `urgent` one."""
+        short = not urgent and not self._has_space(size)
+        for at, (spare, spare_size) in enumerate(self._spares):
+            if spare_size >= size or (short and spare_size >= self._needed + 2 * HEADER_BYTES):
+                del self._spares[at]
+                return self._files.open(spare), spare, spare_size
+        if short:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        source = segment_name(number) + UNFINISHED_SUFFIX
+        file = self._files.create(source)
+        try:
+            file.allocate(size)
+            for offset in range(0, size, len(_ZEROS)):
+                if self._hurry:
+                    break  # somebody waits: its flushes cost a little more
+                file.write([_ZEROS[: size - offset]], offset)
+            file.sync()
+        except BaseException:
+            file.close()
+            self._files.remove(source)
+            raise
+        return file, source, size
+
+    # freeing
+
+    def something_died(self) -> None:
+        """A log was cut or a group removed: the oldest segment may be free now."""
+        self._changed = True
+
+    def tick(self) -> None:
+        """Called at short, regular intervals: free what can be freed, in the background."""
+        if self.log.next is None and not self._preparing:
+            with self.log.lock:
+                self._want(0)
+        if self.pressed is not None:
+            self._patience -= 1
+            self._changed |= self._patience == 0
+        if not self._freeing and self._changed and len(self.log.segments) > 1:
+            self._freeing = True
+            self._jobs.submit(self._free)
+
+    def _free(self) -> None:
+        try:
+            while not self._closed and self._free_oldest():
+                pass
+        except OSError as error:
+            _log.warning("a segment of the log cannot be freed: %s", error)
+        finally:
+            self._freeing = False
+
+    def _free_oldest(self) -> bool:
+        """Whether it was freed, so that the next one may be looked at."""
+        log = self.log
+        with log.lock:
+            self._changed = False
+            oldest = next(iter(log.segments.values()))
+            if oldest is log.active:
+                return False
+            live = self._live.live_in(oldest)
+            if sum(record.size for record in live) > oldest.size // _LITTLE:
+                excess = log.nbytes - self._sizes.log_goal
+                if excess <= 0:
+                    self.pressed = None
+                    return False
+                if self.pressed is not oldest:
+                    self.pressed, self._patience = oldest, _PATIENCE_TICKS
+                if self._patience > 0 and excess < self._sizes.log_goal:
+                    return False
+        if not self.move(live):
+            self._changed = True  # the log has no segment to move them to: try again
+            return False
+        if live or oldest.groups:
+            self._live.flush_all()
+        self._release(oldest)
+        return True
+
+    def move(self, live: Sequence[LiveRecord]) -> bool:
+        """Copy the records to the end of the log. False if it has no space now."""
+        start = size = 0
+        for count, record in enumerate(live):
+            size += record.size
+            if size > _MOVE_BYTES or count == len(live) - 1:
+                if not self._move(live[start : count + 1]):
+                    return False
+                start, size = count + 1, 0
+        return True
+
+    def _move(self, live: Sequence[LiveRecord]) -> bool:
+        log = self.log
+        with log.lock:
+            moving: list[LiveRecord] = []
+            copies: list[NewRecord] = []
+            for wanted in live:
+                if not self._live.is_alive(wanted):
+                    continue
+                copy = self._copy(self._read(wanted))
+                if copy is None:
+                    self._live.is_damaged(wanted)
+                    continue
+                moving.append(wanted)
+                copies.append(copy)
+            if not copies:
+                return True
+            try:
+                positions = log.write(copies)
+            except SegmentBusy:
+                return False
+            for record, position in zip(moving, positions, strict=True):
+                self._live.was_moved(record, position)
+            return True
+
+    @staticmethod
+    def _copy(found: LogRecord | None) -> NewRecord | None:
+        if found is None or found.data is None:
+            return None
+        return NewRecord(
+            found.group,
+            found.index,
+            found.term,
+            found.before,
+            found.kind,
+            found.data,
+            found.origin,
+        )
+
+    def _read(self, wanted: LiveRecord) -> LogRecord | None:
+        """None if it is damaged, or cannot be read again and again. Raises OSError."""
+        try:
+            found = self.log.record(wanted.position, wanted.size)
+        except OSError:
+            self._read_failures += 1
+            if self._read_failures < _READ_ATTEMPTS:
+                raise
+            return None
+        self._read_failures = 0
+        return found
+
+    def _release(self, segment: LogSegment) -> None:
+        """Raises OSError."""
+        with self.log.lock:
+            del self.log.segments[segment.number]
+            if self.pressed is segment:
+                self.pressed = None
+        segment.file.close()
+        self._retire(segment)
+
+    def _retire(self, segment: LogSegment) -> None:
+        kept = sum(size for _, size in self._spares)
+        too_many = kept + segment.size > self._sizes.spare_max
+        too_small = segment.size < self._sizes.largest and self.log.next is not None
+        if self._closed or self._fresh_only or too_many or too_small:
+            self._files.remove(segment.name)
+        else:
+            spare = segment_name(segment.number) + SPARE_SUFFIX
+            self._files.rename(segment.name, spare)
+            self._spares.append((spare, segment.size))
+        self._files.sync_names()
+
+    # secure erase
+
+    def rewrite(self) -> None:
+        """Blocking: afterwards no file holds a record that was not alive at the call. Raises
+        OSError."""
+        log = self.log
+        self._fresh_only = True
+        try:
+            # The prepared segment may be a recycled file, and only the one after it is not.
+            for _ in range(2):
+                self._drop_spares()
+                self._rotate()
+            with log.lock:
+                old = [s for s in log.segments.values() if s is not log.active]
+            for segment in old:
+                with log.lock:
+                    live = self._live.live_in(segment)
+                while not self.move(live):
+                    self.wait_for_segment()
+            self._live.flush_all()
+            for segment in old:
+                if segment.number in log.segments:
+                    self._release(segment)
+            self._drop_spares()
+        finally:
+            self._fresh_only = False
+
+    def _rotate(self) -> None:
+        while True:
+            try:
+                with self.log.lock:
+                    self.log.rotate()
+            except SegmentBusy:
+                self.wait_for_segment()
+            else:
+                return
+
+    def wait_for_segment(self) -> None:
+        """Blocking, for a short time. Raises OSError if it is in vain."""
+        if self._closed:
+            raise OSError(errno.EBADF, "the log was closed")
+        if self.trouble is not None:
+            raise self.trouble
+        self._prepared.clear()
+        if self.log.next is None:
+            self._prepared.wait(_WAIT_S)
+
+    def _drop_spares(self) -> None:
+        spares, self._spares = self._spares, []
+        for name, _ in spares:
+            self._files.remove(name)
+        self._files.sync_names()
