@@ -238,6 +238,11 @@ class JetStream:
         """Of all Raft groups of this node. For the simulator, which counts rare events."""
         return self._node.host.statistics()
 
+    def voters(self) -> list[tuple[NodeId, ...]]:
+        """Of every Raft group of this node. For the simulator, which may wipe this node's disk."""
+        host = self._node.host
+        return [host.status(group).core.voters for group in host.groups()]
+
     def raftz(self, query: Query) -> Document:
         return self._raft_groups.document(query)
 

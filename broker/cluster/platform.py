@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.cluster.node_files import DirectoryFiles, NodeFiles, store_directory
+from raft.host.compaction import CompactionPolicy
 from raft.store.flush_thread import FlushThread
 from raft.store.log_store import LogStore
 from raft.transport.transport import Transport
@@ -25,3 +26,4 @@ class Platform:
     flush_thread: Callable[..., FlushThread] = FlushThread
     directory: Callable[[str], Path] = store_directory
     files: Callable[[Path], NodeFiles] = DirectoryFiles
+    compaction: CompactionPolicy = CompactionPolicy()  # noqa: RUF009 - frozen

@@ -93,6 +93,7 @@ class StreamNode:
             on_recovered=self._disk_recovered,
             flush_thread=platform.flush_thread,
             later=lambda group, act: self.outboxes.in_turn(group.id, act),
+            compaction=platform.compaction,
         )
         self.leaders = LeaderTable(mesh.connected, self._leader_changed)
         self.assignments = AssignmentTable()

@@ -31,9 +31,10 @@ class HandOver:
             successors = replica.successors() if replica.leading is not None else []
             if successors:
                 replica.transfer(successors[0])
-        others = self._connected_members()
-        if self.meta_group.is_leader and others:
-            self.meta_group.host.transfer(META_GROUP, others[0])
+        if self.meta_group.is_leader:
+            voters = self._connected_meta_voters()
+            if voters:
+                self.meta_group.host.transfer(META_GROUP, voters[0])
 
     async def finish(self) -> None:
         """`begin`, then wait, for a bounded time, until other nodes have taken over."""
@@ -42,10 +43,10 @@ class HandOver:
 
     def _done(self) -> bool:
         """Whether every group with other connected members has another leader."""
-        if not self._connected_members():
-            return True
         shared = any(r.leading is not None and r.successors() for r in self.replicas)
-        return not (shared or self.meta_group.is_leader)
+        return not (shared or (self.meta_group.is_leader and self._connected_meta_voters()))
 
-    def _connected_members(self) -> list[NodeId]:
-        return [node for node in self.members.others if self.connected(node)]
+    def _connected_meta_voters(self) -> list[NodeId]:
+        """Not every member votes in the meta group: a node that has just joined learns first."""
+        voters = self.meta_group.host.status(META_GROUP).core.voters
+        return [node for node in self.members.others if node in voters and self.connected(node)]

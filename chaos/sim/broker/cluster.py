@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from broker.cluster.replica import state_flush
 from broker.cluster.replica.replica import Replica
 from chaos.sim.broker.isolation import isolated
 from chaos.sim.broker.marks import host_marks
@@ -26,7 +27,7 @@ from chaos.sim.schedule import rng_for
 from chaos.sim.world.links import Fabric
 from chaos.sim.world.node import BrokerNode
 from chaos.sim.world.node_loop import NodeLoop
-from chaos.sim.world.replacement import replaced
+from chaos.sim.world.replacement import Replacement, replaced
 from chaos.sim.world.virtual_time import (
     MS,
     NS,
@@ -35,9 +36,13 @@ from chaos.sim.world.virtual_time import (
     WorldTime,
     simulated_clocks,
 )  # fmt: skip
+from raft.host.compaction import CompactionPolicy
 
 START_WITHIN_NS = 30 * NS
 SETTLE_WITHIN_NS = 60 * NS
+# With these, logs are cut often, and a node that was away needs a snapshot.
+SHORT_LOGS = CompactionPolicy(keep_entries=5, step_entries=5, step_bytes=1 << 10, every_ticks=4)
+OFTEN = (Replacement(state_flush, "FLUSH_EVERY_S", lambda _: 0.5),)
 STEPS_MAX = 200_000  # of one run; ten times what a long one needs
 
 
@@ -56,8 +61,10 @@ class BrokerCluster:
         self.fabric.on_exception = lambda where, error: self._failed(where, {"exception": error})
         names = [f"n{number + 1}" for number in range(plan.nodes)]
         disk = rng_for(seed, "disk")
-        self.nodes = [
-            BrokerNode(
+        compaction = SHORT_LOGS if plan.short_logs else CompactionPolicy()
+
+        def computer(name: str) -> BrokerNode:
+            return BrokerNode(
                 name,
                 names,
                 world=self.world,
@@ -65,9 +72,10 @@ class BrokerCluster:
                 fabric=self.fabric,
                 rng=disk,
                 on_exception=self._failed,
+                compaction=compaction,
             )
-            for name in names
-        ]
+
+        self.nodes = [computer(name) for name in names]
         self.client_loop = NodeLoop(
             "clients",
             self.world,
@@ -84,6 +92,7 @@ class BrokerCluster:
             plan.script,
             world=self.world,
             nodes=self.nodes,
+            spare=computer(f"n{plan.nodes + 1}"),
             clients=self._clients,
             fabric=self.fabric,
             tell=self.story,
@@ -120,7 +129,7 @@ class BrokerCluster:
         with (
             simulated_clocks(self._current, dice),
             isolated(loops, tell, self.mark, self._failed),
-            replaced(observer.replacements()),
+            replaced((*observer.replacements(), *(OFTEN if self.plan.short_logs else ()))),
         ):
             try:
                 self._run()

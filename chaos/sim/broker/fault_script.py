@@ -49,6 +49,8 @@ KINDS: Final[Mapping[str, FaultKind]] = {
     "write error": FaultKind(0.2, "writes fail for a while"),
     "clock jump": FaultKind(0.2, "a wall clock is set to another time, and back"),
     "drift": FaultKind(0.2, "the clocks of a node run too fast or too slow"),
+    "wipe": FaultKind(0.15, "a node gets an empty disk, once, if nothing is on it alone", 3),
+    "join": FaultKind(0.1, "a new node joins, once", 3),
     "disconnect": FaultKind(0.4, "clients leave their node and connect to any"),
 }
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from chaos.sim.broker.marks import log_mark
-from chaos.sim.world.database import DiskFault
+from chaos.sim.world.database import is_injected
 from chaos.sim.world.node_loop import NodeLoop
 
 LOGGERS: Final = ("broker", "jetraft", "raft")
@@ -35,18 +35,10 @@ class FailureLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self._mark(log_mark(str(record.msg)))
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and record.levelno >= logging.ERROR and not _is_injected(error):
+        if error is not None and record.levelno >= logging.ERROR and not is_injected(error):
             self._failed(record.name, {"message": record.getMessage(), "exception": error})
         elif self._tell is not None and (record.name != "broker" or record.levelno > logging.INFO):
             self._tell(record.getMessage())
-
-
-def _is_injected(error: BaseException) -> bool:
-    """Whether a fault of the simulator is what caused it."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, DiskFault):
-        cause = cause.__cause__
-    return cause is not None
 
 
 @contextmanager

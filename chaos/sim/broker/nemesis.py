@@ -6,7 +6,7 @@ To add a fault: a kind in chaos/sim/broker/fault_script.py and a method here, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from random import Random
 from typing import Final, Protocol
 
@@ -21,6 +21,7 @@ SLOW_FLUSHES: Final = 500  # times slower, at most
 CLOCK_JUMP_NS: Final = 5 * NS  # at most, in both directions
 DRIFT_PPM: Final = 20_000  # at most, in both directions
 ROUGH: Final = 0.3  # highest probability
+WIPED_VOTERS_MIN: Final = 3  # of every group on a node whose disk is wiped
 BETWEEN_ROLLING_NS: Final = 300 * MS
 
 
@@ -36,15 +37,18 @@ class BrokerNemesis:
         script: Sequence[Fault],
         *,
         world: WorldTime,
-        nodes: Sequence[BrokerNode],
+        nodes: MutableSequence[BrokerNode],
+        spare: BrokerNode,
         clients: Sequence[Disconnecting],
         fabric: Fabric,
         tell: Callable[[str, str], None],
     ) -> None:
-        """`nodes` and `clients` may grow during the run."""
+        """`spare` joins `nodes` when a fault says so. `clients` grow during the run."""
         self._script = script
         self._world = world
         self._nodes = nodes
+        self._spare: BrokerNode | None = spare
+        self._wiped = False
         self._clients = clients
         self._fabric = fabric
         self._tell = tell
@@ -70,6 +74,8 @@ class BrokerNemesis:
             "write error": self._bad_disk,
             "clock jump": self._clock_jump,
             "drift": self._drift,
+            "wipe": self._wipe,
+            "join": self._join,
             "disconnect": self._disconnect,
         }
 
@@ -157,6 +163,29 @@ class BrokerNemesis:
         if node.up and node.starts == starts:
             self._tell(node.name, "resumes")
             node.resume()
+
+    # -- members
+
+    def _wipe(self, fault: Fault, node: BrokerNode) -> None:
+        """Once in a run: two lost disks of three may lose what was promised."""
+        runtime = node.runtime
+        jetstream = None if runtime is None else runtime.jetstream
+        if self._wiped or jetstream is None:
+            return
+        if any(len(voters) < WIPED_VOTERS_MIN for voters in jetstream.voters()):
+            return
+        self._wiped = True
+        self._tell(node.name, f"wipe: {_lasts(fault)}")
+        node.kill(power=False)
+        node.wipe()
+        self._later(fault.lasts_ns, self._start, node)
+
+    def _join(self, _fault: Fault, _node: BrokerNode) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            self._tell(spare.name, "join: a new node")
+            self._nodes.append(spare)
+            spare.start()
 
     # -- the network
 

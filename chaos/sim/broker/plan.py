@@ -22,6 +22,7 @@ class Plan:
     workloads: tuple[str, ...]
     work_ns: int  # the faults end after this time at the latest
     script: tuple[Fault, ...]
+    short_logs: bool  # logs are cut after a few entries, so that snapshots are needed
 
     @classmethod
     def drawn_from(cls, seed: int) -> Plan:
@@ -37,6 +38,7 @@ class Plan:
                 workloads.sample(DRAWN, workloads.randint(1, min(WORKLOADS_MAX, len(DRAWN))))
             ),
             work_ns=work_ns,
+            short_logs=rng.random() < 0.7,
             script=draw_script(
                 faults,
                 kinds=draw_kinds(faults, nodes),

@@ -1,4 +1,4 @@
-"""Bugs of nodes and of consensus inside the broker: flushes, sessions, leases, membership.
+"""Bugs of nodes and of consensus inside the broker: flushes, sessions, snapshots, membership.
 
 Owns: the replaced functions.
 May not touch: anything while no bug is installed."""
@@ -8,10 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from broker.cluster import stream_node
+from broker.cluster.meta.founding import Founders
+from broker.cluster.publish.outbox_core import OutboxCore
+from broker.cluster.publish.publish_batch import PublishBatch
+from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
+from broker.jetstream.publish.sessions import OutOfOrder, PublishResult, SessionImage, Sessions
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 from raft.host.rounds import Effects, Rounds
+from raft.store import database
+from raft.types import NodeId
 
 PUBLISHING: Final = ("acked publishers",)
+
 Written = Callable[[Rounds[Any], int], Effects[Any]]
 
 
@@ -27,11 +36,106 @@ def _promise_when_written(original: Written) -> Written:
     return written
 
 
+def _first_session_again(_original: object) -> object:
+    def next_session(_files: object) -> int:
+        return 1
+
+    return next_session
+
+
+def _load_no_sessions(_original: object) -> object:
+    def of(cls: type[Sessions], _images: list[SessionImage]) -> Sessions:
+        return cls()
+
+    return classmethod(of)
+
+
+def _reuse_batch_number(original: Any) -> object:
+    def enqueue(self: OutboxCore, batch: PublishBatch) -> None:
+        original(self, batch)
+        if not self.in_flight and batch.number % 8 == 0:
+            self._next_number = batch.number
+
+    return enqueue
+
+
+def _apply_repeated_batch(original: Any) -> object:
+    def admit(self: Sessions, **which: int) -> PublishResult | OutOfOrder | None:
+        answer: PublishResult | OutOfOrder | None = original(self, **which)
+        return None if isinstance(answer, PublishResult) else answer
+
+    return admit
+
+
+def _snapshot_no_ids(_original: object) -> object:
+    def image(_self: DedupWindow) -> DedupImage:
+        return DedupImage(0, [])
+
+    return image
+
+
+def _found_alone(original: Any) -> object:
+    def consider(self: Founders) -> None:
+        self.expected = lambda: 1
+        original(self)
+
+    return consider
+
+
+def _id_of_the_name(original: Callable[..., NodeId]) -> object:
+    def node_id(name: str, _incarnation: int = 0) -> NodeId:
+        return original(name)
+
+    return node_id
+
+
 NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "ack before flush": BrokerBug(
         "a vote or an append is answered only after its batch is flushed (Raft figure 2)",
         (Replacement(Rounds, "written", _promise_when_written),),
-        found_by=24,
+        found_by=38,
+        workloads=PUBLISHING,
+    ),
+    "session forgotten over a restart": BrokerBug(
+        "the session of a node's outboxes rises with every run of the node",
+        (Replacement(stream_node, "next_session", _first_session_again),),
+        found_by=0,
+        workloads=PUBLISHING,
+    ),
+    "sessions left out of a checkpoint": BrokerBug(
+        "a replica remembers over a restart which batches it has applied",
+        (Replacement(Sessions, "of", _load_no_sessions),),
+        found_by=0,
+        workloads=PUBLISHING,
+    ),
+    "batch number reused": BrokerBug(
+        "every batch of a session has a number of its own",
+        (Replacement(OutboxCore, "enqueue", _reuse_batch_number),),
+        found_by=0,
+        workloads=PUBLISHING,
+    ),
+    "batch applied twice": BrokerBug(
+        "a batch that is sent again after a change of leader is not applied again",
+        (Replacement(Sessions, "admit", _apply_repeated_batch),),
+        found_by=0,
+        workloads=PUBLISHING,
+    ),
+    "snapshot without message ids": BrokerBug(
+        "a snapshot carries the window of message ids",
+        (Replacement(DedupWindow, "image", _snapshot_no_ids),),
+        found_by=0,
+        workloads=PUBLISHING,
+    ),
+    "two foundings": BrokerBug(
+        "a cluster is founded once, by all nodes that the routes name",
+        (Replacement(Founders, "consider", _found_alone),),
+        found_by=0,
+        workloads=PUBLISHING,
+    ),
+    "a wiped member votes": BrokerBug(
+        "a node with an empty disk is another member, which has promised nothing",
+        (Replacement(database, "node_id", _id_of_the_name),),
+        found_by=0,
         workloads=PUBLISHING,
     ),
 }

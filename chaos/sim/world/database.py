@@ -155,6 +155,14 @@ class DiskFault(OSError):
     """The simulated disk has refused."""
 
 
+def is_injected(error: BaseException) -> bool:
+    """Whether a fault of the simulated disk is what caused it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, DiskFault):
+        cause = cause.__cause__
+    return cause is not None
+
+
 class ProcessEnded(Exception):
     """Code of a killed process still ran."""
 

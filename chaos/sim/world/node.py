@@ -30,17 +30,20 @@ from chaos.sim.world.database import (
     SimDatabase,
     SimDiskSpace,
     SimWriteBatch,
+    is_injected,
 )
 from chaos.sim.world.flush import SimFlushThread
 from chaos.sim.world.links import Fabric, SimTransport
 from chaos.sim.world.node_loop import NodeLoop
 from chaos.sim.world.virtual_time import MS, US, CurrentClock, WorldTime
+from raft.host.compaction import CompactionPolicy
 from raft.store.database import claim
 from raft.store.log_store import LogStore
 from raft.store.node_log import LogPlace
 
 CLUSTER = "sim"
 SEGMENT_BYTES = 64 << 10  # of the log: small, so that segments are recycled in a short run
+SUPERVISED_NS = 1000 * MS  # after this time a process that could not start is started again
 
 
 @dataclass(slots=True)
@@ -133,6 +136,7 @@ class BrokerNode:
         fabric: Fabric,
         rng: Random,
         on_exception: Callable[[str, dict[str, Any]], None],
+        compaction: CompactionPolicy,
     ) -> None:
         """`names`: of the nodes that its routes lead to; its own is left out."""
         self.name = name
@@ -149,6 +153,7 @@ class BrokerNode:
         self._fabric = fabric
         self._rng = rng
         self._on_exception = on_exception
+        self._compaction = compaction
         self._former: list[object] = []  # ended runs: their coroutines must never be resumed
         self._options = Options(
             host="127.0.0.1",
@@ -204,6 +209,7 @@ class BrokerNode:
             flush_thread=cast(Any, partial(SimFlushThread, self._world, self.flush_ns)),
             directory=Path,
             files=lambda _directory: SimFiles(self.disk, loop),
+            compaction=self._compaction,
         )
 
     def _open_store(
@@ -284,15 +290,20 @@ class BrokerNode:
             await process.broker.finished.wait()
 
     def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._on_exception(
-                self.name, {"message": "the process has ended", "exception": task.exception()}
-            )
-        elif process is self.process and process.stopping:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not is_injected(error):
+            self._on_exception(self.name, {"message": "the process has ended", "exception": error})
+        elif process is self.process:
             self.kill(power=False)
             stopped, self.on_stopped = self.on_stopped, None
-            if stopped is not None:
+            if error is not None:  # it could not start on this disk; a supervisor tries again
+                self._world.after(SUPERVISED_NS, self._start_again)
+            elif stopped is not None:
                 stopped()
+
+    def _start_again(self) -> None:
+        if self.process is None:
+            self.start()
 
     def stop(self) -> None:
         """As after SIGTERM: it ends by itself, then `on_stopped` is called."""
