@@ -49,6 +49,8 @@ SIGNALS = {
 GC_THRESHOLD = 50_000  # the data plane makes few cycles; the default interrupts it constantly
 PEER_WAIT_SECONDS = 0.5  # the ports file waits this long for a first peer, if there are routes
 IDLE_WITHIN_S = 0.25  # shutdown waits this long for a moment without unanswered publishes
+AWAY_WITHIN_S = 2.0  # clients that are sent to a peer close their connections within this time
+AWAY_POLL_S = 0.01
 ANSWERED_WITHIN_S = 2.0  # and this long for their answers once nothing more is read
 
 
@@ -65,6 +67,12 @@ class ClusterRuntime(ObservedRuntime, BulkReads, Protocol):
 
     def all_answered(self) -> bool:
         """Whether every publish of a client of this node has its answer."""
+
+    def hold_replies(self) -> None:
+        """Keep answers to publishes until their clients have arrived at another node."""
+
+    def all_delivered(self) -> bool:
+        """Whether every publish is answered, and every answer has a recipient."""
 
     def serve_elsewhere(self) -> bool:
         """Whether a client that disconnects can reconnect to another node."""
@@ -245,9 +253,10 @@ class Broker:
         self.monitor.events.shutdown()
         self.server.stop_accepting()
         if self.runtime is not None:
-            await self._answer_publishes(self.runtime)
             if self.runtime.serve_elsewhere():
-                self.server.close_clients()  # now, so that they reconnect to a peer early
+                await self._send_clients_away(self.runtime)
+            else:
+                await self._answer_publishes(self.runtime)
             await self.runtime.stop()
         await self.monitor.stop_http()
         # After the runtime: clients of a single server assume that it has stopped when their
@@ -258,6 +267,20 @@ class Broker:
         for path in (self._ports_file, self.server.options.pid_file):
             if path:
                 pid_files.remove(path)
+
+    async def _send_clients_away(self, runtime: ClusterRuntime) -> None:
+        """Let the clients reconnect to a peer. What they publish before they notice is stored too,
+        and its answer reaches them there."""
+        await runtime.hand_over()
+        await _in_time(runtime.all_answered, IDLE_WITHIN_S)
+        runtime.hold_replies()
+        self.server.send_clients_away()
+        deadline = time.monotonic() + AWAY_WITHIN_S
+        while self.server.connections or not runtime.all_delivered():
+            if time.monotonic() > deadline:
+                break  # a client that does not close, or that went nowhere
+            await asyncio.sleep(AWAY_POLL_S)
+        self.server.close_clients()
 
     async def _answer_publishes(self, runtime: ClusterRuntime) -> None:
         """Wait until every publish that clients of this node sent has its answer. If publishes

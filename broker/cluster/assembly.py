@@ -221,6 +221,13 @@ class JetStream:
         """Whether every publish of a client of this node has its answer."""
         return self._node.outboxes.all_answered()
 
+    def hold_replies(self) -> None:
+        self._node.late_replies.holding = True
+
+    def all_delivered(self) -> bool:
+        """Whether every publish is answered, and every answer found its client."""
+        return self._node.late_replies.all_delivered() and self.all_answered()
+
     async def stop(self) -> None:
         """Call `hand_over` first."""
         await self._node.stop()

@@ -122,6 +122,13 @@ class Runtime:
     def all_answered(self) -> bool:
         return self.jetstream is None or self.jetstream.all_answered()
 
+    def hold_replies(self) -> None:
+        if self.jetstream is not None:
+            self.jetstream.hold_replies()
+
+    def all_delivered(self) -> bool:
+        return self.jetstream is None or self.jetstream.all_delivered()
+
     def serve_elsewhere(self) -> bool:
         return self.mesh is not None and any(peer.connected for peer in self.mesh.peers())
 

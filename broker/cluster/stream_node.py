@@ -37,6 +37,7 @@ from broker.cluster.peers.no_peers import NoPeers
 from broker.cluster.platform import Platform
 from broker.cluster.publish.admission import Admission
 from broker.cluster.publish.forwarding import AnswerForwarder, PublishForwarder
+from broker.cluster.publish.late_replies import LateReplies
 from broker.cluster.publish.outbox_table import OutboxTable
 from broker.cluster.replica.hand_over import HandOver
 from broker.cluster.replica.leadership import DeliveryServices
@@ -153,9 +154,10 @@ class StreamNode:
         server, mesh = self.server, self.mesh
         leader, replica = self.leaders.leader, self.replicas.get
         self.publishing = PublishForwarder(mesh.node, mesh, leader=leader, replica=replica)
+        self.late_replies = LateReplies(server.router)
         self.outboxes = OutboxTable(
             account=server.account,
-            router=server.router,
+            router=self.late_replies,
             transmit=self.publishing.transmit,
             admission=Admission(
                 node=mesh.node,

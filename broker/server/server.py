@@ -165,6 +165,10 @@ class Server:
         for connection in self.connections.values():
             connection.pause_reading()
 
+    def send_clients_away(self) -> None:
+        """They get no more bytes; what they have sent is still read until they close."""
+        self.connections.leave_all(Reason.SERVER_SHUTDOWN)
+
     def close_clients(self) -> None:
         self.connections.close_all(Reason.SERVER_SHUTDOWN)
 

@@ -78,3 +78,49 @@ def test_every_publish_that_a_stopping_node_stored_is_answered(
         await asyncio.to_thread(node.wait_healthy)
 
     run(work)
+
+
+STOPS = 4  # each time the node that the client is connected to
+PUBLISHES_PER_SECOND = 300
+
+
+async def publish_steadily(client: Any, subject: str, end: asyncio.Event) -> list[BaseException]:
+    """Publish at a constant rate, without waiting for acks; the publishes that failed."""
+    stream = client.jetstream()
+    begun = asyncio.get_running_loop().time()
+    publishes: list[asyncio.Task[Any]] = []
+    while not end.is_set():
+        publish = stream.publish(subject, b"x", timeout=WITHIN_S)
+        publishes.append(asyncio.create_task(publish))
+        due = begun + len(publishes) / PUBLISHES_PER_SECOND
+        await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+    results = await asyncio.gather(*publishes, return_exceptions=True)
+    return [result for result in results if isinstance(result, BaseException)]
+
+
+def test_no_publish_fails_when_the_node_of_the_client_stops(cluster: LocalCluster) -> None:
+    """What the client sends before it notices is stored, and acknowledged where it goes."""
+
+    async def work() -> None:
+        client = await connect(*cluster.nodes)
+        await client.jetstream().add_stream(
+            StreamConfig(name="MOVED", subjects=["MOVED"], num_replicas=3)
+        )
+        end = asyncio.Event()
+        publishing = asyncio.create_task(publish_steadily(client, "MOVED", end))
+        for _ in range(STOPS):
+            port = client.connected_url.port
+            node = next(n for n in cluster.nodes if n.client_port == port)
+            await asyncio.to_thread(node.stop)
+            node.start()
+            await asyncio.to_thread(node.wait_healthy)
+
+            async def connected() -> bool:
+                return bool(client.is_connected)
+
+            await eventually(connected, "a connection to another node")
+        end.set()
+        assert await publishing == []
+        await client.close()
+
+    run(work)

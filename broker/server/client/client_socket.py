@@ -18,7 +18,7 @@ TRANSPORT_BUFFER = 1024 * 1024  # above it the transport is full and the rest st
 class ClientSocket:
     """`transport` is None before accept and after the end."""
 
-    __slots__ = ("_pauses", "forwarded_for", "host", "port", "tls", "transport")
+    __slots__ = ("_half_closed", "_pauses", "forwarded_for", "host", "port", "tls", "transport")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -27,6 +27,7 @@ class ClientSocket:
         self.port = 0
         self.forwarded_for = ""
         self._pauses = 0
+        self._half_closed = False
 
     def attach(self, transport: asyncio.BaseTransport, *, max_pending: int) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -55,6 +56,8 @@ class ClientSocket:
 
     def write_raw(self, data: bytes) -> None:
         """Write handshake records, which bypass the buffer and the encryption."""
+        if self._half_closed:
+            return
         if data and self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
@@ -87,6 +90,18 @@ class ClientSocket:
         return None if transport is None or transport.is_closing() else transport
 
     # -- the end ----------------------------------------------------------------------------
+
+    def half_close(self) -> bool:
+        """Send nothing more after what the transport holds; what the client sends is still read.
+        False: this transport cannot do that."""
+        transport = self._readable()
+        if transport is None or not transport.can_write_eof():
+            return False
+        if self.tls is not None:
+            self.write_raw(self.tls.farewell())
+        self._half_closed = True
+        transport.write_eof()
+        return True
 
     def close(self) -> None:
         """Close once the transport has written what it holds."""

@@ -259,6 +259,21 @@ class Connection(asyncio.Protocol):
             self.socket.close()
             self.outbound.start_deadline()
 
+    def leave(self, reason: Reason) -> None:
+        """Send the client away: it gets the end of the stream behind what was sent so far. Until
+        it has closed its side, what it has sent before it noticed is still read and done. Its
+        subscriptions end here; it subscribes again where it goes."""
+        if self.closed:
+            return
+        self.outbound.flush()
+        if self.outbound.chunk_count or not self.socket.half_close():
+            self.close(reason)
+            return
+        self.reason = reason
+        self.outbound.end()
+        self.timers.stop()
+        self._leave(iter(sorted(self.subs.values(), key=lambda sub: not sub.queue)))
+
     def abort(self, reason: Reason) -> None:
         """Close now, dropping what is queued."""
         if self.closed:

@@ -92,6 +92,9 @@ class OpenConnection(Protocol):
     def apply_limits(self, limits: Limits) -> None: ...
     def reauthenticate(self) -> None: ...
     def fail(self, text: str, reason: Reason) -> None: ...
+    def leave(self, reason: Reason) -> None:
+        """Close the sending side; what the client has sent is still read."""
+
     def close(self, reason: Reason) -> None: ...
 
 
@@ -197,6 +200,10 @@ class Connections(Mapping[int, OpenConnection]):
         for connection in self._open.values():
             total.add(connection)
         return total
+
+    def leave_all(self, reason: Reason) -> None:
+        for connection in list(self._open.values()):
+            connection.leave(reason)
 
     def close_all(self, reason: Reason) -> None:
         for connection in [*self._open.values(), *self.internal]:

@@ -31,8 +31,8 @@ class Outbound:
     """The writing half of a connection."""
 
     __slots__ = (
-        "_chunks", "_deadline", "_drained", "_full", "_loop", "_owner", "_socket", "_stall_end",
-        "_stalled", "closed", "flush_due", "max_pending", "queued_bytes", "stall_above", "stalls",
+        "_chunks", "_deadline", "_drained", "_ended", "_full", "_loop", "_owner", "_socket",
+        "_stall_end", "_stalled", "closed", "flush_due", "max_pending", "queued_bytes", "stall_above", "stalls",
         "write_deadline_s",
     )  # fmt: skip
 
@@ -51,6 +51,7 @@ class Outbound:
         self._stall_end: asyncio.TimerHandle | None = None
         self._drained = asyncio.Event()
         self.closed = False  # nothing more is queued
+        self._ended = False  # nothing more is written
         self.stalls = 0
         self.max_pending = 0
         self.stall_above = 0
@@ -136,8 +137,12 @@ class Outbound:
         self._full = True
         self.start_deadline()
 
+    def end(self) -> None:
+        """The socket takes nothing more; what is queued from now on is dropped at the close."""
+        self._ended = self._full = True
+
     def resume_writing(self) -> None:
-        self._full = False
+        self._full = self._ended
         self._stop_deadline()
         self._drained.set()
         self.flush()
