@@ -32,8 +32,8 @@ class Outbound:
 
     __slots__ = (
         "_chunks", "_deadline", "_drained", "_ended", "_full", "_loop", "_owner", "_socket",
-        "_stall_end", "_stalled", "closed", "flush_due", "max_pending", "queued_bytes", "stall_above", "stalls",
-        "write_deadline_s",
+        "_stall_end", "_stalled", "closed", "flush_due", "max_pending", "queued_bytes",
+        "stall_above", "stalls", "write_deadline_s",
     )  # fmt: skip
 
     def __init__(
