@@ -58,6 +58,7 @@ __all__ = [
 
 _log = logging.getLogger("raft.store")
 _BUFFERED: Final = "rocksdb.cur-size-all-mem-tables"
+CLOSE_WITHIN_S: Final = 30.0  # a flush in flight may delay the end of the process this long
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class LogStore:
         self._users: list[tuple[Callable[[], None], Callable[[Rdict], None]]] = []
         self._in_use = 0
         self._guard = threading.Lock()  # protects _in_use
+        self._unused = threading.Condition(self._guard)
         self._one_rewrite = threading.Lock()
         self._rewriting = self._closing = False
         self._writes = self._written_bytes = self._flushes = self._refusals = 0
@@ -167,6 +169,8 @@ class LogStore:
         if self.failure is not None:
             self._let_go()
             return
+        with self._guard:  # a flush on another thread may have been cancelled, but still runs
+            self._unused.wait_for(lambda: not self._in_use, CLOSE_WITHIN_S)
         self._state.close()
         self.db.close()
 
@@ -355,6 +359,7 @@ class LogStore:
         finally:
             with self._guard:
                 self._in_use -= 1
+                self._unused.notify_all()
 
     def expunge(self) -> None:
         """Blocking while the database is rewritten: afterwards no file holds what was deleted or

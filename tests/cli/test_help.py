@@ -174,6 +174,13 @@ def test_down_where_nothing_was_started(tmp_path: Path) -> None:
 def test_one_simulated_seed_is_reported() -> None:
     result = CliRunner().invoke(cli, ["chaos", "sim", "--seed", "1"], catch_exceptions=False)
     assert result.exit_code == 0
+    assert "verdict: every promise was kept" in result.output
+
+
+def test_one_simulated_seed_of_raft_alone_is_reported() -> None:
+    arguments = ["chaos", "sim", "--seed", "1", "--raft"]
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
     assert "seed 1: clean" in result.output
     assert "replay" not in result.output  # this run is the replay, and it found nothing
 

@@ -47,10 +47,20 @@ from raft.core.messages import Entry, EntryKind, Message, MessageKind
 from raft.store.records import (
     DamagedLog,
     GroupRecord,
-    entry_value,
     group_value,
     read_entry,
     read_group,
+)
+from raft.store.segments.format import (
+    FRAME_BYTES,
+    SegmentHeader,
+    encode_frame,
+    encode_header,
+    encode_record,
+    read_frame,
+    read_header,
+    read_record,
+    read_records,
 )
 from raft.transport.codec import CodecError, decode_frame, encode_frames
 from raft.transport.frame_guard import Checksums, FrameError
@@ -72,6 +82,9 @@ from raft.transport.handshake import (
 from raft.types import GroupId, Index, NodeId, Term
 
 GROUP, INDEX = GroupId(3), Index(7)
+from tests.support.log_format_1 import entry_value
+
+SALT = 12345
 OURSELVES = LocalPeer(NodeId(1), "a", "c", None, dict, port=1)
 KINDS = sorted(ApiKind, key=lambda kind: kind.name)
 BODIES = [kind for kind in KINDS if kind is not ApiKind.CONSUMER_MSG_NEXT]
@@ -202,6 +215,22 @@ def records(data: bytes) -> None:
         read_entry(GROUP, INDEX, data)
     with suppress(DamagedLog):
         read_group(GROUP, data)
+    read_header(data)
+    frame = read_frame(SALT, data, 0, 0)
+    if frame is not None:
+        list(read_records(SALT, memoryview(data), frame, 0))
+    read_record(SALT, data, 0, 0)
+
+
+def _frame_seed() -> bytes:
+    record = (
+        encode_record(
+            SALT, group=GROUP, index=INDEX, term=2, before=1, kind=EntryKind.CONFIG, data=b"data"
+        )
+        + b"data"
+    )
+    size = FRAME_BYTES + len(record)
+    return encode_frame(SALT, position=0, flushed=0, size=size, records=1) + record
 
 
 def _archive_seed() -> bytes:
@@ -293,7 +322,9 @@ TARGETS: dict[str, Target] = {
         (
             entry_value(GROUP, Entry(INDEX, Term(2), b"data", EntryKind.NORMAL)),
             group_value(GROUP, GroupRecord()),
+            encode_header(SegmentHeader(1, SALT, 1 << 20, 0)),
+            _frame_seed(),
         ),
-        ("raft.store.records",),
+        ("raft.store.records", "raft.store.segments.format"),
     ),
 }

@@ -193,7 +193,8 @@ class StreamApi:
             name=config.name,
             replicas=config.num_replicas,
             keep=keep,
-            placement=config.placement,
+            # A single server has nowhere else to go, as nats-server.
+            placement=config.placement if self.members.clustered else None,
         )
         if isinstance(peers, NoPlacement):
             raise JetStreamError.of(ErrCode.CLUSTER_NO_PEERS, err=str(peers))

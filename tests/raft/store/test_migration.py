@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from isal.isal_zlib import crc32
 from rocksdict import Options, Rdict, WriteBatch
 
 from raft.core.messages import Entry
@@ -18,16 +16,9 @@ from raft.store.log_store import DamagedLog, LogStore, StoreError
 from raft.store.node_log import NodeLog
 from raft.store.records import KEY, GroupRecord, group_value
 from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term
+from tests.support.log_format_1 import entry_value
 
 ONE, TWO, BAD = GroupId(1), GroupId(2), GroupId(3)
-
-
-def entry_value(group: GroupId, entry: Entry) -> bytes:
-    """As format 1 stored it."""
-    check = crc32(
-        entry.data, crc32(struct.pack("<QQQB", group, entry.index, entry.term, entry.kind))
-    )
-    return struct.pack("<QBI", entry.term, entry.kind, check) + entry.data
 
 
 def entries(first: int, last: int) -> list[Entry]:
