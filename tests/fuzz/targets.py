@@ -80,10 +80,9 @@ from raft.transport.handshake import (
     read_hello,
 )
 from raft.types import GroupId, Index, NodeId, Term
-
-GROUP, INDEX = GroupId(3), Index(7)
 from tests.support.log_format_1 import entry_value
 
+GROUP, INDEX = GroupId(3), Index(7)
 SALT = 12345
 OURSELVES = LocalPeer(NodeId(1), "a", "c", None, dict, port=1)
 KINDS = sorted(ApiKind, key=lambda kind: kind.name)
