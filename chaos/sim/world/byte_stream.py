@@ -71,6 +71,16 @@ class ByteStream:
         arrives = max(self._world.now_ns + self._delay_ns(), self._to_client_ns + 1)
         self._world.at(arrives, self._lost)
 
+    def server_half_closed(self) -> None:
+        """The server sends nothing more but still reads: the client leaves when it learns it."""
+        arrives = max(self._world.now_ns + self._delay_ns(), self._to_client_ns + 1)
+        self._world.at(arrives, self._left_by_server)
+
+    def _left_by_server(self) -> None:
+        if not self.closed:
+            self.close()
+            self._on_lost()
+
     def _lost(self) -> None:
         if not self.closed:
             self.closed = True
@@ -120,6 +130,7 @@ class ServerEnd(asyncio.Transport):
         self._address = address
         self._paused = False
         self._held: list[bytes] = []
+        self._half_closed = False
         self.ended = False
 
     def receive(self, protocol: asyncio.Protocol, data: bytes) -> None:
@@ -139,8 +150,16 @@ class ServerEnd(asyncio.Transport):
         for data in held:
             self._stream.reach_server(data)
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if not (self.ended or self._half_closed):
+            self._half_closed = True
+            self._stream.server_half_closed()
+
     def write(self, data: Any) -> None:
-        if not self.ended:
+        if not (self.ended or self._half_closed):
             self._stream.from_server(bytes(data))
 
     def close(self) -> None:
