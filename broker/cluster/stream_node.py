@@ -306,6 +306,11 @@ class StreamNode:
         """The meta group, and the group of every stream assigned to this node. A node that joined
         later is not among the first voters, so it neither votes nor campaigns before the log tells
         it that it is a member."""
+        damage = self.storage.damage(META_GROUP)
+        if damage is not None:
+            logger.error("%s. This node fetches the table of streams from its peers", damage)
+            self.meta_group.give_up_log(self.storage.store)
+            self.nodes.table_loaded()
         for assignment in self.assignments:
             self._assigned(assignment)
         self.membership.drop_unassigned()

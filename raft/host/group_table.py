@@ -18,7 +18,7 @@ from raft.store.group_log import GroupLog, MemoryLog
 from raft.store.log_store import LogStore
 from raft.store.records import DamagedLog
 from raft.store.write_batch import LogBatch
-from raft.types import GroupId, Index, NodeId, SnapshotMeta, Term
+from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term
 
 _log = logging.getLogger("raft.host")
 
@@ -57,7 +57,7 @@ class GroupTable:
         """See Host.add_group."""
         if group in self.groups:
             raise ValueError(f"group {group} is already on this node")
-        log = self._open_log(group, persistent=persistent, log_lost=log_lost)
+        log = self._open_log(group, applied, persistent=persistent, log_lost=log_lost)
         if persistent:
             self._complete_installation(log, applied, applied_term)
         if not log.first_index() - 1 <= applied <= log.last_index():
@@ -78,14 +78,24 @@ class GroupTable:
         self.groups[group] = added
         return added
 
-    def _open_log(self, group: GroupId, *, persistent: bool, log_lost: bool) -> GroupLog:
+    def _open_log(
+        self, group: GroupId, applied: Index, *, persistent: bool, log_lost: bool
+    ) -> GroupLog:
+        if persistent and log_lost:
+            return self._store.give_up_log(group, applied)
         if persistent:
-            return self._store.give_up_log(group) if log_lost else self._store.reader(group)
+            return self._store.reader(group)
         log = MemoryLog(group)
         if self._store.exists(group):
-            hard_state = self._store.hard_state(group).after_loss()
-            log.record = log.record.with_hard_state(hard_state)
+            log.record = log.record.with_hard_state(self._promises_kept(group))
         return log
+
+    def _promises_kept(self, group: GroupId) -> HardState:
+        """Term and vote of a group whose log was in memory."""
+        try:
+            return self._store.hard_state(group).after_loss()
+        except DamagedLog:
+            return self._store.give_up_log(group).hard_state()
 
     def _complete_installation(self, log: GroupLog, applied: Index, term: Term | None) -> None:
         """Move the log forward to the machine's state, if a crash came between the two steps of

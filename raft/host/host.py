@@ -191,7 +191,9 @@ class Host:
         """Take part in a group. `applied` is the index of the machine's durable state. `voters`
         and `learners` are those the group started with; its log knows how they changed. Raises
         DamagedLog when the log is damaged, or ends before `applied`. Then the group may be added
-        with an empty machine and `log_lost`: the rest of the log is given up, and the member does
+        with `log_lost`: the rest of the log is given up, except its beginning up to `applied` if
+        that can be read (otherwise DamagedLog is raised again; add it with an empty machine), and
+        the member does
         not vote until it has caught up. The same holds for a member whose log was in memory only
         (`persistent` is False) after a restart. `relaxed`: see flush_interval_s of StoreTuning;
         given `applied_term`, a log that lost its end continues after `applied`."""

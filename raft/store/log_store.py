@@ -28,7 +28,7 @@ from raft.store.database import StoreIdentity, StoreTuning, open_database
 from raft.store.disk_space import DiskSpace
 from raft.store.group_log import GroupLog
 from raft.store.migration import migrate, remove_unfinished
-from raft.store.node_log import LogPlace, NodeLog
+from raft.store.node_log import NO_INDEX, LogPlace, NodeLog
 from raft.store.records import (
     DamagedLog,
     StoreBusy,
@@ -256,12 +256,14 @@ class LogStore:
             raise StoreError(f"group {group}: cannot cut the log at {upto}, which is not in it")
         batch.cut(group, SnapshotMeta(upto, term, log.members_at(upto)))
 
-    def give_up_log(self, group: GroupId) -> GroupLog:
+    def give_up_log(self, group: GroupId, applied: Index = NO_INDEX) -> GroupLog:
         """Delete the entries of a damaged log and keep its promises: the member counts as one that
-        has lost its log (HardState.lives). Written, not flushed. Raises DamagedLog when neither the
-        log nor the promises beside it tell what it promised: then it must not take part."""
+        has lost its log (HardState.lives). The log begins after the `applied` entry, if what is
+        left of it knows that one, otherwise at the beginning. Written, not flushed. Raises
+        DamagedLog when neither the log nor the promises beside it tell what it promised: then it
+        must not take part."""
         with self._failing("writing the log"):
-            return self.log.give_up(group)
+            return self.log.give_up(group, applied)
 
     def is_pressed(self, group: GroupId) -> bool:
         """Whether the log has grown large and entries of this group keep its oldest part."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from raft.store.group_log import NOWHERE, GroupLog
-from raft.store.records import DamagedLog, GroupRecord, group_value
+from raft.store.records import NO_SNAPSHOT, DamagedLog, GroupRecord, group_value
 from raft.store.segments.files import LogFiles
 from raft.store.segments.format import GROUP, REMOVED, RESET, LogRecord
 from raft.store.segments.keeper import Jobs, LiveRecord, SegmentKeeper, SegmentSizes
@@ -26,6 +26,7 @@ from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, InvariantViolation, SnapshotMeta, Term
 
 _log = logging.getLogger("raft.store")
+NO_INDEX: Final = Index(0)
 _SYNC_TICKS: Final = 20  # promises are safe from a power failure after so many ticks
 
 
@@ -46,6 +47,7 @@ class DamagedGroup:
 
     error: DamagedLog
     hard_state: HardState | None  # as far as it is known
+    log: GroupLog | None = None  # up to the first entry that is missing
     records: dict[int, LiveRecord] = field(default_factory=dict)  # what is left, by position
 
 
@@ -97,6 +99,7 @@ class NodeLog:
                 self._damaged[group] = DamagedGroup(
                     result,
                     _strictest(hard_state, promise),
+                    log,
                     {r.position: LiveRecord(group, r.index, r.position, r.size) for r in records},
                 )
                 _log.error("%s", result)
@@ -299,18 +302,20 @@ class NodeLog:
         self._promises.sync()
         self._damaged[group] = DamagedGroup(error, hard_state)
 
-    def give_up(self, group: GroupId) -> GroupLog:
+    def give_up(self, group: GroupId, applied: Index = NO_INDEX) -> GroupLog:
         """Delete the entries and keep the promises: the member counts as one that has lost its log
-        (HardState.lives). Written, not flushed. Raises DamagedLog if its promises are not known:
+        (HardState.lives). The new log begins after the `applied` entry if that is known, otherwise
+        at the beginning. Written, not flushed. Raises DamagedLog if its promises are not known:
         then it must not take part. Also SegmentBusy, OSError."""
         self._check()
         damaged = self._damaged.get(group)
         hard_state = self.reader(group).hard_state() if damaged is None else damaged.hard_state
         if hard_state is None or not self.exists(group):
             raise DamagedLog(group, Index(0), "there is no group record")
-        record = GroupRecord(hard_state.after_loss())
+        meta = _position(self._logs.get(group) if damaged is None else damaged.log, applied)
+        record = GroupRecord(hard_state.after_loss(), meta)
         with self._segments.lock:
-            new = NewRecord(group, 0, 0, 0, RESET, group_value(group, record))
+            new = NewRecord(group, meta.index, meta.term, 0, RESET, group_value(group, record))
             (position,) = self._segments.write([new])
             self._damaged.pop(group, None)
             log = self._logs[group] = GroupLog(group, self._segments)
@@ -431,6 +436,14 @@ class NodeLog:
         except OSError as error:
             self.failure = error
             raise
+
+
+def _position(log: GroupLog | None, applied: Index) -> SnapshotMeta:
+    """The position of this entry, which is committed, if the log knows it."""
+    term = None if log is None or not applied else log.term(applied)
+    if log is None or term is None:
+        return NO_SNAPSHOT
+    return SnapshotMeta(applied, term, log.members_at(applied))
 
 
 def _promise(log: GroupLog) -> KeptPromise:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -31,11 +32,21 @@ from broker.cluster.proposals import Proposals
 from broker.jetstream.errors import JetStreamError
 from broker.store.state_db import StateDb
 from broker.store.state_keys import RECORD, key
-from raft import Entry, EntryKind, Index, NodeId, SnapshotMeta, Term
+from raft import Entry, EntryKind, GroupId, Index, NodeId, SnapshotMeta, Term
 from raft.host.host import Host
 
 NOTHING = Index(0)
 NO_TERM = Term(0)
+
+
+class StoredLog(Protocol):
+    def last_index(self) -> Index: ...
+
+
+class DamagedLogs(Protocol):
+    """The log store, as far as a damaged log is given up."""
+
+    def give_up_log(self, group: GroupId, applied: Index) -> StoredLog: ...
 
 
 @dataclass(slots=True)
@@ -61,6 +72,16 @@ class MetaGroup:
         record = self.state_db.files(META_GROUP).get(RECORD, 0)
         self.assignments.load_dump(record)
         self._flushed = self.assignments.applied
+
+    def give_up_log(self, store: DamagedLogs) -> None:
+        """The log is damaged: keep the table as of its record, if what is left of the log knows
+        that position, or begin with an empty one. Raises DamagedLog if what this node has promised
+        is not known."""
+        log = store.give_up_log(META_GROUP, self.assignments.applied)
+        if log.last_index() != self.assignments.applied:
+            self.assignments.load_dump(None)
+            self._flushed = self.assignments.applied
+            self._write_record()
 
     @property
     def is_durable(self) -> bool:

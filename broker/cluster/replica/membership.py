@@ -26,6 +26,7 @@ from broker.jetstream.config import Storage
 from broker.jetstream.errors import ErrCode, JetStreamError
 from raft import GroupId, NodeId, RaftError
 from raft.host.host import Host
+from raft.store.records import DamagedLog
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -45,6 +46,7 @@ class Membership:
     usage: Usage
     spawn: Callable[[Awaitable[None], str], object]
     _rejoining: set[int] = field(default_factory=set)
+    _broken: set[int] = field(default_factory=set)  # the log does not fit the state
     _sweeping: bool = False
     _sweep_again: bool = False
 
@@ -58,15 +60,27 @@ class Membership:
                 replica = None
             if replica is None and self.storage.lost_log(assignment):
                 self._rejoin_soon(assignment)
-            elif replica is None:
-                in_memory = assignment.config.storage is Storage.MEMORY
-                voters = assignment.members if in_memory else assignment.founders
-                replica = self.replicas.open(assignment, [NodeId(voter) for voter in voters])
+            elif replica is None and self._open(assignment):
+                replica = self.replicas.get(assignment.group)
         elif replica is not None:
             self.sweep()
         if replica is not None:
             replica.assignment = assignment
             self.member_changes.check(replica)
+
+    def _open(self, assignment: Assignment) -> bool:
+        """False if the log turns out to be damaged: then it is given up, later."""
+        in_memory = assignment.config.storage is Storage.MEMORY
+        voters = assignment.members if in_memory else assignment.founders
+        try:
+            self.replicas.open(assignment, [NodeId(voter) for voter in voters])
+        except DamagedLog as damage:
+            logger.warning("stream %s: %s", assignment.name, damage)
+            self.usage.forget(GroupId(assignment.group))
+            self._broken.add(assignment.group)
+            self._rejoin_soon(assignment)
+            return False
+        return True
 
     def drop_unassigned(self) -> None:
         """Drop replicas that are not assigned here. Called at start and after disk failures."""
@@ -98,23 +112,48 @@ class Membership:
                         return
                     if now.members != [self.node]:
                         break
+                    if self._is_broken(now):
+                        logger.error(
+                            "stream %s is damaged here and has no other replica: it stays closed",
+                            now.name,
+                        )
+                        return
                     await self._renew(now)
                 except (CallFailed, RaftError, TimeoutError, JetStreamError) as error:
                     logger.debug("rejoin %s: %s", asked.name, error)  # tried again
                 await asyncio.sleep(RETRY_EVERY_S)
         finally:
             self._rejoining.discard(asked.group)
-        self._open_again(now)
+        try:
+            self._give_up_broken(now)
+            self._open_again(now)
+        except DamagedLog as damage:
+            logger.critical("stream %s cannot be joined again: %s", now.name, damage)
+
+    def _is_broken(self, assignment: Assignment) -> bool:
+        if assignment.config.storage is Storage.MEMORY:
+            return False
+        group = GroupId(assignment.group)
+        return group in self._broken or self.storage.damage(group) is not None
+
+    def _give_up_broken(self, assignment: Assignment) -> None:
+        """A damaged log is of no use, and what it has promised is with the other replicas."""
+        if self._is_broken(assignment):
+            self.storage.give_up(GroupId(assignment.group))
+            self._broken.discard(assignment.group)
+            logger.warning(
+                "stream %s: the damaged replica on this node is fetched again", assignment.name
+            )
 
     def _open_again(self, assignment: Assignment) -> None:
-        voters = assignment.members
-        if assignment.config.storage is not Storage.MEMORY:
-            # It does not count itself as a voter until its log contains that configuration.
-            voters = [voter for voter in voters if voter != self.node]
-            if self.storage.log_given_up(GroupId(assignment.group)):
-                # The process may have died between giving up the log and wiping the state.
-                self.storage.wipe_state(GroupId(assignment.group))
-        replica = self.replicas.open(assignment, [NodeId(voter) for voter in voters])
+        """Among the members is this node itself if it was one when it lost its log. It does not
+        vote before it has caught up, and then its log contains any later configuration."""
+        group = GroupId(assignment.group)
+        if assignment.config.storage is not Storage.MEMORY and self.storage.log_given_up(group):
+            # The process may have died between giving up the log and wiping the state.
+            self.storage.wipe_state(group)
+        voters = [NodeId(voter) for voter in assignment.members]
+        replica = self.replicas.open(assignment, voters)
         self.member_changes.check(replica)
 
     async def _renew(self, lost: Assignment) -> None:
@@ -180,6 +219,7 @@ class Membership:
             if store.exists(group):
                 store.give_up_log(group)
             self.storage.wipe_state(group)
+            self._broken.discard(group)
         self.usage.forget(group)
         if self.leaders.leader(group) == self.node:
             self.leaders.forget(group)

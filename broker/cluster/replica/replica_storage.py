@@ -17,6 +17,7 @@ from broker.store.state_db import StateDb
 from broker.store.state_keys import wipe
 from raft import GroupId
 from raft.store.log_store import LogStore, StoreTuning
+from raft.store.records import DamagedLog
 
 
 @dataclass(slots=True)
@@ -49,21 +50,38 @@ class ReplicaStorage:
         return cls(store, state_db, BlockCache())
 
     def lost_log(self, assignment: Assignment) -> bool:
-        """Whether this node was a member and has lost its log since: by leaving the group, or
-        because the log was in memory. Then its list of members must not be outdated: with an old
-        one it could conclude that all members have lost their logs, or that it is the only one,
-        and start the group a second time."""
+        """Whether this node was a member and has lost its log since: by leaving the group, because
+        the log was in memory, or because it is damaged. Then its list of members must not be
+        outdated: with an old one it could conclude that all members have lost their logs, or that
+        it is the only one, and start the group a second time."""
         group = GroupId(assignment.group)
         if not self.store.exists(group):
             return False
         if assignment.config.storage is Storage.MEMORY:
             return assignment.asked_ns > 0
+        if self.damage(group) is not None:
+            return True
         log = self.store.reader(group)
         return log.hard_state().lives % 2 == 1 and log.members_at(log.last_index()) is None
 
+    def damage(self, group: GroupId) -> DamagedLog | None:
+        """What is wrong with the log of this group, if something is."""
+        try:
+            self.store.reader(group)
+        except DamagedLog as damage:
+            return damage
+        return None
+
+    def give_up(self, group: GroupId) -> None:
+        """Delete log and state. The promises of this node, its term and vote, stay on disk, and so
+        does the fact that the log was given up: if it joins the group again, it votes only after it
+        has caught up. Raises DamagedLog if what it promised is not known."""
+        self.store.give_up_log(group)
+        self.wipe_state(group)
+
     def log_given_up(self, group: GroupId) -> bool:
         """Whether this node was a member of the group and has left it."""
-        if not self.store.exists(group):
+        if not self.store.exists(group) or self.damage(group) is not None:
             return False
         log = self.store.reader(group)
         return log.hard_state().lives % 2 == 1 and log.last_index() == 0

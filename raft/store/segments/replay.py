@@ -24,7 +24,8 @@ _LOST_END: Final = "the log has lost its end"
 def replay(
     log: GroupLog, records: list[LogRecord], promise: KeptPromise | None
 ) -> GroupLog | DamagedLog | None:
-    """Fill the empty `log`, and return it; None if the group was removed."""
+    """Fill the empty `log`, and return it; None if the group was removed. The log of a damaged
+    group is filled up to the first entry that is missing."""
     group = log.group
     ordered = sorted(records, key=lambda record: record.origin)
     last_origin = ordered[-1].origin if ordered else 0
@@ -55,7 +56,7 @@ def replay(
     except DamagedLog as damage:
         return damage
     log.restore_record(known, position=found.position, origin=last_origin)
-    problem = _forgets(known, promise, last_origin) or _fill(log, entries, last, last_term)
+    problem = _fill(log, entries, last, last_term) or _forgets(known, promise, last_origin)
     return log if problem is None else DamagedLog(group, Index(log.last_index() + 1), problem)
 
 

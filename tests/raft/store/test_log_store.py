@@ -235,6 +235,24 @@ def test_a_log_that_has_lost_its_promised_end_is_damaged(tmp_path: Path) -> None
     store.close()
 
 
+@pytest.mark.parametrize(("applied", "kept"), [(3, 3), (0, 0), (9, 0)])
+def test_a_log_that_is_given_up_keeps_the_position_of_what_was_applied(
+    tmp_path: Path, applied: int, kept: int
+) -> None:
+    store = open_store(tmp_path)
+    append(store, G, entries(1, 9))
+    store.flush()
+    flip_bit(store, 5, G)
+    store.close()
+    store = open_store(tmp_path)
+    log = store.give_up_log(G, Index(applied))
+    assert (log.snapshot().index, log.last_index(), log.hard_state().lives) == (kept, kept, 1)
+    store.close()
+    store = open_store(tmp_path)
+    assert store.reader(G).last_index() == kept
+    store.close()
+
+
 def test_a_truncated_segment_is_damage(tmp_path: Path) -> None:
     store = open_store(tmp_path / "a")
     for i in range(1, 41):
