@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from asyncio import iscoroutine
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ class Runtime:
         cluster = self.options.cluster
 
         def spawn(work: Awaitable[None], task_name: str) -> None:
-            server.spawn(_coroutine(work), name=task_name)
+            server.spawn(work if iscoroutine(work) else _coroutine(work), name=task_name)
 
         # Without a cluster the server may change its name: the data stays its own.
         name = STANDALONE if cluster is None else self.options.server_name or server.name

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.cluster.api.leader_api import REFUSED
 from broker.cluster.api.leader_calls import ApiCall, LeaderCalls
-from broker.cluster.api.message_gets import DIRECT_GET, MessageGets
+from broker.cluster.api.message_gets import DIRECT_GET, MessageGets, StartWork
 from broker.cluster.api.stream_api import StreamApi
 from broker.cluster.consumer_requests.forwarding import RequestForwarder
 from broker.cluster.limits.request_budget import RequestBudget
@@ -226,7 +227,7 @@ class ApiService:
         if self._running >= REQUESTS_MAX:
             return
         self.budget.received(call.publisher, size)
-        self._spawn(self._budgeted(call, size))
+        self._spawn(partial(self._budgeted, call, size))
 
     async def _budgeted(self, call: ApiCall, size: int) -> None:
         """Answer within the budget in bytes of the connection, the account and the node."""
@@ -236,16 +237,15 @@ class ApiService:
         finally:
             self.budget.answered(call.publisher, size)
 
-    def _spawn(self, work: Awaitable[None]) -> None:
+    def _spawn(self, work: StartWork) -> None:
         if self._running >= REQUESTS_MAX:
-            asyncio.ensure_future(work).cancel()
             return
         self._running += 1
         self.spawn(self._counted(work), "api request")
 
-    async def _counted(self, work: Awaitable[None]) -> None:
+    async def _counted(self, work: StartWork) -> None:
         try:
-            await work
+            await work()
         finally:
             self._running -= 1
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 DIRECT_GET: Final = b"$JS.API.DIRECT.GET."
 DIRECT_WITHIN_S: Final = 2.0
 LOOK_BYTES: Final = 64 * 1024  # answered between two reads of the clock
+
+# Begins the work of a task. A coroutine that a cancelled task never began would be a warning.
+StartWork = Callable[[], Awaitable[None]]
 
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
@@ -146,7 +150,7 @@ class MessageGets:
 
     # -- one get --------------------------------------------------------------------------------
 
-    def direct(self, call: ApiCall, spawn: Callable[[Awaitable[None]], None]) -> bool:
+    def direct(self, call: ApiCall, spawn: Callable[[StartWork], None]) -> bool:
         """False when there is no such stream, or none that allows direct gets."""
         assignment = self.assignments.get(call.account.name, call.request.stream)
         if assignment is None or not assignment.config.allow_direct:
@@ -159,7 +163,7 @@ class MessageGets:
             rest = call.request.rest
             self._send(call, direct_get(replica.stream, rest, call.headers, call.payload))
         else:
-            spawn(self._ask_leader(call, assignment.group))
+            spawn(partial(self._ask_leader, call, assignment.group))
         return True
 
     def get_message(self, call: ApiCall) -> bytes | None:

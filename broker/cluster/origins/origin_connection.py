@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import ssl
 import time
 from collections import deque
@@ -188,9 +187,10 @@ class OriginConnection:
         return origin
 
     @classmethod
-    async def over(cls, sock: socket.socket) -> OriginConnection:
-        """Over a connected Unix socket, to a server that does not ask for credentials."""
-        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=READ_LIMIT)
+    async def over(
+        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> OriginConnection:
+        """Over an open connection to a server that does not ask for credentials."""
         origin = cls(reader, writer, "$JS.API")
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):

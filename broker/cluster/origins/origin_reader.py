@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -49,6 +48,8 @@ IN_FLIGHT_MAX = 4
 RETRY_FIRST_S = 0.2
 RETRY_LAST_S = 10.0
 DROPPED_HEADERS = (b"Nats-Expected-", b"Nats-Batch-")
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class NoSuchRemote(Exception):
@@ -109,13 +110,13 @@ class OriginAccess:
     """How origins are reached."""
 
     remotes: Mapping[str, Remote]
-    inside: Callable[[str], Awaitable[socket.socket]]  # a connection to this server, by account
+    inside: Callable[[str], Streams]  # a connection to this server, by account
 
     async def connect(self, source: StreamSource, account: str) -> OriginConnection:
         external = source.external
         if external is not None and external.api:
             return await OriginConnection.connect(self._address(external.api))
-        return await OriginConnection.over(await self.inside(account))
+        return await OriginConnection.over(*self.inside(account))
 
     def _address(self, api: str) -> OriginAddress:
         tokens = api.split(".")

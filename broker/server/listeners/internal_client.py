@@ -1,14 +1,13 @@
 """The server's own clients: mirrors and sources read the streams of their account like any
-client, over a socket pair inside the process.
+client, over a pipe inside the process (memory_pipe.py).
 
-Owns: the socket pair, and the profile that exempts such a client from TLS, credentials, limits
+Owns: our end of the pipe, and the profile that exempts such a client from TLS, credentials, limits
 and monitoring.
 May not touch: connections from outside. No credential gives a client this profile."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from typing import Protocol
 
@@ -17,6 +16,9 @@ from broker.accounts.identity import Credentials, Identity
 from broker.config.options import Authorization, TlsOptions
 from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
+from broker.server.listeners.memory_pipe import connect_pair
+
+LINE_MAX = 1 << 20  # twice as much is buffered on our side
 
 
 class HasClients(Protocol):
@@ -26,20 +28,14 @@ class HasClients(Protocol):
     def clients(self) -> ClientContext: ...
 
 
-async def connect(server: HasClients, account: str) -> socket.socket:
+def connect(server: HasClients, account: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Our end of a connection to the server, in that account and without restrictions."""
     loop = asyncio.get_running_loop()
-    profile = InternalProfile(server.clients, account)
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)  # noqa: FBT003
-    theirs.setblocking(False)  # noqa: FBT003
-    try:
-        await loop.connect_accepted_socket(lambda: Connection(profile, loop), theirs)
-    except BaseException:
-        ours.close()
-        theirs.close()
-        raise
-    return ours
+    reader = asyncio.StreamReader(limit=LINE_MAX, loop=loop)
+    ours = asyncio.StreamReaderProtocol(reader, loop=loop)
+    theirs = Connection(InternalProfile(server.clients, account), loop)
+    transport, _ = connect_pair(loop, ours, theirs)
+    return reader, asyncio.StreamWriter(transport, ours, reader, loop)
 
 
 class InternalAuthenticator(Authenticator):
@@ -59,7 +55,7 @@ class InternalAuthenticator(Authenticator):
 
 
 class InternalProfile(ListenerProfile):
-    """Asks for nothing: only the server itself can hold the other end of the socket pair."""
+    """Asks for nothing: only the server itself can hold the other end of the pipe."""
 
     kind = "internal"
     mark = "internal"

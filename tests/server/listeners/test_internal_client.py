@@ -50,8 +50,7 @@ CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_respond
 
 @asynccontextmanager
 async def insider(server: Server, account: str = "B") -> AsyncIterator[RawClient]:
-    sock = await internal_client.connect(server, account)
-    client = RawClient(*await asyncio.open_unix_connection(sock=sock))
+    client = RawClient(*internal_client.connect(server, account))
     try:
         client.info = await client.read_info()
         client.send(CONNECT)
@@ -117,8 +116,7 @@ def test_internal_clients_have_no_authentication_deadline() -> None:
     async def test() -> None:
         auth = msgspec.structs.replace(USERS, timeout_ns=SECOND // 100)
         async with running(authorization=auth) as server:
-            sock = await internal_client.connect(server, "B")
-            silent = RawClient(*await asyncio.open_unix_connection(sock=sock))
+            silent = RawClient(*internal_client.connect(server, "B"))
             await silent.read_info()
             client = await RawClient.open(server, connect=None)
             assert await client.end() == b"-ERR 'Authentication Timeout'\r\n"
