@@ -185,6 +185,7 @@ class StreamNode:
             send=mesh.send,
             take=self.receiver.take,
             take_acks=self.receiver.take_acks,
+            lost=self.receiver.lost,
             before_send=mesh.interest.flush,
         )
 
@@ -403,6 +404,7 @@ class StreamNode:
     def _peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
         if connected:
             self.outboxes.link_restored(lambda group: self.leaders.leader(group) == peer.node)
+            self.requests.link_restored()
         else:
             self.receiver.pulls_lost(self.requests.lost_pulls(peer.node))
 

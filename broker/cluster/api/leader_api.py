@@ -56,6 +56,7 @@ from broker.jetstream.api.responses import (
     page,
 )
 from broker.jetstream.api.subjects import ApiKind, ApiRequest, parse_api_subject
+from broker.jetstream.commands.consumer_commands import Acks
 from broker.jetstream.commands.publish_entry import mirror_prefix
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
@@ -68,7 +69,12 @@ from broker.jetstream.commands.stream_commands import (
     ResetConsumer,
     UpdateConfig,
 )
-from broker.jetstream.config import ConsumerConfig, ConsumerCreateRequest, StreamConfig
+from broker.jetstream.config import (
+    AckPolicy,
+    ConsumerConfig,
+    ConsumerCreateRequest,
+    StreamConfig,
+)
 from broker.jetstream.config.consumer_rules import consumer_config_steps
 from broker.jetstream.config.consumer_update import (
     check_consumer_update,
@@ -179,10 +185,22 @@ class LeaderApi:
             replica.leading.unpin(consumer.name)
             return encode_response(kind)
         if kind is ApiKind.CONSUMER_INFO:
-            return encode_response(kind, self.info.consumer(replica, consumer, shown=True))
+            return await self._consumer_info(replica, consumer)
         assert kind is ApiKind.CONSUMER_DELETE, f"{kind} has no handler"
         await self._propose(replica, DeleteConsumer(replica.stamp(), request.consumer))
         return encode_response(kind, Success(success=True))
+
+    async def _consumer_info(self, replica: Replica, consumer: Consumer) -> bytes:
+        """The numbers of this moment, once they are committed: the next leader must not show an
+        ack floor below one that was shown."""
+        await self.wait_current(replica)
+        shown = self.info.consumer(replica, consumer, shown=True)
+        acked = consumer.config.ack_policy is not AckPolicy.NONE
+        if acked and shown.ack_floor.stream_seq > consumer.state.floor_stream_seq:
+            assert replica.leading is not None
+            replica.leading.propose_changes()
+            await self._propose(replica, Acks(replica.stamp(), []))  # applied after those
+        return encode_response(ApiKind.CONSUMER_INFO, shown)
 
     async def wait_current(self, replica: Replica) -> None:
         """Wait until the local state shows everything that was committed before the call. Usually

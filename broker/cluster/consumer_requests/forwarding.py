@@ -3,9 +3,9 @@
 Owns: the requests that one turn of the event loop has collected for each leader, and those that
 wait for a leader.
 May not touch: the meaning of a request; the leader reads subjects and payloads.
-Requests are not retried: a lost ack leads to a redelivery, a lost pull request ends with its own
-expiry. They are sent once, to the leader known at that moment, or held for a while until there is
-one.
+Requests are not retried: a lost ack leads to a redelivery, and whoever sent a lost pull request is
+told to repeat it. They are sent once, to the leader known at that moment, or held for a while until
+there is one.
 Spec: NATS JetStream, consumers: acknowledgements and pull requests."""
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ _decode_acks = msgspec.msgpack.Decoder(list[ForwardedAcks]).decode
 
 @dataclass(slots=True)
 class RequestForwarder:
-    """`take` and `take_acks` serve a request on this node; `before_send` is called before pull
-    requests leave."""
+    """`take` and `take_acks` serve a request on this node; `lost` tells the client of one that no
+    leader will serve; `before_send` is called before pull requests leave."""
 
     node: NodeId
     leader: Callable[[int], NodeId | None]
     send: Callable[[NodeId, int, bytes], bool]
     take: Callable[[ForwardedRequest], None]
     take_acks: Callable[[ForwardedAcks], None]
+    lost: Callable[[ForwardedRequest], None]
     before_send: Callable[[], None]
     dropped: int = 0
     _pulls: WaitingPulls = field(default_factory=WaitingPulls)
@@ -66,8 +67,8 @@ class RequestForwarder:
             return True
         collected = self._collected.setdefault(leader, [])
         collected.append(request)
-        group, _, reply, _, payload = request
-        if reply and payload.startswith(b"{"):  # a pull request; no ack starts like this
+        if is_pull(request):
+            group, _, reply, _, payload = request
             self._pulls.sent(leader, group, reply, payload, now_s=time.monotonic())
         self._collected_bytes += _size(request)
         if len(collected) >= TURN_MAX or self._collected_bytes >= TURN_BYTES_MAX:
@@ -107,10 +108,19 @@ class RequestForwarder:
     def release(self, group: int) -> None:
         """The group has a leader now."""
         now_s = time.monotonic()
-        for acks in self._held_acks.take(group, now_s=now_s):
+        for acks in self._held_acks.take(group, now_s=now_s)[0]:
             self.add_acks(acks)
-        for request in self._held.take(group, now_s=now_s):
+        alive, expired = self._held.take(group, now_s=now_s)
+        for request in expired:
+            self.lost(request)
+        for request in alive:
             self.add(request)
+
+    def link_restored(self) -> None:
+        """A node is connected again: groups that it still leads have a leader that can be asked."""
+        for group in dict.fromkeys(self._held_acks.groups() + self._held.groups()):
+            if self.leader(group) is not None:
+                self.release(group)
 
     def forget(self, group: int) -> None:
         """The stream was deleted."""
@@ -137,6 +147,8 @@ class RequestForwarder:
         for leader, requests in collected.items():
             if not self.send(leader, CHANNEL_CONSUMER_REQUESTS, _encode(requests)):
                 self.dropped += len(requests)
+                for request in requests:
+                    self.lost(request)
 
         gathered, self._acks = self._acks, {}
         for leader, acks in gathered.items():
@@ -150,6 +162,12 @@ class RequestForwarder:
     def received_acks(self, _peer: NodeId, frame: bytes) -> None:
         for acks in _decode_acks(frame):
             self.take_acks(acks)
+
+
+def is_pull(request: ForwardedRequest) -> bool:
+    """Whether somebody waits for the messages of a pull request. No ack starts like its body."""
+    _, _, reply, _, payload = request
+    return bool(reply) and payload.startswith(b"{")
 
 
 def _size(request: ForwardedRequest) -> int:

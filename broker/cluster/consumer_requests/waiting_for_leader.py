@@ -33,12 +33,15 @@ class WaitingForLeader(Generic[T]):
         self._bytes += size
         return True
 
-    def take(self, group: int, *, now_s: float) -> list[T]:
-        """Remove the group's requests; return those that have not expired."""
-        self._drop_expired(group, now_s)
+    def take(self, group: int, *, now_s: float) -> tuple[list[T], list[T]]:
+        """Remove the group's requests: those that have not expired, and those that have."""
         held = self._by_group.pop(group, [])
         self._bytes -= sum(size for _, size, _ in held)
-        return [item for _, _, item in held]
+        alive = [item for expiry, _, item in held if expiry > now_s]
+        return alive, [item for expiry, _, item in held if expiry <= now_s]
+
+    def groups(self) -> list[int]:
+        return list(self._by_group)
 
     def _drop_expired(self, group: int, now_s: float) -> None:
         held = self._by_group.get(group, [])

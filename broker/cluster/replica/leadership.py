@@ -126,6 +126,7 @@ class Leadership:
                 handle.cancel()
         for subject in self._watched:
             self._services.interest.unwatch(self._account.name, subject, self)
+        self._watched.clear()
 
     # -- consumers are created and deleted ------------------------------------------------------
 
@@ -234,6 +235,8 @@ class Leadership:
 
     def applied(self, *, stored: bool, consumers: list[str]) -> None:
         """Entries were applied: new messages, or changed consumers, or neither."""
+        if self.closed:
+            return
         if consumers:
             self.consumers_changed()
             for name in consumers:
@@ -311,6 +314,11 @@ class Leadership:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
 
+    def propose_changes(self) -> None:
+        """Propose now what has changed, not at the end of this turn of the loop."""
+        if self._dirty:
+            self._run()
+
     def _run(self) -> None:
         """One turn: pump the engines that have work, then propose their replicated changes."""
         if self.closed:
@@ -386,6 +394,8 @@ class Leadership:
             self._arm()
 
     def _arm_expiry(self) -> None:
+        if self.closed:
+            return
         now = self._now_ns()
         at = self.stream.next_expiry(now)
         if at is None:

@@ -46,6 +46,7 @@ logger = logging.getLogger("jetraft.cluster")
 
 CAMPAIGNS_MAX = 8
 CAMPAIGN_EVERY_S = 0.025
+RESUME_EVERY_S = 0.02
 
 _CONSUMER_KINDS = frozenset(
     {
@@ -114,6 +115,7 @@ class Replica:
         self._won: Term | None = None  # leader of this term, but its first entry is not applied
         self._proposals = Proposals()
         self._last_stamp_ns = 0
+        self._proposed = Index(0)  # the last command of the delivery engines in this term
         self._relaxed = services.relaxed and not self._in_memory
         self.checkpoints = Checkpoints(
             stream,
@@ -247,6 +249,7 @@ class Replica:
         try:
             for command in proposed:
                 term, index = self._host.propose(self.group, commands.encode(command))
+                self._proposed = index
         except RaftError:
             # Not confirmed: the client repeats its ack, the message is delivered again. The
             # engines assume the commands were proposed, so they restart from applied state.
@@ -261,7 +264,18 @@ class Replica:
     def _restart_leading(self, lost: Leadership) -> None:
         if self.leading is lost:
             lost.close()
-            self.leading = Leadership(self, self._services.delivery)
+            self._resume_leading(lost)
+
+    def _resume_leading(self, lost: Leadership) -> None:
+        """What the engines proposed before is on its way. Engines that began without it would
+        deliver again what it settles."""
+        if self.leading is not lost:
+            return
+        if self.stream.applied < self._proposed:
+            loop = asyncio.get_running_loop()
+            loop.call_later(RESUME_EVERY_S, self._resume_leading, lost)
+            return
+        self.leading = Leadership(self, self._services.delivery)
 
     def _confirm(self, done: asyncio.Future[object], confirms: Sequence[bytes]) -> None:
         if not done.cancelled() and done.exception() is None and self.leading is not None:
@@ -353,6 +367,7 @@ class Replica:
         assert self._won is not None
         self._won = None
         self.led_last = True
+        self._proposed = Index(0)
         self.leader_since_ns = self._services.now_ns()
         self.leading = Leadership(self, self._services.delivery)
         logger.info("stream %s: leader (term %s)", self.name, self.term)

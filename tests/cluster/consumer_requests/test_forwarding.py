@@ -23,6 +23,7 @@ class Bench:
         self.leaders: dict[int, NodeId | None] = {10: US, 20: ONE, 21: ONE, 30: TWO, 40: None}
         self.log: list[tuple[NodeId, bytes] | str] = []  # "interest", or a frame that was sent
         self.taken: list[ForwardedRequest] = []
+        self.lost: list[ForwardedRequest] = []
         self.taken_acks: list[ForwardedAcks] = []
         self.ack_frames: list[tuple[NodeId, bytes]] = []
         self.full = False
@@ -32,6 +33,7 @@ class Bench:
             send=self._send,
             take=self.taken.append,
             take_acks=self.taken_acks.append,
+            lost=self.lost.append,
             before_send=lambda: self.log.append("interest"),
         )
 
@@ -104,6 +106,7 @@ def test_requests_without_a_link_are_dropped_and_counted() -> None:
         await turns()
         assert bench.forwarder.dropped == 3
         assert bench.frames() == []
+        assert bench.lost == [request(20, number) for number in range(3)]
 
     run(test())
 
@@ -153,6 +156,34 @@ def test_requests_beyond_the_age_or_size_bound_are_dropped(monkeypatch: pytest.M
     bench.forwarder.release(41)
     assert bench.taken == [request(41, 3), request(41, 4, b"p" * 300)]
     assert bench.forwarder.dropped == 21
+
+
+def test_held_requests_leave_when_the_link_to_their_leader_is_back() -> None:
+    bench = Bench()
+    acks: ForwardedAcks = (41, b"c", [1, 2], [1, 2])
+    assert bench.forwarder.add(request(40, 1))
+    bench.forwarder.add_acks(acks)
+    bench.leaders[40] = US
+    bench.forwarder.link_restored()
+    assert (bench.taken, bench.taken_acks) == ([request(40, 1)], [])
+    bench.leaders[41] = US
+    bench.forwarder.link_restored()
+    assert bench.taken_acks == [acks]
+
+
+def test_requests_that_waited_too_long_for_a_leader_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    bench = Bench()
+    assert bench.forwarder.add(request(40, 1))
+    now += waiting_for_leader.HELD_S
+    assert bench.forwarder.add(request(40, 2))
+    bench.leaders[40] = US
+    bench.forwarder.release(40)
+    assert bench.taken == [request(40, 2)]
+    assert bench.lost == [request(40, 1)]
 
 
 def test_pull_requests_that_waited_at_a_lost_node_are_returned(
