@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.cluster.replica import state_flush
-from broker.cluster.replica.replica import Replica
 from chaos.sim.broker.isolation import isolated
 from chaos.sim.broker.marks import host_marks
 from chaos.sim.broker.nemesis import BrokerNemesis
@@ -20,8 +19,10 @@ from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.clients.client import SimClient
 from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.dispatches import Dispatches, watched_deliveries
 from chaos.sim.promises.every_step import ConsensusObserver
 from chaos.sim.promises.journal import Journal
+from chaos.sim.promises.seen_replica import SeenReplica
 from chaos.sim.promises.stored import check_alike
 from chaos.sim.schedule import rng_for
 from chaos.sim.world.links import Fabric
@@ -57,6 +58,7 @@ class BrokerCluster:
         self._tell = tell
         self._current = CurrentClock(WorldClock(self.world))
         self._failures: list[str] = []
+        self._violations: list[str] = []
         self.fabric = Fabric(self.world, rng_for(seed, "network"))
         self.fabric.on_exception = lambda where, error: self._failed(where, {"exception": error})
         names = [f"n{number + 1}" for number in range(plan.nodes)]
@@ -85,6 +87,8 @@ class BrokerCluster:
         )
         self.journal = Journal(self.world)
         self.rng = rng_for(seed, "clients")
+        self.healed_ns = 0
+        self.dispatches = Dispatches(self.now_ns, self._running_node, self.replicas, self._broken)
         self._workloads = [WORKLOADS[name](self) for name in plan.workloads]
         self._streams = [config for one in self._workloads for config in one.streams()]
         self._clients: list[SimClient] = []
@@ -113,6 +117,9 @@ class BrokerCluster:
         if self._tell is not None:
             self._tell(f"{self.world.now_ns / NS:9.4f} {self._running_node():8} {text}")
 
+    def _broken(self, what: str) -> None:
+        self._violations.append(what)
+
     def _failed(self, who: str, context: dict[str, Any]) -> None:
         """The code under test has raised where nothing may raise."""
         error = context.get("exception")
@@ -130,6 +137,7 @@ class BrokerCluster:
             simulated_clocks(self._current, dice),
             isolated(loops, tell, self.mark, self._failed),
             replaced((*observer.replacements(), *(OFTEN if self.plan.short_logs else ()))),
+            watched_deliveries(self.dispatches),
         ):
             try:
                 self._run()
@@ -143,6 +151,7 @@ class BrokerCluster:
         self.nemesis.start()
         self._until(lambda: all(task.done() for task in tasks), START_WITHIN_NS + self.plan.work_ns)
         self.nemesis.heal()
+        self.healed_ns = self.world.now_ns
         done = self._until(lambda: all(t.done() for t in tasks), SETTLE_WITHIN_NS)
         if not done:
             raise BrokenPromise("the clients do not finish although the faults are over")
@@ -154,6 +163,8 @@ class BrokerCluster:
 
     def _until(self, done: Callable[[], bool], within_ns: int) -> bool:
         def stop() -> bool:
+            if self._violations:
+                raise BrokenPromise(self._violations[0])
             if self._failures:
                 raise BrokenPromise(f"the code under test has failed: {self._failures[0]}")
             if self.world.steps > STEPS_MAX:
@@ -189,8 +200,15 @@ class BrokerCluster:
     def replicas_max(self) -> int:
         return self.plan.replicas_max
 
-    def replicas(self, stream: str) -> dict[str, Replica]:
-        found = {}
+    @property
+    def links_stay_up(self) -> bool:
+        return {fault.kind for fault in self.plan.script} <= {"kill"}
+
+    def now_ns(self) -> int:
+        return self.world.now_ns
+
+    def replicas(self, stream: str) -> dict[str, SeenReplica]:
+        found: dict[str, SeenReplica] = {}
         for node in self.nodes:
             jetstream = node.runtime.jetstream if node.runtime is not None else None
             replica = jetstream.replica_of("$G", stream) if jetstream is not None else None
@@ -232,7 +250,7 @@ class BrokerCluster:
             workload.check()
 
 
-def _agree(replicas: dict[str, Replica], count: int) -> bool:
+def _agree(replicas: dict[str, SeenReplica], count: int) -> bool:
     """One leads, and all have applied the same."""
     applied = {replica.stream.applied for replica in replicas.values()}
     leading = [replica for replica in replicas.values() if replica.is_leading]

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from chaos.sim.clients.batches import BatchPublishers
+from chaos.sim.clients.mirrors import Mirrors
 from chaos.sim.clients.publisher import AckedPublishers
+from chaos.sim.clients.pull_consumers import PullConsumers
 from chaos.sim.clients.readers import RestingReaders
 from chaos.sim.clients.registers import CompareAndSet
 from chaos.sim.clients.workload import Scene, SimWorkload
@@ -19,6 +21,8 @@ WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "batches": BatchPublishers,
     "compare and set": CompareAndSet,
     "resting readers": RestingReaders,
+    "mirrors and sources": Mirrors,
+    "pull consumers": PullConsumers,
 }
 # Reveals the stale read of a sleeping leader that is cut off (issue 11): drawn once that is fixed.
 NOT_DRAWN: Final = frozenset({"resting readers"})

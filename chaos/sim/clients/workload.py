@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Protocol
 
-from broker.cluster.replica.replica import Replica
 from chaos.sim.clients.client import SimClient
+from chaos.sim.promises.dispatches import Dispatches
 from chaos.sim.promises.journal import Journal
+from chaos.sim.promises.seen_replica import SeenReplica
 
 
 class Scene(Protocol):
@@ -27,10 +28,25 @@ class Scene(Protocol):
     def replicas_max(self) -> int:
         """How many replicas a stream can have."""
 
+    @property
+    def dispatches(self) -> Dispatches:
+        """Watches all deliveries of leaders."""
+
+    @property
+    def healed_ns(self) -> int:
+        """When the faults ended; 0 before that."""
+
+    @property
+    def links_stay_up(self) -> bool:
+        """No fault of this run cuts or silences a link without an end that both sides notice."""
+
+    def now_ns(self) -> int:
+        """The time of the world."""
+
     def client(self, name: str) -> SimClient:
         """A new client, connecting to any node."""
 
-    def replicas(self, stream: str) -> Mapping[str, Replica]:
+    def replicas(self, stream: str) -> Mapping[str, SeenReplica]:
         """The replica of a stream on every node that has one and is up."""
 
     def mark(self, branch: str) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.cluster.replica.replica import Replica
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.journal import Operation, Result
+from chaos.sim.promises.seen_replica import SeenReplica
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class StoredRow:
     headers: bytes = b""
 
 
-def rows_of(replicas: Mapping[str, Replica]) -> list[StoredRow]:
+def rows_of(replicas: Mapping[str, SeenReplica]) -> list[StoredRow]:
     """All messages that the leader has stored."""
     store = next(replica.stream.store for replica in replicas.values() if replica.is_leading)
     found = (store.get(seq) for seq in range(store.first_seq, store.last_seq + 1))

@@ -1,0 +1,98 @@
+"""Bugs of consumers: acks, pull requests, redelivery.
+
+Owns: the replaced functions.
+May not touch: anything while no bug is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.replica.leadership import Leadership
+from broker.cluster.replica.replica import Replica
+from broker.jetstream.api.responses import encode_response
+from broker.jetstream.api.subjects import ApiKind
+from broker.jetstream.delivery.cursor import Cursor
+from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
+
+PULL: Final = ("pull consumers",)
+
+
+def _confirm_before_commit(original: Callable[..., None]) -> Callable[..., None]:
+    def propose_all(self: Replica, proposed: Sequence[Any], confirms: Sequence[bytes]) -> None:
+        if confirms and self.leading is not None:
+            self.leading.confirm(confirms)
+        original(self, proposed, [])
+
+    return propose_all
+
+
+def _show_uncommitted(_: object) -> object:
+    async def consumer_info(self: LeaderApi, replica: Any, consumer: Any) -> bytes:
+        return encode_response(
+            ApiKind.CONSUMER_INFO, self.info.consumer(replica, consumer, shown=True)
+        )
+
+    return consumer_info
+
+
+def _count_per_leader(original: Callable[..., None]) -> Callable[..., None]:
+    def rebuild(self: Cursor, now: int) -> None:
+        original(self, now)
+        self.live.redelivered.clear()
+
+    return rebuild
+
+
+def _redeliver_at_once(original: Callable[..., None]) -> Callable[..., None]:
+    """As if the deadlines of the old leader were compared with a clock that is ahead."""
+
+    def rebuild(self: Cursor, now: int) -> None:
+        original(self, now)
+        for seq in self.live.pending:
+            self.redelivery.schedule(seq, now)
+
+    return rebuild
+
+
+def _resume_at_once(_: object) -> object:
+    def resume_leading(self: Replica, lost: Leadership) -> None:
+        if self.leading is lost:
+            self.leading = Leadership(self, self._services.delivery)
+
+    return resume_leading
+
+
+CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
+    "double ack before commit": BrokerBug(
+        "a double ack is answered when its entry is committed",
+        (Replacement(Replica, "propose_all", _confirm_before_commit),),
+        found_by=16,
+        workloads=PULL,
+    ),
+    "consumer info before commit": BrokerBug(
+        "consumer info shows no ack floor that the next leader might not know",
+        (Replacement(LeaderApi, "_consumer_info", _show_uncommitted),),
+        found_by=21,
+        workloads=PULL,
+    ),
+    "engines restart before their entries are applied": BrokerBug(
+        "delivery goes on from the state that includes what this leader has proposed",
+        (Replacement(Replica, "_resume_leading", _resume_at_once),),
+        found_by=30,
+        workloads=PULL,
+    ),
+    "max_deliver counted per leader": BrokerBug(
+        "a new leader continues to count deliveries",
+        (Replacement(Cursor, "rebuild", _count_per_leader),),
+        found_by=28,
+        workloads=PULL,
+    ),
+    "redelivery by another clock": BrokerBug(
+        "a new leader grants every pending message its whole ack wait",
+        (Replacement(Cursor, "rebuild", _redeliver_at_once),),
+        found_by=35,
+        workloads=PULL,
+    ),
+}

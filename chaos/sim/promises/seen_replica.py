@@ -1,0 +1,21 @@
+"""A replica of a stream, as checks see it.
+
+Owns: the Protocol.
+May not touch: replicas; checks only read them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from broker.jetstream.stream.stream import Stream
+
+
+class SeenReplica(Protocol):
+    """broker.cluster.replica.replica.Replica, as far as checks read it."""
+
+    @property
+    def stream(self) -> Stream: ...
+    @property
+    def is_leading(self) -> bool: ...
+    @property
+    def term(self) -> int: ...
