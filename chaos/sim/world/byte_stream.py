@@ -162,13 +162,6 @@ class ServerEnd(asyncio.Transport):
         if not (self.ended or self._half_closed):
             self._stream.from_server(bytes(data))
 
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        """The client learns that nothing more comes; what it sent before still arrives."""
-        self._stream.server_gone()
-
     def close(self) -> None:
         self._end(None)
 
