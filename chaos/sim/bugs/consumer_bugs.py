@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from broker.cluster.api.leader_api import LeaderApi
-from broker.cluster.replica.leadership import Leadership
 from broker.cluster.replica.replica import Replica
 from broker.jetstream.api.responses import encode_response
 from broker.jetstream.api.subjects import ApiKind
@@ -56,14 +55,6 @@ def _redeliver_at_once(original: Callable[..., None]) -> Callable[..., None]:
     return rebuild
 
 
-def _resume_at_once(_: object) -> object:
-    def resume_leading(self: Replica, lost: Leadership) -> None:
-        if self.leading is lost:
-            self.leading = Leadership(self, self._services.delivery)
-
-    return resume_leading
-
-
 CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "double ack before commit": BrokerBug(
         "a double ack is answered when its entry is committed",
@@ -75,12 +66,6 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
         "consumer info shows no ack floor that the next leader might not know",
         (Replacement(LeaderApi, "_consumer_info", _show_uncommitted),),
         found_by=21,
-        workloads=PULL,
-    ),
-    "engines restart before their entries are applied": BrokerBug(
-        "delivery goes on from the state that includes what this leader has proposed",
-        (Replacement(Replica, "_resume_leading", _resume_at_once),),
-        found_by=30,
         workloads=PULL,
     ),
     "max_deliver counted per leader": BrokerBug(
