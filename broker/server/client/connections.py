@@ -135,7 +135,8 @@ class Connections(Mapping[int, OpenConnection]):
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._open: dict[int, OpenConnection] = {}
-        self.internal: set[OpenConnection] = set()  # neither counted, listed nor limited
+        # Neither counted, listed nor limited. A dict keeps their order.
+        self.internal: dict[OpenConnection, None] = {}
         self.history: deque[ConnectionRecord] = deque(
             maxlen=settings.options.limits.max_closed_clients
         )
@@ -162,7 +163,7 @@ class Connections(Mapping[int, OpenConnection]):
     def add(self, connection: OpenConnection) -> None:
         """A socket was accepted: greet it, or refuse it when the server is full."""
         if connection.internal:
-            self.internal.add(connection)
+            self.internal[connection] = None
             connection.greet()
             return
         limit = self._settings.options.limits.max_connections
@@ -182,7 +183,7 @@ class Connections(Mapping[int, OpenConnection]):
     def remove(self, connection: OpenConnection) -> None:
         """The connection has ended: keep its traffic and a record of it."""
         if connection.internal:
-            self.internal.discard(connection)
+            self.internal.pop(connection, None)
             return
         if self._open.pop(connection.cid, None) is None:
             return

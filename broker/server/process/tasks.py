@@ -25,7 +25,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], None] = {}  # in the order of their start
 
     async def __aenter__(self) -> Tasks:
         await self._group.__aenter__()
@@ -43,10 +43,10 @@ class Tasks:
 
     def spawn(self, work: Coroutine[Any, Any, None], /, *, name: str) -> None:
         task = self._group.create_task(_logged(work, name), name=name)
-        self._running.add(task)
+        self._running[task] = None
 
         def done(task: asyncio.Task[None]) -> None:
-            self._running.discard(task)
+            self._running.pop(task, None)
             work.close()  # a task that was cancelled before its first step has not awaited it
 
         task.add_done_callback(done)
