@@ -147,16 +147,14 @@ class BrokerCluster:
     def _run(self) -> None:
         for node in self.nodes:
             node.start()
-        tasks = [self.client_loop.start(self._work(), "work")]
+        work = self.client_loop.start(self._work(), "work")
         self.nemesis.start()
-        self._until(lambda: all(task.done() for task in tasks), START_WITHIN_NS + self.plan.work_ns)
+        self._until(work.done, START_WITHIN_NS + self.plan.work_ns)
         self.nemesis.heal()
         self.healed_ns = self.world.now_ns
-        done = self._until(lambda: all(t.done() for t in tasks), SETTLE_WITHIN_NS)
-        if not done:
+        if not self._until(work.done, SETTLE_WITHIN_NS):
             raise BrokenPromise("the clients do not finish although the faults are over")
-        for task in tasks:
-            task.result()
+        work.result()
         if not self._until(self._settled, SETTLE_WITHIN_NS):
             raise BrokenPromise(f"no agreement although the faults are over: {self._states()}")
         self._check()

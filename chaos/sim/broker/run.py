@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from chaos.sim.broker.cluster import BrokerCluster
-from chaos.sim.broker.isolation import free_garbage
+from chaos.sim.broker.isolation import free_garbage, keep_older_objects
 from chaos.sim.broker.marks import known_marks
 from chaos.sim.broker.plan import Plan
 from chaos.sim.promises.broken import BrokenPromise
@@ -45,6 +45,7 @@ class RunOutcome:
 
 def run_broker_seed(seed: int, *, plan: Plan | None = None, tell: bool = False) -> RunOutcome:
     """One cluster from start to end."""
+    keep_older_objects()
     story: list[str] = []
     plan = plan or Plan.drawn_from(seed)
     cluster = BrokerCluster(seed, plan, tell=story.append if tell else None)
