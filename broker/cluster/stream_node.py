@@ -25,6 +25,7 @@ from broker.cluster.meta.founding import Founding, next_session
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
+from broker.cluster.meta.stored_table import StoredTable
 from broker.cluster.observe.advisories import Advisories
 from broker.cluster.observe.asset_info import AssetInfo
 from broker.cluster.origins.mirroring import MirrorsAndSources
@@ -112,7 +113,7 @@ class StreamNode:
         mesh, storage = self.mesh, self.storage
         self.meta_group = MetaGroup(
             assignments=self.assignments,
-            state_db=storage.state_db,
+            stored=StoredTable(self.assignments, storage.state_db),
             host=self.host,
             on_assigned=self._assigned,
             on_reconfigured=self._reconfigured,

@@ -23,6 +23,7 @@ DELETES: Final = b"d"  # first sequence -> which rows of the block are removed
 DEDUP: Final = b"m"  # chunk number -> message ids of the duplicate window
 STAGED: Final = b"a"  # batch number -> the members of an open atomic batch
 POSITION: Final = b"p"  # sequence 0 -> index and term of the record; the log may end before it
+ASSIGNED: Final = b"t"  # of the meta group: group of a stream -> its assignment
 KINDS: Final = (RECORD, BLOCK, SUMMARY, DELETES, DEDUP, STAGED, POSITION)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -172,6 +172,7 @@ class AssignmentTable:
         self._reserved: Counter[tuple[str, Storage]] = Counter()  # bytes by account and storage
         # The streams of an account, those with the newest subjects last.
         self._recent: dict[str, dict[str, None]] = {}
+        self._unwritten: dict[int, Assignment | None] = {}  # by group; None: it was removed
 
     def get(self, account: str, name: str) -> Assignment | None:
         streams = self._accounts.get(account)
@@ -263,13 +264,23 @@ class AssignmentTable:
 
     def load_dump(self, record: bytes | None) -> None:
         """Replace the whole table. None: it becomes empty."""
-        applied, assignments, nodes = _read_record(record) if record is not None else (0, [], [])
+        self.load_all(*(_read_record(record) if record is not None else (0, [], [])))
+
+    def load_all(
+        self, applied: int, assignments: Iterable[Assignment], nodes: Iterable[NodeRecord]
+    ) -> None:
+        """Replace the whole table."""
         for known in self:
             self._take(known.account, known.name)
         self.applied = Index(applied)
         self.nodes.load(nodes)
         for assignment in sorted(assignments, key=lambda a: a.subjects_since):
             self._put(assignment)
+
+    def take_unwritten(self) -> dict[int, Assignment | None]:
+        """What has changed since the last call, by group: the assignment, or None if it is gone."""
+        unwritten, self._unwritten = self._unwritten, {}
+        return unwritten
 
     def digest(self) -> bytes:
         return hashlib.sha256(self.dump()).digest()
@@ -421,11 +432,13 @@ class AssignmentTable:
         recent = self._recent.setdefault(account, {})
         known = streams.get(name)
         if known is not None:
+            self._unwritten[known.group] = None
             self._add_up(known, -1)
         if known is None or known.subjects_since != assignment.subjects_since:
             recent.pop(name, None)
             recent[name] = None
         streams[name] = assignment
+        self._unwritten[assignment.group] = assignment
         self._add_up(assignment, 1)
         self.on_changed(account, name)
 
@@ -436,6 +449,7 @@ class AssignmentTable:
         del self._accounts[account][name], self._recent[account][name]
         if not self._accounts[account]:
             del self._accounts[account], self._recent[account]
+        self._unwritten[known.group] = None
         self._add_up(known, -1)
         self.on_changed(account, name)
         return known

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -55,11 +56,12 @@ def next_transfers(
     """A few leaderships to transfer now. Each makes the numbers more even by two, so it ends."""
     able = [node for node in nodes.placeable() if alive(node)]
     led = [(one, leader(one.group)) for one in assignments]
-    counts = dict.fromkeys(able, 0)
-    for _, node in led:
-        if node in counts:
-            counts[node] += 1
+    leading = Counter(node for _, node in led)
+    counts = {node: leading[node] for node in able}
     share = sum(counts.values()) / len(able) if able else 0.0
+    busy = [node for node, count in counts.items() if count > share * tolerance]
+    if not busy and counts.keys() >= leading.keys() - {None}:
+        return []
     transfers: list[LeaderTransfer] = []
     for one, node in led:
         if node is None or set(one.peers) != set(one.members):
@@ -87,7 +89,7 @@ class LeaderBalance:
     leaders: LeaderTable
     rpc: Rpc
     connected: Callable[[NodeId], bool]
-    _seen: frozenset[tuple[int, NodeId | None]] = frozenset()
+    _seen: tuple[int, frozenset[NodeId]] = (-1, frozenset())
     _quiet_since: float = 0.0
 
     def start(self) -> None:
@@ -107,17 +109,18 @@ class LeaderBalance:
         return _count.decode(await self.rpc.call(leader, "rebalance", b""))
 
     def _due(self, now: float) -> list[LeaderTransfer]:
-        table = self.group.assignments
-        seen = frozenset((one.group, self.leaders.leader(one.group)) for one in table)
+        nodes = self.group.assignments.nodes
+        members = {NodeId(record.node) for record in nodes.present()}
+        seen = (self.leaders.changes, frozenset(filter(self.connected, members)))
         if seen != self._seen:
             self._seen, self._quiet_since = seen, now
-        quiet = now >= self._quiet_since + QUIET_S
-        transfers = self._next(UNEVEN)
-        if quiet:
+        if now >= self._quiet_since + QUIET_S:
             self._quiet_since = now  # the next ones after another quiet time
-            return transfers
-        drains = set(table.nodes.placeable())
-        return [one for one in transfers if one.leader not in drains]
+            return self._next(UNEVEN)
+        staying = set(nodes.placeable())
+        if staying == members:
+            return []
+        return [one for one in self._next(UNEVEN) if one.leader not in staying]
 
     def _next(self, tolerance: float) -> list[LeaderTransfer]:
         table = self.group.assignments

@@ -1,6 +1,6 @@
 """The meta group on this node: the Raft state machine around the table of assignments.
 
-Owns: changes of the assignment table, its record on disk, and the callers that wait for a change.
+Owns: changes of the assignment table, and the callers that wait for a change.
 May not touch: streams; it reports assignments that were added, changed or removed.
 Spec: docs/ARCHITECTURE.md, "Storage"."""
 
@@ -28,10 +28,9 @@ from broker.cluster.meta.assignments import (
     RenewStream,
     encode_command,
 )
+from broker.cluster.meta.stored_table import StoredTable
 from broker.cluster.proposals import Proposals
 from broker.jetstream.errors import JetStreamError
-from broker.store.state_db import StateDb
-from broker.store.state_keys import RECORD, key
 from raft import Entry, EntryKind, GroupId, Index, NodeId, SnapshotMeta, Term
 from raft.host.host import Host
 
@@ -54,7 +53,7 @@ class MetaGroup:
     """Implements raft.StateMachine."""
 
     assignments: AssignmentTable
-    state_db: StateDb
+    stored: StoredTable
     host: Host
     on_assigned: Callable[[Assignment], None]
     on_reconfigured: Callable[[Assignment], None]
@@ -69,8 +68,7 @@ class MetaGroup:
 
     def load(self) -> None:
         """Load the record of an earlier run; the log replays what is newer."""
-        record = self.state_db.files(META_GROUP).get(RECORD, 0)
-        self.assignments.load_dump(record)
+        self.stored.load()
         self._flushed = self.assignments.applied
 
     def give_up_log(self, store: DamagedLogs) -> None:
@@ -81,7 +79,7 @@ class MetaGroup:
         if log.last_index() != self.assignments.applied:
             self.assignments.load_dump(None)
             self._flushed = self.assignments.applied
-            self._write_record()
+            self.stored.write()
 
     @property
     def is_durable(self) -> bool:
@@ -113,13 +111,8 @@ class MetaGroup:
             self._proposals.applied(entry.term, entry.index, result)
         self._proposals.passed(entries[-1].index)
         self._applied_term = entries[-1].term
-        self._write_record()
+        self.stored.write()
         self.on_written()
-
-    def _write_record(self) -> None:
-        batch = self.state_db.begin()
-        batch.put(key(META_GROUP, RECORD, 0), self.assignments.dump())
-        self.state_db.write(batch)
 
     def leader_changed(self, *, leader: NodeId | None, term: Term, ours: bool) -> None:
         self.is_leader = ours
@@ -144,7 +137,7 @@ class MetaGroup:
                 self.on_assigned(new)
             elif known != new:
                 self.on_reconfigured(new)
-        self._write_record()
+        self.stored.write()
 
     def durable_index(self) -> Index:
         return self._flushed

@@ -51,7 +51,11 @@ def next_repairs(
     commands: list[MetaCommand] = []
     held: set[int] = set()
     moving = 0
+    sound = frozenset(node for node in nodes.placeable() if not view.gone(node))
     for one in assignments:
+        enough = len(one.peers) >= one.config.num_replicas
+        if enough and one.peers == one.members and sound.issuperset(one.peers):
+            continue  # as nearly all are: there may be thousands
         held |= one.holders
         in_motion = set(one.peers) != set(one.members)
         moving += in_motion

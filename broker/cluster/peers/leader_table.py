@@ -20,6 +20,7 @@ NO_LEADER_WITHIN_S = 5.0
 class LeaderTable:
     connected: Callable[[NodeId], bool]
     on_change: Callable[[int], None]  # new leader, or it serves from now on
+    changes: int = 0  # how often a group got another leader
     _known: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)
     _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
 
@@ -45,6 +46,7 @@ class LeaderTable:
         known = self._known.get(group)
         if known is not None and known[0] > term:
             return
+        self.changes += known is None or known[1] != leader
         self._known[group] = (term, leader)
         event = self._waiting.pop(group, None)
         if event is not None:

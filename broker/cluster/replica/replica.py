@@ -161,7 +161,7 @@ class Replica:
     def campaign(self, attempt: int = 0) -> None:
         """Do not wait for an election timeout when the stream is new. The other members may open
         their replica a moment later than this node, so the first attempts may find no voter."""
-        if self.group in self._host.groups() and self._host.leader(self.group) is None:
+        if self._host.held(self.group) is not None and self._host.leader(self.group) is None:
             self._host.campaign(self.group)
             if attempt < CAMPAIGNS_MAX:
                 loop = asyncio.get_running_loop()

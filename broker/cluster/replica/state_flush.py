@@ -26,6 +26,10 @@ from raft.store.records import StoreFailed
 logger = logging.getLogger("jetraft.cluster")
 
 FLUSH_EVERY_S: Final = 10.0
+# The table of streams is flushed when it has changed, but flushing takes at most a twentieth of the
+# time, or happens once a second.
+FLUSH_SHARE: Final = 20
+FLUSH_PAUSE_MAX_S: Final = 1.0
 FLUSH_ABOVE_BYTES: Final = 64 << 20
 ERASE_AFTER_S: Final = 1.0  # erasures within this time are handled together
 ERASE_SHARE: Final = 20  # at most one twentieth of the time is spent on rewriting
@@ -65,7 +69,8 @@ class StateFlush:
         self._files = files
 
     def want(self) -> None:
-        """Flush now instead of at the end of the interval."""
+        """The table of streams was written: flush it soon, because a restart needs it. The states
+        of the streams wait for the end of the interval."""
         self._wanted.set()
 
     def written(self, size: int) -> None:
@@ -76,19 +81,33 @@ class StateFlush:
 
     async def run(self) -> None:
         """Flush the applied state at intervals, so that logs can be compacted."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + FLUSH_EVERY_S
         while True:
             try:
-                async with asyncio.timeout(FLUSH_EVERY_S):
+                async with asyncio.timeout_at(due):
                     await self._wanted.wait()
             except TimeoutError:
                 pass  # the interval is over: flush what there is
             self._wanted.clear()
+            began = loop.time()
+            whole = began >= due or self._unflushed_bytes > FLUSH_ABOVE_BYTES
+            if whole:
+                due = began + FLUSH_EVERY_S
             if self._host.trouble() is not None:
                 continue
             try:
-                await self._flush()
+                await (self._flush() if whole else self._flush_table())
             except StoreFailed as error:
                 self._host.store_failed(error)
+            await asyncio.sleep(min(FLUSH_SHARE * (loop.time() - began), FLUSH_PAUSE_MAX_S))
+
+    async def _flush_table(self) -> None:
+        async with self._one_at_a_time:
+            meta = self._meta_group
+            index = meta.written()
+            await asyncio.to_thread(self._store.flush_state)
+            meta.flushed(index)
 
     async def _flush(self) -> None:
         async with self._one_at_a_time:

@@ -19,8 +19,9 @@ from broker.cluster.meta.leader_balance import (
     next_transfers,
 )
 from broker.cluster.meta.node_table import NodeTable, SetStanding, Standing
+from broker.cluster.peers.leader_table import LeaderTable
 from broker.jetstream.config import StreamConfig
-from raft import NodeId
+from raft import NodeId, Term
 
 A, B, C = (NodeId(n) for n in (1, 2, 3))
 
@@ -108,20 +109,22 @@ def test_it_always_ends(seed: int) -> None:
 
 def test_by_itself_it_waits_until_no_leader_has_changed_for_a_while() -> None:
     streams = [stream(n, A, B, C) for n in range(9)]
-    leaders = {one.group: A for one in streams}
+    leaders = LeaderTable(connected=lambda _: True, on_change=lambda _: None)
+    for one in streams:
+        leaders.note(one.group, Term(1), A)
 
     class Table(list[Assignment]):
         nodes = nodes()
 
     balance = LeaderBalance(
         cast(Any, SimpleNamespace(assignments=Table(streams))),
-        cast(Any, SimpleNamespace(leader=leaders.get)),
+        leaders,
         cast(Any, None),
         lambda _: True,
     )
     assert balance._due(100.0) == []
     assert balance._due(100.0 + QUIET_S - 1) == []
-    leaders[1000] = B  # a change starts the wait again
+    leaders.note(1000, Term(2), B)  # a change starts the wait again
     assert balance._due(100.0 + QUIET_S) == []
     assert balance._due(100.0 + 2 * QUIET_S) != []
     assert balance._due(101.0 + 2 * QUIET_S) == []  # and a few at a time

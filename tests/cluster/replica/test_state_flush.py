@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from broker.cluster.node_files import DirectoryFiles
 from broker.cluster.replica import state_flush as flushing
 from broker.cluster.replica.state_flush import StateFlush
 from raft import GroupId, Index
-from tests.support.cluster_fakes import run
+from tests.support.cluster_fakes import ClockedLoop, run, run_clocked, turns
 
 G = GroupId(7)
 
@@ -180,3 +181,59 @@ def test_a_log_that_cannot_be_cut_yet_is_tried_again(tmp_path: Path) -> None:
         assert node.group.log.first == 31
 
     run(work())
+
+
+def test_a_changed_table_is_flushed_without_checkpoints_and_a_storm_of_changes_seldom(
+    tmp_path: Path,
+) -> None:
+    async def work(loop: ClockedLoop) -> None:
+        node = Node(tmp_path)
+        flush = node.flushing()
+        task = asyncio.create_task(flush.run())
+        for _ in range(10):  # one change per flush
+            flush.want()
+            seen = len(node.events)
+            async with asyncio.timeout(10):
+                while len(node.events) == seen:
+                    await loop.advance(flushing.FLUSH_PAUSE_MAX_S / 50)
+        assert set(node.events) == {"flush"}
+        loop.ahead_s += flushing.FLUSH_EVERY_S
+        async with asyncio.timeout(10):
+            while "durable 30" not in node.events:  # the end of the interval
+                await loop.advance(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+
+    run_clocked(work)
+
+
+def test_after_a_slow_flush_the_next_one_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flushing, "FLUSH_PAUSE_MAX_S", 5.0)
+
+    async def work(loop: ClockedLoop) -> None:
+        node = Node(tmp_path)
+        monkeypatch.setattr(
+            node, "flush_state", lambda: (node.events.append("flush"), time.sleep(0.02))
+        )
+        flush = node.flushing()
+        task = asyncio.create_task(flush.run())
+        flush.want()
+        async with asyncio.timeout(10):
+            while not node.events:
+                await loop.advance(0.0)
+            while flush._one_at_a_time.locked():
+                await loop.advance(0.0)
+        flush.want()
+        pause = 0.02 * flushing.FLUSH_SHARE
+        await loop.advance(pause / 2)
+        await turns(20)
+        assert node.events == ["flush"]
+        async with asyncio.timeout(10):
+            while node.events != ["flush", "flush"]:
+                await loop.advance(pause)
+        task.cancel()
+        await asyncio.wait([task])
+
+    run_clocked(work)
