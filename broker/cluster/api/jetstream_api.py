@@ -289,6 +289,8 @@ class ApiService:
                 check_required_level(_required_level(call.headers))
                 if kind in _NEEDS_CURRENT_TABLE:
                     await self.meta_requests.current()
+                elif kind is ApiKind.STREAM_DELETE or self._is_unknown(call):
+                    await self.meta_requests.barrier()
                 if kind in LEADER_KINDS:
                     failed, body = await self._ask_leader(call)
                 else:
@@ -299,6 +301,12 @@ class ApiService:
             unavailable = JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False)
             failed, body = True, encode_error(kind, unavailable)
         self._reply(call, body, failed=failed)
+
+    def _is_unknown(self, call: ApiCall) -> bool:
+        """Whether the table of this node lacks the stream. It may lag: only after a barrier may
+        this node say that there is no such stream."""
+        name = call.request.stream
+        return bool(name) and self.assignments.get(call.account.name, name) is None
 
     def _get_here(self, call: ApiCall) -> bool:
         """Whether this MSG.GET could be answered at once."""

@@ -210,7 +210,9 @@ class Restore:
         except BaseException:
             # Also when cancelled: an incomplete stream must not be taken for the restored one.
             with contextlib.suppress(JetStreamError):
-                await owner.meta_requests.change(RemoveStream(self.account.name, quiet.name))
+                await owner.meta_requests.change(
+                    RemoveStream(self.account.name, quiet.name, made.created_ns)
+                )
             raise
         return assignment
 

@@ -267,9 +267,11 @@ class StreamApi:
         await self.calls.call(assignment.group, "reconfigured", body, within_s=LEADER_WITHIN_S)
 
     async def delete(self, account: Account, request: ApiRequest) -> bytes:
-        if self.assignments.get(account.name, request.stream) is None:
+        """The table must be current (`barrier`): the stream that it shows is the one to delete."""
+        known = self.assignments.get(account.name, request.stream)
+        if known is None:
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
-        await self.meta_requests.change(RemoveStream(account.name, request.stream))
+        await self.meta_requests.change(RemoveStream(account.name, known.name, known.created_ns))
         self.advisories.of_stream(account, request.stream, "delete")
         return encode_response(request.kind, Success(success=True))
 

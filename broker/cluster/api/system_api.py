@@ -134,5 +134,7 @@ class SystemApi:
         began_ns = time.time_ns()
         for one in self.streams.assignments.of_account(account):
             if one.created_ns <= began_ns:
-                await self.streams.meta_requests.change(RemoveStream(account, one.name))
+                await self.streams.meta_requests.change(
+                    RemoveStream(account, one.name, one.created_ns)
+                )
                 self.streams.advisories.of_stream(self.account_of(account), one.name, "delete")

@@ -128,8 +128,11 @@ class RenewStream(msgspec.Struct, tag="renew", frozen=True):
 
 
 class RemoveStream(msgspec.Struct, tag="remove", frozen=True):
+    """Repeats are harmless: a stream that was created under this name since then stays."""
+
     account: str
     name: str
+    created_ns: int = 0  # of the stream that is meant; 0: whichever has the name
 
 
 class NodeChange(msgspec.Struct, frozen=True):
@@ -421,6 +424,9 @@ class AssignmentTable:
         return renewed
 
     def _remove(self, command: RemoveStream) -> MetaResult:
+        known = self.get(command.account, command.name)
+        if known is not None and command.created_ns not in (0, known.created_ns):
+            return JetStreamError(ErrCode.STREAM_NOT_FOUND)
         removed = self._take(command.account, command.name)
         return removed if removed is not None else JetStreamError(ErrCode.STREAM_NOT_FOUND)
 

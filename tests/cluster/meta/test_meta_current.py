@@ -97,6 +97,7 @@ def test_creates_and_restores_wait_for_a_current_table(subject: bytes, waits: bo
             meta_requests=SimpleNamespace(current=current),
             streams=SimpleNamespace(answer=answer, members=SimpleNamespace(founded=founded)),
             statistics=ApiStats,
+            _is_unknown=lambda _call: False,
             _reply=lambda *_, **__: None,
         )
         call = ApiCall(Account("$G"), request, subject, b"reply", b"", b"{}")
