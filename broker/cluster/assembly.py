@@ -120,6 +120,7 @@ class JetStream:
             assignments=node.assignments,
             replicas=node.replicas,
             calls=calls,
+            wait_current=self._leader_api.wait_current,
             status=node.host.status,
             member_name=node.members.name,
             spawn=node.spawn,

@@ -2,14 +2,15 @@
 
 Owns: the service on `$JS.API.STREAM.SCAN.PLAN.<stream>`.
 May not touch: the blocks; any replica serves those itself (broker/scan).
-The leader answers, so `last_seq` is committed and a plan can be repeated.
+The leader answers while its reads are current, so a plan can be repeated and names everything that
+was acked before it was asked for.
 Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -18,6 +19,7 @@ from broker.cluster.meta.assignments import AssignmentTable
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.rpc import CallFailed, CallRefused
 from broker.cluster.publish.pub_acks import ReplyRouter
+from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.stream_access import may_scan
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -31,6 +33,8 @@ from raft.host.group import GroupStatus
 if TYPE_CHECKING:
     from broker.accounts import Account
 
+PLAN_WITHIN_S: Final = 5.0
+
 _encode = msgspec.json.encode
 _asked = msgspec.msgpack.Decoder(tuple[str, str])
 
@@ -43,6 +47,7 @@ class PlanService:
     assignments: AssignmentTable
     replicas: ReplicaTable
     calls: LeaderCalls
+    wait_current: Callable[[Replica], Awaitable[None]]  # raises CallRefused
     status: Callable[[GroupId], GroupStatus]
     member_name: Callable[[NodeId], str]
     spawn: Callable[[Awaitable[None], str], object]
@@ -93,9 +98,8 @@ class PlanService:
             assignment = self.assignments.get(account, stream)
             if assignment is None:
                 raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
-            leader = await self.calls.wait_leader(assignment.group)
             question = msgspec.msgpack.encode((account, stream))
-            body = await self.calls.rpc.call(leader, "plan", question)
+            body = await self.calls.call(assignment.group, "plan", question, within_s=PLAN_WITHIN_S)
         except JetStreamError as refused:
             body = _encode({"error": to_wire(refused.body())})
         except (CallFailed, TimeoutError):
@@ -107,6 +111,7 @@ class PlanService:
         replica = self.replicas.of_stream(account, stream)
         if replica is None or replica.leading is None:
             raise CallRefused(f"not the leader of {stream}")
+        await self.wait_current(replica)
         store = replica.stream.store
         matches = {peer.node: peer.match for peer in self.status(replica.group).core.peers}
         applied = replica.stream.applied
