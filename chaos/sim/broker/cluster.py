@@ -14,7 +14,7 @@ from typing import Any
 from broker.cluster.replica import state_flush
 from chaos.sim.broker.isolation import isolated
 from chaos.sim.broker.marks import host_marks
-from chaos.sim.broker.nemesis import BrokerNemesis
+from chaos.sim.broker.nemesis import CLOCK_JUMP_NS, BrokerNemesis
 from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.clients.client import SimClient
@@ -90,7 +90,7 @@ class BrokerCluster:
         self.healed_ns = 0
         self.dispatches = Dispatches(self.now_ns, self._running_node, self.replicas, self._broken)
         self._workloads = [WORKLOADS[name](self) for name in plan.workloads]
-        self._streams = [config for one in self._workloads for config in one.streams()]
+        self._streams = self._present()
         self._clients: list[SimClient] = []
         self.nemesis = BrokerNemesis(
             plan.script,
@@ -202,6 +202,11 @@ class BrokerCluster:
     def links_stay_up(self) -> bool:
         return {fault.kind for fault in self.plan.script} <= {"kill"}
 
+    @property
+    def clock_error_ns(self) -> int:
+        wrong = any(fault.kind in ("clock jump", "drift") for fault in self.plan.script)
+        return 2 * CLOCK_JUMP_NS if wrong else 0
+
     def now_ns(self) -> int:
         return self.world.now_ns
 
@@ -219,10 +224,13 @@ class BrokerCluster:
 
     # -- the end
 
+    def _present(self) -> list[dict[str, Any]]:
+        return [config for one in self._workloads for config in one.streams()]
+
     def _settled(self) -> bool:
         return all(
             _agree(self.replicas(config["name"]), config["num_replicas"])
-            for config in self._streams
+            for config in self._present()
         )
 
     def _states(self) -> dict[str, Any]:
@@ -231,7 +239,7 @@ class BrokerCluster:
                 name: (replica.stream.applied, replica.is_leading)
                 for name, replica in self.replicas(config["name"]).items()
             }
-            for config in self._streams
+            for config in self._present()
         }
 
     def _check(self) -> None:
@@ -240,7 +248,7 @@ class BrokerCluster:
             if jetstream is not None:
                 for mark in host_marks(jetstream.host_statistics()):
                     self.mark(mark)
-        for config in self._streams:
+        for config in self._present():
             replicas = self.replicas(config["name"])
             digests = {n: (r.stream.applied, r.stream.digest()) for n, r in replicas.items()}
             check_alike(config["name"], digests)
@@ -249,8 +257,8 @@ class BrokerCluster:
 
 
 def _agree(replicas: dict[str, SeenReplica], count: int) -> bool:
-    """One leads, and all have applied the same."""
-    applied = {replica.stream.applied for replica in replicas.values()}
+    """One leads, and all have applied the same of the same group."""
+    applied = {(replica.group, replica.stream.applied) for replica in replicas.values()}
     leading = [replica for replica in replicas.values() if replica.is_leading]
     return len(replicas) == count and len(applied) == 1 and len(leading) == 1
 

@@ -15,9 +15,10 @@ from chaos.sim.broker.run import RunOutcome, run_broker_seed
 from chaos.sim.bugs.broker_bug import BrokerBug
 from chaos.sim.bugs.consumer_bugs import CONSUMER_BUGS
 from chaos.sim.bugs.node_bugs import NODE_BUGS
+from chaos.sim.bugs.publish_bugs import PUBLISH_BUGS
 
 WITHIN_SEEDS: Final = 2000
-BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {**NODE_BUGS, **CONSUMER_BUGS}
+BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {**NODE_BUGS, **CONSUMER_BUGS, **PUBLISH_BUGS}
 
 
 def run_with_bug(seed: int, bug: str, *, tell: bool = False) -> RunOutcome:

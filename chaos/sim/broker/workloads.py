@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from chaos.sim.clients.administrator import StreamAdministration
 from chaos.sim.clients.batches import BatchPublishers
+from chaos.sim.clients.expiring import ExpiringMessages
+from chaos.sim.clients.lifecycle import RebornStream
 from chaos.sim.clients.mirrors import Mirrors
 from chaos.sim.clients.publisher import AckedPublishers
 from chaos.sim.clients.pull_consumers import PullConsumers
@@ -18,12 +21,13 @@ from chaos.sim.clients.workload import Scene, SimWorkload
 
 WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "acked publishers": AckedPublishers,
+    "administration": StreamAdministration,
     "batches": BatchPublishers,
     "compare and set": CompareAndSet,
+    "expiring messages": ExpiringMessages,
+    "reborn stream": RebornStream,
     "resting readers": RestingReaders,
     "mirrors and sources": Mirrors,
     "pull consumers": PullConsumers,
 }
-# Reveals the stale read of a sleeping leader that is cut off (issue 11): drawn once that is fixed.
-NOT_DRAWN: Final = frozenset({"resting readers"})
-DRAWN: Final = tuple(sorted(WORKLOADS.keys() - NOT_DRAWN))
+DRAWN: Final = tuple(sorted(WORKLOADS))

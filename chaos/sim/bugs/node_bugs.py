@@ -117,7 +117,7 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "batch applied twice": BrokerBug(
         "a batch that is sent again after a change of leader is not applied again",
         (Replacement(Sessions, "admit", _apply_repeated_batch),),
-        found_by=0,
+        found_by=43,
         workloads=PUBLISHING,
     ),
     "snapshot without message ids": BrokerBug(
@@ -135,7 +135,7 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "a wiped member votes": BrokerBug(
         "a node with an empty disk is another member, which has promised nothing",
         (Replacement(database, "node_id", _id_of_the_name),),
-        found_by=0,
+        found_by=1,
         workloads=PUBLISHING,
     ),
 }

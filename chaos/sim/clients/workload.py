@@ -40,6 +40,10 @@ class Scene(Protocol):
     def links_stay_up(self) -> bool:
         """No fault of this run cuts or silences a link without an end that both sides notice."""
 
+    @property
+    def clock_error_ns(self) -> int:
+        """How far the wall clocks of nodes may be apart in this run."""
+
     def now_ns(self) -> int:
         """The time of the world."""
 
@@ -57,7 +61,8 @@ class SimWorkload(Protocol):
     """Built for one run with its Scene."""
 
     def streams(self) -> Sequence[dict[str, Any]]:
-        """The configurations of the streams that must exist before it starts."""
+        """The configurations of the streams that must exist before it starts, and when it has
+        ended those that must exist then."""
 
     async def run(self) -> None:
         """Works until it has done its share. Faults happen meanwhile, so every request may fail or

@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from broker.jetstream.stream.stream import Stream
+from raft import GroupId
 
 
 class SeenReplica(Protocol):
     """broker.cluster.replica.replica.Replica, as far as checks read it."""
 
+    @property
+    def group(self) -> GroupId: ...
     @property
     def stream(self) -> Stream: ...
     @property

@@ -9,6 +9,7 @@ more than it was asked to, but never a later write without an earlier one."""
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -159,6 +160,8 @@ def is_injected(error: BaseException) -> bool:
     """Whether a fault of the simulated disk is what caused it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, DiskFault):
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+            return True  # of the files of the log (chaos/sim/files.py)
         cause = cause.__cause__
     return cause is not None
 
