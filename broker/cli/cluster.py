@@ -184,7 +184,8 @@ def _print(now: Status, *, as_json: bool) -> None:
         click.echo(json.dumps(now, indent=2))
         return
     moving = f", {now['moving']} of them moving" if now["moving"] else ""
-    show(f"cluster {now['cluster']}: {now['streams']} streams{moving}")
+    level = now.get("feature_level", 0)
+    show(f"cluster {now['cluster']}: {now['streams']} streams{moving}, feature level {level}")
     rows = [
         (
             node["name"], node["state"], "connected" if node["connected"] else "away",

@@ -28,6 +28,7 @@ from broker.cluster.api.stream_moves import StreamMoves
 from broker.cluster.api.system_api import SystemApi
 from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.meta.assignments import Assignment
+from broker.cluster.meta.feature_level import TooNew
 from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.health import JetStreamHealth
 from broker.cluster.observe.jsz import JetStreamDocument
@@ -207,9 +208,13 @@ class JetStream:
         )
 
     def start(self) -> None:
+        """Raises StartFailed when the data was written by a version with newer features."""
         for part in (self._leader_api, self._gets, self._plans, self._admin):
             part.start()
-        self._node.start()
+        try:
+            self._node.start()
+        except TooNew as error:
+            raise StartFailed(f"Can't start JetStream: {error}") from error
 
     async def hand_over(self) -> None:
         """Transfer leaderships and wait, for a bounded time, until other nodes have taken over."""

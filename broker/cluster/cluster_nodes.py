@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from broker.cluster.meta.feature_level import NEWEST_LEVEL, LevelRaiser
 from broker.cluster.meta.founding import Founders, Founding, FoundingCalls
 from broker.cluster.meta.joining import Joining
 from broker.cluster.meta.leader_balance import LeaderBalance
@@ -69,6 +70,8 @@ class ClusterNodes:
 
     def __post_init__(self) -> None:
         mesh = self.mesh
+        highest = self.options.feature_level
+        mesh.tell(feature_level=NEWEST_LEVEL if highest is None else min(highest, NEWEST_LEVEL))
         self.founders = Founders(
             files=self.files,
             cluster=mesh.cluster,
@@ -85,7 +88,6 @@ class ClusterNodes:
             rpc=mesh.rpc,
             leaders=self.leaders,
             group=self.meta_group,
-            nodes=self.meta_group.assignments.nodes,
             connected=mesh.connected,
             now_ns=self.now_ns,
         )
@@ -116,7 +118,9 @@ class ClusterNodes:
             now_ns=self.now_ns,
             gone_after_s=self.options.replace_after_ns / 1e9 or math.inf,
         )
+        levels = LevelRaiser(self.meta_group, self.meta_group.assignments, self.mesh)
         self.spawn(voters.run(), "meta voters")
+        self.spawn(levels.run(), "feature level")
         self.spawn(repair.run(), "repair")
         self.spawn(self.balance.run(), "leader balance")
         self.founding.start()

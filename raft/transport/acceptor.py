@@ -35,6 +35,7 @@ from raft.transport.handshake import (
     LinkClass,
     News,
     Nonces,
+    PeerVersions,
     Refusal,
     RefusalCode,
     check_hello,
@@ -203,7 +204,7 @@ class Acceptor:
         timer = loop.call_later(self._limits.connect_seconds, self._late, link)
         nonce = new_nonce()
         self._pending[link] = _PendingHandshake(nonce, timer)
-        link.send(LINK_CHANNEL, greeting(nonce))
+        link.send(LINK_CHANNEL, greeting(nonce, self._peers.ourselves.versions))
         link.flush()  # a client that sends too early still gets the greeting
         link.protect(Checksums())
 
@@ -251,9 +252,10 @@ class Acceptor:
         ourselves = self._peers.ourselves
         challenge = read_challenge(payload)
         nonces = Nonces(pending.nonce, challenge.nonce, challenge.link)
+        link.version = ourselves.versions.agree(PeerVersions(challenge.oldest, challenge.newest))
         ourselves.check_proof(challenge.proof, nonces, accepting=False)
         pending.proved = challenge.link
-        answer = Answer(ourselves.proof(nonces, accepting=True))
+        answer = Answer(ourselves.proof(nonces, accepting=True), link.version)
         link.send(LINK_CHANNEL, frame(ANSWER, answer))
         link.protect(ourselves.guard(nonces, accepting=True))
         link.frame_bytes_max = HANDSHAKE_FRAME_MAX
@@ -262,11 +264,11 @@ class Acceptor:
         """The second frame: who it is."""
         peers = self._peers
         theirs = read_hello(payload, HELLO)
-        check_hello(theirs, ours=peers.ourselves)
+        check_hello(theirs, link.version, ours=peers.ourselves)
         if theirs.link is not proved:
             raise HandshakeRefused(RefusalCode.MALFORMED, "it changed the link", by_us=True)
         peers.check_name(theirs, alive=self._is_alive)
-        ours = peers.ourselves.hello(theirs.link, peers=peers.known())
+        ours = peers.ourselves.hello(theirs.link, link.version, peers=peers.known())
         link.send(LINK_CHANNEL, frame(WELCOME, ours))
         self._admit(link, theirs)
 

@@ -23,6 +23,7 @@ from raft.transport.handshake import (
     Hello,
     LinkClass,
     Nonces,
+    PeerVersions,
     RefusalCode,
     check_hello,
     frame,
@@ -94,24 +95,29 @@ class _DialedConnection:
             self._introduce(link, self._nonces, bytes(view))
         else:
             theirs = read_hello(bytes(view), WELCOME)
-            check_hello(theirs, ours=self._peers.ourselves)
+            check_hello(theirs, link.version, ours=self._peers.ourselves)
             link.node, link.link_class = NodeId(theirs.node), self._kind
             self.welcomed.set_result(theirs)
 
     def _challenge(self, link: Link, payload: bytes) -> None:
         nonce, kind = new_nonce(), self._kind
-        self._nonces = Nonces(read_greeting(payload), nonce, kind)
-        proof = self._peers.ourselves.proof(self._nonces, accepting=False)
+        ourselves = self._peers.ourselves
+        versions = ourselves.versions
+        self._nonces = Nonces(read_greeting(payload, versions), nonce, kind)
+        proof = ourselves.proof(self._nonces, accepting=False)
         link.protect(Checksums())
-        link.send(LINK_CHANNEL, frame(CHALLENGE, Challenge(kind, nonce, proof)))
+        challenge = Challenge(kind, nonce, proof, versions.oldest, versions.newest)
+        link.send(LINK_CHANNEL, frame(CHALLENGE, challenge))
 
     def _introduce(self, link: Link, nonces: Nonces, payload: bytes) -> None:
         ourselves = self._peers.ourselves
-        ourselves.check_proof(read_answer(payload).proof, nonces, accepting=True)
+        answer = read_answer(payload)
+        ourselves.check_proof(answer.proof, nonces, accepting=True)
+        link.version = ourselves.versions.agree(PeerVersions(answer.version, answer.version))
         self._proved = True
         link.protect(ourselves.guard(nonces, accepting=False))
         link.frame_bytes_max = HANDSHAKE_FRAME_MAX
-        hello = ourselves.hello(self._kind, peers=self._peers.known())
+        hello = ourselves.hello(self._kind, link.version, peers=self._peers.known())
         link.send(LINK_CHANNEL, frame(HELLO, hello))
 
     def _lost(self, link: Link, error: BaseException | None) -> None:

@@ -5,9 +5,9 @@ the keys that follow from it.
 May not touch: sockets, tasks, the loop.
 Spec, in this order:
 
-    accepting side   greeting: magic, version, nonce; in a frame that every version can read
-    dialing side     challenge: link class, its own nonce, its proof
-    accepting side   answer: its proof, or a refusal
+    accepting side   greeting: magic, oldest version, nonce; in a frame that every version can read
+    dialing side     challenge: link class, its own nonce, its proof, the versions it speaks
+    accepting side   answer: its proof and the version of this link, or a refusal
     dialing side     hello: who it is, whom it knows
     accepting side   welcome: the same about itself, or a refusal
 
@@ -16,7 +16,11 @@ password. The password is never sent: a proof is an HMAC over both nonces, the l
 role of its sender, compared in constant time. From the same secret and nonces both sides derive a
 key per direction, and every frame after the answer carries a tag made with it
 (raft/transport/frame_guard.py): whoever relays a handshake has gained nothing. Without credentials
-there are no proofs, and frames carry checksums. Version 3; version 2 had no challenge."""
+there are no proofs, and frames carry checksums.
+
+A link has the newest version that both sides speak (docs/decisions/0022-upgrades.md). The choice is
+made before frames are tagged, so both hellos repeat the newest version of their sender: a link that
+somebody has made older than need be is refused. Version 3 named no range; 2 had no challenge."""
 
 from __future__ import annotations
 
@@ -34,13 +38,36 @@ from raft.transport.frame_guard import Checksums, FrameGuard, Tags
 from raft.types import NodeId, RaftError
 
 MAGIC: Final = b"JRP1"
-VERSION: Final = 3
+BASE_VERSION: Final = 3  # of peers that name no version of their own in a message
 NONCE_BYTES: Final = 16
 PEERS_MAX: Final = 256  # addresses used of one hello
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 # First byte of a frame on channel 0, which belongs to the link itself.
 GREETING, CHALLENGE, ANSWER, HELLO, WELCOME, REFUSAL, PING, PONG, NEWS = b"GCAHWRPQN"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerVersions:
+    """The versions of the peer protocol that a node speaks."""
+
+    oldest: int
+    newest: int
+
+    def __str__(self) -> str:
+        one = f"version {self.oldest}"
+        return one if self.oldest == self.newest else f"versions {self.oldest} to {self.newest}"
+
+    def agree(self, theirs: PeerVersions) -> int:
+        """The version of a link between the two. Raises HandshakeRefused."""
+        version = min(self.newest, theirs.newest)
+        if version < max(self.oldest, theirs.oldest):
+            reason = f"it speaks peer protocol {theirs}, we speak {self}"
+            raise HandshakeRefused(RefusalCode.VERSION, reason, by_us=True)
+        return version
+
+
+VERSIONS: Final = PeerVersions(oldest=3, newest=3)
 
 
 class LinkClass(Enum):
@@ -74,6 +101,7 @@ class Hello(msgspec.Struct, frozen=True):
     port: int
     peers: list[Address]
     hello: dict[str, Any]
+    newest: int = BASE_VERSION  # that the sender speaks
 
 
 class Challenge(msgspec.Struct, frozen=True):
@@ -82,10 +110,13 @@ class Challenge(msgspec.Struct, frozen=True):
     link: LinkClass
     nonce: bytes
     proof: bytes
+    oldest: int = BASE_VERSION
+    newest: int = BASE_VERSION
 
 
 class Answer(msgspec.Struct, frozen=True):
     proof: bytes
+    version: int = BASE_VERSION  # of this link
 
 
 class News(msgspec.Struct, frozen=True):
@@ -142,7 +173,7 @@ class PeerCredentials:
 
     def _derive(self, purpose: str, nonces: Nonces) -> bytes:
         key = f"{self.user}\0{self.password}".encode()
-        return hmac.digest(key, f"JRP{VERSION} {purpose}\0".encode() + nonces.text, sha256)
+        return hmac.digest(key, f"JRP{BASE_VERSION} {purpose}\0".encode() + nonces.text, sha256)
 
 
 @dataclass(slots=True)
@@ -157,10 +188,11 @@ class LocalPeer:
     host: str = ""
     port: int = 0
     instance: int = field(default_factory=lambda: secrets.randbits(63))
+    versions: PeerVersions = VERSIONS
 
-    def hello(self, link: LinkClass, *, peers: list[Address]) -> Hello:
+    def hello(self, link: LinkClass, version: int, *, peers: list[Address]) -> Hello:
         return Hello(
-            version=VERSION,
+            version=version,
             cluster=self.cluster,
             name=self.name,
             node=self.node,
@@ -170,6 +202,7 @@ class LocalPeer:
             port=self.port,
             peers=peers,
             hello=self.details(),
+            newest=self.versions.newest,
         )
 
     def proof(self, nonces: Nonces, *, accepting: bool) -> bytes:
@@ -191,19 +224,19 @@ class LocalPeer:
         return self.credentials.guard(nonces, accepting=accepting)
 
 
-def greeting(nonce: bytes) -> bytes:
-    return bytes((GREETING,)) + MAGIC + bytes((VERSION,)) + nonce
+def greeting(nonce: bytes, versions: PeerVersions) -> bytes:
+    return bytes((GREETING,)) + MAGIC + bytes((versions.oldest,)) + nonce
 
 
-def read_greeting(payload: bytes) -> bytes:
-    """The nonce. Raises HandshakeRefused."""
+def read_greeting(payload: bytes, ours: PeerVersions) -> bytes:
+    """The nonce. Raises HandshakeRefused. The newest version of the other side is not known yet."""
     if payload[:1] != bytes((GREETING,)) or payload[1:5] != MAGIC:
         raise HandshakeRefused(
             RefusalCode.MALFORMED, "it does not speak the peer protocol", by_us=True
         )
-    if payload[5:6] != bytes((VERSION,)):
-        version = payload[5] if len(payload) > 5 else 0
-        reason = f"it speaks peer protocol version {version}, we speak {VERSION}"
+    oldest = payload[5] if len(payload) > 5 else 0
+    if not BASE_VERSION <= oldest <= ours.newest:
+        reason = f"it speaks peer protocol version {oldest}, we speak {ours}"
         raise HandshakeRefused(RefusalCode.VERSION, reason, by_us=True)
     nonce = payload[6:]
     if len(nonce) != NONCE_BYTES:
@@ -254,10 +287,12 @@ def _read(payload: bytes, kind: int, shape: type[Shape]) -> Shape:
         ) from None
 
 
-def check_hello(theirs: Hello, *, ours: LocalPeer) -> None:
-    """Check the hello of a peer that has proved its credentials. Raises HandshakeRefused."""
-    if theirs.version != VERSION:
-        reason = f"peer protocol version {theirs.version}, expected {VERSION}"
+def check_hello(theirs: Hello, version: int, *, ours: LocalPeer) -> None:
+    """Check the hello of a peer that has proved its credentials, on a link of this version. Raises
+    HandshakeRefused."""
+    expected = min(theirs.newest, ours.versions.newest)
+    if theirs.version != version or version != expected:
+        reason = f"peer protocol version {theirs.version}, expected {expected}"
         raise HandshakeRefused(RefusalCode.VERSION, reason, by_us=True)
     if theirs.cluster != ours.cluster:
         reason = (

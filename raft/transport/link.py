@@ -23,7 +23,7 @@ from raft.transport.frame_guard import (
     FrameGuard,
     FrameHead,
 )
-from raft.transport.handshake import LinkClass
+from raft.transport.handshake import BASE_VERSION, LinkClass
 from raft.types import NO_NODE
 
 _PLAIN: Final = struct.Struct("<IB")
@@ -59,6 +59,7 @@ class Link(asyncio.BufferedProtocol):
         self.peer_host = ""
         self.node = NO_NODE  # the other side, once the handshake is done
         self.link_class = LinkClass.BULK
+        self.version = BASE_VERSION  # of the peer protocol; settled by the handshake
         self.frame_bytes_max = CHALLENGE_FRAME_MAX
         self.guard: FrameGuard | None = None  # of sealed frames, in both directions
         self.quiet_intervals = 0  # since the last byte arrived; counted by the transport

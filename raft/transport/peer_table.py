@@ -13,7 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raft.transport.handshake import Address, HandshakeRefused, Hello, LocalPeer, RefusalCode
+from raft.transport.handshake import (
+    BASE_VERSION,
+    Address,
+    HandshakeRefused,
+    Hello,
+    LocalPeer,
+    RefusalCode,
+)
 from raft.transport.link import Link
 from raft.types import NodeId
 
@@ -32,6 +39,7 @@ class Peer:
     hello: dict[str, Any]
     connected: bool = False
     instance: int = 0
+    version: int = BASE_VERSION  # of the peer protocol, on links with this node
 
 
 class PeerTable:
@@ -87,6 +95,7 @@ class PeerTable:
         if peer is None:
             peer = self.peers[node] = Peer(node, theirs.name, host, theirs.port, theirs.hello)
         peer.host, peer.port, peer.instance = host, theirs.port, theirs.instance
+        peer.version = theirs.version
         self._forget_predecessors(peer)
         self.learn_details(node, theirs.hello)
         return peer

@@ -28,7 +28,17 @@ from typing import Any, Final
 
 from raft.transport.acceptor import Acceptor
 from raft.transport.dial_plan import DialPlan
-from raft.transport.handshake import NEWS, PING, LinkClass, LocalPeer, News, PeerCredentials, frame
+from raft.transport.handshake import (
+    NEWS,
+    PING,
+    VERSIONS,
+    LinkClass,
+    LocalPeer,
+    News,
+    PeerCredentials,
+    PeerVersions,
+    frame,
+)
 from raft.transport.handshake_slots import source_of
 from raft.transport.limits import TransportLimits
 from raft.transport.link import LINK_CHANNEL, Link
@@ -79,6 +89,7 @@ class Transport:
         on_peer: Callable[[Peer, bool], None] | None = None,
         advertise: tuple[str, int] | None = None,
         limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+        versions: PeerVersions = VERSIONS,
     ) -> None:
         """`tls`: the contexts for accepting and for dialing. `advertise`: the address that others
         should dial, if it is not the one we listen on."""
@@ -88,7 +99,12 @@ class Transport:
         self._listen = (listen_host, listen_port)
         self._advertise = advertise
         self._ourselves = LocalPeer(
-            node, name, cluster, PeerCredentials(*credentials) if credentials else None, hello
+            node,
+            name,
+            cluster,
+            PeerCredentials(*credentials) if credentials else None,
+            hello,
+            versions=versions,
         )
         self._refusals = Refusals(name)
         self._open_links = OpenLinks(self._refusals)

@@ -13,8 +13,12 @@ from tests.support.clusters import eventually
 class Publisher:
     """Publishes one after the other until it is stopped, and remembers what was acknowledged."""
 
-    def __init__(self, client: Any, subject: str) -> None:
+    def __init__(
+        self, client: Any, subject: str, *, timeout_s: float = 2.0, pause_s: float = 0.0
+    ) -> None:
         self.acked: dict[int, bytes] = {}
+        self.failed = 0  # without an answer in time
+        self._timeout_s, self._pause_s = timeout_s, pause_s
         self._client, self._subject = client, subject
         self._stop = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -25,11 +29,15 @@ class Publisher:
             number += 1
             text = b"%d" % number
             try:
-                ack = await self._client.jetstream().publish(self._subject, text, timeout=2)
+                ack = await self._client.jetstream().publish(
+                    self._subject, text, timeout=self._timeout_s
+                )
             except NatsError:
-                continue  # no answer: it may be stored or not
+                self.failed += 1  # it may be stored or not
+                continue
             assert ack.seq not in self.acked
             self.acked[ack.seq] = text
+            await asyncio.sleep(self._pause_s)
 
     async def some_more(self, count: int = 20) -> None:
         wanted = len(self.acked) + count

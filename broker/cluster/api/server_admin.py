@@ -113,6 +113,7 @@ class ServerAdmin:
             meta_leader=self.members.name(leader) if leader is not None else "",
             streams=len(self.group.assignments),
             moving=moving,
+            feature_level=self.group.assignments.level,
             servers=tuple(sorted(servers, key=lambda server: server.name)),
         )
 

@@ -8,12 +8,12 @@ Spec: NATS JetStream API, STREAM.CREATE, STREAM.UPDATE and STREAM.DELETE."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
+from broker.cluster.meta.feature_level import LevelRaised, RaiseLevel, known_level
 from broker.cluster.meta.node_table import (
     AddNode,
     NodeRecord,
@@ -146,14 +146,17 @@ StreamCommand = (
     AssignStream | ReconfigureStream | RecordMembers | MoveReplicas | RenewStream | RemoveStream
 )
 NodeCommand = AddNode | SetStanding
-MetaCommand = StreamCommand | NodeCommand
-MetaResult = Assignment | NodeChange | JetStreamError
+MetaCommand = StreamCommand | NodeCommand | RaiseLevel
+MetaResult = Assignment | NodeChange | LevelRaised | JetStreamError
 
 _encoder = msgspec.msgpack.Encoder()
 _command = msgspec.msgpack.Decoder(MetaCommand)
-_record = msgspec.msgpack.Decoder(tuple[int, list[Assignment], list[NodeRecord]])
+TableState = tuple[int, list[Assignment], list[NodeRecord], int]  # applied, ..., feature level
+_record: msgspec.msgpack.Decoder[TableState] = msgspec.msgpack.Decoder(TableState)
+# Of earlier versions, by how they begin; the second one is written while the feature level is 0.
 _record_without_nodes = msgspec.msgpack.Decoder(tuple[int, list[Assignment]])
-_ARRAY_OF_TWO = b"\x92"  # how a record of an earlier version begins
+_record_without_level = msgspec.msgpack.Decoder(tuple[int, list[Assignment], list[NodeRecord]])
+_ARRAY_OF_TWO, _ARRAY_OF_THREE = b"\x92", b"\x93"
 
 
 def encode_command(command: MetaCommand) -> bytes:
@@ -168,6 +171,7 @@ class AssignmentTable:
     def __init__(self) -> None:
         self.applied = Index(0)
         self.nodes = NodeTable()
+        self.level = 0  # the feature level of the cluster (feature_level.py)
         self.on_changed: Callable[[str, str], None] = lambda _account, _name: None
         self._accounts: dict[str, dict[str, Assignment]] = {}
         self._count = 0
@@ -231,6 +235,9 @@ class AssignmentTable:
                 return command, self._add_node(command)
             case SetStanding():
                 return command, self._set_standing(command)
+            case RaiseLevel():
+                self.level = known_level(max(self.level, command.level))
+                return command, LevelRaised(self.level)
             case _:
                 return command, self._remove(command)
 
@@ -263,16 +270,17 @@ class AssignmentTable:
             for account in sorted(self._accounts)
             for name in sorted(self._accounts[account])
         ]
-        return _encoder.encode((self.applied, ordered, self.nodes.dump()))
+        level = (self.level,) if self.level else ()
+        return _encoder.encode((self.applied, ordered, self.nodes.dump(), *level))
 
     def load_dump(self, record: bytes | None) -> None:
         """Replace the whole table. None: it becomes empty."""
-        self.load_all(*(_read_record(record) if record is not None else (0, [], [])))
+        self.load_all(_read_record(record) if record is not None else (0, [], [], 0))
 
-    def load_all(
-        self, applied: int, assignments: Iterable[Assignment], nodes: Iterable[NodeRecord]
-    ) -> None:
+    def load_all(self, state: TableState) -> None:
         """Replace the whole table."""
+        applied, assignments, nodes, level = state
+        self.level = known_level(level)
         for known in self:
             self._take(known.account, known.name)
         self.applied = Index(applied)
@@ -284,9 +292,6 @@ class AssignmentTable:
         """What has changed since the last call, by group: the assignment, or None if it is gone."""
         unwritten, self._unwritten = self._unwritten, {}
         return unwritten
-
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.dump()).digest()
 
     def _assign(self, index: Index, command: AssignStream) -> MetaResult:
         key = (command.account, command.config.name)
@@ -485,7 +490,9 @@ class _Configs(Mapping[str, StreamConfig]):
         return len(self._streams)
 
 
-def _read_record(record: bytes) -> tuple[int, list[Assignment], list[NodeRecord]]:
+def _read_record(record: bytes) -> TableState:
     if record[:1] == _ARRAY_OF_TWO:
-        return (*_record_without_nodes.decode(record), [])
+        return (*_record_without_nodes.decode(record), [], 0)
+    if record[:1] == _ARRAY_OF_THREE:
+        return (*_record_without_level.decode(record), 0)
     return _record.decode(record)

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from broker.cluster.meta.assignments import META_GROUP
+from broker.cluster.meta.feature_level import NEWEST_LEVEL
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.node_table import AddNode, NodeTable
 from broker.cluster.peers.leader_table import LeaderTable
@@ -31,6 +32,7 @@ JOIN_WITHIN_S: Final = 5.0
 class JoinRequest(msgspec.Struct, frozen=True):
     name: str
     node: int
+    feature_level: int = 0
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
@@ -43,9 +45,14 @@ _answer = msgspec.msgpack.Decoder(JoinAnswer)
 
 
 def refusal(
-    request: JoinRequest, nodes: NodeTable, *, connected: Callable[[NodeId], bool]
+    request: JoinRequest, nodes: NodeTable, level: int, *, connected: Callable[[NodeId], bool]
 ) -> str | None:
     """Why the node may not join; None: it may. Pure."""
+    if request.feature_level < level:
+        return (
+            f'"{request.name}" has feature level {request.feature_level}, the cluster has '
+            f"{level}: start a newer version of JetRaft there"
+        )
     if nodes.is_removed(request.node):
         return (
             f'this data directory of "{request.name}" was removed from the cluster: clear its '
@@ -64,7 +71,6 @@ class Joining:
     rpc: Rpc
     leaders: LeaderTable
     group: MetaGroup
-    nodes: NodeTable
     connected: Callable[[NodeId], bool]
     now_ns: Callable[[], int]
 
@@ -74,7 +80,7 @@ class Joining:
     async def ask(self, peer: NodeId) -> str | None:
         """Ask through this peer. Why it was refused, or None: this node is in the table. Raises
         CallFailed."""
-        body = _encode(JoinRequest(self.name, self.node))
+        body = _encode(JoinRequest(self.name, self.node, NEWEST_LEVEL))
         answer = await self.rpc.call(peer, "join", body, timeout_s=JOIN_WITHIN_S)
         return _answer.decode(answer).refused or None
 
@@ -87,13 +93,14 @@ class Joining:
         if not self.group.knows_all:
             raise CallRefused("the meta leader is not ready")
         request = _request.decode(body)
-        refused = refusal(request, self.nodes, connected=self.connected)
+        table = self.group.assignments
+        refused = refusal(request, table.nodes, table.level, connected=self.connected)
         if refused is None:
             refused = await self._add(request)
         return _encode(JoinAnswer(refused or ""))
 
     async def _add(self, request: JoinRequest) -> str | None:
-        former = self.nodes.named(request.name)
+        former = self.group.assignments.nodes.named(request.name)
         try:
             result = await self.group.propose(AddNode(request.node, request.name, self.now_ns()))
         except (RaftError, LostLeadership) as error:

@@ -28,6 +28,7 @@ from broker.cluster.meta.assignments import (
     RenewStream,
     encode_command,
 )
+from broker.cluster.meta.feature_level import LevelRaised
 from broker.cluster.meta.stored_table import StoredTable
 from broker.cluster.proposals import Proposals
 from broker.jetstream.errors import JetStreamError
@@ -96,7 +97,7 @@ class MetaGroup:
         """The result of the applied command. Raises NotLeader or LostLeadership."""
         term, index = self.host.propose(META_GROUP, encode_command(command))
         result = await self._proposals.add(term, index)
-        assert isinstance(result, Assignment | NodeChange | JetStreamError)
+        assert isinstance(result, Assignment | NodeChange | LevelRaised | JetStreamError)
         return result
 
     # -- raft.StateMachine ----------------------------------------------------------------------

@@ -8,13 +8,13 @@ Spec: docs/decisions/0021-the-stream-table-in-rows.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 
-from broker.cluster.meta.assignments import META_GROUP, Assignment
+from broker.cluster.meta.assignments import META_GROUP, Assignment, TableState
 from broker.cluster.meta.node_table import NodeRecord, NodeTable
 from broker.store.state_keys import ASSIGNED, RECORD, StateBatch, StateKeeper, key
 
@@ -26,11 +26,13 @@ class ChangedTable(Protocol):
     def applied(self) -> int: ...
     @property
     def nodes(self) -> NodeTable: ...
+    @property
+    def level(self) -> int: ...
+    def dump(self) -> bytes: ...
+    def __iter__(self) -> Iterator[Assignment]: ...
     def take_unwritten(self) -> dict[int, Assignment | None]: ...
     def load_dump(self, record: bytes | None) -> None: ...
-    def load_all(
-        self, applied: int, assignments: Iterable[Assignment], nodes: Iterable[NodeRecord]
-    ) -> None: ...
+    def load_all(self, state: TableState) -> None: ...
 
 
 class TableHead(msgspec.Struct, frozen=True):
@@ -38,31 +40,33 @@ class TableHead(msgspec.Struct, frozen=True):
 
     applied: int
     nodes: list[NodeRecord]
+    level: int
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _head: Final = msgspec.msgpack.Decoder(TableHead)
 _row: Final = msgspec.msgpack.Decoder(Assignment)
 _HEAD_KEY: Final = key(META_GROUP, RECORD, 0)
+LEVEL_OF_ROWS: Final = 1  # the feature level; version 0.1 reads and writes the whole table at once
 
 
 @dataclass(slots=True)
 class StoredTable:
     table: ChangedTable
     state_db: StateKeeper
+    _in_rows: bool = False  # otherwise the whole table is in one record, or nothing is stored
 
     def load(self) -> None:
         """Replace the table by what an earlier run has stored, or by an empty one."""
         files = self.state_db.files(META_GROUP)
         head = files.get(RECORD, 0)
-        if head is None or _is_whole(head):
-            self.table.load_dump(head)  # all of it is unwritten: the next write makes rows of it
-            if head is None:
-                self.table.take_unwritten()
-            return
-        known = _head.decode(head)
-        rows = [_row.decode(value) for _, value in files.scan(ASSIGNED)]
-        self.table.load_all(known.applied, rows, known.nodes)
+        self._in_rows = head is not None and not _is_whole(head)
+        if head is None or not self._in_rows:
+            self.table.load_dump(head)
+        else:
+            known = _head.decode(head)
+            rows = [_row.decode(value) for _, value in files.scan(ASSIGNED)]
+            self.table.load_all((known.applied, rows, known.nodes, known.level))
         self.table.take_unwritten()
 
     def write(self) -> None:
@@ -70,13 +74,20 @@ class StoredTable:
         self.state_db.change(self._fill)
 
     def _fill(self, batch: StateBatch) -> None:
-        for group, assignment in self.table.take_unwritten().items():
+        changed = self.table.take_unwritten()
+        if self.table.level < LEVEL_OF_ROWS:
+            batch.put(_HEAD_KEY, self.table.dump())
+            return
+        if not self._in_rows:
+            changed = {one.group: one for one in self.table}
+            self._in_rows = True
+        for group, assignment in changed.items():
             row = key(META_GROUP, ASSIGNED, group)
             if assignment is None:
                 batch.delete(row)
             else:
                 batch.put(row, _encoder.encode(assignment))
-        head = TableHead(self.table.applied, self.table.nodes.dump())
+        head = TableHead(self.table.applied, self.table.nodes.dump(), self.table.level)
         batch.put(_HEAD_KEY, _encoder.encode(head))
 
 

@@ -151,6 +151,15 @@ class Mesh:
         known = self.transport.peers().get(node) if self.transport is not None else None
         return _texts(known.hello.get("tags")) if known is not None else []
 
+    def feature_level(self, node: NodeId) -> int:
+        """The newest level that a node takes part in; 0 when it has not said."""
+        if node == self.node:
+            told = self.hello.get("feature_level")
+        else:
+            known = self.transport.peers().get(node) if self.transport is not None else None
+            told = known.hello.get("feature_level") if known is not None else None
+        return told if isinstance(told, int) else 0
+
     def tell(self, **facts: Any) -> None:
         """Change the hello, for present and future peers."""
         self.hello.update(facts)

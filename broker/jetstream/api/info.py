@@ -121,6 +121,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     meta_leader: str = always("")
     streams: int = always(0)
     moving: int = always(0)  # streams whose replicas are on their way to other servers
+    feature_level: int = always(0)
     servers: tuple[ServerStatus, ...] = always(())
 
 

@@ -169,7 +169,7 @@ def test_a_name_in_use_is_refused() -> None:
 
     def refused(node: NodeId, name: str, *, away: NodeId | None = None) -> str | None:
         return refusal(
-            JoinRequest(name, node), log.meta.nodes, connected=lambda other: other != away
+            JoinRequest(name, node), log.meta.nodes, 0, connected=lambda other: other != away
         )
 
     assert refused(D, "d") is None

@@ -7,9 +7,10 @@ import random
 import msgspec
 import pytest
 
-from broker.cluster.meta.assignments import META_GROUP, AssignmentTable, RenewStream
+from broker.cluster.meta.assignments import META_GROUP, AssignmentTable, RenewStream, encode_command
+from broker.cluster.meta.feature_level import RaiseLevel
 from broker.cluster.meta.node_table import AddNode
-from broker.cluster.meta.stored_table import StoredTable
+from broker.cluster.meta.stored_table import LEVEL_OF_ROWS, StoredTable
 from broker.store.memory_db import MemoryBatch, MemoryDb
 from broker.store.state_keys import ASSIGNED, RECORD, key
 from raft import Index
@@ -32,11 +33,19 @@ def loaded(values: dict[bytes, bytes]) -> AssignmentTable:
     return table
 
 
+def with_rows() -> Log:
+    log = Log()
+    log.apply(RaiseLevel(LEVEL_OF_ROWS))
+    return log
+
+
 def a_few_changes(log: Log, dice: random.Random) -> None:
     for _ in range(dice.randint(1, 3)):
         name = dice.choice("ABCDEF")
         known = log.meta.get("$G", name)
-        match dice.randrange(6):
+        match dice.randrange(7):
+            case 6 if dice.randrange(10) == 0:
+                log.apply(RaiseLevel(LEVEL_OF_ROWS))
             case 5 if known is not None:
                 log.apply(RenewStream("$G", name, known.group, known.members))
             case 0:
@@ -72,7 +81,7 @@ def test_after_a_crash_the_rows_are_those_of_the_head_and_the_log_replays_the_re
 
 
 def test_a_create_writes_as_much_with_a_thousand_streams_as_with_ten() -> None:
-    log, db = Log(), CountingDb()
+    log, db = with_rows(), CountingDb()
     stored = StoredTable(log.meta, db)
     sizes = {}
     for number in range(1001):
@@ -83,7 +92,7 @@ def test_a_create_writes_as_much_with_a_thousand_streams_as_with_ten() -> None:
 
 
 def test_a_snapshot_removes_the_rows_of_streams_that_are_gone() -> None:
-    log, db = Log(), MemoryDb()
+    log, db = with_rows(), MemoryDb()
     stored = StoredTable(log.meta, db)
     for name in "ABC":
         log.assign(name, name)
@@ -103,7 +112,7 @@ def test_a_snapshot_removes_the_rows_of_streams_that_are_gone() -> None:
     assert loaded(db.values).dump() == ahead.dump()
 
 
-def test_the_record_of_an_earlier_version_becomes_rows() -> None:
+def test_the_record_of_an_earlier_version_becomes_rows_at_their_level() -> None:
     log = Log()
     for name in "ABC":
         log.assign(name, name)
@@ -115,14 +124,18 @@ def test_the_record_of_an_earlier_version_becomes_rows() -> None:
     assert table.dump() == whole
     table.advanced(Index(4))
     stored.write()
+    assert set(db.values) == {key(META_GROUP, RECORD, 0)}
+    assert db.values[key(META_GROUP, RECORD, 0)] == table.dump(), "an earlier version can read it"
+    table.apply(Index(5), encode_command(RaiseLevel(LEVEL_OF_ROWS)))
+    stored.write()
     assert len(list(db.files(META_GROUP).scan(ASSIGNED))) == 3
     assert len(db.values[key(META_GROUP, RECORD, 0)]) < 100
     again = loaded(db.values)
-    assert (again.applied, list(again)) == (4, list(table))
+    assert (again.applied, list(again), again.level) == (5, list(table), LEVEL_OF_ROWS)
 
 
 def test_what_was_loaded_is_not_written_again() -> None:
-    log, db = Log(), CountingDb()
+    log, db = with_rows(), CountingDb()
     stored = StoredTable(log.meta, db)
     for number in range(100):
         log.assign(f"S{number}", f"s.{number}")
@@ -136,7 +149,7 @@ def test_what_was_loaded_is_not_written_again() -> None:
 
 
 def test_a_damaged_head_or_row_raises() -> None:
-    log, db = Log(), MemoryDb()
+    log, db = with_rows(), MemoryDb()
     log.assign("A", "a")
     StoredTable(log.meta, db).write()
     for place in db.values:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raft.transport.frame_guard import Checksums, FrameGuard, Tags
-from raft.transport.handshake import MAGIC, VERSION, LinkClass, Nonces, PeerCredentials
+from raft.transport.handshake import MAGIC, VERSIONS, LinkClass, Nonces, PeerCredentials
 from raft.transport.transport import TransportLimits
 from tests.support.listener import Listener
 from tests.support.transport_rig import Cluster, Proxy, cluster_test, loop_kind, until
@@ -24,7 +24,7 @@ __all__ = ["loop_kind"]  # a fixture: every test here runs on both event loops
 
 SECRET = ("u", "a long secret")
 QUIET = TransportLimits(ping_seconds=5.0, retry_last_seconds=0.1)  # no pings between the frames
-GREETING = struct.pack("<IB", 23, 0) + b"G" + MAGIC + bytes((VERSION,)) + bytes(16)
+GREETING = struct.pack("<IB", 23, 0) + b"G" + MAGIC + bytes((VERSIONS.oldest,)) + bytes(16)
 NAMES = (b"heron", b"marsh", b"127.0.0.1", b"client")  # server, cluster, addresses, details
 
 

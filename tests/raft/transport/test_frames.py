@@ -19,7 +19,7 @@ from raft.transport.handshake import (
     CHALLENGE,
     HELLO,
     MAGIC,
-    VERSION,
+    VERSIONS,
     Answer,
     Challenge,
     LinkClass,
@@ -130,7 +130,7 @@ def test_frames_do_not_depend_on_how_the_bytes_are_split() -> None:
         a.register(16, lambda _node, payload: got.append(payload))
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         await reader.readexactly(GREETING_BYTES)
-        hello = STRANGER.hello(LinkClass.BULK, peers=[])
+        hello = STRANGER.hello(LinkClass.BULK, VERSIONS.newest, peers=[])
         frames = [b"", b"y", b"three", bytes(300)]
         stream = challenge() + sealed(0, frame(HELLO, hello))
         stream += b"".join(sealed(16, f) for f in frames)
@@ -152,7 +152,7 @@ def test_frames_do_not_depend_on_how_the_bytes_are_split() -> None:
 @pytest.mark.parametrize(
     ("wrong", "kind", "reason"),
     [
-        ({"version": 1}, "version", f"peer protocol version 1, expected {VERSION}"),
+        ({"version": 1}, "version", f"peer protocol version 1, expected {VERSIONS.newest}"),
         (
             {"cluster": "other"},
             "cluster",
@@ -170,7 +170,7 @@ def test_a_wrong_hello_is_refused(
         a = await c.start("a")
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         await reader.readexactly(GREETING_BYTES)
-        hello = STRANGER.hello(LinkClass.BULK, peers=[])
+        hello = STRANGER.hello(LinkClass.BULK, VERSIONS.newest, peers=[])
         writer.write(challenge() + sealed(0, frame(HELLO, {**to_builtins(hello), **wrong})))
         await reader.readexactly(len(sealed(0, frame(ANSWER, Answer(b"")))))
         answer = await reader.read()
@@ -203,7 +203,7 @@ def test_a_server_of_an_older_version_is_refused_with_a_reason(
     with caplog.at_level(logging.WARNING, logger="raft.transport"):
         cluster_test(body)
     (line,) = [r.getMessage() for r in caplog.records]
-    assert line.endswith(f"it speaks peer protocol version 1, we speak {VERSION}")
+    assert line.endswith(f"it speaks peer protocol version 1, we speak {VERSIONS}")
 
 
 def test_an_older_version_can_read_the_greeting() -> None:
@@ -213,7 +213,7 @@ def test_an_older_version_can_read_the_greeting() -> None:
         a = await c.start("a")
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         greeting = await reader.readexactly(GREETING_BYTES)
-        assert greeting[:11] == struct.pack("<IB", 23, 0) + b"G" + MAGIC + bytes((VERSION,))
+        assert greeting[:11] == struct.pack("<IB", 23, 0) + b"G" + MAGIC + bytes((VERSIONS.oldest,))
         writer.close()
 
     cluster_test(body)

@@ -1,0 +1,111 @@
+"""The feature level of the cluster: what every member understands. New features wait for it.
+
+Owns: the levels, the rule when the cluster's is raised, and the leader's task that raises it.
+May not touch: the features; each asks the table of assignments for the level before it writes
+something that a node of an earlier version cannot read.
+Spec: docs/decisions/0022-upgrades.md. The level is part of the meta group's state and only goes up.
+Which level a node has is told in its hello, not in the log: an earlier version could not read that
+entry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from broker.cluster.meta.node_table import NodeTable
+from broker.cluster.proposals import LostLeadership
+from raft import NodeId, RaftError
+
+logger = logging.getLogger("jetraft.cluster")
+
+# 0 is version 0.1. 1: the table of assignments names its level and is stored in rows.
+NEWEST_LEVEL: Final = 1
+CHECK_EVERY_S: Final = 0.5
+
+
+class TooNew(RaftError):
+    """The table was written by a version that has features which this one does not know."""
+
+
+class RaiseLevel(msgspec.Struct, tag="raise level", frozen=True):
+    """Every member has this level: from here on entries may need it."""
+
+    level: int
+
+
+class LevelRaised(msgspec.Struct, frozen=True):
+    level: int
+
+
+def known_level(level: int) -> int:
+    """The same. Raises TooNew."""
+    if level > NEWEST_LEVEL:
+        raise TooNew(
+            f"the cluster has feature level {level}, this version of JetRaft has {NEWEST_LEVEL}: "
+            "start a version that has it"
+        )
+    return level
+
+
+class AnnouncedLevels(Protocol):
+    """The mesh: what connected nodes, and this one, have said."""
+
+    def connected(self, node: NodeId) -> bool: ...
+
+    def feature_level(self, node: NodeId) -> int: ...
+
+
+def next_level(present: int, nodes: NodeTable, announced: AnnouncedLevels) -> int | None:
+    """The level to propose; None: it stays. Every member must be connected: one that is away may
+    return in an earlier version."""
+    members = [NodeId(record.node) for record in nodes.present()]
+    if not members or not all(map(announced.connected, members)):
+        return None
+    common = min(map(announced.feature_level, members))
+    return common if common > present else None
+
+
+class LeveledTable(Protocol):
+    """The replicated table, as far as levels are concerned."""
+
+    level: int
+    nodes: NodeTable
+
+
+class LeadingGroup(Protocol):
+    """The meta group."""
+
+    @property
+    def knows_all(self) -> bool: ...
+
+    async def propose(self, command: RaiseLevel) -> object: ...
+
+
+@dataclass(slots=True)
+class LevelRaiser:
+    """`run` is a task of the node; only the leader of the meta group does something in it."""
+
+    group: LeadingGroup
+    table: LeveledTable
+    announced: AnnouncedLevels
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            if self.group.knows_all:
+                await self._step()
+
+    async def _step(self) -> None:
+        level = next_level(self.table.level, self.table.nodes, self.announced)
+        if level is None:
+            return
+        try:
+            await self.group.propose(RaiseLevel(level))
+        except (RaftError, LostLeadership) as refused:
+            logger.debug("feature level: %s", refused)  # the next leader decides again
+        else:
+            logger.info("every node has feature level %d: the cluster uses it", level)
