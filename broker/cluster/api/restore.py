@@ -5,6 +5,9 @@ complete: it captures no subject before that, and is removed again when the rest
 May not touch: the layout of the archive (broker/jetstream/stream/archive.py).
 The messages go through the stream's own log, with their old sequences and times, so that every
 replica has them. A crash during the restore loses the restore and nothing else.
+Bounds: an archive may be small and its content large, so parts are inflated one at a time, on a
+thread, for one restore of an account and two of a node at once; the others wait. An account cannot
+take all restores of a node, and a client that sends without waiting for answers is refused.
 Spec: NATS JetStream API, STREAM.RESTORE."""
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import contextlib
 import secrets
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -51,6 +56,9 @@ if TYPE_CHECKING:
     from broker.server.routing.router import Router
 
 RESTORES_MAX = 16  # at once, per node
+RESTORES_PER_ACCOUNT_MAX = 12
+INFLATING_MAX = 2  # restores that have a part in memory
+UNSPOOLED_BYTES_MAX = 32 << 20  # of one restore: what the nats tool may have under way, and more
 STALLED_AFTER_S = 5.0
 READ_BYTES = 1 << 20
 LOAD_WITHIN_S = 30.0  # for one block, over leader changes
@@ -75,7 +83,11 @@ class Restores:
     calls: LeaderCalls
     advisories: Advisories
     spawn: Callable[[Awaitable[None], str], object]
-    running: int = 0
+    running: Counter[str] = field(default_factory=Counter)  # by account
+    _inflating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INFLATING_MAX))
+    _turn: defaultdict[str, asyncio.Lock] = field(  # by account, for those that are restoring
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
 
     def begin(
         self,
@@ -91,21 +103,30 @@ class Restores:
         """`config` has been checked. The answer names the subject to send the archive to."""
         if self.assignments.get(account.name, config.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
-        if self.running >= RESTORES_MAX:
+        taken = self.running[account.name]
+        if taken >= RESTORES_PER_ACCOUNT_MAX or self.running.total() >= RESTORES_MAX:
             raise JetStreamError.of(ErrCode.STREAM_RESTORE, err="too many restores in progress")
         restore = Restore(self, account, client, config, peers, info, reconfigure, change)
-        self.running += 1
+        self.running[account.name] += 1
         self.advisories.send(account, advisories.restore_create(config.name, client))
         self.spawn(self._owned(restore), f"restore {config.name}")
         answer = RestoreReady(deliver_subject=restore.subject)
         return encode_response(ApiKind.STREAM_RESTORE, answer)
+
+    @asynccontextmanager
+    async def inflating(self, account: str) -> AsyncIterator[None]:
+        """While a part of an archive is in memory."""
+        async with self._turn[account], self._inflating:
+            yield
 
     async def _owned(self, restore: Restore) -> None:
         started = self.advisories.now_ns()
         try:
             await restore.run()
         finally:
-            self.running -= 1
+            self.running -= Counter({restore.account.name: 1})  # without zeros
+            if restore.account.name not in self.running:
+                self._turn.pop(restore.account.name, None)
         event = advisories.restore_complete(
             restore.config.name,
             restore.client,
@@ -133,6 +154,7 @@ class Restore:
     _inbox: InternalSubscription = field(init=False)
     # Bounded by the client's own window: every chunk is answered, and waits here until it is.
     _chunks: asyncio.Queue[tuple[bytes, bytes]] = field(default_factory=asyncio.Queue)
+    _unspooled_bytes: int = 0
 
     def __post_init__(self) -> None:
         token = nuid(secrets.token_bytes(NUID_RANDOM_BYTES))
@@ -142,7 +164,9 @@ class Restore:
         )
 
     def _received(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
-        self._chunks.put_nowait((reply, payload))
+        self._unspooled_bytes += len(payload)
+        if self._unspooled_bytes <= UNSPOOLED_BYTES_MAX:
+            self._chunks.put_nowait((reply, payload))
 
     async def run(self) -> None:
         with tempfile.TemporaryFile(dir=self.owner.directory) as spool:
@@ -177,11 +201,14 @@ class Restore:
                 return reply
             self.received_bytes += len(chunk)
             try:
+                if self._unspooled_bytes > UNSPOOLED_BYTES_MAX:
+                    raise OSError("chunks were sent faster than they were answered")
                 await asyncio.to_thread(spool.write, chunk)
             except OSError as problem:
                 refused = JetStreamError.of(ErrCode.STREAM_RESTORE, err=str(problem))
                 self._answer(reply, encode_error(ApiKind.STREAM_CREATE, refused))
                 return None
+            self._unspooled_bytes -= len(chunk)
             self._answer(reply, b"")
 
     def _answer(self, reply: bytes, body: bytes) -> None:
@@ -193,7 +220,8 @@ class Restore:
     async def _load(self, spool: IO[bytes]) -> Assignment:
         """Create the stream, fill it, open it. On any failure it is removed again."""
         owner = self.owner
-        head = await asyncio.to_thread(_checked_head, spool, self.config.name)
+        async with owner.inflating(self.account.name):
+            head = await asyncio.to_thread(_checked_head, spool, self.config.name)
         quiet = replace(self.config, subjects=(), mirror=None, sources=(), first_seq=0)
         if owner.assignments.get(self.account.name, quiet.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
@@ -218,10 +246,13 @@ class Restore:
 
     async def _fill(self, group: int, head: Head, spool: IO[bytes]) -> None:
         images: list[bytes] = []
-        spool.seek(0)
-        reader = ArchiveReader()
-        while data := await asyncio.to_thread(spool.read, READ_BYTES):
-            for kind, payload in reader.feed(data):
+        parts = _parts(spool, ArchiveReader())
+        while True:
+            async with self.owner.inflating(self.account.name):
+                part = await asyncio.to_thread(next, parts, None)
+                if part is None:
+                    break
+                kind, payload = part
                 if kind is Part.BLOCK:
                     await self._load_part(group, _encode((group, payload, b"")))
                 elif kind is Part.CONSUMER:
@@ -241,16 +272,21 @@ class Restore:
         )
 
 
+def _parts(spool: IO[bytes], reader: ArchiveReader) -> Iterator[tuple[Part, bytes]]:
+    """All parts, inflated one after the other. To be run on a thread. Raises BadArchive."""
+    spool.seek(0)
+    while data := spool.read(READ_BYTES):
+        yield from reader.feed(data)
+
+
 def _checked_head(spool: IO[bytes], name: str) -> Head:
     """Read everything once before the stream is created. Raises BadArchive or BlockDamaged."""
-    spool.seek(0)
     reader, head = ArchiveReader(), None
-    while data := spool.read(READ_BYTES):
-        for kind, payload in reader.feed(data):
-            if kind is Part.HEAD:
-                head = read_head(payload)
-            elif kind is Part.BLOCK:
-                Block(payload)
+    for kind, payload in _parts(spool, reader):
+        if kind is Part.HEAD:
+            head = read_head(payload)
+        elif kind is Part.BLOCK:
+            Block(payload)
     if head is None or not reader.complete:
         raise BadArchive("the archive is cut short")
     if head.stream != name:
