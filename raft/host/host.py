@@ -209,6 +209,7 @@ class Host:
             applied_term=applied_term,
         )
         self._touch(added)
+        self._inbound.added(added)
 
     def remove_group(self, group: GroupId, *, wipe: bool) -> None:
         """Leave a group. `wipe`: also delete its log and votes, because the group no longer

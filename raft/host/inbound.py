@@ -7,7 +7,8 @@ Spec: Raft thesis 4.1 (messages of nodes that are not members). A malformed fram
 connection; a message for a group that is not here does not. Each kind of rejection is logged once
 per peer and group, however often it is repeated. Messages for groups that are not here are normal
 while nodes start and groups come and go: they are logged for debugging only, and as a warning when
-they keep coming."""
+they keep coming. The first pre-vote of a new group often arrives before the group is added here: it
+is kept and answered then, or the candidate would have to repeat it."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from raft.core.messages import MessageKind
+from raft.core.messages import Message, MessageKind
 from raft.host.group import Group
 from raft.transport.codec import CodecError, decode_frame
 from raft.types import GroupId, NodeId
 
 _log = logging.getLogger("raft.host")
 _REMEMBERED_MAX: Final = 256  # then all are forgotten, and may be logged again
+EARLY_MAX: Final = 4096  # kept requests; then the oldest one is dropped
 STRAYS_NORMAL: Final = 300  # from one peer for one group: half a minute of heartbeats
 
 
@@ -65,6 +67,34 @@ class Rejections:
         _log.log(level, "%s (from node %d, group %d)", text, sender, group)
 
 
+class EarlyRequests:
+    """The last pre-vote of each candidate for groups that are not here, or not yet. A pre-vote
+    promises nothing, so it may be answered late, or never."""
+
+    def __init__(self) -> None:
+        self._requests: dict[tuple[GroupId, NodeId], Message] = {}
+        self._senders: dict[GroupId, set[NodeId]] = {}
+
+    def keep(self, group: GroupId, request: Message) -> None:
+        place = (group, request.sender)
+        self._requests.pop(place, None)
+        self._requests[place] = request
+        self._senders.setdefault(group, set()).add(request.sender)
+        if len(self._requests) > EARLY_MAX:
+            self._drop(*next(iter(self._requests)))
+
+    def take(self, group: GroupId) -> list[Message]:
+        senders = sorted(self._senders.get(group, ()))
+        return [self._drop(group, sender) for sender in senders]
+
+    def _drop(self, group: GroupId, sender: NodeId) -> Message:
+        senders = self._senders[group]
+        senders.discard(sender)
+        if not senders:
+            del self._senders[group]
+        return self._requests.pop((group, sender))
+
+
 class PeerWatch(Protocol):
     def heard(self, node: NodeId) -> None:
         """A frame of this node has arrived."""
@@ -88,6 +118,12 @@ class Inbound:
         self._rejections = rejections
         self._touch = touch
         self._group_failed = group_failed
+        self._early = EarlyRequests()
+
+    def added(self, group: Group) -> None:
+        """Answer what has arrived for this group before it was here."""
+        for request in self._early.take(group.id):
+            self._step(group, request)
 
     def received(self, sender: NodeId, view: memoryview) -> None:
         """Messages of a peer. An empty frame only says that the peer is alive. Raises CodecError,
@@ -101,17 +137,22 @@ class Inbound:
             group = self._groups.get(group_id)
             if group is None:
                 self._rejections.unknown_group(sender, group_id)
-                continue
-            if group.stopped is not None or not self.open:
-                continue
-            if not group.admits(sender, message.term):
-                self._rejections.not_a_member(sender, group_id)
-                continue
-            if message.kind is MessageKind.SNAPSHOT:
-                continue  # a snapshot counts only after its chunks (raft/host/snapshots.py)
-            try:
-                group.core.step(message)
-            except Exception as error:  # noqa: BLE001 - stops this group
-                self._group_failed(group, error)
+                if message.kind is MessageKind.PRE_VOTE:
+                    self._early.keep(group_id, message)
             else:
-                self._touch(group)
+                self._step(group, message)
+
+    def _step(self, group: Group, message: Message) -> None:
+        if group.stopped is not None or not self.open:
+            return
+        if not group.admits(message.sender, message.term):
+            self._rejections.not_a_member(message.sender, group.id)
+            return
+        if message.kind is MessageKind.SNAPSHOT:
+            return  # a snapshot counts only after its chunks (raft/host/snapshots.py)
+        try:
+            group.core.step(message)
+        except Exception as error:  # noqa: BLE001 - stops this group
+            self._group_failed(group, error)
+        else:
+            self._touch(group)

@@ -70,6 +70,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _infos = msgspec.msgpack.Decoder(list[StreamInfo])
 
 LEADER_WITHIN_S = 5.0
+SERVED_WITHIN_S = 0.2  # then the leader is asked, announced or not
 CHECKS_MAX = 3  # of subjects, when large streams are created at the same time
 
 T = TypeVar("T")
@@ -312,10 +313,12 @@ class StreamApi:
         deadline = time.monotonic() + LEADER_WITHIN_S
         while time.monotonic() < deadline:
             await self.calls.wait_leader(assignment.group)
+            # Elected, but entries of earlier terms are not applied yet.
+            await self.calls.leaders.wait_served(assignment.group, timeout_s=SERVED_WITHIN_S)
             infos = await self._infos(account, [assignment], shown=True)
             if assignment.name in infos:
                 return infos[assignment.name]
-            await asyncio.sleep(0.02)  # elected, but entries of earlier terms are not applied yet
+            await asyncio.sleep(0.02)
         raise JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False)
 
     async def _infos(

@@ -31,6 +31,7 @@ from broker.cluster.meta.assignments import (
 from broker.cluster.meta.feature_level import LevelRaised
 from broker.cluster.meta.stored_table import StoredTable
 from broker.cluster.proposals import Proposals
+from broker.cluster.reached_index import ReachedIndex
 from broker.jetstream.errors import JetStreamError
 from raft import Entry, EntryKind, GroupId, Index, NodeId, SnapshotMeta, Term
 from raft.host.host import Host
@@ -64,6 +65,7 @@ class MetaGroup:
     on_written: Callable[[], None]  # changes are rare, and a restart needs them: flush soon
     is_leader: bool = False
     _proposals: Proposals = field(default_factory=Proposals)
+    _reached: ReachedIndex = field(default_factory=ReachedIndex)
     _flushed: Index = NOTHING
     _applied_term: Term = NO_TERM
 
@@ -100,6 +102,12 @@ class MetaGroup:
         assert isinstance(result, Assignment | NodeChange | LevelRaised | JetStreamError)
         return result
 
+    async def applied_here(self, index: int, *, timeout_s: float) -> bool:
+        """Wait until this node has applied the table up to this index. False: not in time."""
+        if self.assignments.applied >= index:
+            return True
+        return await self._reached.wait(index, timeout_s=timeout_s)
+
     # -- raft.StateMachine ----------------------------------------------------------------------
 
     def apply(self, entries: Sequence[Entry]) -> None:
@@ -112,6 +120,7 @@ class MetaGroup:
             self._proposals.applied(entry.term, entry.index, result)
         self._proposals.passed(entries[-1].index)
         self._applied_term = entries[-1].term
+        self._reached.reached(entries[-1].index)
         self.stored.write()
         self.on_written()
 
@@ -138,6 +147,7 @@ class MetaGroup:
                 self.on_assigned(new)
             elif known != new:
                 self.on_reconfigured(new)
+        self._reached.reached(self.assignments.applied)
         self.stored.write()
 
     def durable_index(self) -> Index:

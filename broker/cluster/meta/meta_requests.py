@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,14 +18,12 @@ from broker.cluster.meta.assignments import (
     MetaResult,
     NodeChange,
     NodeCommand,
-    RemoveStream,
     StreamCommand,
 )
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.node_table import NodeRecord
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed, CallRefused, Rpc
-from broker.cluster.polling import eventually
 from broker.cluster.proposals import LostLeadership
 from broker.jetstream.errors import ErrCode, JetStreamError
 from raft import NodeId, RaftError
@@ -36,8 +34,9 @@ BARRIER_WITHIN_S = 5.0
 
 _encode = msgspec.msgpack.Encoder().encode
 _command = msgspec.msgpack.Decoder(MetaCommand)
-_answer = msgspec.msgpack.Decoder(Assignment | tuple[ErrCode, str])
-_node_answer = msgspec.msgpack.Decoder(NodeRecord | tuple[ErrCode, str])
+# The index that the leader had applied by then, and the result of the command.
+_answer = msgspec.msgpack.Decoder(tuple[int, Assignment | tuple[ErrCode, str]])
+_node_answer = msgspec.msgpack.Decoder(tuple[int, NodeRecord | tuple[ErrCode, str]])
 
 
 @dataclass(slots=True)
@@ -46,6 +45,10 @@ class MetaRequests:
     rpc: Rpc
     leaders: LeaderTable
     group: MetaGroup
+    _one_question: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _asked: int = 0  # how often the leader was asked for its index
+    _answered: int = 0  # the last of these questions that was answered
+    _index: int = 0  # the answer
 
     def start(self) -> None:
         self.rpc.register("meta", self._serve_change)
@@ -55,17 +58,20 @@ class MetaRequests:
     async def change(
         self, command: StreamCommand, *, timeout_s: float = CHANGE_WITHIN_S
     ) -> Assignment:
-        """Have the meta leader commit the command. Raises the JetStreamError of a refusal."""
-        result = _answer.decode(await self._ask(command, timeout_s))
+        """Have the meta leader commit the command. Returns when this node has applied it as well,
+        so that a client that gets its answer here sees it here. Raises the JetStreamError of a
+        refusal."""
+        index, result = _answer.decode(await self._ask(command, timeout_s))
         if isinstance(result, Assignment):
-            await self._applied(result, command)
+            await self.group.applied_here(index, timeout_s=KNOWN_HERE_WITHIN_S)
             return result
         raise JetStreamError(*result)
 
     async def change_node(self, command: NodeCommand) -> NodeRecord:
         """As `change`, for a command about a node."""
-        result = _node_answer.decode(await self._ask(command, CHANGE_WITHIN_S))
+        index, result = _node_answer.decode(await self._ask(command, CHANGE_WITHIN_S))
         if isinstance(result, NodeRecord):
+            await self.group.applied_here(index, timeout_s=KNOWN_HERE_WITHIN_S)
             return result
         raise JetStreamError(*result)
 
@@ -87,15 +93,21 @@ class MetaRequests:
     async def current(self) -> None:
         """Wait until this node has applied what the meta leader has applied by now."""
         leader = await self.leaders.wait(META_GROUP)
-        if leader == self.node:
-            return
-        answer = await self.rpc.call(leader, "meta index", b"", timeout_s=KNOWN_HERE_WITHIN_S)
-        index = int.from_bytes(answer, "little")
-        await eventually(
-            lambda: self.group.assignments.applied >= index,
-            timeout_s=KNOWN_HERE_WITHIN_S,
-            every_s=0.005,
-        )
+        if leader != self.node:
+            index = await self._leader_index(leader)
+            await self.group.applied_here(index, timeout_s=KNOWN_HERE_WITHIN_S)
+
+    async def _leader_index(self, leader: NodeId) -> int:
+        """One question at a time: a caller that has to wait shares the next one with all others
+        that came before it was asked."""
+        before = self._asked
+        async with self._one_question:
+            if self._answered > before:
+                return self._index
+            self._asked += 1
+            answer = await self.rpc.call(leader, "meta index", b"", timeout_s=KNOWN_HERE_WITHIN_S)
+            self._answered, self._index = self._asked, int.from_bytes(answer, "little")
+            return self._index
 
     async def barrier(self) -> None:
         """Wait until this node has applied all that the meta group has committed by now. Unlike
@@ -104,22 +116,8 @@ class MetaRequests:
         leader = await self.leaders.wait(META_GROUP)
         answer = await self.rpc.call(leader, "meta barrier", b"", timeout_s=BARRIER_WITHIN_S)
         index = int.from_bytes(answer, "little")
-        if not await eventually(
-            lambda: self.group.assignments.applied >= index, timeout_s=BARRIER_WITHIN_S
-        ):
+        if not await self.group.applied_here(index, timeout_s=BARRIER_WITHIN_S):
             raise TimeoutError
-
-    async def _applied(self, result: Assignment, command: StreamCommand) -> None:
-        """Wait until this node has applied the change as well, so that a client that got its
-        answer here sees it here."""
-
-        def here() -> bool:
-            known = self.group.assignments.get(result.account, result.name)
-            if isinstance(command, RemoveStream):
-                return known is None or known.group != result.group
-            return known is not None and known.config == result.config
-
-        await eventually(here, timeout_s=KNOWN_HERE_WITHIN_S)
 
     # -- at the leader --------------------------------------------------------------------------
 
@@ -129,10 +127,12 @@ class MetaRequests:
             result: MetaResult = await self.group.propose(command)
         except (RaftError, LostLeadership) as error:
             raise CallRefused(str(error) or "leadership lost") from error
+        shown: object = result
         if isinstance(result, JetStreamError):
-            return _encode((result.err_code, result.description))
-        # The streams that moved with a node are known here from the table.
-        return _encode(result.record if isinstance(result, NodeChange) else result)
+            shown = (result.err_code, result.description)
+        elif isinstance(result, NodeChange):
+            shown = result.record  # the streams that moved with it are known from the table
+        return _encode((self.group.assignments.applied, shown))
 
     async def _serve_index(self, _peer: NodeId, _body: bytes) -> bytes:
         return self.group.assignments.applied.to_bytes(8, "little")

@@ -22,23 +22,44 @@ class LeaderTable:
     on_change: Callable[[int], None]  # new leader, or it serves from now on
     changes: int = 0  # how often a group got another leader
     _known: dict[int, tuple[Term, NodeId]] = field(default_factory=dict)
+    _serving: dict[int, Term] = field(default_factory=dict)  # announced by its leader
     _waiting: dict[int, asyncio.Event] = field(default_factory=dict)
 
     def leader(self, group: int) -> NodeId | None:
         known = self._known.get(group)
         return known[1] if known is not None and self.connected(known[1]) else None
 
+    def is_served(self, group: int) -> bool:
+        """Whether the leader has announced that it serves the group."""
+        known = self._known.get(group)
+        return known is not None and self._serving.get(group) == known[0]
+
     async def wait(self, group: int, *, timeout_s: float = NO_LEADER_WITHIN_S) -> NodeId:
         """The group's leader, as soon as there is one. Raises CLUSTER_NOT_AVAIL."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while (leader := self.leader(group)) is None:
-            event = self._waiting.setdefault(group, asyncio.Event())
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await event.wait()
-            except TimeoutError as error:
-                raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL) from error
+            if not await self._noted(group, deadline):
+                raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
         return leader
+
+    async def wait_served(self, group: int, *, timeout_s: float) -> bool:
+        """Whether the leader announces in time that it serves the group. An announcement may be
+        lost with a link, so do not give up without it: ask the leader."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not self.is_served(group):
+            if not await self._noted(group, deadline):
+                return False
+        return True
+
+    async def _noted(self, group: int, deadline: float) -> bool:
+        """Wait for the next news about the group. False: there were none in time."""
+        event = self._waiting.setdefault(group, asyncio.Event())
+        try:
+            async with asyncio.timeout_at(deadline):
+                await event.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def note(self, group: int, term: Term, leader: NodeId, *, serving: bool = False) -> None:
         """`serving`: the leader has announced itself. It may have been known as elected before, but
@@ -48,6 +69,8 @@ class LeaderTable:
             return
         self.changes += known is None or known[1] != leader
         self._known[group] = (term, leader)
+        if serving:
+            self._serving[group] = term
         event = self._waiting.pop(group, None)
         if event is not None:
             event.set()  # also if only the link to the leader is new
@@ -56,3 +79,4 @@ class LeaderTable:
 
     def forget(self, group: int) -> None:
         self._known.pop(group, None)
+        self._serving.pop(group, None)

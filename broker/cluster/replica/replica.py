@@ -39,13 +39,13 @@ from broker.jetstream.stream.stream import Stream
 from broker.store.memory_db import MemoryDb
 from broker.store.segments import BlockCache
 from broker.store.state_keys import StateKeeper
-from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, SnapshotMeta, Term
+from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, Role, SnapshotMeta, Term
 from raft.host.host import Host
 
 logger = logging.getLogger("jetraft.cluster")
 
-CAMPAIGNS_MAX = 8
-CAMPAIGN_EVERY_S = 0.025
+CAMPAIGNS_MAX = 4  # further attempts of the first election
+CAMPAIGN_AFTER_S = 0.05  # the first of them; each later one after twice the time
 RESUME_EVERY_S = 0.02
 
 _CONSUMER_KINDS = frozenset(
@@ -160,12 +160,16 @@ class Replica:
 
     def campaign(self, attempt: int = 0) -> None:
         """Do not wait for an election timeout when the stream is new. The other members may open
-        their replica a moment later than this node, so the first attempts may find no voter."""
-        if self._host.held(self.group) is not None and self._host.leader(self.group) is None:
+        their replica a moment later than this node, or miss the request; once a majority has
+        answered it, the election takes its course."""
+        held = self._host.held(self.group)
+        if held is None or held.core.leader is not None or held.stopped is not None:
+            return
+        if held.core.role is not Role.CANDIDATE:
             self._host.campaign(self.group)
-            if attempt < CAMPAIGNS_MAX:
-                loop = asyncio.get_running_loop()
-                loop.call_later(CAMPAIGN_EVERY_S, self.campaign, attempt + 1)
+        if attempt < CAMPAIGNS_MAX:
+            loop = asyncio.get_running_loop()
+            loop.call_later(CAMPAIGN_AFTER_S * 2**attempt, self.campaign, attempt + 1)
 
     @property
     def name(self) -> str:

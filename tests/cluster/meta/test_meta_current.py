@@ -6,66 +6,148 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 
 from broker.accounts import Account
 from broker.cluster.api.jetstream_api import ApiService
 from broker.cluster.api.leader_calls import ApiCall
+from broker.cluster.meta.assignments import AssignmentTable
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
+from broker.cluster.meta.node_table import NodeRecord, SetStanding, Standing
+from broker.cluster.meta.stored_table import StoredTable
 from broker.cluster.observe.asset_info import AssetInfo
 from broker.cluster.peers.leader_table import LeaderTable
-from broker.cluster.peers.rpc import Rpc
+from broker.cluster.peers.rpc import CallFailed, Rpc
 from broker.cluster.replica.replica import Replica
 from broker.jetstream.api.info import ApiStats
 from broker.jetstream.api.subjects import parse_api_subject
-from raft import NodeId
+from raft import Entry, EntryKind, Index, NodeId, Term
+from raft.host.host import Host
 from tests.support.cluster_fakes import run, turns
 
 US, LEADER, OTHER = NodeId(1), NodeId(2), NodeId(3)
 
 
-class Meta:
-    """The table on this node, and how often it was read."""
+def index(applied: int) -> bytes:
+    return applied.to_bytes(8, "little")
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.looked = 0
 
-    @property
-    def applied(self) -> int:
-        self.looked += 1
-        return self.index
+class Follower:
+    """This node's part of the meta group, and the leader that it asks."""
+
+    def __init__(self, *, applied: int) -> None:
+        self.asked: list[tuple[NodeId, str]] = []
+        self.answers: list[asyncio.Future[bytes]] = []
+        group = MetaGroup(
+            assignments=AssignmentTable(),
+            stored=cast(StoredTable, SimpleNamespace(write=lambda: None)),
+            host=cast(Host, None),
+            on_assigned=lambda _: None,
+            on_reconfigured=lambda _: None,
+            on_removed=lambda _: None,
+            on_leader=lambda _: None,
+            on_nodes=lambda: None,
+            on_written=lambda: None,
+        )
+        self.group = group
+        self.apply(applied)
+        self.requests = MetaRequests(
+            node=US,
+            rpc=cast(Rpc, SimpleNamespace(call=self._call)),
+            leaders=cast(LeaderTable, SimpleNamespace(wait=self._wait_leader)),
+            group=group,
+        )
+
+    async def _wait_leader(self, _group: int, **_: object) -> NodeId:
+        return LEADER
+
+    async def _call(self, to: NodeId, name: str, _body: bytes, *, timeout_s: float) -> bytes:
+        self.asked.append((to, name))
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.answers.append(answer)
+        return await answer
+
+    def apply(self, index: int) -> None:
+        self.group.apply([Entry(Index(index), Term(1), b"", EntryKind.NOOP)])
 
 
 def test_a_node_waits_until_it_has_applied_what_the_meta_leader_had() -> None:
     async def test() -> None:
-        asked: list[tuple[NodeId, str]] = []
-
-        async def wait_leader(_group: int) -> NodeId:
-            return LEADER
-
-        async def call(to: NodeId, name: str, _body: bytes, *, timeout_s: float) -> bytes:
-            asked.append((to, name))
-            return (7).to_bytes(8, "little")
-
-        meta = Meta(5)
-        calls = MetaRequests(
-            node=US,
-            rpc=cast(Rpc, SimpleNamespace(call=call)),
-            leaders=cast(LeaderTable, SimpleNamespace(wait=wait_leader)),
-            group=cast(MetaGroup, SimpleNamespace(assignments=meta)),
-        )
-        waiting = asyncio.create_task(calls.current())
+        here = Follower(applied=5)
+        waiting = asyncio.create_task(here.requests.current())
         await turns(5)
-        assert asked == [(LEADER, "meta index")]
-        meta.index = 6
-        looked = meta.looked
-        while meta.looked < looked + 3:
-            assert not waiting.done(), "an entry is missing, which may be the delete"
-            await asyncio.sleep(0)
-        meta.index = 7
+        assert here.asked == [(LEADER, "meta index")]
+        here.answers[0].set_result(index(7))
+        await turns(5)
+        here.apply(6)
+        await turns(5)
+        assert not waiting.done(), "an entry is missing, which may be the delete"
+        here.apply(7)
+        await turns(5)
+        assert waiting.done()
         await waiting
+
+    run(test())
+
+
+def test_callers_that_have_to_wait_share_the_next_question() -> None:
+    async def test() -> None:
+        here = Follower(applied=5)
+        first = asyncio.create_task(here.requests.current())
+        await turns(5)
+        later = [asyncio.create_task(here.requests.current()) for _ in range(20)]
+        await turns(5)
+        here.answers[0].set_result(index(5))
+        await turns(5)
+        assert first.done()
+        assert not any(task.done() for task in later), "the answer may be older than their call"
+        assert len(here.asked) == 2
+        here.answers[1].set_result(index(6))
+        here.apply(6)
+        await turns(30)
+        assert all(task.done() for task in later)
+        assert len(here.asked) == 2
+        await asyncio.gather(first, *later)
+
+    run(test())
+
+
+def test_a_question_that_fails_is_asked_again_by_the_next_caller() -> None:
+    async def test() -> None:
+        here = Follower(applied=5)
+        failing = asyncio.create_task(here.requests.current())
+        await turns(5)
+        second = asyncio.create_task(here.requests.current())
+        await turns(5)
+        here.answers[0].set_exception(CallFailed("lost the link"))
+        with pytest.raises(CallFailed):
+            await failing
+        await turns(5)
+        here.answers[1].set_result(index(5))
+        await second
+
+    run(test())
+
+
+def test_a_change_is_answered_when_this_node_has_applied_it_too() -> None:
+    """A client that asks the same node afterwards sees it."""
+
+    async def test() -> None:
+        here = Follower(applied=5)
+        record = NodeRecord(3, "c")
+        command = SetStanding(3, Standing.MEMBER, 1)
+        waiting = asyncio.create_task(here.requests.change_node(command))
+        await turns(5)
+        assert here.asked == [(LEADER, "meta")]
+        here.answers[0].set_result(msgspec.msgpack.encode((7, record)))
+        await turns(5)
+        here.apply(6)
+        await turns(5)
+        assert not waiting.done()
+        here.apply(7)
+        assert await waiting == record
 
     run(test())
 

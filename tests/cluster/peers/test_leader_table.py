@@ -69,3 +69,21 @@ def test_a_waiting_caller_is_woken_by_the_next_leader() -> None:
         assert await waiting == TWO
 
     run(test())
+
+
+def test_a_leader_serves_from_its_announcement_until_the_next_term() -> None:
+    async def test() -> None:
+        known = Known()
+        known.note(2, ONE)
+        assert not await known.leaders.wait_served(GROUP, timeout_s=0)
+        waiting = asyncio.create_task(known.leaders.wait_served(GROUP, timeout_s=10))
+        await turns()
+        assert not waiting.done()
+        known.note(2, ONE, serving=True)
+        assert await waiting
+        known.note(2, ONE)
+        assert known.leaders.is_served(GROUP)
+        known.note(3, TWO)
+        assert not known.leaders.is_served(GROUP)
+
+    run(test())
