@@ -8,7 +8,6 @@ Spec: nats-server, command line, signals and exit codes."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import os
 import signal
@@ -29,6 +28,7 @@ from broker.monitor.observed import ObservedRuntime
 from broker.server.client.listener_profile import ClientContext
 from broker.server.listeners.client_listener import ClientListener, PortListener
 from broker.server.process import pid_files
+from broker.server.process.garbage_collection import OldGarbage, collect_young_objects
 from broker.server.process.log import FATAL, NonBlockingHandler, install, logger
 from broker.server.process.private_files import create_private_files
 from broker.server.process.reload import NotReloadable, merge
@@ -46,7 +46,6 @@ SIGNALS = {
     "reload": signal.SIGHUP,
     "ldm": signal.SIGUSR2,
 }
-GC_THRESHOLD = 50_000  # the data plane makes few cycles; the default interrupts it constantly
 PEER_WAIT_SECONDS = 0.5  # the ports file waits this long for a first peer, if there are routes
 IDLE_WITHIN_S = 0.25  # shutdown waits this long for a moment without unanswered publishes
 AWAY_WITHIN_S = 2.0  # clients that are sent to a peer close their connections within this time
@@ -79,6 +78,9 @@ class ClusterRuntime(ObservedRuntime, BulkReads, Protocol):
 
     def lame_duck(self) -> None:
         """Begin to transfer leaderships; clients leave soon."""
+
+    def held(self) -> int:
+        """How many replicas and consumers this node has."""
 
     def on_connect_info(self) -> Document:
         """Fields for the INFO of every client: jetstream, domain, api_lvl, cluster."""
@@ -124,9 +126,7 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
         return 1
     for warning in loaded.warnings:
         logger.warning("%s", warning)
-    gc.freeze()  # modules are never freed, so the collector need not scan them
-    gc.set_threshold(GC_THRESHOLD, 20, 50)
-    gc.enable()
+    collect_young_objects()
     import uvloop
 
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -334,8 +334,9 @@ class _Process:
             except StartFailed as error:
                 logger.log(FATAL, "%s", error)
                 return 1
-            gc.collect()
-            gc.freeze()
+            runtime = self._broker.runtime
+            held = runtime.held if runtime is not None else lambda: 0
+            self._tasks.spawn(OldGarbage(held).run(), name="garbage collection")
             await self._broker.finished.wait()
         return 0
 

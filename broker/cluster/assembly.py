@@ -262,6 +262,10 @@ class JetStream:
     def healthz(self, query: Query) -> tuple[int, Document]:
         return self._health.healthz(query)
 
+    def held(self) -> int:
+        """How many replicas and consumers this node has."""
+        return sum(1 + len(replica.stream.consumers) for replica in self._node.replicas)
+
     def metrics(self) -> list[Gauge]:
         return self._metrics.gauges()
 

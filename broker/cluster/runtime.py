@@ -147,6 +147,9 @@ class Runtime:
 
     # -- what the server and its monitor read ---------------------------------------------------
 
+    def held(self) -> int:
+        return self.jetstream.held() if self.jetstream is not None else 0
+
     def on_connect_info(self) -> Document:
         info: Document = {}
         if self.options.jetstream is not None:

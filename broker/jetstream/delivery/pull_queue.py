@@ -218,7 +218,8 @@ class PullQueue:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity if capacity > 0 else MAX_WAITING_DEFAULT
-        self._levels: list[deque[PullRequest]] = [deque() for _ in range(PRIORITIES)]
+        # By priority, in its order. Most consumers use one, many none: a deque takes 760 bytes.
+        self._levels: dict[int, deque[PullRequest]] = {}
         self._size = 0
         # When to check a request again: its heartbeat or its expiry. A heartbeat postponed by a
         # delivery stays here under its old time, and is armed again when that time comes.
@@ -229,14 +230,19 @@ class PullQueue:
         return self._size
 
     def __iter__(self) -> Iterator[PullRequest]:
-        return (request for level in self._levels for request in level if not request.closed)
+        return (
+            request for level in self._levels.values() for request in level if not request.closed
+        )
 
     @property
     def full(self) -> bool:
         return self._size >= self._capacity
 
     def add(self, request: PullRequest) -> None:
-        level = self._levels[request.priority]
+        level = self._levels.get(request.priority)
+        if level is None:
+            level = self._levels[request.priority] = deque()
+            self._levels = dict(sorted(self._levels.items()))
         if len(level) > 2 * self._capacity:  # expired ones are removed only when their turn comes
             self._levels[request.priority] = level = deque(r for r in level if not r.closed)
         level.append(request)
@@ -252,7 +258,7 @@ class PullQueue:
     ) -> PullRequest | None:
         """The request whose turn it is. Requests whose reply subject has no subscriber are dropped
         on the way."""
-        for level in self._levels:
+        for level in self._levels.values():
             for _ in range(len(level)):
                 request = level[0]
                 if request.closed:
@@ -332,7 +338,7 @@ class PullQueue:
             else StatusMessage(request.reply, status(line))
             for request in self
         ]
-        for level in self._levels:
+        for level in self._levels.values():
             level.clear()
         self._timers.clear()
         self._size = 0
