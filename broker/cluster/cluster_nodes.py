@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from broker.cluster.limits.stored_bytes import StoredBytes
 from broker.cluster.meta.feature_level import NEWEST_LEVEL, LevelRaiser
 from broker.cluster.meta.founding import Founders, Founding, FoundingCalls
 from broker.cluster.meta.joining import Joining
@@ -21,7 +22,7 @@ from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.meta.meta_voters import MetaVoters
 from broker.cluster.meta.node_table import Standing
-from broker.cluster.meta.placement import PlacementView
+from broker.cluster.meta.placement import PlacementView, node_loads
 from broker.cluster.meta.repair import Repair
 from broker.cluster.node_files import NodeFiles
 from broker.cluster.peers.leader_table import LeaderTable
@@ -58,6 +59,7 @@ class ClusterNodes:
     leaders: LeaderTable
     meta_group: MetaGroup
     meta_requests: MetaRequests
+    stored: StoredBytes
     now_ns: Callable[[], int]
     expected_nodes: Callable[[], int]
     join_groups: Callable[[Founding], None]  # this node belongs to the cluster
@@ -120,16 +122,19 @@ class ClusterNodes:
         )
         levels = LevelRaiser(self.meta_group, self.meta_group.assignments, self.mesh)
         self.spawn(voters.run(), "meta voters")
+        self.spawn(self.stored.run(), "stored bytes")
         self.spawn(levels.run(), "feature level")
         self.spawn(repair.run(), "repair")
         self.spawn(self.balance.run(), "leader balance")
         self.founding.start()
 
     def placement(self) -> PlacementView:
+        members = self.members.placeable
+        loads = node_loads(members, self.meta_group.assignments.load, self.stored.of)
         return PlacementView(
-            members=self.members.placeable,
+            members=members,
             alive=self.mesh.connected,
-            load=self.meta_group.assignments.load,
+            load=lambda node: loads.get(node, 0.0),
             cluster=self.mesh.cluster,
             tags=self.mesh.tags,
             unique_tag=self.options.unique_tag,

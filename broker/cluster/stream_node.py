@@ -19,6 +19,7 @@ from broker.cluster.consumer_requests.forwarding import (
     RequestForwarder,
 )
 from broker.cluster.limits.account_limits import AccountQuotas
+from broker.cluster.limits.stored_bytes import StoredBytes
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import META_GROUP, Assignment, AssignmentTable
 from broker.cluster.meta.founding import Founding, next_session
@@ -144,6 +145,7 @@ class StreamNode:
             leaders=self.leaders,
             meta_group=self.meta_group,
             meta_requests=self.meta_requests,
+            stored=StoredBytes(self.mesh, self._stored_here),
             now_ns=self.now_ns,
             expected_nodes=expected_nodes,
             join_groups=self._join_groups,
@@ -377,6 +379,9 @@ class StreamNode:
         if leads:
             self.member_changes.check(replica)
         self.origins.leadership_changed(replica, leads)
+
+    def _stored_here(self) -> int:
+        return self.usage.stored_here()
 
     def _meta_written(self) -> None:
         self.flush.want()

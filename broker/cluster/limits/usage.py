@@ -96,6 +96,10 @@ class Usage:
         self._accounts[counted.key] = self._accounts.get(counted.key, 0) + size * counted.replicas
         self._server[storage] = self._server.get(storage, 0) + size
 
+    def stored_here(self) -> int:
+        """Bytes of all replicas on this node."""
+        return sum(self._server.values())
+
     def forget(self, group: int) -> None:
         """The stream, or its replica on this node, was removed."""
         counted = self._counted.pop(group, None)

@@ -17,6 +17,7 @@ from broker.jetstream.config.stream_config import Placement
 from raft import NodeId
 
 EXCLUDES = "!"  # a tag with this prefix names servers that are not wanted
+HALF_WEIGHT_BYTES = 10 << 30  # stored by all nodes: bytes count half as much as replicas then
 
 
 @dataclass(slots=True)
@@ -41,13 +42,24 @@ class NoPlacement:
         return text
 
 
+def node_loads(
+    nodes: Sequence[NodeId], replicas: Callable[[NodeId], int], stored: Callable[[NodeId], int]
+) -> dict[NodeId, float]:
+    """How loaded each node is: its share of all replicas plus its share of all stored bytes, which
+    counts little while the cluster stores little. So streams are spread by number, and no node gets
+    all the large ones."""
+    all_replicas = sum(map(replicas, nodes)) or 1
+    all_bytes = sum(map(stored, nodes)) + HALF_WEIGHT_BYTES
+    return {node: replicas(node) / all_replicas + stored(node) / all_bytes for node in nodes}
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementView:
     """What the choice depends on besides the stream."""
 
     members: Sequence[NodeId]
     alive: Callable[[NodeId], bool]
-    load: Callable[[NodeId], int]
+    load: Callable[[NodeId], float]
     cluster: str = ""
     tags: Callable[[NodeId], Sequence[str]] = lambda _: ()
     unique_tag: str = ""  # replicas of a stream have different tags with this prefix
@@ -74,7 +86,7 @@ def choose_peers(
     chosen = chosen[:replicas]
     taken = {tag for node in chosen for tag in _unique_tags(view, node)}
 
-    def rank(node: NodeId) -> tuple[int, bytes]:
+    def rank(node: NodeId) -> tuple[float, bytes]:
         return view.load(node), sha256(f"{name}:{node}".encode()).digest()
 
     for node in sorted((n for n in view.members if n not in keep), key=rank):

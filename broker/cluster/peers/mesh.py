@@ -151,14 +151,18 @@ class Mesh:
         known = self.transport.peers().get(node) if self.transport is not None else None
         return _texts(known.hello.get("tags")) if known is not None else []
 
-    def feature_level(self, node: NodeId) -> int:
-        """The newest level that a node takes part in; 0 when it has not said."""
+    def fact(self, node: NodeId, name: str) -> int:
+        """A number in the hello of a node; 0 when it has told none."""
         if node == self.node:
-            told = self.hello.get("feature_level")
+            told = self.hello.get(name)
         else:
             known = self.transport.peers().get(node) if self.transport is not None else None
-            told = known.hello.get("feature_level") if known is not None else None
+            told = known.hello.get(name) if known is not None else None
         return told if isinstance(told, int) else 0
+
+    def feature_level(self, node: NodeId) -> int:
+        """The newest level that a node takes part in."""
+        return self.fact(node, "feature_level")
 
     def tell(self, **facts: Any) -> None:
         """Change the hello, for present and future peers."""
