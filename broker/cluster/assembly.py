@@ -145,6 +145,7 @@ class JetStream:
             removed=lambda: node.members.removed,
             leader=node.info.leader,
             trouble=node.host.trouble,
+            disk_full=lambda: node.storage.store.full,
             lame_duck=lambda: server.lame_duck,
             has_account=lambda name: name in self._with_jetstream,
             assignments=self._held_here,
@@ -155,6 +156,8 @@ class JetStream:
         self._metrics = JetStreamMetrics(
             replicas=node.replicas,
             trouble=node.host.trouble,
+            disk=node.storage.store.disk_facts,
+            disk_full=lambda: node.storage.store.full,
             requests_dropped=lambda: node.requests.dropped,
         )
         self._raft_groups = RaftGroups(

@@ -19,6 +19,7 @@ from broker.cluster.consumer_requests.forwarding import (
     RequestForwarder,
 )
 from broker.cluster.limits.account_limits import AccountQuotas
+from broker.cluster.limits.full_disks import FullDisks
 from broker.cluster.limits.stored_bytes import StoredBytes
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import META_GROUP, Assignment, AssignmentTable
@@ -156,6 +157,14 @@ class StreamNode:
     def _build_publishing(self) -> None:
         server, mesh = self.server, self.mesh
         leader, replica = self.leaders.leader, self.replicas.get
+        self.full_disks = FullDisks(
+            full=lambda: self.storage.store.full,
+            tell=mesh.tell,
+            resend=self._resend,
+            leader=leader,
+            flush=self.flush.want,
+            replicas=lambda: self.replicas,
+        )
         self.publishing = PublishForwarder(mesh.node, mesh, leader=leader, replica=replica)
         self.late_replies = LateReplies(server.router)
         self.outboxes = OutboxTable(
@@ -166,7 +175,7 @@ class StreamNode:
                 node=mesh.node,
                 disk=self.storage.store,
                 writer=self.host,
-                leader=leader,
+                full_peers=self.full_disks.peers,
                 replica=replica,
                 assignment=self.assignments.get,
             ),
@@ -288,11 +297,12 @@ class StreamNode:
         mesh.register(CHANNEL_ACKS, self.requests.received_acks)
         mesh.register(CHANNEL_USAGE, self.usage.received)
         for on_peer in (self.usage.peer_changed, self.announcements.peer_changed,
-                        self._peer_changed):  # fmt: skip
+                        self.full_disks.peer_changed, self._peer_changed):  # fmt: skip
             mesh.on_peer(on_peer)
         mesh.interest.on_change.append(self.push_interest.changed)
         self.spawn(self.host.run(), "raft host")
         self.spawn(self.flush.run(), "state flush")
+        self.spawn(self.full_disks.run(), "full disks")
         self.spawn(self.flush.run_erasures(), "secure erase")
         self.meta_group.load()
         self.nodes.start()
@@ -370,6 +380,9 @@ class StreamNode:
 
     def _open_replica(self, assignment: Assignment, voters: Sequence[NodeId]) -> Replica:
         return Replica.open(self._replica_services, assignment, voters)
+
+    def _resend(self, which: Callable[[int], bool]) -> None:
+        self.outboxes.link_restored(which)
 
     def _leadership_changed(self, replica: Replica, leads: bool) -> None:  # noqa: FBT001
         """This node now serves a stream as its leader, or no longer does."""

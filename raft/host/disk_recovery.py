@@ -57,7 +57,7 @@ class DiskRecovery:
         self._remove = remove
         self._on_failure = on_failure
         self._on_recovered = on_recovered
-        self._logged_full = False
+        self._logged = ""  # what was logged last about the space
         self._rounds: RestartableRounds | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
@@ -74,17 +74,31 @@ class DiskRecovery:
         """Why this node cannot acknowledge anything, if so."""
         return self._store.trouble() if self.failure is None else str(self.failure)
 
-    def is_full(self) -> bool:
-        """Whether the disk is full. Such a node acknowledges nothing, so that others lead, and
-        resumes when there is space again."""
-        full = not self._store.check_space()
-        if full != self._logged_full:
-            self._logged_full = full
-            if full:
-                _log.critical("the disk is full: this node acknowledges nothing until it has space")
-            else:
-                _log.warning("the disk has space again: this node resumes")
-        return full
+    def in_need(self) -> bool:
+        """Whether space should be freed soon."""
+        return self._store.in_need
+
+    def is_exhausted(self) -> bool:
+        """Whether the disk has no space for anything. Such a node acknowledges nothing, so that
+        others lead, and resumes when there is space again."""
+        self._store.check_space()
+        exhausted = self._store.exhausted
+        state = "exhausted" if exhausted else "full" if self._store.full else ""
+        if state != self._logged:
+            self._logged = state
+            match state:
+                case "exhausted":
+                    _log.critical(
+                        "the disk is full: this node acknowledges nothing until it has space"
+                    )
+                case "full":
+                    _log.error(
+                        "the disk is full: no messages are stored; purges, deletes and lower "
+                        "limits free space"
+                    )
+                case _:
+                    _log.warning("the disk has space again: this node resumes")
+        return exhausted
 
     def failed(self, error: BaseException) -> None:
         """Nothing can be promised any more. Every group stops, so that the other nodes elect

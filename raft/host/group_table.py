@@ -14,6 +14,7 @@ from raft.core.log import RaftLog
 from raft.core.raft_core import RaftCore
 from raft.core.ready import CoreConfig
 from raft.host.group import Group, GroupStopped, HostLimits, StateMachine, UnknownGroup
+from raft.store.disk_space import Space
 from raft.store.group_log import GroupLog, MemoryLog
 from raft.store.log_store import LogStore
 from raft.store.records import DamagedLog
@@ -130,12 +131,12 @@ class GroupTable:
             raise UnknownGroup(f"group {group} is not on this node")
         return held
 
-    def working(self, group: GroupId) -> Group:
-        """Raises UnknownGroup or GroupStopped."""
+    def working(self, group: GroupId, space: Space = Space.SCARCE) -> Group:
+        """Raises UnknownGroup or GroupStopped, also if the disk has less space than this."""
         held = self.get(group)
         if held.stopped is not None or not self.running:
             raise GroupStopped(group, held.stopped or "the node is not running")
-        if self._store.full and held.persistent:
+        if held.persistent and (self._store.space < space or self._store.exhausted):
             raise GroupStopped(group, "the disk is full")
         return held
 

@@ -47,6 +47,7 @@ from raft.host.round_loop import RoundLoop
 from raft.host.snapshots import SnapshotExchange
 from raft.host.statistics import HostMetrics, HostObserver, HostStatistics
 from raft.host.ticker import Ticker
+from raft.store.disk_space import Space
 from raft.store.flush_thread import FlushThread
 from raft.store.log_store import LogStore
 from raft.store.records import StoreFailed
@@ -249,11 +250,14 @@ class Host:
 
     # proposals and reads
 
-    def propose(self, group: GroupId, data: bytes) -> tuple[Term, Index]:
+    def propose(
+        self, group: GroupId, data: bytes, *, space: Space = Space.AMPLE
+    ) -> tuple[Term, Index]:
         """Append to the log of a group that we lead. It is committed when apply() sees an entry
-        of this index with this term; with another term, it was lost. Raises NotLeader,
+        of this index with this term; with another term, it was lost. `space`: what the disk must
+        have left; small entries, and those that free space, need less. Raises NotLeader,
         GroupBusy, EntryTooLarge, GroupStopped or UnknownGroup, all definite."""
-        held = self._table.working(group)
+        held = self._table.working(group, space)
         if len(data) > self._limits.entry_bytes_max:
             self._rejections.entry_too_large(self.node, group, len(data))
             raise EntryTooLarge(len(data), self._limits.entry_bytes_max)
@@ -364,7 +368,7 @@ class Host:
 
     def _tick(self) -> None:
         """While the disk does not take writes, only groups with their logs in memory get ticks."""
-        silent = self.failure is not None or self._disk.is_full()
+        silent = self.failure is not None or self._disk.is_exhausted()
         if silent:
             self._ticker.pace.interrupted()
         else:
@@ -374,8 +378,9 @@ class Host:
                 self._quiescence.forget(group)
             elif not (silent and group.persistent):
                 self._tick_group(group)
-        if self._ticker.ticks % self._compactor.policy.every_ticks == 0:
-            self._compact(silent=silent)
+        every = self._compactor.policy.every_ticks
+        if self._ticker.ticks % (max(1, every // 4) if self._disk.in_need() else every) == 0:
+            self._compact()
 
     def _tick_group(self, group: Group) -> None:
         try:
@@ -387,11 +392,12 @@ class Host:
         if group.core.has_ready():
             self._rounds.mark(group)
 
-    def _compact(self, *, silent: bool) -> None:
+    def _compact(self) -> None:
         self._snapshots.sweep()
         chosen = self._compactor.choose(self._groups, self._quiescence.awake)
         try:
-            self._compactor.run(g for g in chosen if not (silent and g.persistent))
+            failed = self.failure is not None  # a full disk is no reason not to free some of it
+            self._compactor.run(g for g in chosen if not (failed and g.persistent))
         except StoreFailed as error:
             self._disk.failed(error)
         self._compactor.reclaim()

@@ -9,7 +9,7 @@ created, lets others notice a server that was restarted with other data."""
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,10 +39,23 @@ class StoreTuning:
     # None: no promise before its flush. Otherwise groups that were added as `relaxed` promise what
     # is written, and a flush follows within this time: a power failure may lose what was promised.
     flush_interval_s: float | None = None
-    # With less free space (or less than a tenth of the disk, if that is smaller; 0: no bound)
-    # nothing is written. A database whose write has failed on a full disk must be reopened; one
-    # that stops writing before that resumes when there is space again.
-    free_bytes_min: int = 128 * MB
+    # With less of the disk free, no messages are accepted; 0: no bound (raft/store/disk_space.py).
+    reserve_percent: int = 5
+
+    def for_disk(self, total_bytes: int) -> StoreTuning:
+        """On a small disk everything that is prepared, kept or buffered is small as well, so that
+        the disk holds messages."""
+        return replace(
+            self,
+            segment_bytes_max=_at_most(self.segment_bytes_max, total_bytes // 96),
+            log_bytes_goal=_at_most(self.log_bytes_goal, total_bytes // 16),
+            spare_bytes_max=_at_most(self.spare_bytes_max, total_bytes // 32),
+            state_buffer_bytes=_at_most(self.state_buffer_bytes, total_bytes // 48),
+        )
+
+
+def _at_most(size: int, limit: int) -> int:
+    return size if size <= limit else max(MB, limit // MB * MB)
 
 
 class StoreIdentity(msgspec.Struct, frozen=True):
@@ -122,7 +135,7 @@ def _column_options(tuning: StoreTuning, names: list[str]) -> dict[str, Options]
         options.set_write_buffer_size(tuning.state_buffer_bytes)
         options.set_max_write_buffer_number(tuning.buffers_max)
         options.set_compression_type(DBCompressionType.none())
-        keep_values_apart(options)
+        keep_values_apart(options, tuning.buffers_max * tuning.state_buffer_bytes)
         columns[name] = options
     return columns
 

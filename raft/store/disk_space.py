@@ -1,42 +1,78 @@
-"""How much space the disk of the store has.
+"""How much space the disk of the store has, and what may still be written to it.
 
-Owns: the reserve below which nothing is written, and the test whether the disk works at all.
-May not touch: the database.
-Spec: docs/decisions/0008-recovery-from-a-failed-disk.md. A database whose write has failed on a
-full disk must be reopened; one that stops writing before that resumes when there is space again."""
+Owns: the reserve, the levels of space above and below it, and the test whether the disk works.
+May not touch: the database, the log.
+Spec: docs/decisions/0023-a-full-disk.md. The reserve is the same share of every disk. Messages are
+refused where it begins; the rest of it is for what is already promised and, in the end, for what
+frees space. A database whose write has failed on a full disk must be reopened; one that stops
+writing before that resumes when there is space again."""
 
 from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
 _PROBE_BYTES: Final = 1 << 20
+_RESERVE_LEAST: Final = 16 << 20  # what is under way when a disk fills up must fit
+_TINY: Final = 4  # but not more than this part of a disk
+_SCARCE: Final = 8  # the part of the reserve that is only for what frees space
+
+
+class Space(IntEnum):
+    """How much is left, and so what may be written."""
+
+    NONE = 0  # nothing
+    SCARCE = 1  # what frees space: purges, deletes, lower limits, cuts of logs
+    SHORT = 2  # also small things: acks, consumers, votes; and what was under way
+    AMPLE = 3  # messages
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFacts:
+    total_bytes: int
+    free_bytes: int
+    reserve_bytes: int  # 0: there is no bound
+
+    def level(self, coming: int) -> Space:
+        """What is left when so many bytes more are written."""
+        left = self.free_bytes - coming
+        if left >= self.reserve_bytes or not self.reserve_bytes:
+            return Space.AMPLE
+        if left >= self.reserve_bytes // 2:
+            return Space.SHORT
+        return Space.SCARCE if left >= self.reserve_bytes // _SCARCE else Space.NONE
 
 
 class DiskSpace:
-    def __init__(self, path: Path, free_bytes_min: int) -> None:
-        """`free_bytes_min`: see StoreTuning."""
+    def __init__(self, path: Path, reserve_percent: int) -> None:
+        """`reserve_percent`: see StoreTuning."""
         self._path = path
-        self._free_bytes_min = free_bytes_min
+        self._reserve_percent = reserve_percent
         # Bytes that may be written before the next check.
-        self.stride = 0 if free_bytes_min else 1 << 62
+        self.stride = 0 if reserve_percent else 1 << 62
+        self.margin = 0  # so much above the reserve ends a full disk
 
-    def is_short(self, coming: int, *, last: bool = False) -> bool:
-        """Whether the disk has no space for `coming` bytes and the reserve. Half of the reserve may
-        be used for the `last` writes that were pending when the disk was found short."""
-        if not self._free_bytes_min:
-            return False
+    def facts(self) -> DiskFacts:
         disk = os.statvfs(self._path)
-        reserve = min(self._free_bytes_min, disk.f_blocks * disk.f_frsize // 10)
-        self.stride = reserve // 8
-        return disk.f_bavail * disk.f_frsize < coming + (reserve // 2 if last else reserve)
+        total = disk.f_blocks * disk.f_frsize
+        reserve = 0
+        if self._reserve_percent:
+            reserve = max(total * self._reserve_percent // 100, min(_RESERVE_LEAST, total // _TINY))
+            self.stride, self.margin = reserve // 8, reserve // 4
+        return DiskFacts(total, disk.f_bavail * disk.f_frsize, reserve)
+
+    def level(self, coming: int) -> Space:
+        return self.facts().level(coming) if self._reserve_percent else Space.AMPLE
 
     def probe(self) -> None:
         """Blocking. Raises OSError unless the disk can write and flush a file, and has space for
-        what opening the database writes: the contents of the write-ahead log, and the reserve."""
-        if self.is_short(sum(file.stat().st_size for file in self._path.glob("*.log"))):
+        what opening the database writes: the contents of its write-ahead log."""
+        logs = sum(file.stat().st_size for file in self._path.glob("*.log"))
+        if self.level(logs) < Space.SHORT:
             raise OSError(errno.ENOSPC, "not enough free space yet")
         probe_file = self._path / "probe"
         try:

@@ -25,7 +25,7 @@ from rocksdict import WriteOptions as RocksWriteOptions
 
 from raft.store import blob_garbage as garbage
 from raft.store.database import StoreIdentity, StoreTuning, open_database
-from raft.store.disk_space import DiskSpace
+from raft.store.disk_space import DiskFacts, DiskSpace, Space
 from raft.store.group_log import GroupLog
 from raft.store.migration import migrate, remove_unfinished
 from raft.store.node_log import NO_INDEX, LogPlace, NodeLog
@@ -38,7 +38,8 @@ from raft.store.records import (
     WrongDirectory,
 )
 from raft.store.segments.files import DiskFiles
-from raft.store.segments.keeper import JobThread, SegmentSizes
+from raft.store.segments.jobs import JobThread
+from raft.store.segments.keeper import SegmentSizes
 from raft.store.segments.log import SegmentBusy
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, SnapshotMeta
@@ -58,6 +59,7 @@ __all__ = [
 
 _log = logging.getLogger("raft.store")
 _BUFFERED: Final = "rocksdb.cur-size-all-mem-tables"
+_SMALL_BYTES: Final = 64 << 10  # of entries: such a batch may use the last of the reserve
 CLOSE_WITHIN_S: Final = 30.0  # a flush in flight may delay the end of the process this long
 
 
@@ -88,10 +90,11 @@ class LogStore:
         self.new_batch = new_batch
         self.flush_interval_s = tuning.flush_interval_s
         self.failure: BaseException | None = None
-        self.full = False  # as of the last check_space: nothing is written, all can be read
+        self.space = Space.AMPLE  # as of the last check_space
+        self._refused = False  # the last write had no space
         self._path = path
         self._reopen_database = reopen_database
-        self._space = space or DiskSpace(path, tuning.free_bytes_min)
+        self._disk = space or DiskSpace(path, tuning.reserve_percent)
         self._sizes = SegmentSizes(
             first=tuning.segment_bytes_first,
             largest=tuning.segment_bytes_max,
@@ -103,7 +106,7 @@ class LogStore:
             promises=DiskFiles(path / "promises"),
             jobs=JobThread,
             draw_salt=lambda: secrets.randbits(64),
-            has_space=lambda size: not self._space.is_short(size),
+            space=self._disk.level,
         )
         self._users: list[tuple[Callable[[], None], Callable[[Rdict], None]]] = []
         self._in_use = 0
@@ -111,6 +114,7 @@ class LogStore:
         self._unused = threading.Condition(self._guard)
         self._one_rewrite = threading.Lock()
         self._rewriting = self._closing = False
+        self._compacted = -1  # the number of writes that the last compaction on a full disk saw
         self._writes = self._written_bytes = self._flushes = self._refusals = 0
         self._unchecked_bytes = 0
         db, self.identity = reopen_database()
@@ -133,6 +137,8 @@ class LogStore:
         """Blocking. Raises WrongDirectory when the directory belongs to another server, StoreError
         when it cannot be opened, for example because another process has locked it."""
         place = Path(path)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tuning = tuning.for_disk(DiskSpace(place, tuning.reserve_percent).facts().total_bytes)
         opening = partial(
             open_database, place, node_name=node_name, cluster_name=cluster_name, tuning=tuning
         )
@@ -183,7 +189,7 @@ class LogStore:
 
     def probe(self) -> None:
         """Blocking, on any thread. Raises OSError unless the disk works and has space again."""
-        self._space.probe()
+        self._disk.probe()
 
     def reopen(self) -> None:
         """Blocking. Close what has failed and open it as after a crash. What the log shows behind
@@ -265,26 +271,53 @@ class LogStore:
         with self._failing("writing the log"):
             return self.log.give_up(group, applied)
 
+    @property
+    def in_need(self) -> bool:
+        """Whether logs should be cut at once: the disk is full, or the log has grown large."""
+        return self.full or self.log.nbytes > self._sizes.log_goal
+
     def is_pressed(self, group: GroupId) -> bool:
         """Whether the log has grown large and entries of this group keep its oldest part."""
         return self.log.is_pressed(group)
 
-    def check_space(self) -> bool:
-        """Whether the disk has space, also for what is still in memtables. The host calls it at
+    def check_space(self) -> Space:
+        """How much space the disk has, besides what is still in memtables. The host calls it at
         every tick; `write` calls it after writing a lot, so that what is written between two checks
         fits into the reserve."""
         self._unchecked_bytes = 0
         if self.failure is None:
-            self.log.tick()
-            trouble = self.log.trouble
-            self.full = self._space.is_short(self._buffered_bytes()) or (
-                trouble is not None and trouble.errno == errno.ENOSPC
-            )
-        return not self.full
+            coming = self._buffered_bytes()
+            level = self._disk.level(coming)
+            if self.full and level is Space.AMPLE:  # some more, or it would be full again at once
+                level = max(Space.SHORT, self._disk.level(coming + self._disk.margin))
+            if self.log.trouble is not None and self.log.trouble.errno == errno.ENOSPC:
+                level = Space.NONE
+            self.space = level
+            self._refused &= level < Space.AMPLE
+            self.log.tick(short=self.full)
+        return self.space
+
+    @property
+    def full(self) -> bool:
+        """Nothing that grows is accepted; everything can be read, and space can be freed."""
+        return self.space < Space.AMPLE
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing can be promised any more, until there is space."""
+        return self.space is Space.NONE or self._refused
+
+    @property
+    def log_goal_bytes(self) -> int:
+        """Above this size of the log, entries are kept only as long as they are needed."""
+        return self._sizes.log_goal
+
+    def disk_facts(self) -> DiskFacts:
+        return self._disk.facts()
 
     def _fits(self, batch: LogBatch) -> bool:
         """Whether a batch from before the disk was found full can still be written."""
-        return not self._space.is_short(self._buffered_bytes() + batch.nbytes, last=True)
+        return self._disk.level(self._buffered_bytes() + batch.nbytes) >= Space.SCARCE
 
     def _buffered_bytes(self) -> int:
         return self._state.property_int_value(_BUFFERED) or 0
@@ -297,11 +330,13 @@ class LogStore:
             raise StoreFailed("the log store has already failed") from self.failure
         grows = bool(batch.entries or batch.hard_states or batch.snapshots)
         if self.full and grows and not may_wait and not self._fits(batch):
+            self._refused = True
             raise StoreFull("the disk is full")
+        frees = not grows or (self.full and batch.nbytes <= _SMALL_BYTES)
         with self._failing("writing the log"):
             try:
-                write = self.log.write_when_ready if may_wait else self.log.write
-                size = write(batch) if may_wait or grows else self.log.write(batch, frees=True)
+                log = self.log
+                size = log.write_when_ready(batch) if may_wait else log.write(batch, frees=frees)
             except SegmentBusy as busy:
                 self._refusals += 1
                 trouble = self.log.trouble
@@ -309,11 +344,13 @@ class LogStore:
                     raise
                 if trouble.errno != errno.ENOSPC:
                     raise trouble from busy
+                self._refused = True
                 raise StoreFull("the disk has no space for the log") from busy
+        self._refused = False
         self._writes += 1
         self._written_bytes += size
         self._unchecked_bytes += size
-        if self._unchecked_bytes > self._space.stride:
+        if self._unchecked_bytes > self._disk.stride:
             self.check_space()
 
     @contextmanager
@@ -366,21 +403,32 @@ class LogStore:
     def expunge(self) -> None:
         """Blocking while the database is rewritten: afterwards no file holds what was deleted or
         overwritten before the call. What a reader's snapshot still shows stays until the next
-        call."""
+        call. Raises StoreFull if there is no space for that."""
         with self._rewriting_files():
             self.log.rewrite()
             for column in (self.db, self._state):  # then no write-ahead log is needed
                 column.flush(wait=True)
-            garbage.rewrite(self._state)
+            if not garbage.rewrite(self._state, self._disk.facts()):
+                raise StoreFull("the disk has no space for rewriting the database")
 
     def is_wasteful(self) -> bool:
         """Whether `reclaim` is worth its cost."""
-        return self.failure is None and garbage.is_wasteful(self._state)
+        if self.failure is not None:
+            return False
+        changed = self.full and self.db.latest_sequence_number() != self._compacted
+        return changed or garbage.is_wasteful(self._state, self._disk.facts())
 
     def reclaim(self) -> None:
-        """Blocking while the state is rewritten: frees its garbage."""
+        """Blocking while the state is rewritten: frees its garbage. On a full disk also what the
+        database has not noticed yet."""
         with self._rewriting_files():
-            garbage.rewrite(self._state)
+            if self.full:
+                self._compacted = self.db.latest_sequence_number()
+                self._state.flush(wait=True)
+                self._state.compact_range(None, None)
+            facts = self._disk.facts()
+            if garbage.is_wasteful(self._state, facts):
+                garbage.rewrite(self._state, facts)
 
     @contextmanager
     def _rewriting_files(self) -> Iterator[None]:
@@ -390,7 +438,7 @@ class LogStore:
             try:
                 with self._keeping_open():
                     yield
-            except StoreFailed:
+            except (StoreFailed, StoreFull):
                 raise
             except Exception as error:
                 if not self._closing:
@@ -405,11 +453,12 @@ class LogStore:
             written_bytes=self._written_bytes,
             flushes=self._flushes,
             refusals=self._refusals,
-            healthy=self.failure is None and not self.full,
+            healthy=self.trouble() is None,
             failure=self.trouble(),
         )
 
     def trouble(self) -> str | None:
         if self.failure is not None:
             return str(self.failure)
-        return "the disk is full: nothing is acknowledged until it has space" if self.full else None
+        exhausted = "the disk is full: nothing is acknowledged until it has space"
+        return exhausted if self.exhausted else None

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from raft.store.disk_space import Space
 from raft.store.group_log import NOWHERE, GroupLog
 from raft.store.records import NO_SNAPSHOT, DamagedLog, GroupRecord, group_value
 from raft.store.segments.files import LogFiles
 from raft.store.segments.format import GROUP, REMOVED, RESET, LogRecord
-from raft.store.segments.keeper import Jobs, LiveRecord, SegmentKeeper, SegmentSizes
+from raft.store.segments.jobs import Jobs
+from raft.store.segments.keeper import LiveRecord, SegmentKeeper, SegmentSizes
 from raft.store.segments.log import LogSegment, NewRecord, SegmentBusy
 from raft.store.segments.promises import KeptPromise, PromiseTable
 from raft.store.segments.replay import replay
@@ -38,7 +40,7 @@ class LogPlace:
     promises: LogFiles
     jobs: Callable[[], Jobs]
     draw_salt: Callable[[], int]
-    has_space: Callable[[int], bool]
+    space: Callable[[int], Space]  # what is left with so many bytes more
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class NodeLog:
             live=self,
             jobs=self._jobs,
             draw_salt=disk.draw_salt,
-            has_space=disk.has_space,
+            space=disk.space,
         )
         self._segments = self._keeper.log
         highest = self._promises.highest_position()
@@ -181,7 +183,7 @@ class NodeLog:
     def is_pressed(self, group: GroupId) -> bool:
         """Whether entries of this group keep a segment that should be freed."""
         pressed = self._keeper.pressed
-        return pressed is not None and group in pressed.groups
+        return pressed is not None and (self._keeper.short or group in pressed.groups)
 
     # writing
 
@@ -350,8 +352,10 @@ class NodeLog:
                 raise
             self._segments.finish_flush(end)
 
-    def tick(self) -> None:
-        """Called at short, regular intervals: background work starts here."""
+    def tick(self, *, short: bool = False) -> None:
+        """Called at short, regular intervals: background work starts here. `short`: the disk is
+        full, so keep only what is needed."""
+        self._keeper.short = short
         self._keeper.tick()
         self._ticks += 1
         if self._ticks % _SYNC_TICKS == 0 and self._promises.unsynced:

@@ -26,6 +26,7 @@ class Node:
         default_factory=lambda: {META_GROUP: NodeId(1), GROUP: NodeId(1)}
     )
     trouble: str | None = None
+    disk_full: bool = False
     lame_duck: bool = False
     held: bool = True
     stopped: str | None = None
@@ -61,6 +62,7 @@ class Node:
             removed=lambda: self.removed,
             leader=self.leaders.get,
             trouble=lambda: self.trouble,
+            disk_full=lambda: self.disk_full,
             lame_duck=lambda: self.lame_duck,
             has_account=lambda name: name == "$G",
             assignments=lambda: [assignment],
@@ -145,3 +147,13 @@ def test_what_does_not_exist_is_named(query: dict[str, str], code: int, sentence
     )
     if code == 404:
         assert WELL.ask(**query, details="1")[1]["errors"][0]["error"] == sentence
+
+
+def test_a_full_disk_is_an_error_but_the_node_stays_ready() -> None:
+    node = replace(WELL, disk_full=True)
+    status, report = node.ask()
+    assert status == 503
+    assert "the disk is full" in report["error"]
+    status, report = node.ask(ready="true")
+    assert (status, report["status"]) == (200, "ok")
+    assert "the disk is full" in report["warnings"][0]

@@ -1,4 +1,4 @@
-"""A disk that fills up: publishes are refused, nothing is lost, and space ends the refusals."""
+"""A disk that fills up: publishes are refused, nothing is lost; space, also freed, ends it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
+from nats.js.api import ConsumerConfig
 
 from broker.local import LocalCluster
 from tests.support.clusters import connect, eventually, run
@@ -62,6 +65,19 @@ async def fill(client: Any, bodies: dict[int, bytes]) -> int:
     return refused
 
 
+def scraped(server: LocalCluster, path: str) -> tuple[int, str]:
+    try:
+        with urlopen(f"http://127.0.0.1:{server.nodes[0].http_port}{path}") as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def gauge(server: LocalCluster, name: str) -> float:
+    lines = scraped(server, "/metrics")[1].splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
 async def stored(client: Any, bodies: dict[int, bytes]) -> None:
     for seq, body in bodies.items():
         message = await client.jetstream().get_msg("F", seq)
@@ -96,6 +112,52 @@ def test_a_full_disk_refuses_publishes_until_there_is_space(tmp_path: Path, disk
             server.nodes[0].wait_healthy()
             client = await connect(*server.nodes)
             await stored(client, bodies)
+            await client.close()
+
+        run(work)
+
+
+def test_a_full_disk_can_be_read_and_emptied(tmp_path: Path, disk: Path) -> None:
+    """Pulls and acks, a deleted message, a lower limit and a purge, all on a full disk."""
+    with LocalCluster(disk, size=1, name="emptied") as server:
+
+        async def work() -> None:
+            client = await connect(*server.nodes)
+            stream = client.jetstream()
+            info = await stream.add_stream(name="F", subjects=["f"])
+            await stream.add_consumer("F", ConsumerConfig(durable_name="c"))
+            bodies: dict[int, bytes] = {}
+            total = gauge(server, "jetraft_disk_bytes")
+            assert gauge(server, "jetraft_disk_reserve_bytes") == total // 4, "it is tiny"
+
+            async def filled() -> bool:
+                """A full disk cuts the log, and may have space for more messages then."""
+                await fill(client, bodies)
+                used = total - gauge(server, "jetraft_disk_free_bytes")
+                full = gauge(server, "jetraft_disk_full") == 1
+                return full and used / (len(bodies) * BODY) < 1.5
+
+            await eventually(filled, "less than 1.5 bytes of disk per stored byte")
+            assert scraped(server, "/healthz")[0] == 503
+            assert scraped(server, "/healthz?ready=true")[0] == 200, "it must be reached"
+
+            pulled = await stream.pull_subscribe_bind("c", "F")
+            for message in await pulled.fetch(10, timeout=20):
+                await message.ack_sync(timeout=20)
+            assert await stream.delete_msg("F", 20)
+            config = info.config
+            config.max_msgs = len(bodies) // 2
+            state = (await stream.update_stream(config)).state
+            assert state.messages == len(bodies) // 2
+
+            async def has(share: float) -> bool:
+                return gauge(server, "jetraft_disk_free_bytes") > share * total
+
+            await eventually(lambda: has(0.4), "space of a lower limit")
+            assert await stream.purge_stream("F")
+            await eventually(lambda: has(0.8), "space of a purge")
+            await eventually(lambda: stream.publish("f", b"after"), "an ack after the purge")
+            assert scraped(server, "/healthz")[0] == 200
             await client.close()
 
         run(work)

@@ -35,6 +35,7 @@ from broker.cluster.reached_index import ReachedIndex
 from broker.jetstream.errors import JetStreamError
 from raft import Entry, EntryKind, GroupId, Index, NodeId, SnapshotMeta, Term
 from raft.host.host import Host
+from raft.store.disk_space import Space
 
 NOTHING = Index(0)
 NO_TERM = Term(0)
@@ -97,7 +98,8 @@ class MetaGroup:
 
     async def propose(self, command: MetaCommand) -> MetaResult:
         """The result of the applied command. Raises NotLeader or LostLeadership."""
-        term, index = self.host.propose(META_GROUP, encode_command(command))
+        space = Space.SHORT if isinstance(command, AssignStream) else Space.SCARCE
+        term, index = self.host.propose(META_GROUP, encode_command(command), space=space)
         result = await self._proposals.add(term, index)
         assert isinstance(result, Assignment | NodeChange | LevelRaised | JetStreamError)
         return result

@@ -19,6 +19,7 @@ from raft import GroupId, NodeId
 from raft.types import Index, Members
 
 REPORTED_MAX = 100  # problems in one answer; the rest is counted
+DISK_FULL = "the disk is full: no messages are stored until space is freed"
 
 
 class HealthReplica(Protocol):
@@ -80,6 +81,7 @@ class JetStreamHealth:
     removed: Callable[[], bool]  # from the cluster
     leader: Callable[[int], NodeId | None]  # of a group
     trouble: Callable[[], str | None]  # why the store takes no writes
+    disk_full: Callable[[], bool]  # no messages are stored, all else works
     lame_duck: Callable[[], bool]
     has_account: Callable[[str], bool]
     assignments: Callable[[], Iterable[Assignment]]  # of the streams that this node must hold
@@ -90,7 +92,8 @@ class JetStreamHealth:
     def healthz(self, query: Query) -> tuple[int, Document]:
         """`live`: the event loop runs, or this would not be answered. `startup`: the log is
         replayed and the meta group has a leader. `ready`: this node can serve its clients, and
-        every stream that it holds works here."""
+        every stream that it holds works here. A full disk is an error, but such a node stays
+        ready: it must be reached to read and to free space."""
         if has_flag(query, "live", "js-enabled-only", "js-enabled"):
             return 200, {"status": "ok"}
         if (wrong := _wrong_query(query)) is not None:
@@ -106,7 +109,10 @@ class JetStreamHealth:
             return 503, _unavailable("this node has no vote in the meta group yet")
         if has_flag(query, "js-server-only", "js-meta-only"):
             return 200, self._ok()
-        return self._assets(query)
+        status, report = self._assets(query)
+        if status == 200 and self.disk_full() and not has_flag(query, "ready"):
+            return 503, _unavailable(DISK_FULL)
+        return status, report
 
     def _not_started(self) -> str | None:
         if (trouble := self.trouble()) is not None:
@@ -186,9 +192,10 @@ class JetStreamHealth:
         return None
 
     def _ok(self) -> Document:
-        if self.options.flush_interval_s is None:
-            return {"status": "ok"}
-        return {"status": "ok", "warnings": [self.options.sync_sentence]}
+        warnings = [DISK_FULL] if self.disk_full() else []
+        if self.options.flush_interval_s is not None:
+            warnings.append(self.options.sync_sentence)
+        return {"status": "ok", "warnings": warnings} if warnings else {"status": "ok"}
 
 
 def _wrong_query(query: Query) -> str | None:

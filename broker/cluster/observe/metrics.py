@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.cluster.replica.replica_table import ReplicaTable
+from raft.store.disk_space import DiskFacts
 
 Gauge = tuple[str, str, dict[str, str], float]  # name, help, labels, value
 
@@ -20,6 +21,8 @@ class JetStreamMetrics:
 
     replicas: ReplicaTable
     trouble: Callable[[], str | None]  # why the store takes no writes
+    disk: Callable[[], DiskFacts]
+    disk_full: Callable[[], bool]
     requests_dropped: Callable[[], int]
 
     def gauges(self) -> list[Gauge]:
@@ -35,6 +38,18 @@ class JetStreamMetrics:
                 {},
                 self.requests_dropped(),
             ),
+        ]
+        disk = self.disk()
+        found += [
+            ("jetraft_disk_bytes", "Size of the store's file system.", {}, disk.total_bytes),
+            ("jetraft_disk_free_bytes", "Free bytes of it.", {}, disk.free_bytes),
+            (
+                "jetraft_disk_reserve_bytes",
+                "With less than this free, no messages are stored.",
+                {},
+                disk.reserve_bytes,
+            ),
+            ("jetraft_disk_full", "1 while no messages are stored.", {}, self.disk_full()),
         ]
         for replica in replicas:
             labels = {"account": replica.assignment.account, "stream": replica.name}

@@ -2,11 +2,11 @@
 
 Owns: nothing; it reads the disk's state, the assignment and the local replica.
 May not touch: the replicated checks, which every replica makes at apply.
-Spec: docs/decisions/0008-recovery-from-a-failed-disk.md for the full disk."""
+Spec: docs/decisions/0023-a-full-disk.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,19 +52,24 @@ class Admission:
     node: NodeId
     disk: LogDisk
     writer: LogWriter
-    leader: Callable[[int], NodeId | None]
+    full_peers: Collection[int]  # nodes that have said that their disks are full
     replica: Callable[[int], AssignedReplica | None]  # the local one of a group
     assignment: Callable[[str, str], Assignment | None]  # by account and stream name
 
-    def disk_refuses(self, group: int) -> bool:
-        """Whether to refuse a publish because our own disk is full or has failed. A publish to a
-        stream that another node leads is not refused: that node's disk may work."""
-        if not self.disk.full and self.writer.failure is None:
+    def disk_refuses(self, account: str, stream: str, _group: int) -> bool:
+        """Whether to refuse a publish because so many replicas have a full or failed disk that the
+        others are no majority. As long as they are one, one of them leads, or soon will."""
+        bad = self.disk.full or self.writer.failure is not None
+        if not bad and not self.full_peers:
             return False
-        replica = self.replica(group)
-        if replica is None or replica.assignment.config.storage is Storage.MEMORY:
+        assignment = self.assignment(account, stream)
+        if assignment is None or assignment.config.storage is Storage.MEMORY:
             return False
-        return replica.assignment.holders == {self.node} or self.leader(group) == self.node
+        members = assignment.members
+        able = sum(
+            not bad if member == self.node else member not in self.full_peers for member in members
+        )
+        return able <= len(members) // 2
 
     def stored_as(self, account: str, stream: str, subject: bytes) -> tuple[bytes, bool]:
         """For message traces: the subject the stream would store the message under, and whether

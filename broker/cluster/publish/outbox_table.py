@@ -27,7 +27,7 @@ AT_ONCE_STEPS = 4  # of capturing subjects in one turn: about 1 ms
 
 
 class PublishAdmission(Protocol):
-    def disk_refuses(self, group: int) -> bool: ...
+    def disk_refuses(self, account: str, stream: str, group: int) -> bool: ...
 
     def stored_as(self, account: str, stream: str, subject: bytes) -> tuple[bytes, bool]: ...
 
@@ -91,7 +91,7 @@ class OutboxTable:
             router=self.router,
             transmit=self.transmit,
             silent=assignment.config.no_ack,
-            disk_refuses=self.admission.disk_refuses,
+            disk_refuses=partial(self.admission.disk_refuses, account, name),
             stored_as=partial(self.admission.stored_as, account, name),
             ack_extra=b',"domain":"%b"' % domain if domain else b"",
         )

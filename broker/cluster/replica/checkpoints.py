@@ -58,7 +58,7 @@ class Checkpoints:
         self._relaxed = relaxed
         self._on_written = on_written
         self._on_failure = on_failure
-        self._flushed = Index(stream.applied)
+        self._flushed = self.written = Index(stream.applied)  # what checkpoints include
         self._applied_term = Term(0)
         self._turn: asyncio.Handle | None = None  # of the background work
 
@@ -85,7 +85,13 @@ class Checkpoints:
         if not self._in_memory:
             self._on_written(written)
         self.dirty = False
-        return Index(self._stream.applied)
+        self.written = Index(self._stream.applied)
+        return self.written
+
+    @property
+    def unflushed(self) -> bool:
+        """Whether a checkpoint was written that waits for a flush."""
+        return self.written > self._flushed
 
     def flushed(self, index: Index) -> None:
         self._flushed = max(self._flushed, index)

@@ -29,6 +29,7 @@ from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CommandKind,
     DeleteMessage,
+    Purge,
     UpdateConfig,
 )
 from broker.jetstream.config import Storage
@@ -41,6 +42,7 @@ from broker.store.segments import BlockCache
 from broker.store.state_keys import StateKeeper
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, Role, SnapshotMeta, Term
 from raft.host.host import Host
+from raft.store.disk_space import Space
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -58,6 +60,8 @@ _CONSUMER_KINDS = frozenset(
         CommandKind.LOAD_STATE,
     }
 )
+
+_FREEING = (DeleteMessage, Purge, UpdateConfig)  # what a full disk needs
 
 _STORING_KINDS = frozenset(  # besides publishes
     {CommandKind.MIRROR_BATCH, CommandKind.SOURCE_BATCH, CommandKind.EXPIRE, CommandKind.FIRE}
@@ -233,17 +237,19 @@ class Replica:
             prefix = noted_prefix(time_ns=self.stamp(), bounds=bounds, **named)
             data = b"".join((prefix, marks or NO_MARKS, block))
         try:
-            self._host.propose(self.group, data)
+            # The node that it comes from refuses new ones on a full disk (publish/admission.py).
+            self._host.propose(self.group, data, space=Space.SHORT)
         except RaftError:
             return
 
     async def propose(self, command: AnyCommand) -> object:
         """The result of the applied command. Raises RaftError or LostLeadership."""
-        term, index = self._host.propose(self.group, commands.encode(command))
+        space = Space.SCARCE if isinstance(command, _FREEING) else Space.SHORT
+        term, index = self._host.propose(self.group, commands.encode(command), space=space)
         return await self._proposals.add(term, index)
 
     def propose_raw(self, data: bytes) -> asyncio.Future[object]:
-        """As propose, for an entry that is encoded already."""
+        """As propose, for messages that are encoded already."""
         term, index = self._host.propose(self.group, data)
         return self._proposals.add(term, index)
 
@@ -252,7 +258,8 @@ class Replica:
         the last command is applied."""
         try:
             for command in proposed:
-                term, index = self._host.propose(self.group, commands.encode(command))
+                data = commands.encode(command)
+                term, index = self._host.propose(self.group, data, space=Space.SCARCE)
                 self._proposed = index
         except RaftError:
             # Not confirmed: the client repeats its ack, the message is delivered again. The

@@ -21,17 +21,19 @@ from broker.cluster.polling import eventually
 from broker.cluster.replica.replica_table import ReplicaTable
 from raft import GroupId, Index
 from raft.host.host import Host
-from raft.store.records import StoreFailed
+from raft.store.records import StoreFailed, StoreFull
 
 logger = logging.getLogger("jetraft.cluster")
 
 FLUSH_EVERY_S: Final = 10.0
+FLUSH_EVERY_FULL_S: Final = 1.0  # on a full disk: what was purged has to leave it soon
 # The table of streams is flushed when it has changed, but flushing takes at most a twentieth of the
 # time, or happens once a second.
 FLUSH_SHARE: Final = 20
 FLUSH_PAUSE_MAX_S: Final = 1.0
 FLUSH_ABOVE_BYTES: Final = 64 << 20
 ERASE_AFTER_S: Final = 1.0  # erasures within this time are handled together
+ERASE_FULL_S: Final = 60.0  # until it is tried again without enough space
 ERASE_SHARE: Final = 20  # at most one twentieth of the time is spent on rewriting
 ERASING_FILE: Final = "erasing"  # exists while something erased is still on disk
 CUT_WITHIN_S: Final = 30.0  # a follower may delay the cut this long; it is tried again then
@@ -39,6 +41,12 @@ CUT_WITHIN_S: Final = 30.0  # a follower may delay the cut this long; it is trie
 
 class FlushedState(Protocol):
     """The store, as far as this module uses it. Both calls block."""
+
+    @property
+    def full(self) -> bool: ...
+
+    @property
+    def log_goal_bytes(self) -> int: ...
 
     def flush_state(self) -> None: ...
 
@@ -63,6 +71,7 @@ class StateFlush:
         self._replicas = replicas
         self._wanted = asyncio.Event()
         self._unflushed_bytes = 0
+        self._bytes_max = min(FLUSH_ABOVE_BYTES, store.log_goal_bytes // 2)
         self._one_at_a_time = asyncio.Lock()
         self._erased: dict[GroupId, Index] = {}
         self._erasure_wanted = asyncio.Event()
@@ -76,7 +85,7 @@ class StateFlush:
     def written(self, size: int) -> None:
         """`size` more bytes of state were written and wait for a flush."""
         self._unflushed_bytes += size
-        if self._unflushed_bytes > FLUSH_ABOVE_BYTES:
+        if self._unflushed_bytes > self._bytes_max:
             self._wanted.set()
 
     async def run(self) -> None:
@@ -85,16 +94,17 @@ class StateFlush:
         due = loop.time() + FLUSH_EVERY_S
         while True:
             try:
-                async with asyncio.timeout_at(due):
+                soon = loop.time() + FLUSH_EVERY_FULL_S
+                async with asyncio.timeout_at(min(due, soon) if self._store.full else due):
                     await self._wanted.wait()
             except TimeoutError:
                 pass  # the interval is over: flush what there is
             self._wanted.clear()
             began = loop.time()
-            whole = began >= due or self._unflushed_bytes > FLUSH_ABOVE_BYTES
+            whole = began >= due or self._unflushed_bytes > self._bytes_max or self._store.full
             if whole:
                 due = began + FLUSH_EVERY_S
-            if self._host.trouble() is not None:
+            if self._host.failure is not None:
                 continue
             try:
                 await (self._flush() if whole else self._flush_table())
@@ -112,14 +122,18 @@ class StateFlush:
     async def _flush(self) -> None:
         async with self._one_at_a_time:
             self._unflushed_bytes = 0
-            marks = []
             for replica in [r for r in self._replicas if r.checkpoints.dirty]:
                 checkpoints = replica.checkpoints
                 while checkpoints.work_ahead():  # noqa: ASYNC110 - a part per turn
                     await asyncio.sleep(0)
                 if self._replicas.get(replica.group) is replica:
-                    marks.append((checkpoints.flushed, checkpoints.write()))
+                    checkpoints.write()
                 await asyncio.sleep(0)  # one checkpoint per turn of the loop
+            marks = [
+                (r.checkpoints.flushed, r.checkpoints.written)
+                for r in self._replicas
+                if r.checkpoints.unflushed
+            ]
             meta = self._meta_group
             marks.append((meta.flushed, meta.written()))
             await asyncio.to_thread(self._store.flush_state)
@@ -147,11 +161,15 @@ class StateFlush:
         while True:
             await self._erasure_wanted.wait()
             await asyncio.sleep(ERASE_AFTER_S)
-            if self._host.trouble() is not None:
+            if self._host.trouble() is not None or self._store.full:
                 continue
             began = time.monotonic()
             try:
                 await self._expunge()
+            except StoreFull as full:
+                logger.warning("erased messages are still on disk, will retry: %s", full)
+                await asyncio.sleep(ERASE_FULL_S)
+                self.resume_erasures()
             except StoreFailed as error:
                 self._host.store_failed(error)
             await asyncio.sleep(ERASE_SHARE * (time.monotonic() - began))

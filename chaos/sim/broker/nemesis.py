@@ -14,6 +14,7 @@ from chaos.sim.broker.fault_script import Fault
 from chaos.sim.world.links import Fabric, Weather
 from chaos.sim.world.node import BrokerNode
 from chaos.sim.world.virtual_time import MS, NS, WorldTime
+from raft.store.disk_space import Space
 
 FLAP_NS: Final = 300 * MS  # at most, for one turn of a flapping link
 SLOW_LINK_NS: Final = 250 * MS  # at most
@@ -69,7 +70,7 @@ class BrokerNemesis:
             "reset": self._reset,
             "rough": self._rough,
             "slow disk": self._slow_disk,
-            "full disk": self._bad_disk,
+            "full disk": self._full_disk,
             "flush error": self._bad_disk,
             "write error": self._bad_disk,
             "clock jump": self._clock_jump,
@@ -104,7 +105,8 @@ class BrokerNemesis:
         for node in self._nodes:
             node.slowness = 1
             disk = node.disk.database
-            disk.full = disk.write_fails = disk.flush_fails = False
+            disk.space = Space.AMPLE
+            disk.write_fails = disk.flush_fails = False
             node.set_clocks(wall_offset_ns=0, drift_ppm=0)
             node.resume()
             if node.stopping:
@@ -263,8 +265,15 @@ class BrokerNemesis:
         node.slowness = slowness
         self._later(fault.lasts_ns, setattr, node, "slowness", 1)
 
+    def _full_disk(self, fault: Fault, node: BrokerNode) -> None:
+        level = Space(fault.strength * Space.AMPLE // 1000)
+        self._tell(node.name, f"full disk: space is {level.name}, {_lasts(fault)}")
+        disk = node.disk.database
+        disk.space = level
+        self._later(fault.lasts_ns, setattr, disk, "space", Space.AMPLE)
+
     def _bad_disk(self, fault: Fault, node: BrokerNode) -> None:
-        field = {"full disk": "full", "flush error": "flush_fails", "write error": "write_fails"}
+        field = {"flush error": "flush_fails", "write error": "write_fails"}
         self._tell(node.name, f"{fault.kind}: {_lasts(fault)}")
         disk, name = node.disk.database, field[fault.kind]
         setattr(disk, name, True)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from raft.store.disk_space import DiskFacts, Space
+
 Change = tuple[str, bytes, bytes | None, bytes | None]  # column, key, value, end of a range
 
 
@@ -108,7 +110,7 @@ class DatabaseFiles:
     unlogged: list[list[Change]] = field(default_factory=list)  # without it, not flushed
     written: int = 0  # logged writes ever made; the last len(logged) of them are not durable
     openings: int = 0
-    full: bool = False
+    space: Space = Space.AMPLE
     write_fails: bool = False
     flush_fails: bool = False
 
@@ -243,6 +245,9 @@ class SimDatabase:
     def property_int_value(self, name: str) -> int:
         return 0
 
+    def latest_sequence_number(self) -> int:
+        return 0
+
     def set_options(self, options: dict[str, str]) -> None:
         """Nothing depends on them."""
 
@@ -261,13 +266,19 @@ class SimDiskSpace:
 
     def __init__(self, files: DatabaseFiles) -> None:
         self._files = files
-        self.stride = 1 << 16
+        self.stride, self.margin = 1 << 16, 0
 
-    def is_short(self, _coming: int, *, last: bool = False) -> bool:
-        return self._files.full and not last
+    def facts(self) -> DiskFacts:
+        level = self._files.space
+        reserve = 1 << 20
+        free = {Space.AMPLE: 1 << 30, Space.SHORT: 3 << 18, Space.SCARCE: 1 << 18, Space.NONE: 0}
+        return DiskFacts(1 << 31, free[level], reserve)
+
+    def level(self, _coming: int) -> Space:
+        return self._files.space
 
     def probe(self) -> None:
-        if self._files.full or self._files.write_fails or self._files.flush_fails:
+        if self._files.space < Space.SHORT or self._files.write_fails or self._files.flush_fails:
             raise DiskFault("simulated: the disk does not work yet")
 
 

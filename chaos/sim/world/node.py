@@ -234,7 +234,7 @@ class BrokerNode:
             open_database,
             tuning=replace(
                 tuning,
-                free_bytes_min=0,
+                reserve_percent=0,
                 segment_bytes_first=SEGMENT_BYTES,
                 segment_bytes_max=4 * SEGMENT_BYTES,
             ),
@@ -245,7 +245,7 @@ class BrokerNode:
                 promises=self.disk.promises,
                 jobs=lambda: SimJobs(at_once=True),
                 draw_salt=lambda: self._rng.getrandbits(64),
-                has_space=lambda _size: not self.disk.database.full,
+                space=lambda _size: self.disk.database.space,
             ),
         )
 

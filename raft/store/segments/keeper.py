@@ -12,11 +12,11 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from raft.store.disk_space import Space
 from raft.store.segments.files import LogFile, LogFiles
 from raft.store.segments.format import (
     FRAME_BYTES,
@@ -29,6 +29,7 @@ from raft.store.segments.format import (
     aligned,
     encode_header,
 )
+from raft.store.segments.jobs import Jobs
 from raft.store.segments.log import (
     RESERVE_BYTES_MAX,
     LogSegment,
@@ -85,53 +86,6 @@ class LiveRecords(Protocol):
         """What is written is on disk, and so are the promises that were cleared."""
 
 
-class Jobs(Protocol):
-    """Runs jobs one after the other, later and on another thread."""
-
-    def submit(self, job: Callable[[], None]) -> None: ...
-
-    def stop(self) -> None:
-        """Blocking: wait for the job that runs; the others are dropped."""
-
-
-class JobThread:
-    """Jobs on a daemon thread, which starts with the first one."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-
-    def submit(self, job: Callable[[], None]) -> None:
-        with self._wake:
-            if self._stopped:
-                return
-            self._jobs.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="raft-log", daemon=True)
-                self._thread.start()
-            self._wake.notify()
-
-    def stop(self) -> None:
-        with self._wake:
-            self._stopped = True
-            self._jobs.clear()
-            self._wake.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._jobs and not self._stopped:
-                    self._wake.wait()
-                if self._stopped:
-                    return
-                job = self._jobs.popleft()
-            job()
-
-
 class SegmentKeeper:
     def __init__(
         self,
@@ -141,18 +95,19 @@ class SegmentKeeper:
         live: LiveRecords,
         jobs: Jobs,
         draw_salt: Callable[[], int],
-        has_space: Callable[[int], bool],
+        space: Callable[[int], Space],
     ) -> None:
-        """`has_space`: whether the disk has so many bytes and its reserve."""
+        """`space`: what the disk has left with so many bytes more."""
         self.log = SegmentLog(want_segment=self._want)
         self.trouble: OSError | None = None  # why the next segment could not be prepared
         self.pressed: LogSegment | None = None  # to be freed: cut the logs that have entries in it
+        self.short = False  # the disk is full: keep no spare files, and press
         self._files = files
         self._sizes = sizes
         self._live = live
         self._jobs = jobs
         self._draw_salt = draw_salt
-        self._has_space = has_space
+        self._space = space
         self._next_number = 1
         self._spares: list[tuple[str, int]] = []  # name and size
         self._preparing = self._freeing = False
@@ -237,6 +192,8 @@ class SegmentKeeper:
             needed = HEADER_BYTES + self._needed + RESERVE_BYTES_MAX + 2 * SECTOR
             usual = min(active.size * _GROWTH, sizes.largest)
             size = max(usual, aligned(needed)) if self._needed else usual
+        if self._space(size) < Space.AMPLE:  # a small one: it is for what frees space
+            size = max(sizes.first, aligned(needed)) if self._needed else sizes.first
         try:
             segment = self._make(size, previous_end=0)
         except OSError as error:
@@ -286,8 +243,8 @@ class SegmentKeeper:
         self._next_number += 1
 
     def _blank(self, number: int, size: int, *, urgent: bool) -> tuple[LogFile, str, int]:
-        """A file without a header, its name and its size. The reserve is for an `urgent` one."""
-        short = not urgent and not self._has_space(size)
+        """A file without a header, its name and its size. An `urgent` one takes what is left."""
+        short = not urgent and self._space(size) < Space.SCARCE
         for at, (spare, spare_size) in enumerate(self._spares):
             if spare_size >= size or (short and spare_size >= self._needed + 2 * HEADER_BYTES):
                 del self._spares[at]
@@ -323,12 +280,18 @@ class SegmentKeeper:
         if self.pressed is not None:
             self._patience -= 1
             self._changed |= self._patience == 0
+        elif self.log.nbytes > self._sizes.log_goal:
+            self._changed = True
+        if self.short and self._spares:
+            self._changed = True
         if not self._freeing and self._changed and len(self.log.segments) > 1:
             self._freeing = True
             self._jobs.submit(self._free)
 
     def _free(self) -> None:
         try:
+            if self.short:
+                self._drop_spares()
             while not self._closed and self._free_oldest():
                 pass
         except OSError as error:
@@ -348,7 +311,7 @@ class SegmentKeeper:
             if sum(record.size for record in live) > oldest.size // _LITTLE:
                 excess = log.nbytes - self._sizes.log_goal
                 if excess <= 0:
-                    self.pressed = None
+                    self.pressed = oldest if self.short else None
                     return False
                 if self.pressed is not oldest:
                     self.pressed, self._patience = oldest, _PATIENCE_TICKS
@@ -434,7 +397,7 @@ class SegmentKeeper:
 
     def _retire(self, segment: LogSegment) -> None:
         kept = sum(size for _, size in self._spares)
-        too_many = kept + segment.size > self._sizes.spare_max
+        too_many = self.short or kept + segment.size > self._sizes.spare_max
         too_small = segment.size < self._sizes.largest and self.log.next is not None
         if self._closed or self._fresh_only or too_many or too_small:
             self._files.remove(segment.name)

@@ -11,7 +11,7 @@ from broker.cluster.publish.admission import Admission
 from broker.jetstream.config.stream_config import Retention, Storage, StreamConfig, SubjectTransform
 from raft import NodeId
 
-HERE, THERE = NodeId(1), NodeId(2)
+HERE, THERE, ELSEWHERE = NodeId(1), NodeId(2), NodeId(3)
 GROUP = 1001
 
 
@@ -57,51 +57,52 @@ def assigned(
 
 
 def admission(
-    disk: Disk, assignment: Assignment, *, leader: NodeId | None, replica: LocalReplica | None
+    disk: Disk, assignment: Assignment, replica: LocalReplica | None, *full_peers: NodeId
 ) -> Admission:
     return Admission(
         node=HERE,
         disk=disk,
         writer=disk,
-        leader=lambda _group: leader,
+        full_peers=set(full_peers),
         replica=lambda _group: replica,
         assignment=lambda _account, name: assignment if name == "S" else None,
     )
 
 
 @pytest.mark.parametrize(
-    ("peers", "leader", "storage", "refuses"),
+    ("peers", "full_peers", "storage", "refuses"),
     [
-        ((HERE,), HERE, Storage.FILE, True),
-        ((HERE,), None, Storage.FILE, True),  # nobody else can lead it
-        ((HERE, THERE), HERE, Storage.FILE, True),
-        ((HERE, THERE), THERE, Storage.FILE, False),  # its disk may be fine
-        ((HERE, THERE), None, Storage.FILE, False),
-        ((HERE,), HERE, Storage.MEMORY, False),
+        ((HERE,), (), Storage.FILE, True),
+        ((HERE,), (), Storage.MEMORY, False),
+        ((HERE, THERE, ELSEWHERE), (), Storage.FILE, False),  # another one leads it soon
+        ((HERE, THERE, ELSEWHERE), (THERE,), Storage.FILE, True),  # no majority could store it
+        ((THERE,), (), Storage.FILE, False),
+        ((THERE,), (THERE,), Storage.FILE, True),
+        ((THERE,), (THERE,), Storage.MEMORY, False),
     ],
 )
 @pytest.mark.parametrize("disk", [Disk(full=True), Disk(failure=OSError("broken"))])
-def test_a_bad_disk_refuses_only_what_it_would_have_to_store(
-    disk: Disk, peers: tuple[NodeId, ...], leader: NodeId | None, storage: Storage, refuses: bool
+def test_bad_disks_refuse_only_what_no_majority_could_store(
+    disk: Disk,
+    peers: tuple[NodeId, ...],
+    full_peers: tuple[NodeId, ...],
+    storage: Storage,
+    refuses: bool,
 ) -> None:
     assignment = assigned(*peers, storage=storage)
-    replica = LocalReplica(assignment)
-    assert (
-        admission(disk, assignment, leader=leader, replica=replica).disk_refuses(GROUP) is refuses
-    )
-    fine = admission(Disk(), assignment, leader=leader, replica=replica)
-    assert not fine.disk_refuses(GROUP)
-    elsewhere = admission(disk, assignment, leader=leader, replica=None)
-    assert not elsewhere.disk_refuses(GROUP)
+    here = admission(disk, assignment, LocalReplica(assignment), *full_peers)
+    assert here.disk_refuses("A", "S", GROUP) is refuses
+    fine = admission(Disk(), assignment, LocalReplica(assignment))
+    assert not fine.disk_refuses("A", "S", GROUP)
 
 
 def test_a_trace_learns_the_stored_subject_and_whether_a_consumer_wants_it() -> None:
     transform = SubjectTransform(src="a.*", dest="b.{{wildcard(1)}}")
     assignment = assigned(HERE, retention=Retention.INTEREST, transform=transform)
     replica = LocalReplica(assignment, LocalStream({"C": FilteredConsumer(b"b.1")}))
-    here = admission(Disk(), assignment, leader=HERE, replica=replica)
+    here = admission(Disk(), assignment, replica)
     assert here.stored_as("A", "S", b"a.1") == (b"b.1", False)
     assert here.stored_as("A", "S", b"a.2") == (b"b.2", True)
     assert here.stored_as("A", "gone", b"a.2") == (b"a.2", False)
-    elsewhere = admission(Disk(), assignment, leader=THERE, replica=None)
+    elsewhere = admission(Disk(), assignment, None)
     assert elsewhere.stored_as("A", "S", b"a.2") == (b"b.2", False), "consumers are unknown here"

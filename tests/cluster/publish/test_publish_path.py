@@ -115,7 +115,7 @@ def test_answers_return_to_the_node_of_the_batch() -> None:
 
 
 class DiskIsFine:
-    def disk_refuses(self, group: int) -> bool:
+    def disk_refuses(self, account: str, stream: str, group: int) -> bool:
         return False
 
     def stored_as(self, account: str, stream: str, subject: bytes) -> tuple[bytes, bool]:

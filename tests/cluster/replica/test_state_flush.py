@@ -61,6 +61,8 @@ class Member:
     group: GroupId = G
     stream: State = field(default_factory=lambda: State(applied=30))
     dirty: bool = True
+    written: int = 0
+    unflushed: bool = False
 
     @property
     def checkpoints(self) -> Member:
@@ -71,9 +73,11 @@ class Member:
 
     def write(self) -> Index:
         self.node.events.append("checkpoint")
-        return Index(self.stream.applied)
+        self.written, self.unflushed = Index(self.stream.applied), True
+        return self.written
 
     def flushed(self, index: Index) -> None:
+        self.unflushed = False
         self.node.events.append(f"durable {index}")
 
 
@@ -90,6 +94,10 @@ class Node:
 
     def trouble(self) -> str | None:
         return None
+
+    failure = None
+    full = False
+    log_goal_bytes = 1 << 30
 
     def held(self, group: GroupId) -> Held | None:
         return self.group if group == G else None
@@ -155,6 +163,26 @@ def test_the_state_is_durable_before_the_log_is_cut_and_the_files_rewritten(
         assert (tmp_path / "erasing").exists()
         await until_expunged(node, erasing)
         assert node.events == ["checkpoint", "flush", "durable 30", "cut behind 30", "expunge"]
+
+    run(work())
+
+
+def test_a_flush_covers_checkpoints_that_were_written_before(tmp_path: Path) -> None:
+    """Or the log of a busy stream is not cut: at most flushes it has just written one."""
+
+    async def work() -> None:
+        node = Node(tmp_path)
+        node.member.write()
+        node.member.dirty = False
+        node.events.clear()
+        flush = node.flushing()
+        flush.written(1 << 40)
+        task = asyncio.create_task(flush.run())
+        while len(node.events) < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+        assert node.events == ["flush", "durable 30"]
 
     run(work())
 

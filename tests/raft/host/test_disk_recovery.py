@@ -272,5 +272,5 @@ def test_recovery_from_a_disk_that_was_completely_full(small_disk: Path) -> None
         await node.start(tuning=tuning)
         await until(lambda: acked.items() <= node.ledger.values.items())
 
-    tuning = StoreTuning(segment_bytes_max=4 << 20, state_buffer_bytes=2 << 20, free_bytes_min=0)
+    tuning = StoreTuning(segment_bytes_max=4 << 20, state_buffer_bytes=2 << 20, reserve_percent=0)
     run(small_disk, body, names=["solo"], recovers=True, tuning=tuning)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from raft.store.log_store import (
     StoreBusy,
     StoreError,
     StoreFailed,
-    StoreFull,
     StoreTuning,
     WrongDirectory,
 )
@@ -462,37 +460,4 @@ def test_a_failed_flush_or_write_is_final(tmp_path: Path) -> None:
     assert not store.statistics().healthy
     with pytest.raises(StoreFailed):
         append(store, G, entries(2, 2))
-    store.close()
-
-
-def test_writes_accepted_before_the_disk_was_full_still_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tuning = StoreTuning(free_bytes_min=1 << 20)
-    store = LogStore.open(tmp_path, node_name="n1", cluster_name="c", tuning=tuning)
-    buffered = store.state_column().property_int_value(_MEMTABLES) or 0
-    free = buffered + (900 << 10)  # less than the reserve, more than half of it
-    facts = SimpleNamespace(f_bavail=free, f_blocks=1 << 40, f_frsize=1)
-    monkeypatch.setattr("raft.store.disk_space.os.statvfs", lambda _path: facts)
-    assert not store.check_space()
-    append(store, G, entries(1, 3))
-    with pytest.raises(StoreFull):
-        append(store, G, entries(4, 4, size=600 << 10))
-    assert [entry.index for entry in all_entries(store)] == [1, 2, 3]
-    store.close()
-
-
-def test_a_large_write_checks_the_disk_space_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tuning = StoreTuning(free_bytes_min=1 << 20)
-    store = LogStore.open(tmp_path, node_name="n1", cluster_name="c", tuning=tuning)
-    facts = SimpleNamespace(f_bavail=1 << 30, f_blocks=1 << 40, f_frsize=1)
-    monkeypatch.setattr("raft.store.disk_space.os.statvfs", lambda _path: facts)
-    assert store.check_space()
-    facts.f_bavail = 0
-    append(store, G, entries(1, 1, size=64 << 10))
-    assert not store.full
-    append(store, G, entries(2, 2, size=128 << 10))
-    assert store.full
     store.close()

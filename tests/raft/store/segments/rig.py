@@ -9,6 +9,7 @@ from random import Random
 
 from chaos.sim.files import SimJobs, SimLogFiles
 from raft.core.messages import Entry
+from raft.store.disk_space import Space
 from raft.store.node_log import LogPlace, NodeLog
 from raft.store.records import DamagedLog
 from raft.store.segments.keeper import SegmentSizes
@@ -77,7 +78,7 @@ class Rig:
             promises=self.promises,
             jobs=new_jobs,
             draw_salt=lambda: self.rng.getrandbits(64),
-            has_space=lambda size: self.segments.free_bytes > size,
+            space=lambda size: Space.AMPLE if self.segments.free_bytes > size else Space.NONE,
         )
         self.log = NodeLog(disk, SIZES, trusted_end=trusted_end)
         return self.log
