@@ -124,7 +124,9 @@ class StreamNode:
             on_nodes=self._nodes_changed,
             on_written=self._meta_written,
         )
-        self.meta_requests = MetaRequests(mesh.node, mesh.rpc, self.leaders, self.meta_group)
+        self.meta_requests = MetaRequests(
+            mesh.node, mesh.rpc, self.leaders, self.meta_group, mesh.feature_level
+        )
         self.flush = StateFlush(
             files=self.files,
             store=storage.store,

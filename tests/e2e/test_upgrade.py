@@ -71,13 +71,21 @@ class Versions:
 
 
 async def roll(nodes: Sequence[LocalNode], change: Any, publisher: Publisher) -> None:
-    """Restart one node after the other. After each one publishing goes on."""
+    """Restart one node after the other. After each one publishing goes on, and streams are created
+    on all nodes, whichever version the meta leader has."""
     for node in nodes:
         await asyncio.to_thread(node.stop)
         change(node)
         node.start()
         await asyncio.to_thread(node.wait_healthy)
         await publisher.some_more(10)
+        for other in nodes:
+            client = await connect(other)
+            config = StreamConfig(name=f"AT-{other.name}", subjects=[other.name], num_replicas=3)
+            await client.jetstream().add_stream(config)
+            await client.jetstream().publish(other.name, b"x", timeout=20)
+            await client.jetstream().delete_stream(config.name)
+            await client.close()
 
 
 async def level_and_links(node: LocalNode) -> tuple[int, int]:

@@ -430,7 +430,8 @@ class AssignmentTable:
 
     def _remove(self, command: RemoveStream) -> MetaResult:
         known = self.get(command.account, command.name)
-        if known is not None and command.created_ns not in (0, known.created_ns):
+        another = known is not None and command.created_ns not in (0, known.created_ns)
+        if another and self.level:  # version 0.1 does not compare
             return JetStreamError(ErrCode.STREAM_NOT_FOUND)
         removed = self._take(command.account, command.name)
         return removed if removed is not None else JetStreamError(ErrCode.STREAM_NOT_FOUND)

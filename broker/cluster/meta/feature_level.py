@@ -22,7 +22,8 @@ from raft import NodeId, RaftError
 
 logger = logging.getLogger("jetraft.cluster")
 
-# 0 is version 0.1. 1: the table of assignments names its level and is stored in rows.
+# 0 is version 0.1. 1: the table of assignments names its level and is stored in rows, a removal is
+# about one stream and not about a name.
 NEWEST_LEVEL: Final = 1
 CHECK_EVERY_S: Final = 0.5
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -31,12 +32,20 @@ from raft import NodeId, RaftError
 CHANGE_WITHIN_S = 8.0
 KNOWN_HERE_WITHIN_S = 2.0
 BARRIER_WITHIN_S = 5.0
+LEVEL_OF_INDEX = 1  # the feature level of leaders that name the index with their answer
 
 _encode = msgspec.msgpack.Encoder().encode
 _command = msgspec.msgpack.Decoder(MetaCommand)
-# The index that the leader had applied by then, and the result of the command.
-_answer = msgspec.msgpack.Decoder(tuple[int, Assignment | tuple[ErrCode, str]])
-_node_answer = msgspec.msgpack.Decoder(tuple[int, NodeRecord | tuple[ErrCode, str]])
+_stream_answer = msgspec.msgpack.Decoder(Assignment | tuple[ErrCode, str])
+_node_answer = msgspec.msgpack.Decoder(NodeRecord | tuple[ErrCode, str])
+
+
+class ChangeAnswer(msgspec.Struct, frozen=True):
+    index: int  # that the leader had applied by then
+    result: msgspec.Raw  # of the command
+
+
+_answer = msgspec.msgpack.Decoder(ChangeAnswer)
 
 
 @dataclass(slots=True)
@@ -45,13 +54,15 @@ class MetaRequests:
     rpc: Rpc
     leaders: LeaderTable
     group: MetaGroup
+    feature_level: Callable[[NodeId], int]
     _one_question: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: int = 0  # how often the leader was asked for its index
     _answered: int = 0  # the last of these questions that was answered
     _index: int = 0  # the answer
 
     def start(self) -> None:
-        self.rpc.register("meta", self._serve_change)
+        self.rpc.register("meta", self._serve_change_without_index)
+        self.rpc.register("meta change", self._serve_change)
         self.rpc.register("meta index", self._serve_index)
         self.rpc.register("meta barrier", self._serve_barrier)
 
@@ -61,34 +72,44 @@ class MetaRequests:
         """Have the meta leader commit the command. Returns when this node has applied it as well,
         so that a client that gets its answer here sees it here. Raises the JetStreamError of a
         refusal."""
-        index, result = _answer.decode(await self._ask(command, timeout_s))
+        answer = await self._ask(command, timeout_s)
+        result = _stream_answer.decode(answer.result)
         if isinstance(result, Assignment):
-            await self.group.applied_here(index, timeout_s=KNOWN_HERE_WITHIN_S)
+            await self.group.applied_here(answer.index, timeout_s=KNOWN_HERE_WITHIN_S)
             return result
         raise JetStreamError(*result)
 
     async def change_node(self, command: NodeCommand) -> NodeRecord:
         """As `change`, for a command about a node."""
-        index, result = _node_answer.decode(await self._ask(command, CHANGE_WITHIN_S))
+        answer = await self._ask(command, CHANGE_WITHIN_S)
+        result = _node_answer.decode(answer.result)
         if isinstance(result, NodeRecord):
-            await self.group.applied_here(index, timeout_s=KNOWN_HERE_WITHIN_S)
+            await self.group.applied_here(answer.index, timeout_s=KNOWN_HERE_WITHIN_S)
             return result
         raise JetStreamError(*result)
 
-    async def _ask(self, command: MetaCommand, timeout_s: float) -> bytes:
+    async def _ask(self, command: MetaCommand, timeout_s: float) -> ChangeAnswer:
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
             leader = await self.leaders.wait(META_GROUP, timeout_s=left_s)
             try:
-                return await self.rpc.call(
-                    leader, "meta", _encode(command), timeout_s=deadline - time.monotonic()
-                )
+                return await self._ask_leader(leader, command, deadline - time.monotonic())
             except (CallFailed, TimeoutError, RaftError, LostLeadership) as error:
                 # Meta commands are idempotent: assigning a stream that exists returns it.
                 if time.monotonic() + 0.1 > deadline:
                     raise JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False) from error
                 await asyncio.sleep(0.1)
+
+    async def _ask_leader(
+        self, leader: NodeId, command: MetaCommand, timeout_s: float
+    ) -> ChangeAnswer:
+        body = _encode(command)
+        if self.feature_level(leader) >= LEVEL_OF_INDEX:
+            answer = await self.rpc.call(leader, "meta change", body, timeout_s=timeout_s)
+            return _answer.decode(answer)
+        result = await self.rpc.call(leader, "meta", body, timeout_s=timeout_s)
+        return ChangeAnswer(await self._leader_index(leader), msgspec.Raw(result))
 
     async def current(self) -> None:
         """Wait until this node has applied what the meta leader has applied by now."""
@@ -122,6 +143,13 @@ class MetaRequests:
     # -- at the leader --------------------------------------------------------------------------
 
     async def _serve_change(self, _peer: NodeId, body: bytes) -> bytes:
+        result = await self._change(body)
+        return _encode(ChangeAnswer(self.group.assignments.applied, msgspec.Raw(result)))
+
+    async def _serve_change_without_index(self, _peer: NodeId, body: bytes) -> bytes:
+        return await self._change(body)
+
+    async def _change(self, body: bytes) -> bytes:
         command = _command.decode(body)
         try:
             result: MetaResult = await self.group.propose(command)
@@ -132,7 +160,7 @@ class MetaRequests:
             shown = (result.err_code, result.description)
         elif isinstance(result, NodeChange):
             shown = result.record  # the streams that moved with it are known from the table
-        return _encode((self.group.assignments.applied, shown))
+        return _encode(shown)
 
     async def _serve_index(self, _peer: NodeId, _body: bytes) -> bytes:
         return self.group.assignments.applied.to_bytes(8, "little")

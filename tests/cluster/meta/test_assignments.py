@@ -19,6 +19,7 @@ from broker.cluster.meta.assignments import (
     RemoveStream,
     encode_command,
 )
+from broker.cluster.meta.feature_level import RaiseLevel
 from broker.cluster.meta.placement import NoPlacement, PlacementView, choose_peers
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.stream_config import (
@@ -133,6 +134,7 @@ def test_a_stream_created_again_is_a_new_group() -> None:
 
 def test_a_late_delete_spares_the_stream_that_was_created_since() -> None:
     log = Log()
+    log.apply(RaiseLevel(1))
     first = assigned(log.assign("S", "s.*", created_ns=1))
     delete = RemoveStream("$G", "S", first.created_ns)
     assert log.apply(delete) == first

@@ -8,13 +8,14 @@ from typing import cast
 
 import msgspec
 import pytest
+from msgspec import Raw
 
 from broker.accounts import Account
 from broker.cluster.api.jetstream_api import ApiService
 from broker.cluster.api.leader_calls import ApiCall
 from broker.cluster.meta.assignments import AssignmentTable
 from broker.cluster.meta.meta_group import MetaGroup
-from broker.cluster.meta.meta_requests import MetaRequests
+from broker.cluster.meta.meta_requests import LEVEL_OF_INDEX, MetaRequests
 from broker.cluster.meta.node_table import NodeRecord, SetStanding, Standing
 from broker.cluster.meta.stored_table import StoredTable
 from broker.cluster.observe.asset_info import AssetInfo
@@ -37,7 +38,8 @@ def index(applied: int) -> bytes:
 class Follower:
     """This node's part of the meta group, and the leader that it asks."""
 
-    def __init__(self, *, applied: int) -> None:
+    def __init__(self, *, applied: int, level: int = LEVEL_OF_INDEX) -> None:
+        self.level = level  # of the leader
         self.asked: list[tuple[NodeId, str]] = []
         self.answers: list[asyncio.Future[bytes]] = []
         group = MetaGroup(
@@ -58,6 +60,7 @@ class Follower:
             rpc=cast(Rpc, SimpleNamespace(call=self._call)),
             leaders=cast(LeaderTable, SimpleNamespace(wait=self._wait_leader)),
             group=group,
+            feature_level=lambda _: self.level,
         )
 
     async def _wait_leader(self, _group: int, **_: object) -> NodeId:
@@ -140,8 +143,9 @@ def test_a_change_is_answered_when_this_node_has_applied_it_too() -> None:
         command = SetStanding(3, Standing.MEMBER, 1)
         waiting = asyncio.create_task(here.requests.change_node(command))
         await turns(5)
-        assert here.asked == [(LEADER, "meta")]
-        here.answers[0].set_result(msgspec.msgpack.encode((7, record)))
+        assert here.asked == [(LEADER, "meta change")]
+        result = msgspec.msgpack.encode(record)
+        here.answers[0].set_result(msgspec.msgpack.encode({"index": 7, "result": Raw(result)}))
         await turns(5)
         here.apply(6)
         await turns(5)
@@ -200,3 +204,21 @@ def test_a_follower_reports_the_leader_it_knows(leader: NodeId | None, named: st
     replica = SimpleNamespace(leading=None, group=7)
     info = AssetInfo.cluster(cast(AssetInfo, there), cast(Replica, replica))
     assert (info.name, info.leader, info.replicas) == ("C", named, ())
+
+
+def test_a_leader_of_an_earlier_version_is_asked_for_its_index() -> None:
+    async def test() -> None:
+        here = Follower(applied=5, level=0)
+        record = NodeRecord(3, "c")
+        waiting = asyncio.create_task(here.requests.change_node(SetStanding(3, Standing.MEMBER, 1)))
+        await turns(5)
+        here.answers[0].set_result(msgspec.msgpack.encode(record))
+        await turns(5)
+        assert here.asked == [(LEADER, "meta"), (LEADER, "meta index")]
+        here.answers[1].set_result(index(7))
+        await turns(5)
+        assert not waiting.done()
+        here.apply(7)
+        assert await waiting == record
+
+    run(test())
