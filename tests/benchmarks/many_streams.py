@@ -112,7 +112,8 @@ async def create_all(
         if options.profile and first + step >= options.streams:
             output = Path(options.profile) / f"{server}-{options.streams}.txt"
             command = ["py-spy", "record", "--format", "raw", "--duration", "20", "--rate", "200",
-                       "--output", str(output), "--pid", str(cluster.nodes[0].pid)]  # fmt: skip
+                       "--nonblocking", "--output", str(output),
+                       "--pid", str(cluster.nodes[0].pid)]  # fmt: skip
             profiler = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         load.latencies.clear()
         cpu, at = cpu_of([node.process for node in cluster.nodes]), time.perf_counter()

@@ -55,7 +55,8 @@ class AccountQuotas:
     def view(self, account: str) -> AccountView:
         """What a request of the account is checked against."""
         options = self.options
-        own, all_in_all = self.assignments.reserved(account), self.assignments.reserved_in_all()
+        sums = self.assignments.sums
+        own, all_in_all = sums.reserved(account), sums.reserved_in_all()
         return AccountView(
             streams=self.assignments.configs(account),
             limits=self.limits(account),

@@ -8,7 +8,6 @@ Spec: NATS JetStream API, STREAM.CREATE, STREAM.UPDATE and STREAM.DELETE."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
@@ -21,10 +20,9 @@ from broker.cluster.meta.node_table import (
     SetStanding,
     Standing,
 )
+from broker.cluster.meta.table_sums import TableSums
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.api_levels import same_stream
-from broker.jetstream.config.limits import reserved_bytes
-from broker.jetstream.config.stream_config import Storage
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.subjects import TooManySteps, any_overlap, finish
 from raft import GroupId, Index, NodeId
@@ -71,6 +69,13 @@ class Assignment(msgspec.Struct, frozen=True):
     def initial_config(self) -> StreamConfig:
         """The configuration an empty replica starts with: the log replays every later change."""
         return self.first_config or self.config
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the wanted number of nodes, and no others, hold a replica."""
+        peers, members = self.peers, self.members
+        enough = len(peers) >= self.config.num_replicas
+        return enough and (peers == members or set(peers) == set(members))
 
     @property
     def holders(self) -> set[int]:
@@ -166,7 +171,7 @@ def encode_command(command: MetaCommand) -> bytes:
 class AssignmentTable:
     """The replicated table of assignments. Only `apply` and `load_dump` change it.
 
-    Beside it are sums and orders that follow from it, so that no request has to walk the table."""
+    Beside it are `sums` and an order that follow from it, so that no request has to walk it."""
 
     def __init__(self) -> None:
         self.applied = Index(0)
@@ -174,9 +179,7 @@ class AssignmentTable:
         self.level = 0  # the feature level of the cluster (feature_level.py)
         self.on_changed: Callable[[str, str], None] = lambda _account, _name: None
         self._accounts: dict[str, dict[str, Assignment]] = {}
-        self._count = 0
-        self._load: Counter[int] = Counter()  # replicas by node
-        self._reserved: Counter[tuple[str, Storage]] = Counter()  # bytes by account and storage
+        self.sums: TableSums[Assignment] = TableSums()
         # The streams of an account, those with the newest subjects last.
         self._recent: dict[str, dict[str, None]] = {}
         self._unwritten: dict[int, Assignment | None] = {}  # by group; None: it was removed
@@ -201,21 +204,11 @@ class AssignmentTable:
         return iter([a for streams in self._accounts.values() for a in streams.values()])
 
     def __len__(self) -> int:
-        return self._count
+        return self.sums.count
 
     def load(self, node: NodeId) -> int:
         """How many replicas the node holds: what placement balances."""
-        return self._load[node]
-
-    def reserved(self, account: str) -> dict[Storage, int]:
-        """Bytes that the account's streams reserve, on all their replicas."""
-        return {kind: self._reserved[account, kind] for kind in Storage}
-
-    def reserved_in_all(self) -> dict[Storage, int]:
-        sums = dict.fromkeys(Storage, 0)
-        for (_, kind), size in self._reserved.items():
-            sums[kind] += size
-        return sums
+        return self.sums.load[node]
 
     def apply(self, index: Index, data: bytes) -> tuple[MetaCommand, MetaResult]:
         command = _command.decode(data)
@@ -445,13 +438,13 @@ class AssignmentTable:
         known = streams.get(name)
         if known is not None:
             self._unwritten[known.group] = None
-            self._add_up(known, -1)
+            self.sums.subtract(known)
         if known is None or known.subjects_since != assignment.subjects_since:
             recent.pop(name, None)
             recent[name] = None
         streams[name] = assignment
         self._unwritten[assignment.group] = assignment
-        self._add_up(assignment, 1)
+        self.sums.add(assignment)
         self.on_changed(account, name)
 
     def _take(self, account: str, name: str) -> Assignment | None:
@@ -462,19 +455,9 @@ class AssignmentTable:
         if not self._accounts[account]:
             del self._accounts[account], self._recent[account]
         self._unwritten[known.group] = None
-        self._add_up(known, -1)
+        self.sums.subtract(known)
         self.on_changed(account, name)
         return known
-
-    def _add_up(self, assignment: Assignment, sign: int) -> None:
-        self._count += sign
-        for node in assignment.holders:
-            self._load[node] += sign
-        config = assignment.config
-        key = (assignment.account, config.storage)
-        self._reserved[key] += sign * reserved_bytes([config], config.storage)
-        if not self._reserved[key]:
-            del self._reserved[key]
 
 
 class _Configs(Mapping[str, StreamConfig]):

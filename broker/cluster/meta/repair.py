@@ -25,6 +25,7 @@ from broker.cluster.meta.assignments import (
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.node_table import NodeTable, SetStanding, Standing
 from broker.cluster.meta.placement import PlacementView, choose_peers
+from broker.cluster.meta.table_sums import TableSums
 from broker.cluster.proposals import LostLeadership
 from raft import NodeId, RaftError
 
@@ -44,6 +45,18 @@ class ClusterView:
     now_ns: int
 
 
+def worth_a_look(
+    assignments: Iterable[Assignment],
+    sums: TableSums[Assignment],
+    nodes: NodeTable,
+    view: ClusterView,
+) -> Iterable[Assignment]:
+    """The streams that may need a repair. There may be thousands: while all their nodes stay, only
+    those that move or have too few replicas."""
+    staying = {node for node in nodes.placeable() if not view.gone(node)}
+    return list(sums.unsettled.values()) if sums.holders() <= staying else assignments
+
+
 def next_repairs(
     assignments: Iterable[Assignment], nodes: NodeTable, view: ClusterView
 ) -> list[MetaCommand]:
@@ -51,11 +64,7 @@ def next_repairs(
     commands: list[MetaCommand] = []
     held: set[int] = set()
     moving = 0
-    sound = frozenset(node for node in nodes.placeable() if not view.gone(node))
     for one in assignments:
-        enough = len(one.peers) >= one.config.num_replicas
-        if enough and one.peers == one.members and sound.issuperset(one.peers):
-            continue  # as nearly all are: there may be thousands
         held |= one.holders
         in_motion = set(one.peers) != set(one.members)
         moving += in_motion
@@ -170,7 +179,7 @@ class Repair:
             return now - self._away_since.get(node, now) >= self.gone_after_s
 
         view = ClusterView(place, gone, self.now_ns())
-        return next_repairs(table, nodes, view)
+        return next_repairs(worth_a_look(table, table.sums, nodes, view), nodes, view)
 
     async def _propose(self, command: MetaCommand) -> None:
         if isinstance(command, RenewStream):

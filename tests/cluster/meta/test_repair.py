@@ -19,7 +19,7 @@ from broker.cluster.meta.assignments import (
 )
 from broker.cluster.meta.node_table import AddNode, SetStanding, Standing
 from broker.cluster.meta.placement import NoPlacement, PlacementView, choose_peers
-from broker.cluster.meta.repair import MOVES_MAX, ClusterView, next_repairs
+from broker.cluster.meta.repair import MOVES_MAX, ClusterView, next_repairs, worth_a_look
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.stream_config import Placement
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -66,7 +66,11 @@ class World:
 
     def repairs(self) -> list[MetaCommand]:
         view = ClusterView(self.view(), lambda node: node in self.gone, 9)
-        return next_repairs(self.meta, self.meta.nodes, view)
+        table, nodes = self.meta, self.meta.nodes
+        few = next_repairs(worth_a_look(table, table.sums, nodes, view), nodes, view)
+        everywhere = next_repairs(table, nodes, view)
+        assert len(few) == len(everywhere), "a stream that needs a repair was passed over"
+        return few
 
     def lead(self) -> None:
         """What the leaders of the streams do."""
