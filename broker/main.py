@@ -80,7 +80,7 @@ class ClusterRuntime(ObservedRuntime, BulkReads, Protocol):
         """Begin to transfer leaderships; clients leave soon."""
 
     def held(self) -> int:
-        """How many replicas and consumers this node has."""
+        """How many consumers this node has; a stream counts as three."""
 
     def on_connect_info(self) -> Document:
         """Fields for the INFO of every client: jetstream, domain, api_lvl, cluster."""

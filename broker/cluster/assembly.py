@@ -266,8 +266,8 @@ class JetStream:
         return self._health.healthz(query)
 
     def held(self) -> int:
-        """How many replicas and consumers this node has."""
-        return sum(1 + len(replica.stream.consumers) for replica in self._node.replicas)
+        """How many consumers this node has; a stream counts as three."""
+        return sum(3 + len(replica.stream.consumers) for replica in self._node.replicas)
 
     def metrics(self) -> list[Gauge]:
         return self._metrics.gauges()

@@ -27,7 +27,7 @@ YOUNG_OBJECTS: Final = 10_000  # a few milliseconds. More often, it would interr
 YOUNG_COLLECTIONS: Final = 4  # then those that survived are collected once more, and set aside
 NEVER: Final = 1_000_000_000
 CHECK_EVERY_S: Final = 60.0
-OBJECTS_PER_HELD: Final = 45  # of a stream or a consumer, measured
+OBJECTS_PER_HELD: Final = 45  # of a consumer at its leader; a stream has about three times that
 GROWN_TIMES: Final = 1.5
 GROWN_OBJECTS: Final = 300_000  # about 50 MB
 DELETED_SHARE: Final = 0.2
@@ -39,7 +39,7 @@ class OldObjects:
     """Decides when all objects are collected."""
 
     objects: int = 0  # set aside, after the last time
-    held: int = 0  # streams and consumers at that time
+    held: int = 0  # consumers at that time; a stream counts as three
     held_most: int = 0  # since then
 
     def is_worth_it(self, *, objects: int, held: int) -> bool:
