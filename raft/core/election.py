@@ -320,8 +320,7 @@ class Election:
 
     def _become_candidate(self, *, context: int) -> None:
         """Begin a new term and vote for ourselves. The requests wait for the disk, and so does our
-        own vote (vote_persisted() counts it): a term that we may forget must not elect us, unless
-        there is nobody else."""
+        own vote (vote_persisted() counts it): a term that we may forget must not elect us."""
         members = self._members.members
         self.term = Term(self.term + 1)
         self.vote = self.node
@@ -332,10 +331,6 @@ class Election:
         self._request_votes(
             MessageKind.VOTE, self.term, self._pending.after_persist, context=context
         )
-        if self._members.members.everyone() == (self.node,):
-            # Nobody else hears of this term: if it is forgotten, it may begin again. Its first
-            # entry is flushed together with it (raft/DIVERGENCE.md, "Own vote").
-            self._count_vote(self.node, granted=True)
 
     def _request_votes(
         self, kind: MessageKind, term: Term, box: list[Message], *, context: int

@@ -49,20 +49,6 @@ def test_candidate_counts_its_own_vote_only_when_it_is_on_disk() -> None:
     assert core.role is Role.LEADER
 
 
-def test_a_member_without_others_leads_at_once_and_one_flush_covers_vote_and_first_entry() -> None:
-    core = core_of(voters=[A])
-    core.campaign()
-    assert core.role is Role.LEADER
-    ready = core.ready()
-    assert ready.must_flush
-    assert ready.hard_state is not None
-    assert (ready.hard_state.term, ready.hard_state.vote) == (1, A)
-    assert [e.index for e in ready.entries] == [1]
-    assert (core.commit, ready.committed) == (0, [])
-    core.persisted(ready.number, term=ready.term)
-    assert [e.index for e in core.ready().committed] == [1]
-
-
 def test_leader_counts_itself_only_after_its_flush() -> None:
     core = core_of()
     ready = elect(core, B)
