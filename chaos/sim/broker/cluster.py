@@ -99,6 +99,7 @@ class BrokerCluster:
             spare=computer(f"n{plan.nodes + 1}"),
             clients=self._clients,
             fabric=self.fabric,
+            leaders=self._leading_nodes,
             tell=self.story,
         )
 
@@ -221,6 +222,14 @@ class BrokerCluster:
 
     def mark(self, branch: str) -> None:
         self.counters[branch] += 1
+
+    def _leading_nodes(self) -> list[str]:
+        return sorted(
+            name
+            for config in self._streams
+            for name, replica in self.replicas(config["name"]).items()
+            if replica.is_leading
+        )
 
     # -- the end
 

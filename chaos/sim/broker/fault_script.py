@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from chaos.sim.schedule import rng_for
 from chaos.sim.world.virtual_time import MS, NS
 
 FIRST_FAULT_NS: Final = NS
@@ -28,7 +29,7 @@ class FaultKind:
     nodes_min: int = 1
 
 
-KINDS: Final[Mapping[str, FaultKind]] = {
+_FIRST_KINDS: Final[Mapping[str, FaultKind]] = {
     "kill": FaultKind(0.5, "a process ends without warning"),
     "power": FaultKind(0.5, "a computer ends: what was not flushed is lost, nobody is told"),
     "stop": FaultKind(0.3, "SIGTERM, and a start later"),
@@ -53,6 +54,13 @@ KINDS: Final[Mapping[str, FaultKind]] = {
     "join": FaultKind(0.1, "a new node joins, once", 3),
     "disconnect": FaultKind(0.4, "clients leave their node and connect to any"),
 }
+# Whether a seed uses one of these is drawn apart: seeds that do not keep their scripts. Add here.
+_LATER_KINDS: Final[Mapping[str, FaultKind]] = {
+    "old leader": FaultKind(
+        0.1, "a leader does not run, and when it does, it reaches its clients before its peers", 3
+    ),
+}
+KINDS: Final[Mapping[str, FaultKind]] = {**_FIRST_KINDS, **_LATER_KINDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +81,12 @@ class Fault:
         return f"{self.at_ns / NS:8.3f} s  {self.kind} n{self.node + 1} {lasts}"
 
 
-def draw_kinds(rng: Random, nodes: int) -> tuple[str, ...]:
+def draw_kinds(seed: int, rng: Random, nodes: int) -> tuple[str, ...]:
     return tuple(
         name
         for name, kind in KINDS.items()
-        if rng.random() < kind.chance and nodes >= kind.nodes_min
+        if (rng if name in _FIRST_KINDS else rng_for(seed, name)).random() < kind.chance
+        and nodes >= kind.nodes_min
     )
 
 

@@ -7,6 +7,7 @@ To add a fault: a kind in chaos/sim/broker/fault_script.py and a method here, in
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Final, Protocol
 
@@ -19,6 +20,9 @@ from raft.store.disk_space import Space
 FLAP_NS: Final = 300 * MS  # at most, for one turn of a flapping link
 SLOW_LINK_NS: Final = 250 * MS  # at most
 SLOW_FLUSHES: Final = 500  # times slower, at most
+ELECTED_BY_NS: Final = 3 * NS  # another leader, also of a group that slept
+OLD_LEADER_WITHIN_NS: Final = 2 * NS
+ALONE_NS: Final = 700 * MS  # an old leader
 CLOCK_JUMP_NS: Final = 5 * NS  # at most, in both directions
 DRIFT_PPM: Final = 20_000  # at most, in both directions
 ROUGH: Final = 0.3  # highest probability
@@ -42,9 +46,11 @@ class BrokerNemesis:
         spare: BrokerNode,
         clients: Sequence[Disconnecting],
         fabric: Fabric,
+        leaders: Callable[[], Sequence[str]],
         tell: Callable[[str, str], None],
     ) -> None:
-        """`spare` joins `nodes` when a fault says so. `clients` grow during the run."""
+        """`spare` joins `nodes` when a fault says so. `clients` grow during the run. `leaders`
+        names the nodes that lead a stream."""
         self._script = script
         self._world = world
         self._nodes = nodes
@@ -52,14 +58,19 @@ class BrokerNemesis:
         self._wiped = False
         self._clients = clients
         self._fabric = fabric
+        self._leaders = leaders
         self._tell = tell
         self._over = False
+        self._old_until_ns = 0
         self._begin: dict[str, Callable[[Fault, BrokerNode], None]] = {
             "kill": self._kill,
             "power": self._kill,
             "stop": self._stop,
             "rolling": self._rolling,
             "pause": self._pause,
+            "old leader": lambda fault, _: self._later(
+                fault.dice % OLD_LEADER_WITHIN_NS, self._old_leader, fault
+            ),
             "cut": self._cut,
             "one-way": self._one_way,
             "isolate": self._isolate,
@@ -160,6 +171,21 @@ class BrokerNemesis:
             self._tell(node.name, f"pause: {_lasts(fault)}")
             node.pause()
             self._later(fault.lasts_ns, self._resume, node, node.starts)
+
+    def _old_leader(self, fault: Fault) -> None:
+        """Others have elected a leader by the time it runs again, and it hears nothing of that.
+        One at a time: without a majority there is no other leader."""
+        names = self._leaders() if self._world.now_ns >= self._old_until_ns else ()
+        chosen = Random(fault.dice).choice(names) if names else ""
+        for node in [one for one in self._nodes if one.name == chosen and one.up]:
+            runs_ns = ELECTED_BY_NS + fault.strength * MS
+            self._old_until_ns = self._world.now_ns + runs_ns + ALONE_NS
+            cut = _both(node.name, self._names_besides(node))
+            self._weather(
+                replace(fault, lasts_ns=runs_ns + ALONE_NS), node.name, "", Weather(cut=cut)
+            )
+            node.pause()
+            self._later(runs_ns, self._resume, node, node.starts)
 
     def _resume(self, node: BrokerNode, starts: int) -> None:
         if node.up and node.starts == starts:

@@ -25,12 +25,14 @@ class Plan:
     short_logs: bool  # logs are cut after a few entries, so that snapshots are needed
 
     @classmethod
-    def drawn_from(cls, seed: int) -> Plan:
+    def drawn_from(cls, seed: int, kinds: tuple[str, ...] = ()) -> Plan:
+        """`kinds`: of faults, instead of those that the seed would use."""
         rng = rng_for(seed, "plan")
         nodes = rng.choice((1, 3, 3, 3, 3, 3, 3, 5))
         work_ns = rng.randint(4, 15) * NS
         workloads = rng_for(seed, "workloads")  # apart: a new workload changes nothing else
         faults = rng_for(seed, "faults")
+        drawn = draw_kinds(seed, faults, nodes)
         return cls(
             nodes=nodes,
             replicas_max=rng.choice((3, nodes)) if nodes > 1 else 1,
@@ -41,7 +43,7 @@ class Plan:
             short_logs=rng.random() < 0.7,
             script=draw_script(
                 faults,
-                kinds=draw_kinds(faults, nodes),
+                kinds=kinds or drawn,
                 nodes=nodes,
                 gap_ns=faults.choice((300, 1000, 3000)) * MS,
                 end_ns=work_ns,

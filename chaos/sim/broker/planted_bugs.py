@@ -16,9 +16,17 @@ from chaos.sim.bugs.broker_bug import BrokerBug
 from chaos.sim.bugs.consumer_bugs import CONSUMER_BUGS
 from chaos.sim.bugs.node_bugs import NODE_BUGS
 from chaos.sim.bugs.publish_bugs import PUBLISH_BUGS
+from chaos.sim.bugs.read_bugs import READ_BUGS
+from chaos.sim.bugs.schedule_bugs import SCHEDULE_BUGS
 
 WITHIN_SEEDS: Final = 2000
-BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {**NODE_BUGS, **CONSUMER_BUGS, **PUBLISH_BUGS}
+BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {
+    **NODE_BUGS,
+    **CONSUMER_BUGS,
+    **PUBLISH_BUGS,
+    **READ_BUGS,
+    **SCHEDULE_BUGS,
+}
 
 
 def run_with_bug(seed: int, bug: str, *, tell: bool = False) -> RunOutcome:
@@ -28,7 +36,8 @@ def run_with_bug(seed: int, bug: str, *, tell: bool = False) -> RunOutcome:
 
 
 def plan_for_bug(seed: int, bug: str) -> Plan:
-    return replace(Plan.drawn_from(seed), workloads=BROKER_BUGS[bug].workloads)
+    planted = BROKER_BUGS[bug]
+    return replace(Plan.drawn_from(seed, planted.faults), workloads=planted.workloads)
 
 
 def find_bug(bug: str, first: int = 0, count: int = WITHIN_SEEDS) -> RunOutcome | None:

@@ -28,7 +28,9 @@ class Replay:
     bug: str | None = None
 
     def plan(self) -> Plan:
-        return Plan.drawn_from(self.seed).reduced(faults=self.faults, workloads=self.workloads)
+        kinds = BROKER_BUGS[self.bug].faults if self.bug is not None else ()
+        plan = Plan.drawn_from(self.seed, kinds)
+        return plan.reduced(faults=self.faults, workloads=self.workloads)
 
     def run(self, plan: Plan | None = None, *, tell: bool = False) -> RunOutcome:
         plan = plan or self.plan()

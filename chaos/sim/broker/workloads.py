@@ -17,6 +17,7 @@ from chaos.sim.clients.publisher import AckedPublishers
 from chaos.sim.clients.pull_consumers import PullConsumers
 from chaos.sim.clients.readers import RestingReaders
 from chaos.sim.clients.registers import CompareAndSet
+from chaos.sim.clients.scheduled import MessageSchedules
 from chaos.sim.clients.workload import Scene, SimWorkload
 
 WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
@@ -27,6 +28,7 @@ WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "expiring messages": ExpiringMessages,
     "reborn stream": RebornStream,
     "resting readers": RestingReaders,
+    "schedules": MessageSchedules,
     "mirrors and sources": Mirrors,
     "pull consumers": PullConsumers,
 }

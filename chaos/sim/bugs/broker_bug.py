@@ -21,6 +21,7 @@ class BrokerBug:
     replaces: tuple[Replacement, ...]
     found_by: int  # a seed that reveals it; the test suite begins its search there
     workloads: tuple[str, ...]  # the work in which it shows; other work would only take time
+    faults: tuple[str, ...] = ()  # the kinds that reveal it; without any, those that a seed draws
 
     def installed(self) -> AbstractContextManager[None]:
         return replaced(self.replaces)

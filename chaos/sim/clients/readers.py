@@ -1,8 +1,9 @@
 """Readers: every kind of get, on every node, of a stream that is written now and then.
 
-Owns: the stream and when it rests. Rests are longer than a group needs to fall asleep, and readers
-stay on a node that is cut off from its peers: a leader that has lost its leadership must not answer
-them with old messages.
+Owns: the stream and when it rests. Rests are longer than a group needs to fall asleep. Reads keep
+it awake, so in some runs readers rest as well, until they hear of a write. They stay on a node
+that is cut off from its peers: a leader that has lost its leadership must not answer them with old
+messages.
 May not touch: other workloads.
 Checks: no read is older than a write that was acked, or than another read, before it was invoked;
 none shows what was never written."""
@@ -17,6 +18,7 @@ from chaos.sim.clients.log_client import LogClient
 from chaos.sim.clients.workload import Scene
 from chaos.sim.promises.log_answers import check_log
 from chaos.sim.promises.stored import rows_of
+from chaos.sim.world.virtual_time import NS
 
 STREAM: Final = "READ"
 SUBJECTS: Final = ["read.1", "read.2"]
@@ -32,7 +34,11 @@ class RestingReaders:
         self._rest_s = rng.choice((0.3, 1.0, 1.5, 2.5))
         self._read_gap_s = rng.choice((0.05, 0.2))
         self._replicas = rng.choice((1, scene.replicas_max, scene.replicas_max))
+        self._read_for_s = rng.choice((0.3, None))  # after a write; None: always
+        if self._read_for_s is not None:
+            self._rest_s = rng.choice((1.5, 2.5, 4.0))
         self._newest = 0  # sequence that a writer has heard of
+        self._heard_ns = 0  # when it heard of it
         self._writing = True
 
     def streams(self) -> Sequence[dict[str, Any]]:
@@ -63,7 +69,8 @@ class RestingReaders:
             for _ in range(rng.randint(1, 4)):
                 number += 1
                 seq = await log.write(rng.choice(SUBJECTS), f"value-{number}".encode(), {})
-                self._newest = max(seq, self._newest)
+                if seq > self._newest:
+                    self._newest, self._heard_ns = seq, self._scene.now_ns()
                 if not seq:
                     log.client.disconnect()  # perhaps another node can reach a leader
             await asyncio.sleep(self._rest_s * (0.5 + rng.random()))
@@ -72,7 +79,9 @@ class RestingReaders:
         rng = self._scene.rng
         while self._writing:
             kind = rng.random()
-            if kind < 0.6:
+            if self._rests():
+                pass
+            elif kind < 0.6:
                 await log.last(rng.choice(SUBJECTS), direct=rng.random() < 0.6)
             elif kind < 0.75:
                 await log.one(max(1, self._newest + rng.randint(-2, 1)), direct=rng.random() < 0.6)
@@ -81,6 +90,10 @@ class RestingReaders:
             else:
                 await log.scan()
             await asyncio.sleep(self._read_gap_s * 2 * rng.random())
+
+    def _rests(self) -> bool:
+        quiet_ns = self._scene.now_ns() - self._heard_ns
+        return self._read_for_s is not None and quiet_ns > self._read_for_s * NS
 
     def check(self) -> None:
         check_log(STREAM, self._scene.journal, rows_of(self._scene.replicas(STREAM)))

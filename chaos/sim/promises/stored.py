@@ -19,13 +19,16 @@ class StoredRow:
     subject: bytes
     data: bytes
     headers: bytes = b""
+    time_ns: int = 0
 
 
 def rows_of(replicas: Mapping[str, SeenReplica]) -> list[StoredRow]:
     """All messages that the leader has stored."""
     store = next(replica.stream.store for replica in replicas.values() if replica.is_leading)
     found = (store.get(seq) for seq in range(store.first_seq, store.last_seq + 1))
-    return [StoredRow(m.seq, m.subject, m.data, m.headers) for m in found if m is not None]
+    return [
+        StoredRow(m.seq, m.subject, m.data, m.headers, m.time_ns) for m in found if m is not None
+    ]
 
 
 def check_publishes(stream: str, publishes: Sequence[Operation], rows: Sequence[StoredRow]) -> None:

@@ -1,0 +1,67 @@
+"""Bugs of reads: leases, sleeping groups, plans of scans.
+
+Owns: the replaced functions.
+May not touch: anything while no bug is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from broker.cluster.api.leader_api import LeaderApi
+from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
+from raft.host.reads import GroupReads
+from raft.host.ticker import TickPace
+from raft.types import Role
+
+_READERS: Final = ("resting readers",)
+_OLD_LEADERS: Final = ("old leader",)
+
+AreCurrent = Callable[[GroupReads, TickPace, float], bool]
+
+
+def _read_while_asleep(original: AreCurrent) -> AreCurrent:
+    def are_current(self: GroupReads, pace: TickPace, now: float) -> bool:
+        core = self._core
+        return (core.role is Role.LEADER and core.asleep) or original(self, pace, now)
+
+    return are_current
+
+
+def _read_after_lease(_: AreCurrent) -> AreCurrent:
+    def are_current(self: GroupReads, _pace: TickPace, _now: float) -> bool:
+        return self._core.lease_age() is not None
+
+    return are_current
+
+
+def _wait_for_nothing(_: object) -> Callable[..., Awaitable[None]]:
+    async def wait_current(_self: LeaderApi, _replica: Any) -> None:
+        pass
+
+    return wait_current
+
+
+READ_BUGS: Final[dict[str, BrokerBug]] = {
+    "a sleeping leader reads": BrokerBug(
+        "a group that sleeps holds no lease: a read asks the others first (Raft thesis 6.4)",
+        (Replacement(GroupReads, "are_current", _read_while_asleep),),
+        found_by=16,
+        workloads=_READERS,
+        faults=_OLD_LEADERS,
+    ),
+    "a read after the lease": BrokerBug(
+        "a leader reads without asking only while its lease holds (Raft thesis 6.4.1)",
+        (Replacement(GroupReads, "are_current", _read_after_lease),),
+        found_by=0,
+        workloads=_READERS,
+        faults=_OLD_LEADERS,
+    ),
+    "a read without a barrier": BrokerBug(
+        "a leader without a lease asks the others whether it still leads (Raft thesis 6.4)",
+        (Replacement(LeaderApi, "wait_current", _wait_for_nothing),),
+        found_by=0,
+        workloads=_READERS,
+        faults=_OLD_LEADERS,
+    ),
+}
