@@ -117,8 +117,9 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "batch applied twice": BrokerBug(
         "a batch that is sent again after a change of leader is not applied again",
         (Replacement(Sessions, "admit", _apply_repeated_batch),),
-        found_by=43,
+        found_by=0,
         workloads=PUBLISHING,
+        faults=("slow link", "reset"),
     ),
     "snapshot without message ids": BrokerBug(
         "a snapshot carries the window of message ids",

@@ -30,6 +30,7 @@ from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 _PUBLISHES: Final = ("acked publishers",)
 _BATCHES: Final = ("batches",)
 _REGISTERS: Final = ("compare and set",)
+_RESENT: Final = ("slow link", "reset")  # batches are on their way when their link ends
 
 Resend = Callable[[OutboxCore, float], list[OutboxEffect]]
 
@@ -158,8 +159,9 @@ PUBLISH_BUGS: Final[dict[str, BrokerBug]] = {
     "message ids forgotten over a restart": BrokerBug(
         "the duplicate window is part of a checkpoint",
         (Replacement(DedupWindow, "load", _forget_ids_of_checkpoints),),
-        found_by=6,
+        found_by=0,
         workloads=_BATCHES,
+        faults=("kill", "stop"),
     ),
     "expectation checked at proposal": BrokerBug(
         "expectations are decided at apply, where the log has an order",
@@ -186,14 +188,16 @@ PUBLISH_BUGS: Final[dict[str, BrokerBug]] = {
     "batch resent in a new session": BrokerBug(
         "a batch keeps its session and number until it is answered",
         (Replacement(OutboxCore, "resend", _resend_in_a_new_session),),
-        found_by=24,
+        found_by=0,
         workloads=_PUBLISHES,
+        faults=_RESENT,
     ),
     "get served by a follower": BrokerBug(
         "gets are answered by the leader, while its reads are current",
         (Replacement(MessageGets, "direct", _get_from_any_replica),),
         found_by=0,
         workloads=_REGISTERS,
+        faults=("slow link",),
     ),
     "purge on the leader only": BrokerBug(
         "every replica applies every command",
@@ -204,8 +208,9 @@ PUBLISH_BUGS: Final[dict[str, BrokerBug]] = {
     "expiry by the local clock": BrokerBug(
         "messages expire at the time that their entry names",
         (Replacement(stream, "expire_messages", _expire_by_the_local_clock),),
-        found_by=19,
+        found_by=4,
         workloads=("expiring messages",),
+        faults=("clock jump",),
     ),
     "deleted stream leaves its outbox": BrokerBug(
         "publishes that wait for a deleted stream get an answer",
