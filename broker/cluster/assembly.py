@@ -26,6 +26,7 @@ from broker.cluster.api.server_admin import ServerAdmin
 from broker.cluster.api.stream_api import StreamApi
 from broker.cluster.api.stream_moves import StreamMoves
 from broker.cluster.api.system_api import SystemApi
+from broker.cluster.limits.machine_limits import size_text
 from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.meta.feature_level import TooNew
@@ -383,6 +384,9 @@ def open_jetstream(
     jetstream = JetStream(node)
     jetstream.serve_accounts()
     logger.info("Starting JetStream")
+    if options.max_memory_store is not None and options.max_file_store is not None:
+        logger.info("  Max Memory:      %s", size_text(options.max_memory_store))
+        logger.info("  Max Storage:     %s", size_text(options.max_file_store))
     logger.info('  Store Directory: "%s"', directory)
     log = logger.info if options.flush_interval_s is None else logger.warning
     log("  %s", options.sync_sentence)

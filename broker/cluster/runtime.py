@@ -12,6 +12,8 @@ from asyncio import iscoroutine
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.platform import Platform
 from broker.config.options import Options
@@ -38,6 +40,10 @@ def build(options: Options) -> Runtime:
             raise StartFailed("jetstream cluster requires `server_name` to be set")
         if not options.cluster.name:
             raise StartFailed("jetstream cluster requires `cluster.name` to be set")
+    if options.jetstream is not None:
+        from broker.cluster.limits.machine_limits import of_this_machine
+
+        options = replace(options, jetstream=of_this_machine(options.jetstream))
     return Runtime(options)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import pytest
 
 from broker.config.options import AccountStore, JetStreamOptions
 from broker.local import LocalCluster
@@ -136,6 +137,38 @@ def test_a_server_is_full_at_the_same_point_as_nats_server(tmp_path: Path) -> No
         found = await ours(tmp_path, of_a_server, options)
         limits = "max_mem: 4000, max_file: 6000"
         assert found == await real(tmp_path, of_a_server, more="", jetstream=limits)
+
+    run(work)
+
+
+async def without_a_limit(client: Any) -> list[Any]:
+    """A stream in memory and one in files, with and without max_bytes."""
+    found = []
+    for name, more in (("M", {"storage": "memory"}), ("F", {}), ("B", {"max_bytes": 5000})):
+        made = await api(
+            client, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **more}
+        )
+        found.append(made.get("error", {}).get("err_code"))
+        found += await pub(client, name, 1) if "error" not in made else []
+    return found
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_mem": -1}, {"max_mem": -1, "max_file": -1}, {"max_mem": 0, "max_file": 10000}]
+)
+def test_limits_of_the_machine_and_of_nothing_are_as_in_nats_server(
+    tmp_path: Path, limits: dict[str, int]
+) -> None:
+    async def work() -> None:
+        options = JetStreamOptions(
+            store_dir=str(tmp_path / "ours"),
+            max_memory_store=limits["max_mem"],
+            max_file_store=limits.get("max_file"),
+        )
+        found = await ours(tmp_path, without_a_limit, options)
+        text = ", ".join(f"{key}: {value}" for key, value in limits.items())
+        assert found == await real(tmp_path, without_a_limit, more="", jetstream=text)
+        assert len(found) >= 5
 
     run(work)
 

@@ -120,7 +120,7 @@ class Usage:
         else:
             most_here = options.max_file_store
             most = granted.max_storage if granted is not None else -1
-        if most < 0 and not most_here:
+        if most < 0 and most_here is None:
             return None
         counted = self._counted[replica.group]
         bounds = Bounds()
@@ -128,7 +128,7 @@ class Usage:
             others = self._accounts[counted.key] - counted.size * counted.replicas
             others += self._remote.get(counted.key, 0)
             bounds = Bounds(account=(most - others) // counted.replicas)
-        if most_here:
+        if most_here is not None:
             server = most_here - (self._server[storage] - counted.size)
             bounds = Bounds(account=bounds.account, server=min(server, UNBOUNDED))
         return bounds

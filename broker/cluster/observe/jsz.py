@@ -42,8 +42,8 @@ class JetStreamDocument:
             "server_id": self.server_id,
             "now": rfc3339(self.info.now_ns()),
             "config": {
-                "max_memory": self.options.max_memory_store or -1,
-                "max_storage": self.options.max_file_store or -1,
+                "max_memory": _or_unlimited(self.options.max_memory_store),
+                "max_storage": _or_unlimited(self.options.max_file_store),
                 "store_dir": self.options.store_dir,
                 "sync_interval": self.options.sync_interval_ns,
                 **({"sync_always": True} if self.options.flush_interval_s is None else {}),
@@ -134,3 +134,7 @@ class JetStreamDocument:
 
 def _stored(replicas: list[Replica], storage: str) -> int:
     return sum(r.stream.store.bytes for r in replicas if r.stream.config.storage == storage)
+
+
+def _or_unlimited(limit: int | None) -> int:
+    return -1 if limit is None else limit

@@ -31,13 +31,13 @@ class AccountLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The server's own `limits` block; 0 is "not set"."""
+    """The server's own `limits` block, where 0 is "not set", and what it may store."""
 
     duplicate_window_ns: int = 0
     max_ack_pending: int = 0
     max_request_batch: int = 0
-    max_memory: int = 0
-    max_storage: int = 0
+    max_memory: int | None = None  # None: as much as there is; 0: there is no such storage
+    max_storage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,14 @@ def check_account_limits(config: StreamConfig, view: AccountView) -> None:
         raise JetStreamError(ErrCode.STORAGE_RESOURCES_EXCEEDED)
 
 
-def _exceeds_server(config: StreamConfig, reserved: int, most: int, view: AccountView) -> bool:
-    """Whether a standalone server would reserve more than it has."""
-    return not view.clustered and config.max_bytes > 0 and 0 < most < reserved
+def _exceeds_server(
+    config: StreamConfig, reserved: int, most: int | None, view: AccountView
+) -> bool:
+    """Whether the server has no storage of this kind, or, standalone, would reserve more than it
+    has."""
+    if not most:
+        return most is not None
+    return not view.clustered and config.max_bytes > 0 and most < reserved
 
 
 def check_stream_bytes(config: StreamConfig, limits: AccountLimits) -> None:
