@@ -80,7 +80,7 @@ def import_mapping(wanted: Import) -> Mapping:
             made.append(part)
     if source.split(".").count("*") > number and "$" not in target and "{{" not in target:
         raise BadMapping(f"not using all of the token wildcard(s) in {target}")
-    return Mapping(source, ".".join(made))
+    return Mapping(source, ".".join(made), wildcards=True)
 
 
 def _check_import(accounts: Accounts, importer: AccountOptions, wanted: Import) -> None:

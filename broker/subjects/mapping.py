@@ -43,9 +43,12 @@ class _Token:
 class Mapping:
     """Maps subjects that match `src` to `dest`. The constructor raises BadMapping."""
 
-    __slots__ = ("_memo", "_positions", "_tokens", "dest", "src", "varies")
+    __slots__ = ("_memo", "_positions", "_tokens", "_wildcards", "dest", "src", "varies")
 
-    def __init__(self, src: str, dest: str) -> None:
+    def __init__(self, src: str, dest: str, *, wildcards: bool = False) -> None:
+        """`wildcards`: a subject may have tokens `*` and `>`, which mean nothing here. Requests for
+        filtered consumers have them."""
+        self._wildcards = wildcards
         src = src or ">"
         source, target = src.split("."), dest.split(".")
         both_valid = valid_subject(src.encode(), wildcards=True) and _valid_destination(target)
@@ -100,7 +103,7 @@ class Mapping:
             else:
                 made.append(token.text)
         mapped = b".".join(made)
-        return mapped if valid_subject(mapped, wildcards=False) else None
+        return mapped if valid_subject(mapped, wildcards=self._wildcards) else None
 
 
 def _carried(token: _Token, of: list[bytes], subject: bytes, dice: bytes) -> bytes:

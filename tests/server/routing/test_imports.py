@@ -148,6 +148,23 @@ def test_a_request_crosses_accounts_and_its_answer_returns() -> None:
     run(test())
 
 
+def test_a_request_may_have_wildcards_in_its_subject() -> None:
+    """As requests for filtered consumers have them: `$JS.API.CONSUMER.CREATE.S.C.a.>`."""
+
+    async def test() -> None:
+        async with serving(*services()) as server:
+            answering, asking = await server.client("a"), await server.client("b")
+            answering.send(b"SUB q.> 1\r\n")
+            await answering.flush()
+            for subject in (b"x.>", b"x.*.y", b"*"):
+                asking.send(b"PUB l.%b mine 0\r\n\r\n" % subject)
+                await asking.flush()
+                assert (await answering.line()).startswith(b"HMSG q.%b 1 " % subject)
+                await answering.flush()
+
+    run(test())
+
+
 def test_all_streamed_answers_return() -> None:
     async def test() -> None:
         async with serving(*services(many=True)) as server:
