@@ -46,7 +46,7 @@ from broker.cluster.replica.hand_over import HandOver
 from broker.cluster.replica.leadership import DeliveryServices
 from broker.cluster.replica.member_changes import MemberChanges
 from broker.cluster.replica.membership import Membership
-from broker.cluster.replica.push_interest import PushInterest
+from broker.cluster.replica.push_interest import PushInterest, exporters
 from broker.cluster.replica.replica import Replica, ReplicaServices
 from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.replica.replica_table import ReplicaTable
@@ -247,7 +247,7 @@ class StreamNode:
 
     def _build_replicas(self) -> None:
         server, mesh, options = self.server, self.mesh, self.options
-        self.push_interest = PushInterest(mesh.interest)
+        self.push_interest = PushInterest(mesh.interest, exporters(server.options.accounts))
         self._replica_services = ReplicaServices(
             node=mesh.node,
             host=self.host,

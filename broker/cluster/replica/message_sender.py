@@ -15,6 +15,7 @@ from broker.cluster.peers.interest import DeliverFrame
 from broker.cluster.peers.peer_sink import PeerSink, encode_frame
 from broker.cluster.peers.queue_shares import queue_shares
 from broker.jetstream.delivery.effects import Deliver
+from broker.server.routing.imports import CROSSINGS_MAX, StreamImport
 from broker.store.block.codec import encode_deliveries
 from broker.subjects import SinkKind, Subscription
 from broker.wire import headers as wire_headers
@@ -53,27 +54,36 @@ class MessageSender:
                 target, data, messages=len(effect.indices), payload_bytes=_payload_bytes(effect)
             )
             return
-        self._send(effect.to, _messages(effect, prefix))
+        self._send(self._account, effect.to, _messages(effect, prefix))
 
     def status(self, to: bytes, reply: bytes, header: bytes) -> None:
         """A message without payload, shown under the subject it is sent to."""
-        self._send(to, [(to, reply, header, b"")])
+        self._send(self._account, to, [(to, reply, header, b"")])
 
-    def _send(self, to: bytes, messages: list[Message]) -> None:
-        match = self._account.subs.match(to)
+    def _send(
+        self, account: Account, to: bytes, messages: list[Message], crossings: int = 0
+    ) -> None:
+        match = account.subs.match(to)
         for sub in match.plain:
-            self._give(to, sub, messages)
+            if isinstance(sub.sink, StreamImport):
+                local = sub.sink.mapped(to)
+                if local is not None and crossings < CROSSINGS_MAX:
+                    self._send(sub.sink.target, local, messages, crossings + 1)
+            else:
+                self._give(account, to, sub, messages)
         for members in match.queues:
             for sub, share in queue_shares(members, messages):
-                self._give(to, sub, share)
+                self._give(account, to, sub, share)
 
-    def _give(self, to: bytes, sub: Subscription, messages: list[Message]) -> None:
+    def _give(
+        self, account: Account, to: bytes, sub: Subscription, messages: list[Message]
+    ) -> None:
         if sub.sink.kind is not SinkKind.ROUTE:
             for message in messages:
                 sub.sink.deliver(sub, *message)
             return
         queues = [sub.queue] if sub.queue else []
-        frame = DeliverFrame(self._account.name, to, not queues, queues, messages)
+        frame = DeliverFrame(account.name, to, not queues, queues, messages)
         peer = cast(PeerSink, sub.sink).peer
         self._send_frame(peer, CHANNEL_DELIVER, encode_frame(frame))
 
