@@ -377,13 +377,12 @@ class LeaderApi:
         )
         config = await self.turns.run(steps, replica.account.name, replica)
         name = config.name or config.durable_name or suffix
-        others = {known: consumer.config for known, consumer in stream.consumers.items()}
         decide_create(  # checked again at apply, where the account's limit is not known
             name,
             config,
             body.action,
             stream=stream.config,
-            consumers=others,
+            consumers=stream.consumer_configs,
             account_max_consumers=view.limits.max_consumers,
         )
         self._check_bound_change(replica, name, config)

@@ -130,17 +130,19 @@ class Leadership:
 
     # -- consumers are created and deleted ------------------------------------------------------
 
-    def consumers_changed(self) -> None:
-        """Create and close engines, so that there is exactly one per consumer of the stream."""
+    def _consumer_set_changed(self, names: Sequence[str]) -> None:
+        """Create and close the engines of these consumers, so that there is exactly one for each
+        that the stream has. An empty name stands for all."""
         consumers = self.stream.consumers
-        for name, engine in list(self.engines.items()):
-            if consumers.get(name) is not engine.consumer:
+        changed = (*self.engines, *consumers) if "" in names else names
+        for name in dict.fromkeys(changed):
+            engine, consumer = self.engines.get(name), consumers.get(name)
+            if engine is not None and engine.consumer is not consumer:
                 self._carry_out(engine, engine.close(CONSUMER_DELETED))
                 self._forget(name, engine)
                 if not is_internal(engine.consumer.config):
                     self._advise_consumer(name, "delete")
-        for name, consumer in consumers.items():
-            if name not in self.engines:
+            if consumer is not None and name not in self.engines:
                 engine = self._begin(consumer)
                 if not is_internal(consumer.config):
                     self._advise_consumer(name, "create")
@@ -238,7 +240,7 @@ class Leadership:
         if self.closed:
             return
         if consumers:
-            self.consumers_changed()
+            self._consumer_set_changed(consumers)
             for name in consumers:
                 self.consumer_changed(name)
         if stored:

@@ -6,7 +6,7 @@ Spec: NATS JetStream consumer API; docs/ARCHITECTURE.md, "Invariants"."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import structs
 
@@ -17,6 +17,7 @@ from broker.jetstream.commands.stream_commands import (
     DeleteConsumer,
     UpdateConsumer,
 )
+from broker.jetstream.config import ConsumerConfig
 from broker.jetstream.config.consumer_update import CreateOutcome, decide_create
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.stream_protocol import HomeStream
@@ -31,6 +32,7 @@ class ConsumerSet:
     def __init__(self, stream: HomeStream, store: MessageStore) -> None:
         self._by_name: dict[str, Consumer] = {}
         self.by_name: Mapping[str, Consumer] = self._by_name  # the same table, for reading
+        self.configs: Mapping[str, ConsumerConfig] = _ConsumerConfigs(self._by_name)
         self.interest = ConsumerInterest(stream.config, store, self._by_name)
         self._stream = stream
         self._store = store
@@ -40,14 +42,13 @@ class ConsumerSet:
     def create(self, command: CreateConsumer, *, index: int) -> JetStreamError | None:
         """Create a consumer. If the name is taken, `command.action` decides: update, leave as it
         is, or refuse."""
-        configs = {name: consumer.config for name, consumer in self._by_name.items()}
         try:
             decision = decide_create(
                 command.name,
                 command.config,
                 command.action,
                 stream=self._stream.config,
-                consumers=configs,
+                consumers=self.configs,
                 is_bound=self._bound_meanwhile(command),
             )
         except JetStreamError as refused:
@@ -148,3 +149,19 @@ class ConsumerSet:
     def _changed(self) -> None:
         self.interest.consumers_changed()
         self._store.track_removals(on=bool(self._by_name))
+
+
+class _ConsumerConfigs(Mapping[str, ConsumerConfig]):
+    """A view: a create must not cost more with every consumer there is."""
+
+    def __init__(self, consumers: Mapping[str, Consumer]) -> None:
+        self._consumers = consumers
+
+    def __getitem__(self, name: str) -> ConsumerConfig:
+        return self._consumers[name].config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._consumers)
+
+    def __len__(self) -> int:
+        return len(self._consumers)

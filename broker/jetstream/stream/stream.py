@@ -74,6 +74,7 @@ class Stream:
         self.applied = 0
         self._consumers = ConsumerSet(self, store)
         self.consumers = self._consumers.by_name
+        self.consumer_configs = self._consumers.configs
         self._writer = MessageWriter(config, store, self._consumers.interest)
         self._publishes = PublishApplier(self._writer)
         self._sources = SourceIntake(self._writer)
