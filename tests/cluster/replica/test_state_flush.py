@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -211,6 +211,15 @@ def test_a_log_that_cannot_be_cut_yet_is_tried_again(tmp_path: Path) -> None:
     run(work())
 
 
+async def advance_until(loop: ClockedLoop, condition: Callable[[], bool], step_s: float) -> None:
+    """The clock of the loop is not real, the thread that flushes is: give it time."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await loop.advance(step_s)
+        time.sleep(0.0005)
+
+
 def test_a_changed_table_is_flushed_without_checkpoints_and_a_storm_of_changes_seldom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,14 +233,12 @@ def test_a_changed_table_is_flushed_without_checkpoints_and_a_storm_of_changes_s
         for _ in range(10):  # one change per flush
             flush.want()
             seen = len(node.events)
-            async with asyncio.timeout(10):
-                while len(node.events) == seen:
-                    await loop.advance(flushing.FLUSH_PAUSE_MAX_S / 50)
+            step = flushing.FLUSH_PAUSE_MAX_S / 50
+            await advance_until(loop, lambda seen=seen: len(node.events) > seen, step)
         assert set(node.events) == {"flush"}
         loop.ahead_s += flushing.FLUSH_EVERY_S
-        async with asyncio.timeout(10):
-            while "durable 30" not in node.events:  # the end of the interval
-                await loop.advance(0.001)
+        # The end of the interval.
+        await advance_until(loop, lambda: "durable 30" in node.events, 0.001)
         task.cancel()
         await asyncio.wait([task])
 
@@ -251,19 +258,14 @@ def test_after_a_slow_flush_the_next_one_waits(
         flush = node.flushing()
         task = asyncio.create_task(flush.run())
         flush.want()
-        async with asyncio.timeout(10):
-            while not node.events:
-                await loop.advance(0.0)
-            while flush._one_at_a_time.locked():
-                await loop.advance(0.0)
+        await advance_until(loop, lambda: bool(node.events), 0.0)
+        await advance_until(loop, lambda: not flush._one_at_a_time.locked(), 0.0)
         flush.want()
         pause = 0.02 * flushing.FLUSH_SHARE
         await loop.advance(pause / 2)
         await turns(20)
         assert node.events == ["flush"]
-        async with asyncio.timeout(10):
-            while node.events != ["flush", "flush"]:
-                await loop.advance(pause)
+        await advance_until(loop, lambda: node.events == ["flush", "flush"], pause)
         task.cancel()
         await asyncio.wait([task])
 
