@@ -80,6 +80,24 @@ def chaos_run(
         raise SystemExit(1)
 
 
+@chaos.command("damage")
+@click.option("--rounds", default=50, show_default=True, type=click.IntRange(1), help="Damages.")
+@click.option("--seed", type=int, help="Chooses nodes, files and places. Random if not given.")
+def chaos_damage(*, rounds: int, seed: int | None) -> None:
+    """Damage random files of one node of three, and check that it heals by itself."""
+    import random
+
+    from chaos.damage_rounds import run_damage_rounds
+
+    chosen = seed if seed is not None else random.randrange(10**6)
+    with end_by_signal():
+        report = asyncio.run(run_damage_rounds(seed=chosen, rounds=rounds, say=click.echo))
+    for line in report.lines():
+        click.echo(line)
+    if not report.ok:
+        raise SystemExit(1)
+
+
 @chaos.command("sim")
 @click.option(
     "--seeds", default=200, show_default=True, type=click.IntRange(1),

@@ -343,9 +343,9 @@ class OpenedStore:
 
 
 def open_store(
-    options: JetStreamOptions, platform: Platform, *, name: str, cluster: str
+    options: JetStreamOptions, platform: Platform, *, name: str, cluster: str, rebuilt: bool
 ) -> OpenedStore:
-    """Raises StartFailed."""
+    """`rebuilt`: see ReplicaStorage.open. Raises StartFailed."""
     directory = platform.directory(options.store_dir)
     try:
         storage = ReplicaStorage.open(
@@ -354,6 +354,7 @@ def open_store(
             node_name=name,
             cluster_name=cluster,
             flush_interval_s=options.flush_interval_s,
+            rebuilt=rebuilt,
         )
     except StoreError as error:
         raise StartFailed(f"Can't start JetStream: {error}") from error

@@ -70,7 +70,11 @@ class Runtime:
             from broker.cluster.assembly import open_jetstream, open_store
 
             store = open_store(
-                self.options.jetstream, self._platform, name=name, cluster=cluster_name
+                self.options.jetstream,
+                self._platform,
+                name=name,
+                cluster=cluster_name,
+                rebuilt=cluster is not None and bool(cluster.routes),
             )
         self.mesh = Mesh(
             node=store.node if store is not None else node_id(name),

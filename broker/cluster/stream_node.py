@@ -6,6 +6,7 @@ May not touch: how any of them works. The API and monitoring are built on top, i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ from broker.cluster.replica.request_receiver import RequestReceiver
 from broker.cluster.replica.state_flush import StateFlush
 from broker.config.options import JetStreamOptions
 from broker.server.listeners import internal_client
+from broker.server.services import StartFailed
 from raft import GroupId, NodeId, Term
 from raft.host.host import Host
 from raft.transport.transport import Peer, Transport
@@ -90,6 +92,7 @@ class StreamNode:
         self.now_ns = steady_clock()
         self.files = platform.files(directory)
         self.storage = storage
+        self._table_lost = False
         self.host = Host(
             node=mesh.node,
             store=self.storage.store,
@@ -288,6 +291,8 @@ class StreamNode:
             spawn=self.spawn,
         )
 
+        self.storage.block_cache.on_damage = self._block_damaged
+
     # -- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -302,12 +307,28 @@ class StreamNode:
                         self.full_disks.peer_changed, self._peer_changed):  # fmt: skip
             mesh.on_peer(on_peer)
         mesh.interest.on_change.append(self.push_interest.changed)
+        self._loop = asyncio.get_running_loop()
         self.spawn(self.host.run(), "raft host")
         self.spawn(self.flush.run(), "state flush")
         self.spawn(self.full_disks.run(), "full disks")
         self.spawn(self.flush.run_erasures(), "secure erase")
-        self.meta_group.load()
+        self._load_table()
         self.nodes.start()
+
+    def _load_table(self) -> None:
+        """Raises StartFailed."""
+        try:
+            self.meta_group.load()
+        except Exception as error:
+            if self.mesh.transport is None:
+                raise StartFailed(
+                    f"Can't start JetStream: the table of streams is damaged ({error}), and there "
+                    "are no peers to fetch it from"
+                ) from error
+            logger.warning("the table of streams is damaged (%s)", error)
+            self._table_lost = True
+            self.storage.wipe_state(GroupId(META_GROUP))
+            self.meta_group.load()
 
     async def stop(self) -> None:
         """After leadership was handed over."""
@@ -323,8 +344,10 @@ class StreamNode:
         later is not among the first voters, so it neither votes nor campaigns before the log tells
         it that it is a member."""
         damage = self.storage.damage(META_GROUP)
-        if damage is not None:
-            logger.error("%s. This node fetches the table of streams from its peers", damage)
+        if damage is not None or self._table_lost:
+            self._table_lost = False
+            reason = damage or "the table of streams is damaged"
+            logger.error("%s. This node fetches the table of streams from its peers", reason)
             self.meta_group.give_up_log(self.storage.store)
             self.nodes.table_loaded()
         for assignment in self.assignments:
@@ -382,6 +405,10 @@ class StreamNode:
 
     def _open_replica(self, assignment: Assignment, voters: Sequence[NodeId]) -> Replica:
         return Replica.open(self._replica_services, assignment, voters)
+
+    def _block_damaged(self, group: int, error: Exception) -> None:
+        """Called by whoever reads a block, on any thread, in the middle of its work."""
+        self._loop.call_soon_threadsafe(self.membership.damaged, group, error)
 
     def _resend(self, which: Callable[[int], bool]) -> None:
         self.outboxes.link_restored(which)

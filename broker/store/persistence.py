@@ -220,9 +220,7 @@ def snapshot(store: MessageStore) -> Iterator[bytes]:
 
     def chunks() -> Iterator[bytes]:
         for head, held in heads:
-            raw = held if held is not None else frozen.get(BLOCK, head.first_seq)
-            if raw is None:
-                raise BlockDamaged(f"the block from sequence {head.first_seq} on is missing")
+            raw = held if held is not None else segments.read_raw(frozen, head.first_seq)
             encoded = _encode(head)
             yield _LENGTH.pack(len(encoded)) + encoded + raw
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +20,7 @@ from broker.store.block.codec import Block, BlockBuilder, BlockDamaged, Rows
 from broker.store.block.columns import Columns
 from broker.store.index import among_hashes, subject_hashes
 from broker.store.index.subject_filter import SubjectFilter
-from broker.store.state_keys import BLOCK, SUMMARY, BlockFiles
+from broker.store.state_keys import BLOCK, SUMMARY, BlockFiles, BlockReader
 
 SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192
@@ -164,12 +164,14 @@ class View:
 class BlockCache:
     """LRU cache of loaded blocks; one cache serves all streams of a node."""
 
-    __slots__ = ("_bytes", "_max_bytes", "_views")
+    __slots__ = ("_bytes", "_max_bytes", "_views", "on_damage")
 
     def __init__(self, max_bytes: int = CACHE_BYTES_MAX) -> None:
         self._views: OrderedDict[tuple[int, int], View] = OrderedDict()
         self._bytes = 0
         self._max_bytes = max_bytes
+        # Called with the group of a block that cannot be read, before the error is raised.
+        self.on_damage: Callable[[int, Exception], None] = lambda _group, _error: None
 
     def get(self, group: int, first_seq: int) -> View | None:
         view = self._views.get((group, first_seq))
@@ -194,6 +196,13 @@ class BlockCache:
         for known, first_seq in list(self._views):
             if known == group:
                 self.discard(known, first_seq)
+
+
+def _get(files: BlockReader, first_seq: int) -> bytes | None:
+    try:
+        return files.get(BLOCK, first_seq)
+    except Exception as error:  # rocksdict raises plain Exception
+        raise BlockDamaged(f"the block from sequence {first_seq} on: {error}") from error
 
 
 def _weight(view: View) -> int:
@@ -263,12 +272,25 @@ class Segments:
             return segment.view
         view = self.cache.get(self.files.group, segment.first_seq)
         if view is None:
-            raw = self.files.get(BLOCK, segment.first_seq)
-            if raw is None:
-                raise BlockDamaged(f"the block from sequence {segment.first_seq} on is missing")
-            view = View(Block(raw))
+            view = View(self.read_block(segment.first_seq))
             self.cache.put(self.files.group, segment.first_seq, view)
         return view
+
+    def read_block(self, first_seq: int) -> Block:
+        """A block on disk. Raises BlockDamaged, after the owner of the data was told."""
+        return Block(self.read_raw(self.files, first_seq), verify=False)
+
+    def read_raw(self, files: BlockReader, first_seq: int) -> bytes:
+        """The same, of these files and as bytes, with the right checksum."""
+        try:
+            raw = _get(files, first_seq)
+            if raw is None:
+                raise BlockDamaged(f"the block from sequence {first_seq} on is missing")
+            Block(raw)
+        except BlockDamaged as damage:
+            self.cache.on_damage(self.files.group, damage)
+            raise
+        return raw
 
     def subjects(self, segment: Segment) -> Subjects:
         """Subjects of all its rows, including removed ones."""

@@ -80,6 +80,12 @@ class StateDb:
         write = self._write or self._db.write
         write(batch.raw, self._without_wal)
 
+    def wipe(self, group: int) -> None:
+        """Delete all records of a group, without reading them."""
+        batch = self.begin()
+        batch.raw.delete_range(key(group, b"\0", 0), key(group + 1, b"\0", 0), self._handle)
+        self.write(batch)
+
     def flush(self) -> None:
         """Everything written before this call is durable when it returns."""
         self._column.flush(wait=True)

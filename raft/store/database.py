@@ -17,11 +17,19 @@ import msgspec
 from rocksdict import DBCompressionType, DBRecoveryMode, Options, Rdict
 
 from raft.store.blob_garbage import keep_values_apart
-from raft.store.records import FORMAT, FORMAT_OLDEST, StoreError, WrongDirectory
+from raft.store.records import (
+    FORMAT,
+    FORMAT_OLDEST,
+    DamagedDatabase,
+    StoreError,
+    WrongDirectory,
+)
 from raft.types import NodeId, node_id
 
 _IDENTITY_KEY: Final = b"identity"
 _OLD_LOG: Final = "raft"  # the column of the log up to format 1
+_LOCKED: Final = ("While lock file", "lock hold by")
+_DAMAGED: Final = ("Corruption", "No such file", "Invalid argument", "Not implemented")
 MB: Final = 1 << 20
 
 
@@ -78,21 +86,32 @@ def open_database(
     path: Path, *, node_name: str, cluster_name: str, tuning: StoreTuning
 ) -> tuple[Rdict, StoreIdentity]:
     """A directory of format 1 keeps its identity and its column of the log until both are given
-    up (raft/store/migration.py). Raises WrongDirectory or StoreError, with a text for the
-    operator."""
+    up (raft/store/migration.py). Raises WrongDirectory, DamagedDatabase or StoreError, with a text
+    for the operator."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    used = _is_used(path)
+    if used and not (path / "CURRENT").exists():  # RocksDB would begin an empty database
+        raise DamagedDatabase(f"{path}: the file CURRENT is missing")
     try:
         names = ["state"]
         if _OLD_LOG in _columns(str(path)):
             names.append(_OLD_LOG)
         db = Rdict(str(path), _database_options(tuning), _column_options(tuning, names))
     except Exception as error:
-        raise StoreError(_open_error(str(path), str(error))) from error
+        raise _open_error(str(path), str(error)) from error
     try:
+        if used and db.get(_IDENTITY_KEY) is None:
+            raise DamagedDatabase(f"{path}: the identity record is missing")
         return db, claim(db, str(path), node_name=node_name, cluster_name=cluster_name)
     except BaseException:
         db.close()
         raise
+
+
+def _is_used(path: Path) -> bool:
+    """Whether a server has stored something here: it does so after the identity is on disk."""
+    segments = path / "segments"
+    return any(path.glob("*.sst")) or (segments.is_dir() and any(segments.iterdir()))
 
 
 def _columns(path: str) -> list[str]:
@@ -112,6 +131,7 @@ def write_identity(db: Rdict, identity: StoreIdentity) -> None:
     """Blocking: it is on disk when this returns."""
     db.put(_IDENTITY_KEY, msgspec.json.encode(identity))
     db.flush_wal(sync=True)
+    db.flush(wait=True)  # from then on nothing depends on the write-ahead log
 
 
 def _database_options(tuning: StoreTuning) -> Options:
@@ -153,7 +173,7 @@ def claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> StoreId
     try:
         identity = msgspec.json.decode(raw, type=StoreIdentity)
     except msgspec.DecodeError as error:
-        raise WrongDirectory(f"{path} has an identity record that cannot be read") from error
+        raise DamagedDatabase(f"{path}: the identity record cannot be read") from error
     if not FORMAT_OLDEST <= identity.format <= FORMAT:
         raise WrongDirectory(
             f"{path} has format {identity.format}, this program reads formats up to {FORMAT}"
@@ -169,12 +189,9 @@ def claim(db: Rdict, path: str, *, node_name: str, cluster_name: str) -> StoreId
     return identity
 
 
-def _open_error(path: str, problem: str) -> str:
-    if "lock" in problem.lower():
-        return f"{path} is in use by another process: {problem}"
-    if "Corruption" in problem:
-        return (
-            f"{path} is damaged ({problem}). Nothing was changed. Move the directory away and "
-            "let this server join again as a new replica"
-        )
-    return f"{path} cannot be opened: {problem}"
+def _open_error(path: str, problem: str) -> StoreError:
+    if any(sign in problem for sign in _LOCKED):
+        return StoreError(f"{path} is in use by another process: {problem}")
+    if any(sign in problem for sign in _DAMAGED):
+        return DamagedDatabase(f"{path}: {problem}")
+    return StoreError(f"{path} cannot be opened: {problem}")

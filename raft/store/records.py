@@ -50,6 +50,10 @@ class WrongDirectory(StoreError):
     """The directory belongs to another node, another cluster or another format."""
 
 
+class DamagedDatabase(StoreError):
+    """The database of a directory cannot be opened, or has lost the identity of its server."""
+
+
 class StoreBusy(StoreError):
     """Definite: nothing was written, because the database would have stalled. Try again."""
 

@@ -233,3 +233,19 @@ def test_the_cache_is_bounded_by_bytes() -> None:
         cache.put(1, number, view)
     kept = [number for number in range(10) if cache.get(1, number) is not None]
     assert kept == [7, 8, 9]
+
+
+def test_damage_is_reported_to_the_owner_of_the_data_also_by_a_snapshot(db: Any) -> None:
+    store = reopened(db, checkpoint(db, filled(db, 30)))
+    first = store.segments.all[0]
+    raw = bytearray(db.files(1).get(BLOCK, first.first_seq))
+    raw[len(raw) // 2] ^= 1
+    db.change(lambda batch: batch.put(key(1, BLOCK, first.first_seq), bytes(raw)))
+    store.segments.cache.discard_group(1)
+    told: list[int] = []
+    store.segments.cache.on_damage = lambda group, _error: told.append(group)
+    with pytest.raises(BlockDamaged):
+        store.segments.view(first)
+    with pytest.raises(BlockDamaged):
+        list(persistence.snapshot(store))  # or a peer would be sent, and refuse, what is damaged
+    assert told == [1, 1]

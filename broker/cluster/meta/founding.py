@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
+from isal.isal_zlib import crc32
 
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.node_table import Standing
@@ -90,10 +91,21 @@ class Founders:
             self.founding = self._read(record)
 
     def _read(self, content: bytes) -> Founding | None:
+        """None also if it is damaged: the peers have the same record."""
+        record, _, check = content.partition(b"\n")
         try:
-            adopted = msgspec.json.decode(content, type=AdoptedFounding)
+            if check and int(check, 16) != crc32(record):
+                raise ValueError("the checksum does not match")
+            return self._decode(record)
+        except (ValueError, msgspec.DecodeError) as error:
+            logger.warning("%s is damaged (%s): asking the peers again", FOUNDING_FILE, error)
+            return None
+
+    def _decode(self, record: bytes) -> Founding | None:
+        try:
+            adopted = msgspec.json.decode(record, type=AdoptedFounding)
         except msgspec.ValidationError:  # of an earlier version: adopted by founders only
-            founding = msgspec.json.decode(content, type=Founding)
+            founding = msgspec.json.decode(record, type=Founding)
             return founding if self._is_member(founding) else None
         return adopted.founding if adopted.by == self.incarnation else None
 
@@ -171,8 +183,8 @@ class Founders:
 
     def adopt(self, founding: Founding) -> None:
         """This node belongs to the cluster, from now on and for the life of its directory."""
-        adopted = AdoptedFounding(founding, self.incarnation)
-        self.files.write(FOUNDING_FILE, msgspec.json.encode(adopted))
+        record = msgspec.json.encode(AdoptedFounding(founding, self.incarnation))
+        self.files.write(FOUNDING_FILE, record + b"\n%08x" % crc32(record))
         self.founding, self.foreign = founding, None
         self.on_formed(founding)
 
@@ -263,7 +275,11 @@ def next_session(files: NodeFiles) -> int:
 
     The clock makes it grow even when the data directory was replaced; the file makes it grow even
     when the clock stepped back."""
-    earlier = int(files.read(SESSION_FILE) or b"0")
+    try:
+        earlier = int(files.read(SESSION_FILE) or b"0")
+    except ValueError:
+        logger.warning("the file %s is damaged: the clock gives the number", SESSION_FILE)
+        earlier = 0
     session = max(earlier + 1, time.time_ns() // 1_000_000)
     files.write(SESSION_FILE, str(session).encode())
     return session

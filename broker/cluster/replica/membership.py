@@ -20,6 +20,7 @@ from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed
 from broker.cluster.replica.member_changes import MemberChanges
+from broker.cluster.replica.replica import StateDamaged
 from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.config import Storage
@@ -46,7 +47,7 @@ class Membership:
     usage: Usage
     spawn: Callable[[Awaitable[None], str], object]
     _rejoining: set[int] = field(default_factory=set)
-    _broken: set[int] = field(default_factory=set)  # the log does not fit the state
+    _broken: set[int] = field(default_factory=set)  # log or state are damaged, or do not fit
     _sweeping: bool = False
     _sweep_again: bool = False
 
@@ -74,13 +75,32 @@ class Membership:
         voters = assignment.members if in_memory else assignment.founders
         try:
             self.replicas.open(assignment, [NodeId(voter) for voter in voters])
-        except DamagedLog as damage:
+        except (DamagedLog, StateDamaged) as damage:
             logger.warning("stream %s: %s", assignment.name, damage)
             self.usage.forget(GroupId(assignment.group))
             self._broken.add(assignment.group)
             self._rejoin_soon(assignment)
             return False
         return True
+
+    def damaged(self, group: int, error: Exception) -> None:
+        """Data of a replica turned out to be damaged while it was read. It is fetched again, if
+        there is another replica. The only one goes on with what is left."""
+        replica = self.replicas.get(group)
+        if replica is None or group in self._broken or replica.storage is Storage.MEMORY:
+            return
+        assignment = replica.assignment
+        self._broken.add(group)
+        if set(assignment.members) <= {self.node}:
+            logger.error(
+                "stream %s is damaged and has no other replica: %s. What can be read is served",
+                assignment.name,
+                error,
+            )
+            return
+        logger.error("stream %s is damaged here: %s", assignment.name, error)
+        self.replicas.leave(replica)
+        self._rejoin_soon(assignment)
 
     def drop_unassigned(self) -> None:
         """Drop replicas that are not assigned here. Called at start and after disk failures."""

@@ -91,6 +91,10 @@ class ReplicaServices:
     on_checkpoint: Callable[[int], None]  # so many bytes of state were written
 
 
+class StateDamaged(Exception):
+    """What this node has stored of a stream cannot be read, or contradicts itself."""
+
+
 class Replica:
     """Implements raft.StateMachine."""
 
@@ -137,15 +141,18 @@ class Replica:
     ) -> Replica:
         """Load the stream as an earlier run stored it, or create it; then join the group. A stream
         in memory starts empty in every run and fetches its state from its peers. `voters` are
-        those of the group at the beginning of the local log."""
+        those of the group at the beginning of the local log. Raises StateDamaged, DamagedLog."""
         in_memory = assignment.config.storage is Storage.MEMORY
         state: StateKeeper = MemoryDb() if in_memory else services.state_db
-        stream = Stream.open(
-            assignment.initial_config,
-            created_ns=assignment.created_ns,
-            files=state.files(assignment.group),
-            cache=services.block_cache,
-        )
+        try:
+            stream = Stream.open(
+                assignment.initial_config,
+                created_ns=assignment.created_ns,
+                files=state.files(assignment.group),
+                cache=services.block_cache,
+            )
+        except Exception as error:  # of the database, of decoding, of comparing
+            raise StateDamaged(f"its state cannot be loaded: {error}") from error
         replica = cls(services, assignment, stream, state, voters)
         services.usage.changed(replica)
         term = replica.checkpoints.loaded_term()

@@ -6,18 +6,22 @@ Spec: docs/ARCHITECTURE.md, "Storage"."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from broker.cluster.meta.assignments import Assignment
 from broker.jetstream.config import Storage
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
-from broker.store.state_keys import wipe
 from raft import GroupId
 from raft.store.log_store import LogStore, StoreTuning
-from raft.store.records import DamagedLog
+from raft.store.records import DamagedDatabase, DamagedLog, StoreError
+
+logger = logging.getLogger("jetraft.cluster")
 
 
 @dataclass(slots=True)
@@ -37,14 +41,35 @@ class ReplicaStorage:
         node_name: str,
         cluster_name: str,
         flush_interval_s: float | None,
+        rebuilt: bool,
     ) -> ReplicaStorage:
-        """Raises raft.StoreError with a sentence for the operator."""
-        store = open_store(
+        """`rebuilt`: there are peers to fetch everything from, so a damaged database is set aside,
+        and this node begins again, as a new incarnation. Raises raft.StoreError with a sentence for
+        the operator."""
+        opening = partial(
+            open_store,
             directory / "store",
             node_name=node_name,
             cluster_name=cluster_name,
             tuning=StoreTuning(flush_interval_s=flush_interval_s),
         )
+        try:
+            store: LogStore = opening()
+        except DamagedDatabase as damage:
+            if not rebuilt:
+                raise StoreError(
+                    f"the database is damaged ({damage}). Nothing was changed. This server has no "
+                    "peers to fetch its streams from: restore a backup, or move the directory away "
+                    "to begin with an empty one"
+                ) from damage
+            kept = _set_aside(directory / "store")
+            logger.critical(
+                "the database is damaged (%s): it is kept as %s, and this node fetches its streams "
+                "from its peers, as a new member. Streams with one replica are lost with it",
+                damage,
+                kept,
+            )
+            store = opening()
         state_db = StateDb(store.db, write=store.write_state, new_batch=store.new_batch)
         store.attach(let_go=state_db.let_go, take=state_db.take)
         return cls(store, state_db, BlockCache())
@@ -87,6 +112,20 @@ class ReplicaStorage:
         return log.hard_state().lives % 2 == 1 and log.last_index() == 0
 
     def wipe_state(self, group: GroupId) -> None:
-        files = self.state_db.files(group)
-        self.state_db.change(lambda batch: wipe(files, batch))
+        """Without reading it: it may be damaged."""
+        self.state_db.wipe(group)
         self.block_cache.discard_group(group)
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename the directory. Its new name is on disk when this returns."""
+    number = 1
+    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    path.rename(kept)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return kept

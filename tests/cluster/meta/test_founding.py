@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker.cluster.meta.founding import Candidate, Founders, Founding
+from broker.cluster.meta.founding import Candidate, Founders, Founding, next_session
 from broker.cluster.node_files import DirectoryFiles
 from raft import node_id
 
@@ -292,3 +292,35 @@ def test_in_any_order_of_events_there_is_one_founding(tmp_path: Path, seed: int)
     for node in nodes:
         node.sees(nodes[0])
     assert [node.founding for node in nodes] == [everything] * 5, f"seed {seed}"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "digit"])
+def test_a_damaged_record_is_asked_for_again(
+    nodes: list[Node], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = nodes
+    for node in nodes:
+        node.sees(*nodes)
+    founding = second.founding
+    assert founding is not None
+    record = second.directory / "founding.json"
+    content = record.read_bytes()
+    match damage:
+        case "flip":
+            record.write_bytes(b"\x7f" + content[1:])
+        case "cut":
+            record.write_bytes(content[: len(content) // 2])
+        case "digit":  # still a valid document
+            record.write_bytes(content.replace(b'"1"', b'"3"', 1))
+    second.boot()
+    assert second.founding is None
+    assert "founding.json is damaged" in caplog.text
+    second.sees(first, third)
+    assert second.founding == founding
+
+
+def test_a_damaged_session_file_does_not_stop_a_node(tmp_path: Path) -> None:
+    files = DirectoryFiles(tmp_path)
+    first = next_session(files)
+    files.write("session", b"17\xff")
+    assert next_session(files) >= first
