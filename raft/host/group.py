@@ -28,6 +28,10 @@ class HostLimits:
     entry_bytes_max: int = 64 << 20  # a larger one is refused: EntryTooLarge
 
 
+class SnapshotUnavailable(Exception):
+    """The machine cannot show its state; it is dealing with that. The transfer is tried again."""
+
+
 class StateMachine(Protocol):
     """What a group replicates. All calls come from the loop, one at a time."""
 
@@ -40,7 +44,8 @@ class StateMachine(Protocol):
 
     def snapshot(self) -> tuple[Index, Iterable[bytes]]:
         """The applied index and the state at that index. The chunks are taken one by one while
-        apply() continues, so they must show the state at that index; each fits into a frame."""
+        apply() continues, so they must show the state at that index; each fits into a frame. Taking
+        one may raise SnapshotUnavailable."""
 
     def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> Awaitable[None] | None:
         """Replace the state. `chunks` reads from a file as it is indexed or iterated. The state

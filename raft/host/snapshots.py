@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
@@ -20,7 +21,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from raft.core.messages import Message, MessageKind
-from raft.host.group import Arrived, Group, HostLimits
+from raft.host.group import Arrived, Group, HostLimits, SnapshotUnavailable
 from raft.snapshot.frames import FrameKind, read_frame
 from raft.snapshot.inbound import Incoming, SnapshotReceiver
 from raft.snapshot.outbound import SnapshotSender
@@ -30,6 +31,7 @@ from raft.store.write_batch import LogBatch
 from raft.transport.transport import SNAPSHOTS, Transport
 from raft.types import GroupId, Index, InvariantViolation, NodeId, Role, SnapshotMeta
 
+_log = logging.getLogger("raft.host")
 _BUSY_RETRY_SECONDS: Final = 0.005
 _ANSWERS: Final = frozenset({FrameKind.TAKEN, FrameKind.HELD, FrameKind.DONE, FrameKind.REFUSED})
 
@@ -122,6 +124,8 @@ class SnapshotExchange:
             async with self._slots[to]:
                 if leading():
                     ok = await self._send(group, to, leading)
+        except SnapshotUnavailable as error:
+            _log.warning("no snapshot of group %d to node %d: %s", group.id, to, error)
         except Exception as error:  # noqa: BLE001 - a machine that cannot show its state
             self._group_failed(group, error)
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +21,7 @@ from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed
 from broker.cluster.replica.member_changes import MemberChanges
-from broker.cluster.replica.replica import StateDamaged
+from broker.cluster.replica.replica import Replica, StateDamaged
 from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.config import Storage
@@ -32,6 +33,7 @@ from raft.store.records import DamagedLog
 logger = logging.getLogger("jetraft.cluster")
 
 RETRY_EVERY_S: Final = 0.05
+HEAL_EVERY_S: Final = 0.2
 
 
 @dataclass(slots=True)
@@ -99,8 +101,23 @@ class Membership:
             )
             return
         logger.error("stream %s is damaged here: %s", assignment.name, error)
-        self.replicas.leave(replica)
-        self._rejoin_soon(assignment)
+        self.spawn(self._heal(replica), f"heal {assignment.name}")
+
+    async def _heal(self, replica: Replica) -> None:
+        """Give the replica up once another node leads: that one has what is missing here, and need
+        not win an election without us."""
+        while self.replicas.get(replica.group) is replica:
+            held = self.host.held(replica.group)
+            stopped = held is None or held.stopped is not None
+            leader = None if stopped else self.host.leader(replica.group)
+            if stopped or leader not in (None, self.node):
+                self.replicas.leave(replica)
+                self._rejoin_soon(replica.assignment)
+                return
+            if leader == self.node and (others := replica.successors()):
+                with suppress(RaftError):  # tried again
+                    replica.transfer(others[0])
+            await asyncio.sleep(HEAL_EVERY_S)
 
     def drop_unassigned(self) -> None:
         """Drop replicas that are not assigned here. Called at start and after disk failures."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.accounts import Account
@@ -37,10 +37,12 @@ from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED
 from broker.jetstream.stream.stream import Stream
+from broker.store.block.codec import BlockDamaged
 from broker.store.memory_db import MemoryDb
 from broker.store.segments import BlockCache
 from broker.store.state_keys import StateKeeper
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, Role, SnapshotMeta, Term
+from raft.host.group import SnapshotUnavailable
 from raft.host.host import Host
 from raft.store.disk_space import Space
 
@@ -358,7 +360,7 @@ class Replica:
             self._services.on_leader(self.group, term, leader)
 
     def snapshot(self) -> tuple[Index, Iterable[bytes]]:
-        return Index(self.stream.applied), self.stream.snapshot()
+        return Index(self.stream.applied), _undamaged(self.stream.snapshot())
 
     def restore(self, meta: SnapshotMeta, chunks: Sequence[bytes]) -> None:
         """Replace the state by that of another replica."""
@@ -449,6 +451,14 @@ class Replica:
         self.close()
         self._host.remove_group(self.group, wipe=True)
         self.checkpoints.wipe()
+
+
+def _undamaged(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Whoever finds a damaged block tells the membership, which has the stream fetched again."""
+    try:
+        yield from chunks
+    except BlockDamaged as damage:
+        raise SnapshotUnavailable(str(damage)) from damage
 
 
 def _consumer_name(entry: bytes) -> str:
