@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from nats.js.api import StreamConfig
 
@@ -160,10 +162,23 @@ async def _healed(cluster: LocalCluster, victim: LocalNode, report: DamageReport
         for node in (victim, *cluster.nodes):
             await asyncio.to_thread(node.wait_healthy, timeout_s=HEAL_WITHIN_S)
     except RuntimeError as error:
-        report.problems.append(str(error))
+        report.problems += [str(error), *map(_condition, cluster.nodes)]
     log = victim.log_path.read_bytes()[victim.log_begins :].decode(errors="replace")
     if "Traceback" in log:
         report.problems.append(f"a traceback in the log of {victim.name}: {victim.log_tail(60)}")
+
+
+def _condition(node: LocalNode) -> str:
+    """What a node says of itself, for the report."""
+    url = f"http://127.0.0.1:{node.http_port}/healthz?details=true"
+    try:
+        with urlopen(url, timeout=2) as answer:
+            said = answer.read().decode()
+    except HTTPError as refused:
+        said = refused.read().decode()
+    except OSError as error:
+        said = str(error)
+    return f"{node.name}: {said}\n{node.log_tail(25)}"
 
 
 async def _publish(node: LocalNode, report: DamageReport, dice: random.Random) -> None:

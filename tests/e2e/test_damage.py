@@ -13,7 +13,7 @@ from tests.support.clusters import connect, run
 
 ROUNDS = (
     ("current", "delete"),  # the database would begin again, empty, next to an old log
-    ("blob", "truncate"),  # noticed when it is read
+    ("log segment", "flip"),
     ("founding record", "flip"),
 )
 

@@ -21,8 +21,7 @@ from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed
 from broker.cluster.replica.member_changes import MemberChanges
-from broker.cluster.replica.replica import Replica, StateDamaged
-from broker.cluster.replica.replica_storage import ReplicaStorage
+from broker.cluster.replica.replica_storage import ReplicaStorage, StateDamaged
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.config import Storage
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -101,12 +100,12 @@ class Membership:
             )
             return
         logger.error("stream %s is damaged here: %s", assignment.name, error)
-        self.spawn(self._heal(replica), f"heal {assignment.name}")
+        self.spawn(self._heal(replica, group), f"heal {assignment.name}")
 
-    async def _heal(self, replica: Replica) -> None:
+    async def _heal(self, damaged: object, group: int) -> None:
         """Give the replica up once another node leads: that one has what is missing here, and need
         not win an election without us."""
-        while self.replicas.get(replica.group) is replica:
+        while (replica := self.replicas.get(group)) is not None and replica is damaged:
             held = self.host.held(replica.group)
             stopped = held is None or held.stopped is not None
             leader = None if stopped else self.host.leader(replica.group)

@@ -23,6 +23,7 @@ from broker.cluster.publish.publish_answers import publish_answer
 from broker.cluster.publish.publish_batch import BatchAnswer
 from broker.cluster.replica.checkpoints import Checkpoints
 from broker.cluster.replica.leadership import DeliveryServices, Leadership
+from broker.cluster.replica.replica_storage import StateDamaged
 from broker.jetstream.commands import stream_commands as commands
 from broker.jetstream.commands.publish_entry import NO_MARKS, noted_prefix, publish_prefix
 from broker.jetstream.commands.stream_commands import (
@@ -91,10 +92,6 @@ class ReplicaServices:
     on_reconfigured: Callable[[Replica], None]  # while this node leads
     on_erased: Callable[[GroupId, Index], None]  # a message was overwritten at this index
     on_checkpoint: Callable[[int], None]  # so many bytes of state were written
-
-
-class StateDamaged(Exception):
-    """What this node has stored of a stream cannot be read, or contradicts itself."""
 
 
 class Replica:

@@ -24,6 +24,10 @@ from raft.store.records import DamagedDatabase, DamagedLog, StoreError
 logger = logging.getLogger("jetraft.cluster")
 
 
+class StateDamaged(Exception):
+    """What this node has stored of a stream cannot be read, or contradicts itself."""
+
+
 @dataclass(slots=True)
 class ReplicaStorage:
     """The database of this node: Raft logs, applied state, and a cache of decoded blocks."""
