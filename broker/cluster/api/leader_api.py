@@ -83,6 +83,7 @@ from broker.jetstream.config.consumer_update import (
     sourcing_consumer,
 )
 from broker.jetstream.config.names import NUID_RANDOM_BYTES, consumer_name
+from broker.jetstream.config.stream_config import Retention
 from broker.jetstream.config.stream_update import check_consumer_limits
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -197,10 +198,15 @@ class LeaderApi:
         shown = self.info.consumer(replica, consumer, shown=True)
         acked = consumer.config.ack_policy is not AckPolicy.NONE
         if acked and shown.ack_floor.stream_seq > consumer.state.floor_stream_seq:
-            assert replica.leading is not None
-            replica.leading.propose_changes()
-            await self._propose(replica, Acks(replica.stamp(), []))  # applied after those
+            await self._settle(replica)
         return encode_response(ApiKind.CONSUMER_INFO, shown)
+
+    async def _settle(self, replica: Replica) -> None:
+        """Wait until what consumers have acknowledged is applied."""
+        if replica.leading is not None:
+            replica.leading.propose_changes()
+        if replica.has_unapplied:
+            await self._propose(replica, Acks(replica.stamp(), []))  # applied after those
 
     async def wait_current(self, replica: Replica) -> None:
         """Wait until the local state shows everything that was committed before the call. Usually
@@ -218,6 +224,8 @@ class LeaderApi:
 
     async def _stream_info(self, replica: Replica, body: StreamInfoRequest) -> bytes:
         counts, paged = None, Paged()
+        if replica.stream.config.retention is not Retention.LIMITS:
+            await self._settle(replica)  # a client that has acknowledged expects fewer messages
         if body.subjects_filter:
             pattern = body.subjects_filter.encode()
             index, account = replica.stream.store.index, replica.account.name

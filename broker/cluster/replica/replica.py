@@ -415,6 +415,12 @@ class Replica:
         """Hand leadership over to another voter."""
         self._host.transfer(self.group, to)
 
+    @property
+    def has_unapplied(self) -> bool:
+        """Whether entries that were proposed are not applied yet."""
+        core = self._host.status(self.group).core
+        return core.last_index > core.applied
+
     async def read_barrier(self) -> None:
         """Wait until this node has applied all that was committed before. Raises RaftError."""
         await self._host.read_barrier(self.group)

@@ -1,0 +1,32 @@
+"""STREAM.INFO of a work queue shows what a client has acknowledged before it asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nats
+import pytest
+from nats.js.api import RetentionPolicy, StreamConfig
+
+from broker.config.options import JetStreamOptions
+from tests.support.server import run, running
+
+
+@pytest.mark.parametrize("retention", [RetentionPolicy.WORK_QUEUE, RetentionPolicy.INTEREST])
+def test_acknowledged_messages_are_gone(tmp_path: Path, retention: RetentionPolicy) -> None:
+    async def work() -> None:
+        async with running(jetstream=JetStreamOptions(store_dir=str(tmp_path))) as server:
+            client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+            js = client.jetstream()
+            for name in ("A", "B", "C"):
+                await js.add_stream(StreamConfig(name=name, subjects=[name], retention=retention))
+                pulled = await js.pull_subscribe(name, durable="d")
+                for _ in range(20):
+                    await js.publish(name, b"x")
+                for message in (await pulled.fetch(10))[::-1]:  # not in order
+                    await message.ack()
+                await client.flush()
+                assert (await js.stream_info(name)).state.messages == 10
+            await client.close()
+
+    run(work())
