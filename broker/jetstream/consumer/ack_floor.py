@@ -69,7 +69,8 @@ class AckFloor:
         return self.redelivered.get(stream_seq, 1)
 
     def ack(self, sequences: Iterable[int]) -> list[int]:
-        """Explicit acks. Returns those that were open (pending or exhausted)."""
+        """Explicit acks. Returns those that were open (pending or exhausted). If none was, nothing
+        changes: such acks are not replicated."""
         pending, settled = self.pending, []
         for sequence in sequences:
             if pending.pop(sequence, None) is not None:
@@ -77,8 +78,9 @@ class AckFloor:
             elif sequence in self.exhausted:
                 self.exhausted.remove(sequence)
                 settled.append(sequence)
-        self._forget_counts(settled)
-        self._raise_floor()
+        if settled:
+            self._forget_counts(settled)
+            self._raise_floor()
         return settled
 
     def ack_up_to(self, stream_seq: int, *, consumer_seq: int) -> list[int]:

@@ -203,13 +203,16 @@ class AckCollector:
             or self._confirms
         ):
             return None
+        # A message that was given up does not hold the floor at the next ack. Replicas apply acks
+        # first, so in one entry with both they need the resulting floor.
+        told = self._floor_differs or bool(self._exhausted)
         acks = ConsumerAcks(
             self._consumer.name,
             self._consumer.epoch,
             to_runs(self._acked),
             self._up_to if self._up_to[0] else (),
             to_runs(self._exhausted),
-            self._cursor.live.floor if self._floor_differs else (),
+            self._cursor.live.floor if told else (),
         )
         confirms = self._confirms
         self._acked, self._exhausted, self._confirms = [], [], []
