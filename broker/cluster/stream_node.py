@@ -307,6 +307,7 @@ class StreamNode:
                         self.full_disks.peer_changed, self._peer_changed):  # fmt: skip
             mesh.on_peer(on_peer)
         mesh.interest.on_change.append(self.push_interest.changed)
+        mesh.interest.on_asked.append(self._pulls_lost)
         self._loop = asyncio.get_running_loop()
         self.spawn(self.host.run(), "raft host")
         self.spawn(self.flush.run(), "state flush")
@@ -454,7 +455,12 @@ class StreamNode:
             self.outboxes.link_restored(lambda group: self.leaders.leader(group) == peer.node)
             self.requests.link_restored()
         else:
-            self.receiver.pulls_lost(self.requests.lost_pulls(peer.node))
+            self._pulls_lost(peer.node)
+
+    def _pulls_lost(self, node: NodeId) -> None:
+        """The node is disconnected, or it was connected in one direction only: a leader drops pull
+        requests whose inbox it does not know."""
+        self.receiver.pulls_lost(self.requests.lost_pulls(node))
 
     def clustered(self) -> bool:
         return self.members.clustered

@@ -81,6 +81,8 @@ class Interest:
     account: Callable[[str], Account]
     tracing: Tracing
     on_change: list[Callable[[str, bytes], None]] = field(default_factory=list)
+    # A peer asks for our interest: until now it may not have known any of it.
+    on_asked: list[Callable[[NodeId], None]] = field(default_factory=list)
     sinks: dict[NodeId, PeerSink] = field(default_factory=dict)  # of peers with links
     _members: dict[SubscriptionKey, int] = field(default_factory=dict)
     # Changed and not announced yet. Invariant: empty while there are no peers.
@@ -202,6 +204,8 @@ class Interest:
             self._set_members(sink, (account_name, subject, queue), members)
         if message.ask:
             self._announce_all(peer, ask=False)
+            for callback in self.on_asked:
+                callback(peer)
 
     def _set_members(self, sink: PeerSink, key: SubscriptionKey, members: int) -> None:
         account_name, subject, queue = key

@@ -165,3 +165,22 @@ def test_a_full_queue_at_the_start_delays_everything() -> None:
         assert here.router.has_interest(here.account(), b"a")
 
     run_clocked(test)
+
+
+def test_a_peer_that_learns_our_interest_late_is_reported() -> None:
+    """What was sent there before may have been dropped: its node did not know our inboxes."""
+
+    async def test() -> None:
+        net, here, there = await two()
+        asked: list[int] = []
+        here.interest.on_asked.append(asked.append)
+        here.subscribe(here.client(), b"inbox")
+        await net.settle()
+        assert asked == []
+        net.link_down(there, here)
+        net.link_up(there, here)
+        await net.settle()
+        assert asked == [there.id]
+        assert there.router.has_interest(there.account(), b"inbox")
+
+    run(test())
