@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.cluster.replica import state_flush
+from chaos.sim.broker.fault_script import DURATIONS_NS
 from chaos.sim.broker.isolation import isolated
 from chaos.sim.broker.marks import host_marks
 from chaos.sim.broker.nemesis import CLOCK_JUMP_NS, BrokerNemesis
@@ -19,6 +20,7 @@ from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.clients.client import SimClient
 from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.consumer_states import ConsumerStates, live_differs
 from chaos.sim.promises.dispatches import Dispatches, watched_deliveries
 from chaos.sim.promises.every_step import ConsensusObserver
 from chaos.sim.promises.journal import Journal
@@ -39,7 +41,7 @@ from chaos.sim.world.virtual_time import (
 )  # fmt: skip
 from raft.host.compaction import CompactionPolicy
 
-START_WITHIN_NS = 30 * NS
+FAULTS_LAST_NS = max(DURATIONS_NS)  # then the last one of the script is over by itself
 SETTLE_WITHIN_NS = 60 * NS
 # With these, logs are cut often, and a node that was away needs a snapshot.
 SHORT_LOGS = CompactionPolicy(keep_entries=5, step_entries=5, step_bytes=1 << 10, every_ticks=4)
@@ -134,10 +136,12 @@ class BrokerCluster:
         dice = rng_for(self.seed, "dice")
         tell = None if self._tell is None else self._logged
         observer = ConsensusObserver(self._running_node, self._failures.append)
+        consumers = ConsumerStates(self._broken)
+        observers = (*observer.replacements(), *consumers.replacements())
         with (
             simulated_clocks(self._current, dice),
             isolated(loops, tell, self.mark, self._failed),
-            replaced((*observer.replacements(), *(OFTEN if self.plan.short_logs else ()))),
+            replaced((*observers, *(OFTEN if self.plan.short_logs else ()))),
             watched_deliveries(self.dispatches),
         ):
             try:
@@ -150,7 +154,7 @@ class BrokerCluster:
             node.start()
         work = self.client_loop.start(self._work(), "work")
         self.nemesis.start()
-        self._until(work.done, START_WITHIN_NS + self.plan.work_ns)
+        self._until(work.done, self.plan.work_ns + FAULTS_LAST_NS)
         self.nemesis.heal()
         self.healed_ns = self.world.now_ns
         if not self._until(work.done, SETTLE_WITHIN_NS):
@@ -238,14 +242,15 @@ class BrokerCluster:
 
     def _settled(self) -> bool:
         return all(
-            _agree(self.replicas(config["name"]), config["num_replicas"])
+            _agree(replicas, config["num_replicas"]) and not live_differs(replicas)
             for config in self._present()
+            for replicas in (self.replicas(config["name"]),)
         )
 
     def _states(self) -> dict[str, Any]:
         return {
             config["name"]: {
-                name: (replica.stream.applied, replica.is_leading)
+                name: (replica.stream.applied, replica.is_leading, live_differs({name: replica}))
                 for name, replica in self.replicas(config["name"]).items()
             }
             for config in self._present()

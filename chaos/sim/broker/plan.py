@@ -20,7 +20,7 @@ class Plan:
     nodes: int
     replicas_max: int  # of streams
     workloads: tuple[str, ...]
-    work_ns: int  # the faults end after this time at the latest
+    work_ns: int  # no fault begins later
     script: tuple[Fault, ...]
     short_logs: bool  # logs are cut after a few entries, so that snapshots are needed
 

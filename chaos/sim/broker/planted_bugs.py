@@ -12,6 +12,7 @@ from typing import Final
 
 from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.run import RunOutcome, run_broker_seed
+from chaos.sim.bugs.ack_bugs import ACK_BUGS
 from chaos.sim.bugs.broker_bug import BrokerBug
 from chaos.sim.bugs.consumer_bugs import CONSUMER_BUGS
 from chaos.sim.bugs.node_bugs import NODE_BUGS
@@ -23,6 +24,7 @@ WITHIN_SEEDS: Final = 2000
 BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {
     **NODE_BUGS,
     **CONSUMER_BUGS,
+    **ACK_BUGS,
     **PUBLISH_BUGS,
     **READ_BUGS,
     **SCHEDULE_BUGS,

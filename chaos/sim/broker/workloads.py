@@ -14,11 +14,12 @@ from chaos.sim.clients.expiring import ExpiringMessages
 from chaos.sim.clients.lifecycle import RebornStream
 from chaos.sim.clients.mirrors import Mirrors
 from chaos.sim.clients.publisher import AckedPublishers
-from chaos.sim.clients.pull_consumers import PullConsumers
 from chaos.sim.clients.readers import RestingReaders
 from chaos.sim.clients.registers import CompareAndSet
 from chaos.sim.clients.scheduled import MessageSchedules
 from chaos.sim.clients.workload import Scene, SimWorkload
+from chaos.sim.consumers.pull_consumers import PullConsumers
+from chaos.sim.consumers.purged_consumers import PurgedConsumers
 
 WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "acked publishers": AckedPublishers,
@@ -31,5 +32,6 @@ WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "schedules": MessageSchedules,
     "mirrors and sources": Mirrors,
     "pull consumers": PullConsumers,
+    "purged consumers": PurgedConsumers,
 }
 DRAWN: Final = tuple(sorted(WORKLOADS))

@@ -38,7 +38,8 @@ class Dispatches:
         self._replicas = replicas
         self._broken = broken
         self._confirmed: dict[OfMessage, int] = {}
-        self._naks: Counter[OfMessage] = Counter()
+        self._naks: Counter[OfMessage] = Counter()  # without delay
+        self._nak_delays: dict[OfMessage, int] = {}  # the shortest one asked for
         self._timed: set[Watched] = set()
         self._last_ns: dict[OfMessage, int] = {}
         self._first: dict[tuple[Delivery, int], int] = {}
@@ -50,9 +51,13 @@ class Dispatches:
         """The broker has answered a double ack of this message."""
         self._confirmed.setdefault((stream, consumer, seq), self._now_ns())
 
-    def nak(self, stream: str, consumer: str, seq: int) -> None:
-        """A client asks for another delivery, before the ack wait runs out."""
-        self._naks[stream, consumer, seq] += 1
+    def nak(self, stream: str, consumer: str, seq: int, delay_ns: int = 0) -> None:
+        """A client asks for another delivery, at once or after a delay."""
+        message = (stream, consumer, seq)
+        if delay_ns:
+            self._nak_delays[message] = min(delay_ns, self._nak_delays.get(message, delay_ns))
+        else:
+            self._naks[message] += 1
 
     def timed(self, stream: str, consumer: str) -> None:
         """Nothing but naks and the ack wait leads to redeliveries of this consumer."""
@@ -95,8 +100,11 @@ class Dispatches:
             return f"counts {deliveries} deliveries of {seq} after {state.deliveries(seq)}"
         if 0 < most < deliveries:
             return f"delivers {seq} {deliveries} times, max_deliver is {most}"
+        limit = consumer.config.max_ack_pending
+        if 0 < limit < len(state.pending) and deliveries == 1:
+            return f"delivers {seq}: {len(state.pending)} wait for acks, max_ack_pending is {limit}"
         if early:
-            return f"delivers {seq} again after {early / 1e9:.4f} s, before its ack wait is over"
+            return f"delivers {seq} again after {early / 1e9:.4f} s, before its wait is over"
         if deliveries == 1:
             before = self._first.get((engine, consumer.epoch), 0)
             if seq <= before:
@@ -111,6 +119,7 @@ class Dispatches:
             return 0
         config = consumer.config
         least = min(config.backoff) if config.backoff else config.ack_wait
+        least = min(least, self._nak_delays.get(message, least))
         gap = self._now_ns() - last
         if gap >= least * CLOCK_TOLERANCE:
             return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from broker.cluster.replica.leadership import Leadership
 from broker.jetstream.stream.stream import Stream
 from raft import GroupId
 
@@ -20,5 +21,7 @@ class SeenReplica(Protocol):
     def stream(self) -> Stream: ...
     @property
     def is_leading(self) -> bool: ...
+    @property
+    def leading(self) -> Leadership | None: ...
     @property
     def term(self) -> int: ...

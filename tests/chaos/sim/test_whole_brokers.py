@@ -71,7 +71,7 @@ def test_the_simulator_holds_no_second_implementation_of_a_decision() -> None:
     """Its classes derive from none of the broker and carry no name of one. Only planted bugs
     replace functions of the broker, and the observer wraps two."""
     real = {**_classes(ROOT / "broker"), **_classes(ROOT / "raft")}
-    for room in ("world", "broker", "clients", "promises"):
+    for room in ("world", "broker", "clients", "consumers", "promises"):
         for name, found in _classes(ROOT / "chaos/sim" / room).items():
             assert name not in real, f"chaos/sim/{room} has a {name} of its own"
             bases = {base.id for base in found.bases if isinstance(base, ast.Name)} - STAND_INS
@@ -84,4 +84,8 @@ def test_only_bugs_observers_and_limits_replace_functions_of_the_broker() -> Non
         for path in sorted((ROOT / "chaos/sim").rglob("*.py"))
         if "Replacement(" in path.read_text() and "/bugs/" not in path.as_posix()
     }
-    assert users == {"chaos/sim/broker/cluster.py", "chaos/sim/promises/every_step.py"}
+    assert users == {
+        "chaos/sim/broker/cluster.py",
+        "chaos/sim/promises/consumer_states.py",
+        "chaos/sim/promises/every_step.py",
+    }

@@ -1,4 +1,4 @@
-"""What clients of consumers have in common: create one, fetch from one, read an ack subject.
+"""What clients of consumers have in common: publish, create, fetch, read an ack subject.
 
 Owns: the life of one pull request.
 May not touch: what a workload decides about a message.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from chaos.sim.clients.client import ClientMessage, SimClient
+from chaos.sim.clients.workload import Scene
 from chaos.sim.promises.consumed import Fetch, Received
 from chaos.sim.world.virtual_time import NS
 
@@ -34,6 +37,34 @@ def received_of(message: ClientMessage) -> Received | None:
         headers=message.headers,
         data=message.data,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A publish that was answered. `seq`: of its ack."""
+
+    seq: int
+    subject: str
+    data: bytes
+    invoked_ns: int
+
+
+async def publish_some(
+    scene: Scene, client: SimClient, subjects: Sequence[str], count: int, *, gap_s: float
+) -> list[Published]:
+    """One after the other. Returns those that were acked; others may be stored as well."""
+    acked: list[Published] = []
+    for number in range(count):
+        subject, data, invoked_ns = scene.rng.choice(subjects), b"%d" % number, scene.now_ns()
+        try:
+            answer = await client.request(subject.encode(), data, timeout_s=2.0)
+        except TimeoutError:
+            scene.mark("publish for consumers unanswered")
+        else:
+            if not answer.status and "error" not in answer.json():
+                acked.append(Published(answer.json()["seq"], subject, data, invoked_ns))
+        await asyncio.sleep(gap_s * scene.rng.random())
+    return acked
 
 
 async def create_consumer(client: SimClient, stream: str, config: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Workloads of consumers: pull, push, retention, changes, watches."""
