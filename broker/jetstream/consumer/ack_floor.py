@@ -203,14 +203,13 @@ class AckFloor:
                 self.redelivered.pop(sequence, None)
 
     def _raise_floor(self) -> None:
-        """Raise the floor to just below the lowest pending message."""
+        """Raise the floor to just below the lowest pending message. It follows from the packed
+        values alone: a replica that was restarted must come to the same floor as the others."""
         pending, order = self.pending, self._order
         if not pending:
             order.clear()
             self._floor_to_delivered()
             return
-        if order[0] in pending:
-            return  # the lowest one has not changed
         while order[0] not in pending:
             order.popleft()
         lowest = order[0]

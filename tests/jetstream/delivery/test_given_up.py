@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.jetstream.consumer.ack_floor import AckFloor
 from tests.support.consumer_rig import Bench, S
 
 
@@ -41,3 +42,15 @@ def test_a_repeated_ack_moves_no_floor() -> None:
     bench.pump()
     bench.commit()
     assert bench.of.state.pack() == bench.delivery._cursor.live.pack()
+
+
+def test_a_restarted_replica_comes_to_the_same_floor() -> None:
+    """Given up messages hold the floor until the next ack, also in a state that was loaded."""
+    state = AckFloor()
+    state.deliver(1, 3, consumer_seq=1)
+    state.exhaust([1])
+    restarted = state.copy()
+    for one in (state, restarted):
+        one.ack([3])
+    assert restarted.pack() == state.pack()
+    assert state.floor == (1, 1)
