@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -53,7 +54,9 @@ from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.cluster.replica.request_receiver import RequestReceiver
 from broker.cluster.replica.state_flush import StateFlush
+from broker.cluster.scrub import Scrub, Scrubbed
 from broker.config.options import JetStreamOptions
+from broker.jetstream.config import Storage
 from broker.server.listeners import internal_client
 from broker.server.services import StartFailed
 from raft import GroupId, NodeId, Term
@@ -292,6 +295,13 @@ class StreamNode:
         )
 
         self.storage.block_cache.on_damage = self._block_damaged
+        self.scrub = Scrub(
+            files=self.files,
+            replicas=self._scrubbed,
+            damaged=self.membership.damaged,
+            now_ns=self.now_ns,
+            interval_ns=options.scrub_interval_ns,
+        )
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -312,6 +322,7 @@ class StreamNode:
         self.spawn(self.host.run(), "raft host")
         self.spawn(self.flush.run(), "state flush")
         self.spawn(self.full_disks.run(), "full disks")
+        self.spawn(self.scrub.run(), "scrub")
         self.spawn(self.flush.run_erasures(), "secure erase")
         self._load_table()
         self.nodes.start()
@@ -406,6 +417,20 @@ class StreamNode:
 
     def _open_replica(self, assignment: Assignment, voters: Sequence[NodeId]) -> Replica:
         return Replica.open(self._replica_services, assignment, voters)
+
+    def _scrubbed(self) -> Iterator[Scrubbed]:
+        for replica in self.replicas:
+            held = self.host.held(replica.group)
+            if replica.storage is Storage.FILE and held is not None:
+                yield Scrubbed(
+                    replica.group,
+                    replica.stream.store.segments,
+                    held.log,
+                    partial(self._is_open, replica),
+                )
+
+    def _is_open(self, replica: Replica) -> bool:
+        return self.replicas.get(replica.group) is replica
 
     def _block_damaged(self, group: int, error: Exception) -> None:
         """Called by whoever reads a block, on any thread, in the middle of its work."""

@@ -201,6 +201,7 @@ class JetStreamOptions(Struct, frozen=True):
     strict: bool = True
     unique_tag: str = ""  # replicas of a stream are on servers with different tags of this prefix
     replace_after_ns: int = 600 * SECOND  # replicas of a node that is away move; 0: never
+    scrub_interval_ns: int = 7 * 86_400 * SECOND  # all stored data is read and checked; 0: never
     feature_level: int | None = None  # the highest to take part in; None: the newest known
     remotes: dict[str, Remote] = field(default_factory=dict)
     limits: JetStreamLimits = JetStreamLimits()

@@ -232,6 +232,7 @@ _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "strict": ("strict", values.boolean),
     "unique_tag": ("unique_tag", values.text),
     "replace_after": ("replace_after_ns", values.duration),
+    "scrub_interval": ("scrub_interval_ns", values.duration),
     "feature_level": ("feature_level", values.integer),
 }
 

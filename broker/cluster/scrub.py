@@ -1,0 +1,124 @@
+"""The scrub: reads everything that this node has stored, slowly, and reports what is damaged.
+
+Owns: when a pass is due, how fast it reads, and the time of the last pass on disk.
+May not touch: what happens to a damaged stream (replica/membership.py).
+Damage that nobody reads would wait until the other replicas are damaged too. A pass reads one block
+or one entry in a turn of the loop, and pauses after each, so that it takes a bounded part of the
+disk and of the time.
+Spec: docs/decisions/0025-damage-heals-itself.md."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from broker.cluster.node_files import NodeFiles
+from broker.store.block.codec import Block, BlockDamaged
+from broker.store.segments import Segment
+from raft import Entry, Index
+from raft.store.records import DamagedLog
+
+logger = logging.getLogger("jetraft.cluster")
+
+SCRUBBED_FILE: Final = "scrubbed"  # the time of the end of the last pass
+BYTES_PER_SECOND: Final = 8 << 20
+RECORD_BYTES: Final = 4 << 10  # what reading a record counts at least
+LOOK_EVERY_S: Final = 600.0
+
+
+class ScrubbedSegments(Protocol):
+    def from_seq(self, seq: int) -> Iterator[Segment]: ...
+
+    def read_block(self, first_seq: int) -> Block:
+        """Raises BlockDamaged, after the owner of the data was told."""
+
+
+class ScrubbedLog(Protocol):
+    def first_index(self) -> Index: ...
+    def last_index(self) -> Index: ...
+    def entries(self, low: Index, high: Index, max_bytes: int) -> list[Entry]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """What one replica has on disk. `is_open` becomes false when the replica is gone."""
+
+    group: int
+    segments: ScrubbedSegments
+    log: ScrubbedLog
+    is_open: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class Scrub:
+    """One per node; `run` is its task."""
+
+    files: NodeFiles
+    replicas: Callable[[], Iterable[Scrubbed]]  # those with storage on disk
+    damaged: Callable[[int, Exception], None]  # of a group: its log
+    now_ns: Callable[[], int]
+    interval_ns: int  # from the end of a pass to the next; 0: never
+
+    async def run(self) -> None:
+        while self.interval_ns:
+            due_ns = self._last_ns() + self.interval_ns - self.now_ns()
+            if due_ns > 0:
+                await asyncio.sleep(min(due_ns / 1e9, LOOK_EVERY_S))
+                continue
+            read = await self.once()
+            self.files.write(SCRUBBED_FILE, str(self.now_ns()).encode())
+            logger.info("scrub: %d MB of stored data were read and checked", read >> 20)
+
+    def _last_ns(self) -> int:
+        """A new node begins with nothing to check; a damaged file is as good as none."""
+        raw = self.files.read(SCRUBBED_FILE)
+        if raw is None or not raw.isdigit():
+            self.files.write(SCRUBBED_FILE, str(self.now_ns()).encode())
+            return self.now_ns()
+        return min(int(raw), self.now_ns())
+
+    async def once(self) -> int:
+        """One pass over everything. Returns the bytes read."""
+        read = 0
+        for replica in self.replicas():
+            read += await self._blocks(replica) + await self._entries(replica)
+        return read
+
+    async def _blocks(self, replica: Scrubbed) -> int:
+        read = seq = 0
+        while replica.is_open():
+            segment = next((s for s in replica.segments.from_seq(seq) if s.last_seq >= seq), None)
+            if segment is None:
+                break
+            seq = segment.last_seq + 1
+            if segment.view is not None:
+                continue  # not on disk yet
+            try:
+                size = replica.segments.read_block(segment.first_seq).nbytes
+            except BlockDamaged as damage:
+                logger.debug("scrub: group %d: %s", replica.group, damage)  # the owner logs it
+                break
+            read += await self._rest(size)
+        return read
+
+    async def _entries(self, replica: Scrubbed) -> int:
+        read, log = 0, replica.log
+        index = log.first_index()
+        while replica.is_open() and index <= log.last_index():
+            index = max(index, log.first_index())  # it may have been cut meanwhile
+            try:
+                entries = log.entries(index, Index(index + 1), 1)
+            except DamagedLog as damage:
+                self.damaged(replica.group, damage)
+                break
+            index = Index(index + 1)
+            read += await self._rest(sum(len(entry.data) for entry in entries))
+        return read
+
+    async def _rest(self, size: int) -> int:
+        """Pause for as long as reading so much may take."""
+        await asyncio.sleep(max(size, RECORD_BYTES) / BYTES_PER_SECOND)
+        return size
