@@ -37,6 +37,7 @@ from broker.jetstream.api.subjects import (
     parse_api_subject,
 )
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, check_required_level
+from broker.jetstream.config.consumer_config import ConsumerCreateRequest
 from broker.jetstream.consumer.ack_subjects import has_ack_form
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.block.codec import BlockDamaged
@@ -339,7 +340,9 @@ class ApiService:
             if kind in _STEPDOWNS and not self.clustered():
                 raise JetStreamError(ErrCode.CLUSTER_REQUIRED)
             # A body that cannot be decoded is reported before a missing stream.
-            await self.streams.decoded(call)
+            body = await self.streams.decoded(call)
+            if isinstance(body, ConsumerCreateRequest) and body.stream_name != call.request.stream:
+                raise JetStreamError(ErrCode.STREAM_MISMATCH)
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
         answer = await self.calls.call(
             assignment.group,

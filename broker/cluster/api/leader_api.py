@@ -78,6 +78,7 @@ from broker.jetstream.config import (
 from broker.jetstream.config.consumer_rules import consumer_config_steps
 from broker.jetstream.config.consumer_update import (
     check_consumer_update,
+    check_repeated_create,
     decide_create,
     is_internal,
     sourcing_consumer,
@@ -377,6 +378,7 @@ class LeaderApi:
     ) -> bytes:
         stream = replica.stream
         config = named_consumer(body, request)
+        check_repeated_create(body.action, config, exists=config.name in stream.consumers)
         suffix = consumer_name(secrets.token_bytes(NUID_RANDOM_BYTES))
         config = sourcing_consumer(config, stream=stream.config, suffix=suffix)
         view = self.quotas.view(replica.account.name)

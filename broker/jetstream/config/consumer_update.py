@@ -103,6 +103,15 @@ def decide_create(
     return CreateDecision(CreateOutcome.UPDATE, config)
 
 
+def check_repeated_create(action: str, requested: ConsumerConfig, *, exists: bool) -> None:
+    """`requested` is as the client sent it. nats-server compares it with what is stored, where an
+    ephemeral consumer has the default inactive_threshold: it can be created once only, unless the
+    request names a threshold."""
+    differs = not requested.durable_name and not requested.inactive_threshold
+    if exists and differs and action == ConsumerAction.CREATE:
+        raise JetStreamError(ErrCode.CONSUMER_ALREADY_EXISTS)
+
+
 def check_consumer_update(
     old: ConsumerConfig, new: ConsumerConfig, *, is_bound: bool = False
 ) -> None:

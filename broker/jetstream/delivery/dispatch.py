@@ -118,11 +118,13 @@ class Dispatch:
         cursor, effects = self._cursor, self._effects
         at = recorded = 0  # rows handed out, and how many of them the cursor has recorded
         consumer_seq, pending = cursor.upcoming(now)
+        conditional = receivers.conditional
         while at < len(indices):
             receiver = receivers.next(now)
             if receiver is None:
                 break
-            part = indices[at : at + min(run, max(receiver.batch, 1))]
+            most = 1 if receiver.conditional else min(run, max(receiver.batch, 1))
+            part = indices[at : at + most]
             count = receivers.fit(receiver, rows, part, now, ahead=at - recorded)
             if count == 0:
                 continue
@@ -137,7 +139,7 @@ class Dispatch:
             )  # fmt: skip
             receivers.served(receiver, count, now)
             at += count
-            if receiver.conditional:  # whether it may have more depends on the counts after this
+            if conditional:  # whether a request may have more depends on the counts after this
                 cursor.first_deliveries(rows, indices[recorded:at], now)
                 recorded = at
                 consumer_seq, pending = cursor.upcoming(now)

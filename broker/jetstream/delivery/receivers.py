@@ -39,6 +39,11 @@ class Receivers(Protocol):
     def turns(self) -> int:
         """How many receivers share the messages."""
 
+    @property
+    def conditional(self) -> bool:
+        """Whether one of them receives only while enough messages are pending, or
+        unacknowledged."""
+
     def wanted(self) -> int:
         """How many messages all of them together can take."""
 
@@ -124,6 +129,11 @@ class PullReceivers:
     @property
     def turns(self) -> int:
         return len(self.waiting)
+
+    @property
+    def conditional(self) -> bool:
+        overflow = self._config.priority_policy is PriorityPolicy.OVERFLOW
+        return overflow and any(request.conditional for request in self.waiting)
 
     def wanted(self) -> int:
         return self.waiting.wanted()
@@ -244,6 +254,7 @@ class PushReceiver:
     """The deliver subject of a push consumer, which receives while it has a subscriber."""
 
     turns = 1
+    conditional = False
 
     def __init__(
         self,
