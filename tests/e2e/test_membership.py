@@ -234,6 +234,12 @@ def test_removals_that_would_cost_the_quorum_are_refused(tmp_path: Path) -> None
         away = next(node for node in (second, third) if node.name != holder)
         other = next(node for node in (second, third) if node is not away)
         away.kill()
+
+        async def noticed() -> bool:
+            servers = (await ask(operator, "SERVER.STATUS"))["servers"]
+            return not next(s["connected"] for s in servers if s["name"] == away.name)
+
+        await eventually(noticed, f"{away.name} is away")
         refused = await ask(operator, "SERVER.REMOVE", peer=other.name)
         assert refused["error"]["description"] == (
             f"without {other.name} 2 nodes are left, 1 of them connected: no quorum"

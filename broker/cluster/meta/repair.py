@@ -33,6 +33,9 @@ logger = logging.getLogger("jetraft.cluster")
 
 CHECK_EVERY_S: Final = 0.25
 FULL_CHECK_EVERY_S: Final = 5.0  # without a change of the table or of the connected nodes
+# A node that leaves may have the only replica of a stream. A link that fails while that moves must
+# not cost its messages.
+LOST_AFTER_S: Final = 30.0
 MOVES_MAX: Final = 32  # streams that move at the same time; the others wait
 
 
@@ -42,6 +45,7 @@ class ClusterView:
 
     placement: PlacementView
     gone: Callable[[NodeId], bool]  # away for so long that its replicas are needed elsewhere
+    lost: Callable[[NodeId], bool]  # away for so long that, if it leaves, nobody waits for its data
     now_ns: int
 
 
@@ -86,7 +90,7 @@ def _repair(one: Assignment, nodes: NodeTable, view: ClusterView) -> MetaCommand
     lost = [
         member
         for member in one.members
-        if nodes.is_removed(member) or (_leaves(nodes, member) and not alive(NodeId(member)))
+        if nodes.is_removed(member) or (_leaves(nodes, member) and view.lost(NodeId(member)))
     ]
     present = any(alive(NodeId(peer)) and peer in place.members for peer in peers)
     if len(lost) == len(one.members) and present:
@@ -175,10 +179,15 @@ class Repair:
             return []
         self._checked, self._checked_at = seen, now
 
-        def gone(node: NodeId) -> bool:
-            return now - self._away_since.get(node, now) >= self.gone_after_s
+        def away_s(node: NodeId) -> float:
+            return now - self._away_since.get(node, now)
 
-        view = ClusterView(place, gone, self.now_ns())
+        view = ClusterView(
+            place,
+            gone=lambda node: away_s(node) >= self.gone_after_s,
+            lost=lambda node: away_s(node) >= LOST_AFTER_S,
+            now_ns=self.now_ns(),
+        )
         return next_repairs(worth_a_look(table, table.sums, nodes, view), nodes, view)
 
     async def _propose(self, command: MetaCommand) -> None:

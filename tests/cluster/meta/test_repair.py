@@ -37,6 +37,7 @@ class World:
         self.meta.nodes.found({node: f"n{node}" for node in nodes})
         self.away: set[NodeId] = set()
         self.gone: set[NodeId] = set()
+        self.lost: set[NodeId] = set()
         self.tags: dict[NodeId, list[str]] = {}
 
     def do(self, command: MetaCommand) -> object:
@@ -65,7 +66,9 @@ class World:
         )
 
     def repairs(self) -> list[MetaCommand]:
-        view = ClusterView(self.view(), lambda node: node in self.gone, 9)
+        view = ClusterView(
+            self.view(), lambda node: node in self.gone, lambda node: node in self.lost, 9
+        )
         table, nodes = self.meta, self.meta.nodes
         few = next_repairs(worth_a_look(table, table.sums, nodes, view), nodes, view)
         everywhere = next_repairs(table, nodes, view)
@@ -180,11 +183,27 @@ def test_a_stream_with_one_living_member_is_never_emptied() -> None:
 def test_a_dead_node_that_is_removed_takes_its_only_replicas_with_it() -> None:
     world = World(A, B, C)
     world.stream("ONE", B)
-    world.away = {B}
+    world.away = world.lost = {B}
     world.do(SetStanding(B, Standing.LEAVING, 5))
     before = world.get("ONE").group
     world.settle()
     assert world.get("ONE").group != before
+    assert world.meta.nodes.is_removed(B)
+
+
+def test_a_short_absence_of_a_node_that_leaves_costs_no_messages() -> None:
+    world = World(A, B, C)
+    world.stream("ONE", B)
+    world.away = {B}
+    world.do(SetStanding(B, Standing.LEAVING, 5))
+    before = world.get("ONE").group
+    world.settle()
+    assert world.get("ONE").group == before, "its messages would be lost"
+    assert not world.meta.nodes.is_removed(B)
+    world.away = set()
+    world.settle()
+    assert world.get("ONE").group == before
+    assert B not in world.get("ONE").peers
     assert world.meta.nodes.is_removed(B)
 
 
