@@ -260,6 +260,11 @@ class JetStream:
         host = self._node.host
         return [host.status(group).core.voters for group in host.groups()]
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether this node was removed from its cluster. For the simulator, which then ends it."""
+        return self._node.members.removed
+
     def raftz(self, query: Query) -> Document:
         return self._raft_groups.document(query)
 

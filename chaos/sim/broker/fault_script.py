@@ -56,6 +56,12 @@ _FIRST_KINDS: Final[Mapping[str, FaultKind]] = {
 }
 # Whether a seed uses one of these is drawn apart: seeds that do not keep their scripts. Add here.
 _LATER_KINDS: Final[Mapping[str, FaultKind]] = {
+    "damage": FaultKind(
+        0.1, "a node ends, and its log is changed or cut, once, if nothing is on it alone", 3
+    ),
+    "remove": FaultKind(
+        0.1, "a member is removed for good, once, and its name returns with an empty disk", 3
+    ),
     "old leader": FaultKind(
         0.1, "a leader does not run, and when it does, it reaches its clients before its peers", 3
     ),

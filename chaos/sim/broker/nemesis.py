@@ -6,6 +6,7 @@ To add a fault: a kind in chaos/sim/broker/fault_script.py and a method here, in
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import replace
 from random import Random
@@ -27,6 +28,7 @@ CLOCK_JUMP_NS: Final = 5 * NS  # at most, in both directions
 DRIFT_PPM: Final = 20_000  # at most, in both directions
 ROUGH: Final = 0.3  # highest probability
 WIPED_VOTERS_MIN: Final = 3  # of every group on a node whose disk is wiped
+ASK_EVERY_NS: Final = 1 * NS  # until a removal is done
 BETWEEN_ROLLING_NS: Final = 300 * MS
 
 
@@ -56,6 +58,7 @@ class BrokerNemesis:
         self._nodes = nodes
         self._spare: BrokerNode | None = spare
         self._wiped = False
+        self._removing: BrokerNode | None = None
         self._clients = clients
         self._fabric = fabric
         self._leaders = leaders
@@ -87,7 +90,9 @@ class BrokerNemesis:
             "clock jump": self._clock_jump,
             "drift": self._drift,
             "wipe": self._wipe,
+            "damage": self._wipe,
             "join": self._join,
+            "remove": self._remove,
             "disconnect": self._disconnect,
         }
 
@@ -195,7 +200,7 @@ class BrokerNemesis:
     # -- members
 
     def _wipe(self, fault: Fault, node: BrokerNode) -> None:
-        """Once in a run: two lost disks of three may lose what was promised."""
+        """Or damage: once in a run, since two lost disks of three may lose what was promised."""
         runtime = node.runtime
         jetstream = None if runtime is None else runtime.jetstream
         if self._wiped or jetstream is None:
@@ -203,9 +208,20 @@ class BrokerNemesis:
         if any(len(voters) < WIPED_VOTERS_MIN for voters in jetstream.voters()):
             return
         self._wiped = True
-        self._tell(node.name, f"wipe: {_lasts(fault)}")
         node.kill(power=False)
-        node.wipe()
+        if fault.kind == "wipe":
+            node.wipe()
+            self._tell(node.name, f"wipe: {_lasts(fault)}")
+        else:
+            rng = Random(fault.dice)
+            what, files = rng.choice(
+                (
+                    ("log", node.disk.segments),
+                    ("log", node.disk.segments),
+                    ("table of promises", node.disk.promises),
+                )
+            )
+            self._tell(node.name, f"damage: {what}, {files.damage(rng)}, {_lasts(fault)}")
         self._later(fault.lasts_ns, self._start, node)
 
     def _join(self, _fault: Fault, _node: BrokerNode) -> None:
@@ -214,6 +230,28 @@ class BrokerNemesis:
             self._tell(spare.name, "join: a new node")
             self._nodes.append(spare)
             spare.start()
+
+    def _remove(self, fault: Fault, node: BrokerNode) -> None:
+        """Another node takes its place. This goes on when the faults are over: a node that was
+        removed serves nobody, and its computer gets an empty disk."""
+        if self._removing is None:
+            self._removing = node
+            self._tell(node.name, "remove: for good")
+            self._join(fault, node)
+            self._world.after(ASK_EVERY_NS, self._ask_removal, fault, node)
+
+    def _ask_removal(self, fault: Fault, node: BrokerNode) -> None:
+        if node.up and node.removed:
+            self._tell(node.name, f"was removed: returns after {fault.lasts_ns / NS} s")
+            node.kill(power=False)
+            node.wipe()
+            self._world.after(fault.lasts_ns, self._start, node)
+            return
+        others = [one for one in self._nodes if one is not node and one.up]
+        for other in others[:1]:
+            body = json.dumps({"peer": node.name}).encode()
+            other.ask_system(b"$JS.API.SERVER.REMOVE", body)
+        self._world.after(ASK_EVERY_NS, self._ask_removal, fault, node)
 
     # -- the network
 

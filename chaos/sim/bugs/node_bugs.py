@@ -17,6 +17,7 @@ from broker.jetstream.publish.sessions import OutOfOrder, PublishResult, Session
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 from raft.host.rounds import Effects, Rounds
 from raft.store import database
+from raft.store.segments.promises import PromiseTable
 from raft.types import NodeId
 
 PUBLISHING: Final = ("acked publishers",)
@@ -89,6 +90,14 @@ def _id_of_the_name(original: Callable[..., NodeId]) -> object:
     return node_id
 
 
+def _read_no_promises(original: Callable[[PromiseTable], None]) -> object:
+    def load(self: PromiseTable) -> None:
+        original(self)
+        self.found.clear()
+
+    return load
+
+
 NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "ack before flush": BrokerBug(
         "a vote or an append is answered only after its batch is flushed (Raft figure 2)",
@@ -138,5 +147,12 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
         (Replacement(database, "node_id", _id_of_the_name),),
         found_by=1,
         workloads=PUBLISHING,
+    ),
+    "a truncated member votes": BrokerBug(
+        "a log that ends before what its member promised is given up",
+        (Replacement(PromiseTable, "_load", _read_no_promises),),
+        found_by=0,
+        workloads=PUBLISHING,
+        faults=("damage", "kill"),
     ),
 }

@@ -17,7 +17,12 @@ from typing import Any, cast
 
 from broker.cluster.platform import Platform
 from broker.cluster.runtime import Runtime
-from broker.config.options import ClusterOptions, JetStreamOptions, Options
+from broker.config.options import (
+    SYSTEM_ACCOUNT,
+    ClusterOptions,
+    JetStreamOptions,
+    Options,
+)
 from broker.main import Broker
 from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
@@ -181,6 +186,20 @@ class BrokerNode:
     @property
     def stopping(self) -> bool:
         return self.process is not None and self.process.stopping
+
+    @property
+    def removed(self) -> bool:
+        """Whether it has learned that it was removed from its cluster."""
+        jetstream = None if self.runtime is None else self.runtime.jetstream
+        return jetstream is not None and jetstream.is_removed
+
+    def ask_system(self, subject: bytes, body: bytes) -> None:
+        """A request of an administrator, in the system account; nobody waits for the answer."""
+        process = self.process
+        if process is not None and process.broker is not None:
+            server = process.broker.server
+            account = server.account(SYSTEM_ACCOUNT)
+            process.loop.call_soon(server.router.publish, account, subject, b"", b"", body)
 
     def set_clocks(
         self, *, wall_offset_ns: int | None = None, drift_ppm: int | None = None
