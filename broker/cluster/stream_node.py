@@ -362,6 +362,9 @@ class StreamNode:
             logger.error("%s. This node fetches the table of streams from its peers", reason)
             self.meta_group.give_up_log(self.storage.store)
             self.nodes.table_loaded()
+        elif self.assignments.applied and self.storage.log_given_up(META_GROUP):
+            self.meta_group.log_given_up(self.storage.store.reader(META_GROUP))
+            self.nodes.table_loaded()
         for assignment in self.assignments:
             self._assigned(assignment)
         self.membership.drop_unassigned()

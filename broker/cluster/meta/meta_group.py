@@ -36,6 +36,7 @@ from broker.jetstream.errors import JetStreamError
 from raft import Entry, EntryKind, GroupId, Index, NodeId, SnapshotMeta, Term
 from raft.host.host import Host
 from raft.store.disk_space import Space
+from raft.store.records import GroupRecord
 
 NOTHING = Index(0)
 NO_TERM = Term(0)
@@ -43,6 +44,11 @@ NO_TERM = Term(0)
 
 class StoredLog(Protocol):
     def last_index(self) -> Index: ...
+
+
+class GivenUpLog(Protocol):
+    @property
+    def record(self) -> GroupRecord: ...
 
 
 class DamagedLogs(Protocol):
@@ -81,9 +87,19 @@ class MetaGroup:
         is not known."""
         log = store.give_up_log(META_GROUP, self.assignments.applied)
         if log.last_index() != self.assignments.applied:
-            self.assignments.load_dump(None)
-            self._flushed = self.assignments.applied
-            self.stored.write()
+            self._begin_empty()
+
+    def log_given_up(self, log: GivenUpLog) -> None:
+        """The log was given up in an earlier run and is empty. The empty table that belongs to it
+        may not have been flushed then; the one that was loaded instead is newer than the log, which
+        could not follow it. A table that is newer because a snapshot was being installed stays."""
+        if log.record.installing.index != self.assignments.applied:
+            self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        self.assignments.load_dump(None)
+        self._flushed = self.assignments.applied
+        self.stored.write()
 
     @property
     def is_durable(self) -> bool:
