@@ -147,6 +147,7 @@ class JetStream:
             leader=node.info.leader,
             trouble=node.host.trouble,
             disk_full=lambda: node.storage.store.full,
+            clock_trouble=node.clock_watch.trouble,
             lame_duck=lambda: server.lame_duck,
             has_account=lambda name: name in self._with_jetstream,
             assignments=self._held_here,
@@ -160,6 +161,8 @@ class JetStream:
             disk=node.storage.store.disk_facts,
             disk_full=lambda: node.storage.store.full,
             requests_dropped=lambda: node.requests.dropped,
+            clock_error_ns=lambda: node.clock.own_error_ns,
+            clock_trouble=node.clock_watch.trouble,
         )
         self._raft_groups = RaftGroups(
             server.options.system_account,

@@ -30,7 +30,7 @@ from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.rpc import CallFailed
 from broker.config.options import JetStreamOptions
 from broker.jetstream.errors import JetStreamError
-from raft import RaftError
+from raft import NodeId, RaftError
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -61,6 +61,7 @@ class ClusterNodes:
     meta_requests: MetaRequests
     stored: StoredBytes
     now_ns: Callable[[], int]
+    yields: Callable[[NodeId], bool]  # its clock is wrong, so it takes no leadership
     expected_nodes: Callable[[], int]
     join_groups: Callable[[Founding], None]  # this node belongs to the cluster
     leave_groups: Callable[[], None]  # it was removed
@@ -102,7 +103,12 @@ class ClusterNodes:
             on_removed=self._expelled,
             spawn=self.spawn,
         )
-        self.balance = LeaderBalance(self.meta_group, self.leaders, mesh.rpc, mesh.connected)
+        self.balance = LeaderBalance(
+            self.meta_group,
+            self.leaders,
+            mesh.rpc,
+            lambda node: mesh.connected(node) and not self.yields(node),
+        )
 
     def start(self) -> None:
         self.joining.start()

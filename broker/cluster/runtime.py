@@ -91,6 +91,7 @@ class Runtime:
                 "ws_urls": server.ws_urls() if store is None else [],
                 "client": client_address(server),
                 "tags": list(self.options.server_tags),
+                "clock": store is not None,
             },
         )
         if store is not None and self.options.jetstream is not None:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from broker.cluster.clock import steady_clock
+from broker.cluster.clock import ClockWatch
 from broker.cluster.cluster_nodes import ClusterNodes
 from broker.cluster.consumer_requests.forwarding import (
     ForwardedAcks,
@@ -60,6 +60,7 @@ from broker.jetstream.config import Storage
 from broker.server.listeners import internal_client
 from broker.server.services import StartFailed
 from raft import GroupId, NodeId, Term
+from raft.clock.cluster_clock import ClusterClock
 from raft.host.host import Host
 from raft.transport.transport import Peer, Transport
 
@@ -92,18 +93,25 @@ class StreamNode:
         self.options = options
         self.directory = directory
         self.spawn = spawn
-        self.now_ns = steady_clock()
         self.files = platform.files(directory)
         self.storage = storage
         self._table_lost = False
+        transport = mesh.transport or cast(Transport, NoPeers())
+        self.clock = ClusterClock(
+            mesh.node,
+            links=transport,
+            members=lambda: [node for node in self.members.nodes if mesh.tells_clock(node)],
+        )
+        self.now_ns = self.clock.now_ns
         self.host = Host(
             node=mesh.node,
             store=self.storage.store,
-            transport=mesh.transport or cast(Transport, NoPeers()),
+            transport=transport,
             on_recovered=self._disk_recovered,
             flush_thread=platform.flush_thread,
             later=lambda group, act: self.outboxes.in_turn(group.id, act),
             compaction=platform.compaction,
+            clock=self.clock,
         )
         self.leaders = LeaderTable(mesh.connected, self._leader_changed)
         self.assignments = AssignmentTable()
@@ -131,7 +139,12 @@ class StreamNode:
             on_written=self._meta_written,
         )
         self.meta_requests = MetaRequests(
-            mesh.node, mesh.rpc, self.leaders, self.meta_group, mesh.feature_level
+            mesh.node,
+            mesh.rpc,
+            self.leaders,
+            self.meta_group,
+            mesh.feature_level,
+            self.now_ns,
         )
         self.flush = StateFlush(
             files=self.files,
@@ -140,7 +153,10 @@ class StreamNode:
             meta_group=self.meta_group,
             replicas=self.replicas,
         )
-        self.hand_over = HandOver(self.replicas, self.meta_group, self.members, mesh.connected)
+        self.hand_over = HandOver(
+            self.replicas, self.meta_group, self.members, mesh.connected, self.clock.is_wrong
+        )
+        self.clock_watch = ClockWatch(self.clock, self.hand_over.begin)
         self.announcements = LeaderAnnouncements(mesh, self.leaders, self._led)
 
     def _build_nodes(self, expected_nodes: Callable[[], int]) -> None:
@@ -156,6 +172,7 @@ class StreamNode:
             meta_requests=self.meta_requests,
             stored=StoredBytes(self.mesh, self._stored_here),
             now_ns=self.now_ns,
+            yields=self.clock.is_wrong,
             expected_nodes=expected_nodes,
             join_groups=self._join_groups,
             leave_groups=self._leave_groups,
@@ -320,6 +337,7 @@ class StreamNode:
         mesh.interest.on_asked.append(self._pulls_lost)
         self._loop = asyncio.get_running_loop()
         self.spawn(self.host.run(), "raft host")
+        self.spawn(self.clock_watch.run(), "clock watch")
         self.spawn(self.flush.run(), "state flush")
         self.spawn(self.full_disks.run(), "full disks")
         self.spawn(self.scrub.run(), "scrub")

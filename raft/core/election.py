@@ -28,7 +28,7 @@ from raft.core.ready import CoreConfig
 from raft.core.vote_granting import LostLog, VoteGranting
 from raft.types import NO_NODE, HardState, Index, InvariantViolation, NodeId, Role, Term
 
-LEARNER_PATIENCE = 4  # election timeouts without a leader before a learner campaigns
+PATIENCE = 4  # election timeouts without a leader before a member campaigns that should not
 FROM_LEADER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT})
 
 
@@ -66,6 +66,7 @@ class Election:
         "_local",
         "_log",
         "_lost_log",
+        "_may_lead",
         "_members",
         "_pending",
         "_promise_left",
@@ -94,6 +95,7 @@ class Election:
         pending: PendingMessages,
         restarted: bool,
         leader_type: type[LeaderState],
+        may_lead: Callable[[bool], bool],
     ) -> None:
         self.node = node
         self._log = log
@@ -104,6 +106,7 @@ class Election:
         self._config = config
         self._pending = pending
         self._leader_type = leader_type
+        self._may_lead = may_lead
         self.term: Term = hard_state.term
         self.vote: NodeId = self.restored_vote(hard_state)
         self.role = self._resting_role()
@@ -160,6 +163,8 @@ class Election:
             self._lost_log.ask_others(self.term)
         else:
             self.campaign()
+            if self._members.alone() and self._leaves_it_to_others():
+                self.timer.timeout = 1  # there is no other voter: ask again soon
 
     def leader_lost(self, *, first: bool) -> None:
         """The leader's node seems to be gone (its connection broke): other candidates may have our
@@ -297,7 +302,16 @@ class Election:
             and (self._members.voter or self._members.is_outgoing_voter() or self._is_last_resort())
             and not self._lost_log.recovering
             and self._local.installing is None
+            and not self._leaves_it_to_others()
         )
+
+    def _leaves_it_to_others(self) -> bool:
+        """Whether this node should not lead, for a reason outside of Raft, and others may still do
+        so. After a long time without a leader we campaign all the same: our log may be the only
+        one that can win."""
+        alone = self._members.alone()
+        patience = self._config.election_ticks * 2 if alone else PATIENCE
+        return self.timer.timeouts_without_leader <= patience and not self._may_lead(alone)
 
     def _is_last_resort(self) -> bool:
         """Whether we are a learner that has had no leader for a long time. By a configuration that
@@ -306,7 +320,7 @@ class Election:
         either lead until those entries are committed or lose to one of the others; in both cases
         the group makes progress again."""
         return (
-            self.timer.timeouts_without_leader > LEARNER_PATIENCE
+            self.timer.timeouts_without_leader > PATIENCE
             and self.node in self._members.members.learners
         )
 

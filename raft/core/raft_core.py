@@ -81,13 +81,15 @@ class RaftCore:
         learners: Sequence[NodeId] = (),
         applied: Index | None = None,
         restarted: bool = True,
+        may_lead: Callable[[bool], bool] = lambda _alone: True,
         parts: CoreParts = STANDARD_PARTS,
     ) -> None:
         """`draw(low, high)` returns low <= n < high. `applied` is the index that the state machine
         has applied: entries up to there are not handed out again, and the log must reach at least
         that far. `voters` and `learners` are those the group began with; configurations in the log
         take precedence. A member whose log is lost starts with hard_state.after_loss() and an
-        empty log. `restarted`: it may have promised something that it does not remember."""
+        empty log. `restarted`: it may have promised something that it does not remember.
+        `may_lead(alone)` is asked before a campaign: no means, better another member."""
         self.node = node
         self.log = log
         self._config = config
@@ -116,6 +118,7 @@ class RaftCore:
             pending=pending,
             restarted=restarted,
             leader_type=parts.leader,
+            may_lead=may_lead,
         )
         self._follower = parts.follower(
             node=node,
@@ -301,8 +304,7 @@ class RaftCore:
 
     def persisted(self, number: int, *, term: Term) -> None:
         """The writes of Ready `number`, made in `term`, and of all before it are flushed."""
-        log = self.log
-        election = self._election
+        log, election = self.log, self._election
         before = log.persisted
         if not self._local.flushed(number, term=term, current_term=election.term):
             return
@@ -336,9 +338,7 @@ class RaftCore:
     # -- outputs
 
     def has_ready(self) -> bool:
-        log = self.log
-        pending = self._pending
-        written = self._written
+        log, pending, written = self.log, self._pending, self._written
         election = self._election
         leading = election.leading
         return (
@@ -360,9 +360,8 @@ class RaftCore:
 
     def ready(self) -> Ready:
         """Everything to do since the last Ready; see Ready for the order."""
-        election = self._election
+        election, local = self._election, self._local
         leading = election.leading
-        local = self._local
         snapshot_to: list[NodeId] = []
         reads: list[ReadState] = []
         max_write_bytes = _NO_LIMIT  # a follower's answers cover everything that it was sent

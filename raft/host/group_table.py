@@ -33,6 +33,7 @@ class GroupTable:
         config: CoreConfig,
         limits: HostLimits,
         draw: Callable[[int, int], int],
+        may_lead: Callable[[bool], bool],
     ) -> None:
         self.groups: dict[GroupId, Group] = {}  # changed only here
         self.running = False  # before and after, nothing can be proposed
@@ -41,6 +42,7 @@ class GroupTable:
         self._config = config
         self._limits = limits
         self._draw = draw
+        self._may_lead = may_lead
 
     def add(
         self,
@@ -73,6 +75,7 @@ class GroupTable:
             config=self._config,
             draw=self._draw,
             applied=applied,
+            may_lead=self._may_lead,
         )
         added = Group(group, core=core, log=log, machine=machine, persistent=persistent)
         added.relaxed = relaxed and self._store.flush_interval_s is not None

@@ -26,6 +26,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from raft.clock.boot_clock import boot_seconds
+from raft.clock.cluster_clock import ClusterClock
 from raft.core.ready import CoreConfig
 from raft.host.applier import Applier
 from raft.host.compaction import CompactionPolicy, Compactor
@@ -51,7 +53,7 @@ from raft.store.disk_space import Space
 from raft.store.flush_thread import FlushThread
 from raft.store.log_store import LogStore
 from raft.store.records import StoreFailed
-from raft.transport.transport import RAFT_BULK, RAFT_CONTROL, Transport
+from raft.transport.transport import CLOCK, RAFT_BULK, RAFT_CONTROL, Transport
 from raft.types import GroupId, Index, NodeId, Role, Term
 
 __all__ = [
@@ -87,6 +89,7 @@ class Host:
         on_recovered: Callable[[], None] | None = None,
         flush_thread: Callable[..., FlushThread] = FlushThread,
         later: Callable[[Group, Callable[[], None]], None] | None = None,
+        clock: ClusterClock | None = None,
     ) -> None:
         """`on_failure` is called when the disk has failed and the node promises nothing more.
         With `on_recovered` the host tries to recover: it is called when the store was opened
@@ -94,13 +97,19 @@ class Host:
         handles of the store are new: add the groups as at the start, with machines that are
         loaded from the durable state. Without it a failure is final until the restart. `later`
         calls back in another turn of the loop: a group that has applied entries for a while lets
-        others run."""
+        others run. `clock`: a node whose clock is wrong leaves elections to others; without it the
+        host knows no time of the cluster."""
         self.node = node
         self._limits = limits
         config = config or CoreConfig()
         self._ticker = Ticker(tick_ms=tick_ms, lease_ticks=config.lease_ticks)
         self._table = GroupTable(
-            node=node, store=store, config=config, limits=limits, draw=draw or random.randrange
+            node=node,
+            store=store,
+            config=config,
+            limits=limits,
+            draw=draw or random.randrange,
+            may_lead=(lambda _alone: True) if clock is None else clock.may_lead,
         )
         self._groups = self._table.groups  # read here; the table changes it
         self._disk = DiskRecovery(
@@ -148,6 +157,7 @@ class Host:
             groups=self._groups,
             mark=self._rounds.mark,
             call_soon=_call_soon,
+            yields=(lambda _node: False) if clock is None else clock.is_wrong,
         )
         self._rejections = Rejections()
         self._inbound = Inbound(
@@ -173,6 +183,9 @@ class Host:
         self._ended = asyncio.Event()
         transport.register(RAFT_CONTROL, self._inbound.received, borrowed=True)
         transport.register(RAFT_BULK, self._inbound.received, borrowed=True)
+        self._clock = clock
+        if clock is not None:
+            transport.register(CLOCK, clock.received, borrowed=True)
 
     # groups
 
@@ -295,7 +308,7 @@ class Host:
     def reads_are_current(self, group: GroupId) -> bool:
         """Whether a read of a group that we lead needs no barrier (GroupReads.are_current)."""
         held = self._groups.get(group)
-        return held is not None and held.reads.are_current(self._ticker.pace, time.monotonic())
+        return held is not None and held.reads.are_current(self._ticker.pace, boot_seconds())
 
     # leadership
 
@@ -373,6 +386,8 @@ class Host:
             self._ticker.pace.interrupted()
         else:
             self._quiescence.tick()
+            if self._clock is not None:
+                self._clock.tick()
         for group in list(self._quiescence.awake.values()):
             if group.stopped is not None:
                 self._quiescence.forget(group)

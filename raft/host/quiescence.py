@@ -71,8 +71,10 @@ class Quiescence(Generic[G]):
         groups: Mapping[GroupId, G],
         mark: Callable[[G], None],
         call_soon: Callable[[Callable[[], None]], None],
+        yields: Callable[[NodeId], bool] = lambda _node: False,
     ) -> None:
-        """`call_soon` runs a callback in another turn of the loop."""
+        """`call_soon` runs a callback in another turn of the loop. `yields` tells which nodes leave
+        elections to others."""
         self.awake: dict[GroupId, G] = {}
         self.reachable: set[NodeId] = set()
         self._transport = transport
@@ -80,6 +82,7 @@ class Quiescence(Generic[G]):
         self._groups = groups
         self._mark = mark
         self._call_soon = call_soon
+        self._yields = yields
         self._ticks = 0
         self._heard: dict[NodeId, int] = {}
         self._to_wake: deque[tuple[G, NodeId, bool]] = deque()  # group, node, whether it is lost
@@ -136,7 +139,11 @@ class Quiescence(Generic[G]):
         """One of the remaining voters campaigns before the others, or votes would be split. It is
         not the same node for every group."""
         core = group.core
-        left = sorted(n for n in core.members.voters if n in self.reachable or n == core.node)
+        left = sorted(
+            node
+            for node in core.members.voters
+            if (node in self.reachable or node == core.node) and not self._yields(node)
+        )
         return bool(left) and left[group.id % len(left)] == core.node
 
     # groups

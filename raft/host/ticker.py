@@ -10,17 +10,18 @@ time."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+from raft.clock.boot_clock import boot_seconds
 
 _SOCKET_GRACE_SECONDS: Final = 0.002  # after a stall, read what waits in the sockets first
 
 
 class TickPace:
     """How long ticks took. `now` is in seconds of a clock that keeps running while the process is
-    stopped."""
+    stopped and while the machine is suspended."""
 
     def __init__(self, *, tick_seconds: float, lease_ticks: int) -> None:
         self._lease_seconds = lease_ticks * tick_seconds
@@ -70,5 +71,5 @@ class Ticker:
             self.lag_last = lag
             self.lag_max = max(self.lag_max, lag)
             self.ticks += 1
-            self.pace.ticked(time.monotonic())
+            self.pace.ticked(boot_seconds())
             tick()

@@ -53,6 +53,7 @@ _log = logging.getLogger("raft.transport")
 RAFT_CONTROL: Final = 1
 RAFT_BULK: Final = 2
 SNAPSHOTS: Final = 3
+CLOCK: Final = 4
 _WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 

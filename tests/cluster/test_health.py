@@ -27,6 +27,7 @@ class Node:
     )
     trouble: str | None = None
     disk_full: bool = False
+    clock_trouble: str | None = None
     lame_duck: bool = False
     held: bool = True
     stopped: str | None = None
@@ -63,6 +64,7 @@ class Node:
             leader=self.leaders.get,
             trouble=lambda: self.trouble,
             disk_full=lambda: self.disk_full,
+            clock_trouble=lambda: self.clock_trouble,
             lame_duck=lambda: self.lame_duck,
             has_account=lambda name: name == "$G",
             assignments=lambda: [assignment],

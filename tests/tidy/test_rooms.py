@@ -80,6 +80,7 @@ def test_raft_rooms_point_down() -> None:
         "raft.types",
         "raft.core",
         "raft.transport",
+        "raft.clock",
         "raft.store",
         "raft.snapshot",
         "raft.host",

@@ -24,7 +24,8 @@ FORBIDDEN_IN_CORES = {
 }
 CORES = (
     "broker.wire", "broker.subjects", "broker.jetstream", "broker.credentials", "raft.core",
-    "raft.types", "raft.host.rounds", "broker.cluster.publish.outbox_core",
+    "raft.types", "raft.clock.agreement", "raft.clock.cluster_time", "raft.host.rounds",
+    "broker.cluster.publish.outbox_core",
     "broker.cluster.publish.publish_batch", "broker.cluster.publish.publish_answers",
     "broker.cluster.consumer_requests.waiting_for_leader",
     "broker.cluster.consumer_requests.waiting_pulls", "broker.cluster.replica.reconfiguration",

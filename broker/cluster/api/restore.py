@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import secrets
 import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -226,7 +225,7 @@ class Restore:
         if owner.assignments.get(self.account.name, quiet.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
         made = await owner.meta_requests.change(
-            AssignStream(self.account.name, quiet, time.time_ns(), self.peers)
+            AssignStream(self.account.name, quiet, owner.meta_requests.now_ns(), self.peers)
         )
         try:
             await self._fill(made.group, head, spool)

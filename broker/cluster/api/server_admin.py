@@ -6,7 +6,6 @@ Spec: docs/decisions/0015-nodes-come-and-go.md; errors 10003, 10005, 10008, 1004
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -85,7 +84,9 @@ class ServerAdmin:
         raise JetStreamError(ErrCode.CLUSTER_SERVER_NOT_MEMBER)
 
     async def _set(self, record: NodeRecord, standing: Standing) -> None:
-        await self.meta_requests.change_node(SetStanding(record.node, standing, time.time_ns()))
+        await self.meta_requests.change_node(
+            SetStanding(record.node, standing, self.meta_requests.now_ns())
+        )
 
     def status(self) -> ClusterStatus:
         leader = self.leaders.leader(META_GROUP)

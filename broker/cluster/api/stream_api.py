@@ -145,7 +145,7 @@ class StreamApi:
 
         def assign(checked: int) -> AssignStream:
             peers = self._peers(config)
-            return AssignStream(account.name, config, time.time_ns(), peers, checked)
+            return AssignStream(account.name, config, self.meta_requests.now_ns(), peers, checked)
 
         assignment = await self._change(call, config, assign)
         info = await self.info(account, assignment)
@@ -247,7 +247,9 @@ class StreamApi:
 
         def reconfigure(checked: int) -> ReconfigureStream:
             peers = self._peers_after(old, config)
-            return ReconfigureStream(account.name, config, peers, time.time_ns(), checked)
+            return ReconfigureStream(
+                account.name, config, peers, self.meta_requests.now_ns(), checked
+            )
 
         assignment = await self._change(call, config, reconfigure)
         await self.reconfigure(assignment)

@@ -8,7 +8,6 @@ Spec: NATS JetStream API; errors 10005, 10040, 10059, 10075 and 10129."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -107,6 +106,6 @@ class StreamMoves:
                 known.group,
                 known.peers,
                 [int(peer) for peer in peers],
-                time.time_ns(),
+                self.meta_requests.now_ns(),
             )
         )

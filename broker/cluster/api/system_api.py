@@ -9,7 +9,6 @@ requests of the system account get the answer of an account without JetStream.""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -131,7 +130,7 @@ class SystemApi:
 
     async def _purge(self, account: str) -> None:
         """Delete every stream of the account. Those created meanwhile stay."""
-        began_ns = time.time_ns()
+        began_ns = self.streams.meta_requests.now_ns()
         for one in self.streams.assignments.of_account(account):
             if one.created_ns <= began_ns:
                 await self.streams.meta_requests.change(

@@ -88,7 +88,7 @@ class LeaderBalance:
     group: MetaGroup
     leaders: LeaderTable
     rpc: Rpc
-    connected: Callable[[NodeId], bool]
+    able: Callable[[NodeId], bool]  # connected, and takes leadership
     _seen: tuple[int, frozenset[NodeId]] = (-1, frozenset())
     _quiet_since: float = 0.0
 
@@ -111,7 +111,7 @@ class LeaderBalance:
     def _due(self, now: float) -> list[LeaderTransfer]:
         nodes = self.group.assignments.nodes
         members = {NodeId(record.node) for record in nodes.present()}
-        seen = (self.leaders.changes, frozenset(filter(self.connected, members)))
+        seen = (self.leaders.changes, frozenset(filter(self.able, members)))
         if seen != self._seen:
             self._seen, self._quiet_since = seen, now
         if now >= self._quiet_since + QUIET_S:
@@ -128,7 +128,7 @@ class LeaderBalance:
             table,
             table.nodes,
             leader=self.leaders.leader,
-            alive=self.connected,
+            alive=self.able,
             tolerance=tolerance,
         )
 

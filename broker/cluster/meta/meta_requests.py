@@ -55,6 +55,7 @@ class MetaRequests:
     leaders: LeaderTable
     group: MetaGroup
     feature_level: Callable[[NodeId], int]
+    now_ns: Callable[[], int]  # for the times in commands
     _one_question: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: int = 0  # how often the leader was asked for its index
     _answered: int = 0  # the last of these questions that was answered

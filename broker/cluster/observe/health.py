@@ -82,6 +82,7 @@ class JetStreamHealth:
     leader: Callable[[int], NodeId | None]  # of a group
     trouble: Callable[[], str | None]  # why the store takes no writes
     disk_full: Callable[[], bool]  # no messages are stored, all else works
+    clock_trouble: Callable[[], str | None]
     lame_duck: Callable[[], bool]
     has_account: Callable[[str], bool]
     assignments: Callable[[], Iterable[Assignment]]  # of the streams that this node must hold
@@ -107,6 +108,8 @@ class JetStreamHealth:
         meta = self.held(META_GROUP)
         if meta is not None and not meta.core.members.has_voter(self.node):
             return 503, _unavailable("this node has no vote in the meta group yet")
+        if (reason := self.clock_trouble()) is not None:
+            return 503, _unavailable(reason)
         if has_flag(query, "js-server-only", "js-meta-only"):
             return 200, self._ok()
         status, report = self._assets(query)

@@ -24,6 +24,8 @@ class JetStreamMetrics:
     disk: Callable[[], DiskFacts]
     disk_full: Callable[[], bool]
     requests_dropped: Callable[[], int]
+    clock_error_ns: Callable[[], int]
+    clock_trouble: Callable[[], str | None]
 
     def gauges(self) -> list[Gauge]:
         replicas = list(self.replicas)
@@ -37,6 +39,18 @@ class JetStreamMetrics:
                 "Acks and pulls without a leader.",
                 {},
                 self.requests_dropped(),
+            ),
+            (
+                "jetraft_clock_offset_seconds",
+                "How far the clock of this node is ahead of the time of the cluster.",
+                {},
+                self.clock_error_ns() / 1e9,
+            ),
+            (
+                "jetraft_clock_agrees",
+                "1 while the clock of this node is that of a majority.",
+                {},
+                self.clock_trouble() is None,
             ),
         ]
         disk = self.disk()

@@ -164,6 +164,12 @@ class Mesh:
         """The newest level that a node takes part in."""
         return self.fact(node, "feature_level")
 
+    def tells_clock(self, node: NodeId) -> bool:
+        """Whether the clock of a node can be known; a node of an earlier version sends no clock
+        frames."""
+        known = self.transport.peers().get(node) if self.transport is not None else None
+        return known is None or bool(known.hello.get("clock"))
+
     def tell(self, **facts: Any) -> None:
         """Change the hello, for present and future peers."""
         self.hello.update(facts)

@@ -1,4 +1,5 @@
-"""Handing leadership over before this node stops (lame duck mode and shutdown).
+"""Handing leadership over: before this node stops (lame duck mode and shutdown), and while its
+clock is wrong.
 
 Owns: the choice of the next leader for each group this node leads.
 May not touch: the transfer itself (raft)."""
@@ -24,17 +25,21 @@ class HandOver:
     meta_group: MetaGroup
     members: ClusterMembers
     connected: Callable[[NodeId], bool]
+    yields: Callable[[NodeId], bool]  # its clock is wrong, so it takes no leadership
 
     def begin(self) -> None:
         """Transfer every leadership to a connected peer."""
         for replica in self.replicas:
-            successors = replica.successors() if replica.leading is not None else []
+            successors = self._able(replica.successors()) if replica.leading is not None else []
             if successors:
                 replica.transfer(successors[0])
         if self.meta_group.is_leader:
-            voters = self._connected_meta_voters()
+            voters = self._able(self._connected_meta_voters())
             if voters:
                 self.meta_group.host.transfer(META_GROUP, voters[0])
+
+    def _able(self, nodes: list[NodeId]) -> list[NodeId]:
+        return [node for node in nodes if not self.yields(node)]
 
     async def finish(self) -> None:
         """`begin`, then wait, for a bounded time, until other nodes have taken over."""
@@ -43,8 +48,9 @@ class HandOver:
 
     def _done(self) -> bool:
         """Whether every group with other connected members has another leader."""
-        shared = any(r.leading is not None and r.successors() for r in self.replicas)
-        return not (shared or (self.meta_group.is_leader and self._connected_meta_voters()))
+        shared = any(r.leading is not None and self._able(r.successors()) for r in self.replicas)
+        meta_voters = self.meta_group.is_leader and self._able(self._connected_meta_voters())
+        return not (shared or meta_voters)
 
     def _connected_meta_voters(self) -> list[NodeId]:
         """Not every member votes in the meta group: a node that has just joined learns first."""

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from broker.cluster.clock import IN_DOUBT
 from broker.cluster.replica import state_flush
 from chaos.sim.broker.fault_script import DURATIONS_NS
 from chaos.sim.broker.isolation import isolated
-from chaos.sim.broker.marks import host_marks
-from chaos.sim.broker.nemesis import CLOCK_JUMP_NS, BrokerNemesis
+from chaos.sim.broker.marks import host_marks, log_mark
+from chaos.sim.broker.nemesis import CLOCK_JUMP_NS, CLOCK_WRONG_NS, BrokerNemesis
 from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.clients.client import SimClient
@@ -26,6 +27,7 @@ from chaos.sim.promises.every_step import ConsensusObserver
 from chaos.sim.promises.journal import Journal
 from chaos.sim.promises.seen_replica import SeenReplica
 from chaos.sim.promises.stored import check_alike
+from chaos.sim.promises.stored_times import TOLERANCE_NS
 from chaos.sim.schedule import rng_for
 from chaos.sim.world.links import Fabric
 from chaos.sim.world.node import BrokerNode
@@ -209,8 +211,13 @@ class BrokerCluster:
 
     @property
     def clock_error_ns(self) -> int:
-        wrong = any(fault.kind in ("clock jump", "drift") for fault in self.plan.script)
-        return 2 * CLOCK_JUMP_NS if wrong else 0
+        if not self.time_in_doubt:
+            return TOLERANCE_NS
+        return 2 * (CLOCK_JUMP_NS if self.plan.nodes == 1 else CLOCK_WRONG_NS)
+
+    @property
+    def time_in_doubt(self) -> bool:
+        return self.plan.nodes == 1 or log_mark(IN_DOUBT) in self.counters
 
     def now_ns(self) -> int:
         return self.world.now_ns

@@ -48,7 +48,9 @@ _FIRST_KINDS: Final[Mapping[str, FaultKind]] = {
     "full disk": FaultKind(0.2, "no space for a while"),
     "flush error": FaultKind(0.2, "flushes fail for a while"),
     "write error": FaultKind(0.2, "writes fail for a while"),
-    "clock jump": FaultKind(0.2, "a wall clock is set to another time, and back"),
+    "clock jump": FaultKind(
+        0.2, "a wall clock is set to another time, up to an hour away, and back"
+    ),
     "drift": FaultKind(0.2, "the clocks of a node run too fast or too slow"),
     "wipe": FaultKind(0.15, "a node gets an empty disk, once, if nothing is on it alone", 3),
     "join": FaultKind(0.1, "a new node joins, once", 3),

@@ -25,6 +25,7 @@ ELECTED_BY_NS: Final = 3 * NS  # another leader, also of a group that slept
 OLD_LEADER_WITHIN_NS: Final = 2 * NS
 ALONE_NS: Final = 700 * MS  # an old leader
 CLOCK_JUMP_NS: Final = 5 * NS  # at most, in both directions
+CLOCK_WRONG_NS: Final = 3600 * NS  # every third jump, in both directions
 DRIFT_PPM: Final = 20_000  # at most, in both directions
 ROUGH: Final = 0.3  # highest probability
 WIPED_VOTERS_MIN: Final = 3  # of every group on a node whose disk is wiped
@@ -59,6 +60,7 @@ class BrokerNemesis:
         self._spare: BrokerNode | None = spare
         self._wiped = False
         self._removing: BrokerNode | None = None
+        self._wrong_clocks: set[str] = set()
         self._clients = clients
         self._fabric = fabric
         self._leaders = leaders
@@ -344,10 +346,31 @@ class BrokerNemesis:
         self._later(fault.lasts_ns, lambda: setattr(disk, name, False))
 
     def _clock_jump(self, fault: Fault, node: BrokerNode) -> None:
+        """Most clocks are right at any time: they are the time of the cluster."""
+        wrong = self._wrong_clocks | {node.name}
+        if len(self._nodes) > 1 and len(wrong) > (len(self._nodes) - 1) // 2:
+            return
         offset_ns = (fault.strength - 500) * CLOCK_JUMP_NS // 500
+        self._wrong_clocks.add(node.name)
+        if fault.dice % 3 == 0 and len(self._nodes) > 1:
+            self._boot_with_wrong_clock(fault, node)
+            return
         self._tell(node.name, f"clock jump: by {offset_ns / NS} s, {_lasts(fault)}")
         node.set_clocks(wall_offset_ns=offset_ns)
-        self._later(fault.lasts_ns, lambda: node.set_clocks(wall_offset_ns=0))
+        self._later(fault.lasts_ns, self._set_right, node)
+
+    def _boot_with_wrong_clock(self, fault: Fault, node: BrokerNode) -> None:
+        """It is not set right before the faults are over."""
+        offset_ns = CLOCK_WRONG_NS if fault.strength >= 500 else -CLOCK_WRONG_NS
+        self._tell(node.name, f"clock jump: by {offset_ns / NS} s, at a restart")
+        node.set_clocks(wall_offset_ns=offset_ns)
+        if node.up:
+            node.kill(power=False)
+            self._later(BETWEEN_ROLLING_NS, self._start, node)
+
+    def _set_right(self, node: BrokerNode) -> None:
+        self._wrong_clocks.discard(node.name)
+        node.set_clocks(wall_offset_ns=0)
 
     def _drift(self, fault: Fault, node: BrokerNode) -> None:
         ppm = (fault.strength - 500) * DRIFT_PPM // 500

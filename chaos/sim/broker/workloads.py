@@ -17,6 +17,7 @@ from chaos.sim.clients.publisher import AckedPublishers
 from chaos.sim.clients.readers import RestingReaders
 from chaos.sim.clients.registers import CompareAndSet
 from chaos.sim.clients.scheduled import MessageSchedules
+from chaos.sim.clients.timed_publishers import TimedPublishers
 from chaos.sim.clients.workload import Scene, SimWorkload
 from chaos.sim.consumers.pull_consumers import PullConsumers
 from chaos.sim.consumers.purged_consumers import PurgedConsumers
@@ -33,5 +34,6 @@ WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "mirrors and sources": Mirrors,
     "pull consumers": PullConsumers,
     "purged consumers": PurgedConsumers,
+    "timed publishers": TimedPublishers,
 }
 DRAWN: Final = tuple(sorted(WORKLOADS))

@@ -66,7 +66,7 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "consumer info before commit": BrokerBug(
         "consumer info shows no ack floor that the next leader might not know",
         (Replacement(LeaderApi, "_consumer_info", _show_uncommitted),),
-        found_by=21,
+        found_by=1531,
         workloads=PULL,
     ),
     "max_deliver counted per leader": BrokerBug(

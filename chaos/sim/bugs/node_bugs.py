@@ -5,6 +5,7 @@ May not touch: anything while no bug is installed."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,12 +16,14 @@ from broker.cluster.publish.publish_batch import PublishBatch
 from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
 from broker.jetstream.publish.sessions import OutOfOrder, PublishResult, SessionImage, Sessions
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
+from raft.clock.cluster_clock import ClusterClock
 from raft.host.rounds import Effects, Rounds
 from raft.store import database
 from raft.store.segments.promises import PromiseTable
 from raft.types import NodeId
 
 PUBLISHING: Final = ("acked publishers",)
+TIMED: Final = ("timed publishers",)
 
 Written = Callable[[Rounds[Any], int], Effects[Any]]
 
@@ -83,6 +86,13 @@ def _found_alone(original: Any) -> object:
     return consider
 
 
+def _own_wall_clock(_original: object) -> object:
+    def now_ns(_self: ClusterClock) -> int:
+        return time.time_ns()
+
+    return now_ns
+
+
 def _id_of_the_name(original: Callable[..., NodeId]) -> object:
     def node_id(name: str, _incarnation: int = 0) -> NodeId:
         return original(name)
@@ -141,6 +151,12 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
         (Replacement(Founders, "consider", _found_alone),),
         found_by=0,
         workloads=PUBLISHING,
+    ),
+    "the leader's own clock is the time": BrokerBug(
+        "the time is that of a majority of clocks",
+        (Replacement(ClusterClock, "now_ns", _own_wall_clock),),
+        found_by=45,
+        workloads=TIMED,
     ),
     "a wiped member votes": BrokerBug(
         "a node with an empty disk is another member, which has promised nothing",

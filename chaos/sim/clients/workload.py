@@ -42,7 +42,11 @@ class Scene(Protocol):
 
     @property
     def clock_error_ns(self) -> int:
-        """How far the wall clocks of nodes may be apart in this run."""
+        """How far the time of messages may be wrong in this run."""
+
+    @property
+    def time_in_doubt(self) -> bool:
+        """The cluster could not know the time: it has one clock only, or a node said so."""
 
     def now_ns(self) -> int:
         """The time of the world."""

@@ -113,6 +113,7 @@ def simulated_clocks(current: CurrentClock, rng: Random) -> Iterator[None]:
 
     replace(time, "monotonic", current.monotonic)
     replace(time, "monotonic_ns", current.monotonic_ns)
+    replace(time, "clock_gettime_ns", lambda _clock: current.monotonic_ns())  # boot time
     replace(time, "perf_counter", current.monotonic)
     replace(time, "time", current.time)
     replace(time, "time_ns", current.time_ns)

@@ -61,6 +61,7 @@ class Follower:
             leaders=cast(LeaderTable, SimpleNamespace(wait=self._wait_leader)),
             group=group,
             feature_level=lambda _: self.level,
+            now_ns=lambda: 0,
         )
 
     async def _wait_leader(self, _group: int, **_: object) -> NodeId:

@@ -21,7 +21,7 @@ def hand_over(*, voters: tuple[NodeId, ...], transferred: list[NodeId]) -> HandO
         "meta_group": SimpleNamespace(is_leader=True, host=host),
         "members": SimpleNamespace(others=[LEARNER, VOTER]),
     }
-    return HandOver(**cast(Any, parts), connected=lambda _node: True)
+    return HandOver(**cast(Any, parts), connected=lambda _node: True, yields=lambda _node: False)
 
 
 def test_the_meta_group_goes_to_a_voter_not_to_a_node_that_has_just_joined() -> None:
