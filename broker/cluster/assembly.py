@@ -8,7 +8,7 @@ cluster node starts without it."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -375,7 +375,7 @@ def open_jetstream(
     options: JetStreamOptions,
     *,
     store: OpenedStore,
-    expected_nodes: Callable[[], int],
+    expected_nodes: Callable[[], Collection[NodeId] | None],
     spawn: Spawn,
     platform: Platform,
 ) -> JetStream:

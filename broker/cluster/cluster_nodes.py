@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker.cluster.limits.stored_bytes import StoredBytes
 from broker.cluster.meta.feature_level import NEWEST_LEVEL, LevelRaiser
-from broker.cluster.meta.founding import Founders, Founding, FoundingCalls
+from broker.cluster.meta.founding import Bootstrap, Founding, FoundingCalls
 from broker.cluster.meta.joining import Joining
 from broker.cluster.meta.leader_balance import LeaderBalance
 from broker.cluster.meta.members import ClusterMembers
@@ -62,11 +62,11 @@ class ClusterNodes:
     stored: StoredBytes
     now_ns: Callable[[], int]
     yields: Callable[[NodeId], bool]  # its clock is wrong, so it takes no leadership
-    expected_nodes: Callable[[], int]
+    expected_nodes: Callable[[], Collection[NodeId] | None]
     join_groups: Callable[[Founding], None]  # this node belongs to the cluster
     leave_groups: Callable[[], None]  # it was removed
     spawn: Callable[[Awaitable[None], str], object]
-    founders: Founders = field(init=False)
+    bootstrap: Bootstrap = field(init=False)
     founding: FoundingCalls = field(init=False)
     joining: Joining = field(init=False)
     balance: LeaderBalance = field(init=False)
@@ -75,7 +75,7 @@ class ClusterNodes:
         mesh = self.mesh
         highest = self.options.feature_level
         mesh.tell(feature_level=NEWEST_LEVEL if highest is None else min(highest, NEWEST_LEVEL))
-        self.founders = Founders(
+        self.bootstrap = Bootstrap(
             files=self.files,
             cluster=mesh.cluster,
             name=mesh.name,
@@ -84,7 +84,7 @@ class ClusterNodes:
             on_formed=self._founded,
             node=mesh.node,
         )
-        self.founders.load()
+        self.bootstrap.load()
         self.joining = Joining(
             node=mesh.node,
             name=mesh.name,
@@ -95,7 +95,7 @@ class ClusterNodes:
             now_ns=self.now_ns,
         )
         self.founding = FoundingCalls(
-            founders=self.founders,
+            bootstrap=self.bootstrap,
             members=self.members,
             rpc=mesh.rpc,
             peers=mesh.peers,
@@ -148,7 +148,7 @@ class ClusterNodes:
 
     def table_loaded(self) -> Founding | None:
         """The stream table was read from disk. None: this node belongs to no cluster."""
-        founding = self.founders.founding
+        founding = self.bootstrap.founding
         if founding is None or self.members.removed:
             return None
         self.meta_group.assignments.nodes.found(founding.names())

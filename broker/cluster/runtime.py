@@ -19,7 +19,7 @@ from broker.cluster.platform import Platform
 from broker.config.options import Options
 from broker.server.process.times import span, timestamp
 from broker.server.services import BulkReader, Document, Query, StartFailed
-from raft.types import node_id
+from raft.types import NodeId, node_id
 
 if TYPE_CHECKING:
     from broker.cluster.assembly import JetStream, OpenedStore
@@ -40,6 +40,9 @@ def build(options: Options) -> Runtime:
             raise StartFailed("jetstream cluster requires `server_name` to be set")
         if not options.cluster.name:
             raise StartFailed("jetstream cluster requires `cluster.name` to be set")
+        if not options.cluster.routes:
+            # It would found a cluster of its own, beside that of the nodes that route to it.
+            raise StartFailed("JetStream cluster requires configured routes")
     if options.jetstream is not None:
         from broker.cluster.limits.machine_limits import of_this_machine
 
@@ -92,6 +95,7 @@ class Runtime:
                 "client": client_address(server),
                 "tags": list(self.options.server_tags),
                 "clock": store is not None,
+                "jetstream": store is not None,
             },
         )
         if store is not None and self.options.jetstream is not None:
@@ -121,11 +125,13 @@ class Runtime:
             shown = f"{cluster.host}:{mesh.transport.port}"
             logger.info("Listening for route connections on %s", shown)
 
-    def _expected_nodes(self) -> int:
-        """How many nodes found the cluster: this one and every route that is not itself."""
+    def _expected_nodes(self) -> set[NodeId] | None:
+        """The nodes that found the cluster together with this one: those that the routes lead to,
+        except those without JetStream. None: a route was never reached."""
         if self.mesh is None or self.mesh.transport is None:
-            return 1
-        return 1 + self.mesh.transport.foreign_seeds()
+            return set()
+        nodes = self.mesh.transport.seed_nodes()
+        return None if nodes is None else {node for node in nodes if self.mesh.stores(node)}
 
     async def hand_over(self) -> None:
         if self.jetstream is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -83,7 +83,7 @@ class StreamNode:
         *,
         directory: Path,
         storage: ReplicaStorage,
-        expected_nodes: Callable[[], int],
+        expected_nodes: Callable[[], Collection[NodeId] | None],
         spawn: Spawn,
         platform: Platform,
     ) -> None:
@@ -159,7 +159,7 @@ class StreamNode:
         self.clock_watch = ClockWatch(self.clock, self.hand_over.begin)
         self.announcements = LeaderAnnouncements(mesh, self.leaders, self._led)
 
-    def _build_nodes(self, expected_nodes: Callable[[], int]) -> None:
+    def _build_nodes(self, expected_nodes: Callable[[], Collection[NodeId] | None]) -> None:
         self.nodes = ClusterNodes(
             server=self.server,
             mesh=self.mesh,

@@ -65,11 +65,12 @@ class DialPlan:
             if node != self._peers.ourselves.node and node not in self._peers.links:
                 self._dial(*address, node=None)
 
-    def foreign_seeds(self) -> int:
-        """The number of other nodes among the seeds; a seed that was never reached is counted."""
+    def seed_nodes(self) -> set[NodeId] | None:
+        """The other nodes among the seeds. None: a seed was never reached."""
         reached = {node for node in self._seeds.values() if node is not None}
-        unknown = sum(node is None for node in self._seeds.values())
-        return len(reached - {self._peers.ourselves.node}) + unknown
+        if None in self._seeds.values():
+            return None
+        return reached - {self._peers.ourselves.node}
 
     def unreachable(self) -> list[str]:
         """The seeds that we have no links to, each with the reason."""

@@ -211,9 +211,9 @@ class Transport:
         pair = self._peers.links.get(to)
         return pair is not None and pair[0 if control else 1].send(channel, payload)
 
-    def foreign_seeds(self) -> int:
-        """The number of other nodes among the configured routes, as far as it is known."""
-        return self._plan.foreign_seeds()
+    def seed_nodes(self) -> set[NodeId] | None:
+        """The other nodes that the configured routes lead to. None: one was never reached."""
+        return self._plan.seed_nodes()
 
     def unreachable(self) -> list[str]:
         """The configured routes without links, each with the reason, for the operator."""

@@ -3,18 +3,20 @@
 Owns: the founding record (members by name and incarnation), which is on disk before anything
 depends on it, the rule for which node founds, and the calls by which nodes learn of each other.
 May not touch: Raft; it only says with which members the meta group starts.
-A data directory adopts one founding record and never another. When the number of nodes that the
-configuration expects is connected, the one with the smallest id founds the cluster, and the others
-adopt its record. With fewer nodes the cluster waits. A node that is not one of the founders, also
-because its data directory was replaced, asks to join (joining.py) before it adopts the record.
-Spec: docs/decisions/0002-founding-a-cluster.md, docs/decisions/0015-nodes-come-and-go.md."""
+A data directory adopts one founding record and never another. When all nodes that the routes name
+are connected, the one with the smallest id founds the cluster, and the others adopt its record.
+Nodes without JetStream do not count. With fewer nodes the cluster waits. A node that is not one of
+the founders, also because its data directory was replaced, asks to join (joining.py) before it
+adopts the record.
+Spec: docs/decisions/0002-founding-a-cluster.md, docs/decisions/0024-who-founds.md,
+docs/decisions/0015-nodes-come-and-go.md."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -58,7 +60,7 @@ class AdoptedFounding(msgspec.Struct, frozen=True):
     by: str
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class BootstrapPeer(msgspec.Struct, frozen=True):
     """A node's answer when a peer asks which cluster it belongs to."""
 
     name: str
@@ -69,20 +71,20 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Founders:
+class Bootstrap:
     """The decision: wait for enough peers, then found or follow. `on_formed` is called once."""
 
     files: NodeFiles
     cluster: str
     name: str
     incarnation: str
-    expected: Callable[[], int]
+    expected: Callable[[], Collection[NodeId] | None]  # other nodes; None: not all are known yet
     on_formed: Callable[[Founding], None]
     node: int = 0
     founding: Founding | None = None
     # The cluster of our peers, if this node is not one of its founders: to be joined.
     foreign: Founding | None = None
-    _seen: dict[str, Candidate] = field(default_factory=dict)
+    _seen: dict[str, BootstrapPeer] = field(default_factory=dict)
     _reported: object = None  # what was logged last
 
     def load(self) -> None:
@@ -115,10 +117,10 @@ class Founders:
         else:
             self.consider()
 
-    def candidate(self) -> Candidate:
-        return Candidate(self.name, self.incarnation, self.founding, self.node)
+    def as_peer(self) -> BootstrapPeer:
+        return BootstrapPeer(self.name, self.incarnation, self.founding, self.node)
 
-    def peer_seen(self, peer: Candidate) -> None:
+    def peer_seen(self, peer: BootstrapPeer) -> None:
         self._seen[peer.name] = peer
         if self.founding is None:
             self.consider()
@@ -153,8 +155,8 @@ class Founders:
                 self._join_one_of(foundings)
             return
         names = sorted([self.name, *self._seen], key=node_id)
-        if len(names) >= self.expected() and names[0] == self.name:
-            peers = [*self._seen.values(), self.candidate()]
+        if names[0] == self.name and self._sees_expected():
+            peers = [*self._seen.values(), self.as_peer()]
             self.adopt(
                 Founding(
                     self.cluster,
@@ -162,6 +164,13 @@ class Founders:
                     {peer.name: peer.node for peer in peers if peer.node},
                 )
             )
+
+    def _sees_expected(self) -> bool:
+        """Another node, which happens to be connected, is no substitute for one of those that the
+        routes name: that one may found a cluster with others."""
+        expected = self.expected()
+        seen = {NodeId(peer.node or node_id(peer.name)) for peer in self._seen.values()}
+        return expected is not None and seen.issuperset(expected)
 
     def _is_member(self, founding: Founding) -> bool:
         return founding.members.get(self.name) == self.incarnation
@@ -194,7 +203,7 @@ class FoundingCalls:
     """The calls around it: asks connected peers for their candidacy until this node belongs to a
     cluster, and once more whenever a peer connects, to detect a node of another cluster."""
 
-    founders: Founders
+    bootstrap: Bootstrap
     members: ClusterMembers
     rpc: Rpc
     peers: Callable[[], list[Peer]]
@@ -206,11 +215,11 @@ class FoundingCalls:
     def start(self) -> None:
         self.rpc.register("candidate", self._serve)
         self.spawn(self._run(), "founding")
-        self.founders.start()
+        self.bootstrap.start()
 
     def peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
         if not connected:
-            self.founders.peer_lost(peer.name)
+            self.bootstrap.peer_lost(peer.name)
         elif self.members.founded.is_set():
             self.spawn(self._ask(peer.node), "founding check")
 
@@ -223,27 +232,27 @@ class FoundingCalls:
                     await self._ask(peer.node)
 
     async def _ask_until_founded(self) -> None:
-        while self.founders.founding is None:
+        while self.bootstrap.founding is None:
             for peer in self.peers():
                 if peer.connected:
                     await self._ask(peer.node)
-            self.founders.consider()
-            if self.founders.foreign is not None:
-                await self._join(self.founders.foreign)
+            self.bootstrap.consider()
+            if self.bootstrap.foreign is not None:
+                await self._join(self.bootstrap.foreign)
             await asyncio.sleep(ASK_EVERY_S)
 
     async def _join(self, founding: Founding) -> None:
         """Be added to the table of nodes, then adopt the record: in this order, because a node
         that dies in between asks again, and being added twice changes nothing."""
         for peer in self.peers():
-            if not peer.connected or not self.founders.is_of(peer.name, founding):
+            if not peer.connected or not self.bootstrap.is_of(peer.name, founding):
                 continue
             try:
                 refused = await self.join(peer.node)
             except CallFailed:
                 continue
             if refused is None:
-                self.founders.adopt(founding)
+                self.bootstrap.adopt(founding)
                 return
             if refused != self._reason:
                 self._reason = refused
@@ -256,17 +265,17 @@ class FoundingCalls:
         except CallFailed:
             return  # it is asked again, unless it has disconnected
         candidate = _candidate.decode(answer)
-        self.founders.peer_seen(candidate)
-        if candidate.you_are_removed and candidate.founding == self.founders.founding:
+        self.bootstrap.peer_seen(candidate)
+        if candidate.you_are_removed and candidate.founding == self.bootstrap.founding:
             self.on_removed()
 
     async def _serve(self, peer: NodeId, _body: bytes) -> bytes:
         removed = self.members.standing(peer) is Standing.REMOVED
-        candidate = msgspec.structs.replace(self.founders.candidate(), you_are_removed=removed)
+        candidate = msgspec.structs.replace(self.bootstrap.as_peer(), you_are_removed=removed)
         return msgspec.json.encode(candidate)
 
 
-_candidate = msgspec.json.Decoder(Candidate)
+_candidate = msgspec.json.Decoder(BootstrapPeer)
 
 
 def next_session(files: NodeFiles) -> int:

@@ -170,6 +170,11 @@ class Mesh:
         known = self.transport.peers().get(node) if self.transport is not None else None
         return known is None or bool(known.hello.get("clock"))
 
+    def stores(self, node: NodeId) -> bool:
+        """Whether a peer has JetStream; one that does not say so has it."""
+        known = self.transport.peers().get(node) if self.transport is not None else None
+        return known is None or known.hello.get("jetstream") is not False
+
     def tell(self, **facts: Any) -> None:
         """Change the hello, for present and future peers."""
         self.hello.update(facts)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from broker.cluster import stream_node
-from broker.cluster.meta.founding import Founders
+from broker.cluster.meta.founding import Bootstrap
 from broker.cluster.publish.outbox_core import OutboxCore
 from broker.cluster.publish.publish_batch import PublishBatch
 from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
@@ -79,8 +79,8 @@ def _snapshot_no_ids(_original: object) -> object:
 
 
 def _found_alone(original: Any) -> object:
-    def consider(self: Founders) -> None:
-        self.expected = lambda: 1
+    def consider(self: Bootstrap) -> None:
+        self.expected = lambda: ()
         original(self)
 
     return consider
@@ -148,7 +148,7 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     ),
     "two foundings": BrokerBug(
         "a cluster is founded once, by all nodes that the routes name",
-        (Replacement(Founders, "consider", _found_alone),),
+        (Replacement(Bootstrap, "consider", _found_alone),),
         found_by=0,
         workloads=PUBLISHING,
     ),

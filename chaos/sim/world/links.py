@@ -288,7 +288,7 @@ class SimTransport:
         self.pairs: dict[NodeId, LinkPair] = {}
         self.dialing: set[NodeId] = set()
         self._fabric = fabric
-        self._routes = len(routes)
+        self._routes = [host for host, _ in routes]
         self._on_peer = on_peer
         self._peers: dict[NodeId, Peer] = {}
         self._channels: dict[int, tuple[Callable[[NodeId, Any], None], bool]] = {}
@@ -320,8 +320,11 @@ class SimTransport:
         self._fabric.send(pair, 0 if control else 1, channel, whole)
         return True
 
-    def foreign_seeds(self) -> int:
-        return self._routes
+    def seed_nodes(self) -> set[NodeId] | None:
+        found = {peer.name: node for node, peer in self._peers.items()}
+        if not found.keys() >= set(self._routes):
+            return None
+        return {found[name] for name in self._routes}
 
     def unreachable(self) -> list[str]:
         return []

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from broker.cluster.meta.founding import Candidate, Founders, Founding, next_session
+from broker.cluster.meta.founding import Bootstrap, BootstrapPeer, Founding, next_session
 from broker.cluster.node_files import DirectoryFiles
-from raft import node_id
+from raft import NodeId, node_id
 
 # By node id, not by name: the smallest id founds.
 NAMES = sorted((f"n{i}" for i in range(1, 6)), key=node_id)
@@ -25,14 +26,15 @@ class Crash(Exception):
 
 @dataclass(slots=True)
 class Node:
-    """Founders with a disk that survives their restarts."""
+    """A node with a disk that survives its restarts. `expected`: the names that its routes lead to,
+    without its own; None: not all are known yet."""
 
     name: str
     directory: Path
-    expected: int
+    expected: Sequence[str] | None
     incarnation: str = "1"
     formed: list[Founding] = field(default_factory=list)
-    formation: Founders = field(init=False)
+    formation: Bootstrap = field(init=False)
 
     def __post_init__(self) -> None:
         self.directory.mkdir(exist_ok=True)
@@ -41,16 +43,19 @@ class Node:
     def boot(self) -> None:
         """Start the process: load what is on disk, then start."""
         self.formed.clear()
-        self.formation = Founders(
+        self.formation = Bootstrap(
             files=DirectoryFiles(self.directory),
             cluster="c",
             name=self.name,
             incarnation=self.incarnation,
-            expected=lambda: self.expected,
+            expected=self._expected,
             on_formed=self.formed.append,
         )
         self.formation.load()
         self.formation.start()
+
+    def _expected(self) -> set[NodeId] | None:
+        return None if self.expected is None else {node_id(name) for name in self.expected}
 
     def replace_disk(self) -> None:
         for file in self.directory.iterdir():
@@ -60,16 +65,20 @@ class Node:
 
     def sees(self, *others: Node) -> None:
         for other in others:
-            self.formation.peer_seen(other.formation.candidate())
+            self.formation.peer_seen(other.formation.as_peer())
 
     @property
     def founding(self) -> Founding | None:
         return self.formation.founding
 
 
+def others(name: str, count: int = 3) -> list[str]:
+    return [other for other in NAMES[:count] if other != name]
+
+
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[Node]:
-    return [Node(name, tmp_path / name, expected=3) for name in NAMES[:3]]
+    return [Node(name, tmp_path / name, expected=others(name)) for name in NAMES[:3]]
 
 
 def all_of(*nodes: Node) -> dict[str, str]:
@@ -109,16 +118,43 @@ def test_too_few_nodes_wait(nodes: list[Node]) -> None:
     assert not (smallest.directory / "founding.json").exists()
 
 
+def test_no_node_is_a_substitute_for_one_that_the_routes_name(nodes: list[Node]) -> None:
+    """Two nodes route to a third, which may have founded a cluster already."""
+    smallest, middle, largest = nodes
+    smallest.expected = middle.expected = [largest.name]
+    smallest.sees(middle)
+    middle.sees(smallest)
+    for node in (smallest, middle):
+        node.formation.consider()
+        assert node.founding is None
+    smallest.expected = None  # its route was never reached
+    smallest.sees(middle)
+    assert smallest.founding is None
+
+
+def test_nodes_join_the_cluster_that_the_node_of_their_route_founded_alone(
+    nodes: list[Node],
+) -> None:
+    smallest, middle, alone = nodes
+    alone.expected = []  # its routes lead to itself only
+    alone.formation.consider()
+    for node, other in ((smallest, middle), (middle, smallest)):
+        node.expected = [alone.name]
+        node.sees(other, alone)
+        assert node.founding is None
+        assert node.formation.foreign == alone.founding
+
+
 def test_a_route_to_the_node_itself_lowers_the_expected_number(nodes: list[Node]) -> None:
     smallest, middle, _ = nodes
     smallest.sees(middle)
-    smallest.expected = 2
+    smallest.expected = [middle.name]
     smallest.formation.consider()
     assert smallest.founding == Founding("c", all_of(smallest, middle))
 
 
 def test_a_server_without_a_cluster_founds_alone(tmp_path: Path) -> None:
-    node = Node("solo", tmp_path / "solo", expected=1)
+    node = Node("solo", tmp_path / "solo", expected=[])
     assert node.formed == [Founding("c", {"solo": "1"})]
     node.boot()
     assert node.formed == [Founding("c", {"solo": "1"})]
@@ -128,7 +164,7 @@ def test_a_node_keeps_its_founding(nodes: list[Node], caplog: pytest.LogCaptureF
     smallest, middle, largest = nodes
     smallest.sees(middle, largest)
     ours = smallest.founding
-    stranger = Candidate("x", "1", Founding("c", {"x": "1", smallest.name: "1"}))
+    stranger = BootstrapPeer("x", "1", Founding("c", {"x": "1", smallest.name: "1"}))
     with caplog.at_level(logging.ERROR):
         smallest.formation.peer_seen(stranger)
     assert smallest.founding == ours
@@ -211,7 +247,7 @@ def test_a_record_that_another_incarnation_adopted_is_void(nodes: list[Node]) ->
     assert smallest.founding is None
     assert smallest.formed == []
     middle.sees(largest)
-    smallest.formation.peer_seen(Candidate("x", "1", founding))
+    smallest.formation.peer_seen(BootstrapPeer("x", "1", founding))
     assert smallest.formation.foreign == founding
 
 
@@ -232,7 +268,7 @@ def test_a_record_of_an_earlier_version_counts_for_the_incarnation_it_names(
 def test_a_late_node_is_to_join(nodes: list[Node], tmp_path: Path) -> None:
     smallest, middle, largest = nodes
     smallest.sees(middle, largest)
-    late = Node(NAMES[4], tmp_path / "late", expected=3)
+    late = Node(NAMES[4], tmp_path / "late", expected=NAMES[:2])
     late.sees(smallest, smallest, middle)
     assert late.founding is None
     assert late.formation.foreign == smallest.founding
@@ -245,12 +281,12 @@ def test_a_node_whose_peers_belong_to_different_clusters_joins_none(
 ) -> None:
     smallest, middle, largest = nodes
     smallest.sees(middle, largest)
-    late = Node(NAMES[4], tmp_path / "late", expected=3)
+    late = Node(NAMES[4], tmp_path / "late", expected=NAMES[:2])
     late.sees(smallest)
     assert late.formation.foreign is not None
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            late.formation.peer_seen(Candidate("stray", "1", Founding("c", {"stray": "1"})))
+            late.formation.peer_seen(BootstrapPeer("stray", "1", Founding("c", {"stray": "1"})))
     assert late.formation.foreign is None
     assert caplog.text.count("belong to different clusters") == 1
 
@@ -258,7 +294,7 @@ def test_a_node_whose_peers_belong_to_different_clusters_joins_none(
 def test_a_stray_founding_does_not_hide_the_own_one(nodes: list[Node]) -> None:
     smallest, middle, largest = nodes
     smallest.sees(middle, largest)
-    stray = Candidate("stray", "1", Founding("c", {"stray": "1"}))
+    stray = BootstrapPeer("stray", "1", Founding("c", {"stray": "1"}))
     middle.formation.peer_seen(stray)
     assert middle.founding is None
     middle.sees(smallest)
@@ -269,7 +305,7 @@ def test_a_stray_founding_does_not_hide_the_own_one(nodes: list[Node]) -> None:
 def test_in_any_order_of_events_there_is_one_founding(tmp_path: Path, seed: int) -> None:
     """Links fail and recover, processes die between any two steps, also while writing."""
     dice = random.Random(seed)
-    nodes = [Node(name, tmp_path / name, expected=5) for name in NAMES]
+    nodes = [Node(name, tmp_path / name, expected=others(name, 5)) for name in NAMES]
     everything = Founding("c", all_of(*nodes))
 
     def step() -> None:
