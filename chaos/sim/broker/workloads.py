@@ -13,11 +13,10 @@ from chaos.sim.clients.batches import BatchPublishers
 from chaos.sim.clients.expiring import ExpiringMessages
 from chaos.sim.clients.lifecycle import RebornStream
 from chaos.sim.clients.mirrors import Mirrors
-from chaos.sim.clients.publisher import AckedPublishers
+from chaos.sim.clients.publisher import AckedPublishers, TimedPublishers
 from chaos.sim.clients.readers import RestingReaders
 from chaos.sim.clients.registers import CompareAndSet
 from chaos.sim.clients.scheduled import MessageSchedules
-from chaos.sim.clients.timed_publishers import TimedPublishers
 from chaos.sim.clients.workload import Scene, SimWorkload
 from chaos.sim.consumers.pull_consumers import PullConsumers
 from chaos.sim.consumers.purged_consumers import PurgedConsumers

@@ -66,8 +66,9 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "consumer info before commit": BrokerBug(
         "consumer info shows no ack floor that the next leader might not know",
         (Replacement(LeaderApi, "_consumer_info", _show_uncommitted),),
-        found_by=1531,
+        found_by=14,
         workloads=PULL,
+        faults=("isolate", "halves", "slow disk", "kill", "pause"),
     ),
     "max_deliver counted per leader": BrokerBug(
         "a new leader continues to count deliveries",

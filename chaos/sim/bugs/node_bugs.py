@@ -155,8 +155,9 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "the leader's own clock is the time": BrokerBug(
         "the time is that of a majority of clocks",
         (Replacement(ClusterClock, "now_ns", _own_wall_clock),),
-        found_by=45,
+        found_by=0,
         workloads=TIMED,
+        faults=("clock jump", "kill"),
     ),
     "a wiped member votes": BrokerBug(
         "a node with an empty disk is another member, which has promised nothing",
