@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, cast
 from broker.cluster.clock import ClockWatch
 from broker.cluster.cluster_nodes import ClusterNodes
 from broker.cluster.consumer_requests.forwarding import (
-    ForwardedAcks,
-    ForwardedRequest,
     RequestForwarder,
 )
 from broker.cluster.limits.account_limits import AccountQuotas
@@ -135,8 +133,8 @@ class StreamNode:
             on_reconfigured=self._reconfigured,
             on_removed=self._removed,
             on_leader=self._meta_leader_changed,
-            on_nodes=self._nodes_changed,
-            on_written=self._meta_written,
+            on_nodes=lambda: self.nodes.changed(),  # noqa: PLW0108 - built later
+            on_written=lambda: self.flush.want(),  # noqa: PLW0108 - built later
         )
         self.meta_requests = MetaRequests(
             mesh.node,
@@ -213,8 +211,8 @@ class StreamNode:
             self.replicas,
             server.router,
             account_of=self.outboxes.account_of,
-            hold=self._hold_request,
-            hold_acks=self._hold_acks,
+            hold=lambda request: self.requests.hold(request),  # noqa: PLW0108 - built later
+            hold_acks=lambda acks: self.requests.hold_acks(acks),  # noqa: PLW0108 - built later
         )
         self.requests = RequestForwarder(
             node=mesh.node,
@@ -403,9 +401,6 @@ class StreamNode:
         self.meta_group.close()
         self.host.remove_group(META_GROUP, wipe=False)
 
-    def _nodes_changed(self) -> None:
-        self.nodes.changed()
-
     def _disk_recovered(self) -> None:
         """The store was opened again after a failure (raft.Host, on_recovered). Unflushed state is
         gone, as after a crash, and the log replays it; streams in memory lost nothing."""
@@ -471,15 +466,6 @@ class StreamNode:
 
     def _stored_here(self) -> int:
         return self.usage.stored_here()
-
-    def _meta_written(self) -> None:
-        self.flush.want()
-
-    def _hold_request(self, request: ForwardedRequest) -> None:
-        self.requests.hold(request)
-
-    def _hold_acks(self, acks: ForwardedAcks) -> None:
-        self.requests.hold_acks(acks)
 
     def _meta_leader_changed(self, leader: NodeId | None) -> None:
         if leader is not None:
