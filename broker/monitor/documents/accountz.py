@@ -1,10 +1,13 @@
-"""/accountz: the accounts of this server, and one of them in detail.
+"""/accountz and /accstatz: the accounts of this server, one of them in detail, their numbers.
 
 Owns: the documents.
 May not touch: accounts, beyond reading them.
-Spec: NATS monitoring, /accountz."""
+Spec: NATS monitoring, /accountz and /accstatz."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Sequence
 
 from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.config.options import Export, Import
@@ -47,6 +50,36 @@ def account_info(observed: Observed, name: str) -> Document:
         document["imports"] = [_import(one) for one in options.imports]
     document["sublist_stats"] = sublist([account])
     return document
+
+
+def accstatz(observed: Observed, names: Sequence[str] = (), *, unused: bool = False) -> Document:
+    """The numbers of these accounts, or of all; `unused`: also of those without connections."""
+    accounts = observed.server.accounts
+    wanted = [accounts[name] for name in names if name in accounts] or list(accounts.values())
+    return {
+        "server_id": observed.id,
+        "now": timestamp(time.time()),
+        "account_statz": [
+            account_numbers(account) for account in wanted if unused or account.connections
+        ],
+    }
+
+
+def account_numbers(account: Account) -> Document:
+    """Traffic of clients; messages between nodes are not counted per account."""
+    traffic = account.traffic()
+    elsewhere = {kind: {"msgs": 0, "bytes": 0} for kind in ("gateways", "routes", "leafs")}
+    return {
+        "acc": account.name,
+        "name": account.name,
+        "conns": len(account.connections),
+        "leafnodes": 0,
+        "total_conns": len(account.connections),
+        "num_subscriptions": len(account.subs),
+        "sent": {"msgs": traffic.out_msgs, "bytes": traffic.out_bytes, **elsewhere},
+        "received": {"msgs": traffic.in_msgs, "bytes": traffic.in_bytes, **elsewhere},
+        "slow_consumers": 0,
+    }
 
 
 def sublist(accounts: list[Account]) -> Document:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from broker.monitor.documents.accountz import accountz
+from broker.monitor.documents.accountz import accountz, accstatz
 from broker.monitor.documents.connz import connz, subsz
 from broker.monitor.documents.varz import CpuMeter, varz
 from broker.monitor.observed import Observed
 from broker.server.process.times import timestamp
-from broker.server.services import Document, Query
+from broker.server.services import Document, Query, has_flag
 
 
 class Documents:
@@ -36,6 +36,7 @@ class Documents:
             },
             "leafz": lambda _: {**self._head(), "leafnodes": 0, "leafs": []},
             "accountz": lambda query: {**self._head(), **accountz(observed, query)},
+            "accstatz": lambda query: accstatz(observed, unused=has_flag(query, "unused")),
             "jsz": self._jsz,
             "ipqueuesz": lambda _: {},  # queues between goroutines: there are none here
             "raftz": lambda query: {} if runtime is None else runtime.raftz(query),

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-import time
 from collections.abc import Callable
 
 import msgspec
 
 from broker.accounts import Account
-from broker.monitor.documents.accountz import account_info, has_jetstream
+from broker.monitor.documents.accountz import (
+    account_info,
+    account_numbers,
+    accstatz,
+    has_jetstream,
+)
 from broker.monitor.documents.documents import Documents
 from broker.monitor.documents.query import BadQuery
 from broker.monitor.observed import Observed
 from broker.monitor.system.responder import Responder
-from broker.server.process.times import timestamp
 from broker.server.routing.internal_subscription import InternalSubscription
 from broker.server.services import Document, Query
 from broker.subjects import SinkKind
@@ -91,17 +94,13 @@ class AccountServices:
 
     def _statz(self, name: str, query: Query) -> Document | None:
         """Accounts without connections are omitted; None if the named account is one of them."""
-        accounts = self._observed.server.accounts
-        wanted = list(accounts.values()) if name == EVERY else _known(accounts.get(name))
-        if query.get("include_unused") != "true":
-            wanted = [account for account in wanted if account.connections]
-        if not wanted and name != EVERY:
+        unused = query.get("include_unused") == "true"
+        if name == EVERY:
+            return accstatz(self._observed, unused=unused)
+        account = self._observed.server.accounts.get(name)
+        if account is None or not (unused or account.connections):
             return None
-        return {
-            "server_id": self._observed.id,
-            "now": timestamp(time.time()),
-            "account_statz": [account_numbers(account) for account in wanted],
-        }
+        return accstatz(self._observed, [name], unused=True)
 
     def _conns(self, subject: bytes, reply: bytes, _headers: bytes, _payload: bytes) -> None:
         account = self._observed.server.accounts.get(_account_in(subject))
@@ -134,28 +133,8 @@ def subscriber_count(account: Account, subject: bytes, queue: bytes = b"") -> in
     )
 
 
-def account_numbers(account: Account) -> Document:
-    """Traffic of clients; messages between nodes are not counted per account."""
-    traffic = account.traffic()
-    return {
-        "acc": account.name,
-        "name": account.name,
-        "conns": len(account.connections),
-        "leafnodes": 0,
-        "total_conns": len(account.connections),
-        "num_subscriptions": len(account.subs),
-        "sent": {"msgs": traffic.out_msgs, "bytes": traffic.out_bytes},
-        "received": {"msgs": traffic.in_msgs, "bytes": traffic.in_bytes},
-        "slow_consumers": 0,
-    }
-
-
 def connections_event(observed: Observed, account: Account) -> Document:
     return observed.event("account_connections") | account_numbers(account)
-
-
-def _known(account: Account | None) -> list[Account]:
-    return [] if account is None else [account]
 
 
 def _account_in(subject: bytes) -> str:

@@ -169,3 +169,23 @@ def test_clients_get_changed_cluster_urls_once() -> None:
             old.close()
 
     run(test())
+
+
+def test_accounts_have_their_numbers() -> None:
+    async def test() -> None:
+        async with running(http=HTTP) as server:
+            assert (await document(server, "/accstatz"))["account_statz"] == []
+            client = await RawClient.open(server)
+            client.send(b"SUB a 1\r\nPUB a 5\r\nhello\r\n")
+            await client.flush()
+            (used,) = (await document(server, "/accstatz"))["account_statz"]
+            assert (used["acc"], used["conns"]) == ("$G", 1)
+            none = {"msgs": 0, "bytes": 0}
+            others = dict.fromkeys(("gateways", "routes", "leafs"), none)
+            assert used["received"] == {"msgs": 1, "bytes": 5, **others}
+            assert used["sent"] == used["received"]
+            every = (await document(server, "/accstatz?unused=1"))["account_statz"]
+            assert {one["acc"] for one in every} == {"$G", "$SYS"}
+            client.close()
+
+    run(test())
