@@ -2,12 +2,13 @@
 
     python tests/benchmarks/many_streams.py [--streams 3000] [--consumers 3] [--replicas 3]
         [--under-way 64] [--nodes 3] [--servers ours nats-server] [--list] [--restart]
+        [--restart-all]
 
 Streams with durable pull consumers are created over bare sockets, one connection per node, with
 `--under-way` requests waiting at a time. After each step (a tenth of the streams) a line says how
 many creates per second there were, and how many CPU seconds of all nodes a thousand of them took:
 if the lines are alike, the cost does not grow. At the end: memory of all nodes, CPU of the slowest
-node at rest, the time from SIGKILL of a node until it is healthy again. `--profile DIRECTORY`
+node at rest, the time from SIGKILL of a node, or of all, until it is healthy. `--profile DIRECTORY`
 samples the first node with py-spy during the last step."""
 
 from __future__ import annotations
@@ -178,6 +179,33 @@ def restart(server: str, cluster: LocalCluster) -> None:
     show(server=server, killed_node_healthy_s=round(took, 2), its_cpu_s=round(cpu, 2))
 
 
+async def restart_all(server: str, cluster: LocalCluster, streams: int) -> None:
+    """A power cut: then every stream must be there, and take messages."""
+    for node in cluster.nodes:
+        node.kill()
+    began = time.perf_counter()
+    for node in cluster.nodes:
+        node.start()
+    for node in cluster.nodes:
+        await asyncio.to_thread(node.wait_healthy, timeout_s=RESTART_WITHIN_S)
+    healthy = time.perf_counter() - began
+    client = await PlainClient.open(cluster.nodes[0].client_port, "")
+    total = (await client.api("STREAM.NAMES", {"offset": 0})).get("total", 0)
+    lost = 0
+    for number in range(0, streams, max(streams // 100, 1)):
+        answer = await client.request(f"S{number}.restart".encode(), b"x")
+        lost += b'"seq"' not in answer
+    took = time.perf_counter() - began
+    await client.close()
+    show(
+        server=server,
+        all_healthy_s=round(healthy, 2),
+        published_to_a_hundred_s=round(took, 2),
+        streams=total,
+        refused=lost,
+    )
+
+
 async def run(server: str, cluster: LocalCluster, options: argparse.Namespace) -> None:
     clients = [await PlainClient.open(node.client_port, "") for node in cluster.nodes]
     await create_all(server, cluster, Load(clients, options), options)
@@ -189,6 +217,8 @@ async def run(server: str, cluster: LocalCluster, options: argparse.Namespace) -
         await rest(server, cluster, options.rest)
     for client in clients:
         await client.close()
+    if options.restart_all:
+        await restart_all(server, cluster, options.streams)
 
 
 def main() -> None:
@@ -202,6 +232,7 @@ def main() -> None:
     parser.add_argument("--rest", type=float, default=REST_S)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--restart", action="store_true")
+    parser.add_argument("--restart-all", action="store_true")
     parser.add_argument("--profile")
     options = parser.parse_args()
     for server in options.servers:
