@@ -23,6 +23,8 @@ from typing import Any, Final
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import nats.errors
+import nats.js.errors
 from nats.js.api import StreamConfig
 
 from broker.client import scan
@@ -133,7 +135,7 @@ async def _round(
 ) -> None:
     victim = dice.choice(cluster.nodes)
     others = [node for node in cluster.nodes if node is not victim]
-    await _publish(others[0], report, dice)
+    await _publish(cluster, others[0], report, dice)
     if dice.random() < 0.5:
         victim.kill()
     else:
@@ -146,7 +148,7 @@ async def _round(
         done = Damage(kind, dice.choice(found[kind]), way).apply(dice)
         report.hit[kind] += 1
         say(f"round {report.rounds + 1}: {victim.name}: {kind}: {done}")
-    await _publish(others[0], report, dice)
+    await _publish(cluster, others[0], report, dice)
     began = time.monotonic()
     victim.start()
     await _healed(cluster, victim, report)
@@ -181,14 +183,21 @@ def _condition(node: LocalNode) -> str:
     return f"{node.name}: {said}\n{node.log_tail(25)}"
 
 
-async def _publish(node: LocalNode, report: DamageReport, dice: random.Random) -> None:
+async def _publish(
+    cluster: LocalCluster, node: LocalNode, report: DamageReport, dice: random.Random
+) -> None:
     async with client_of(node) as client:
         stream = client.jetstream(timeout=30)
         for name in STREAMS:
             acked = report.acked.setdefault(name, {})
             for _ in range(MESSAGES):
                 data = dice.randbytes(dice.choice((20, 2_000, 20_000)))
-                ack: Any = await stream.publish(name, data)
+                try:
+                    ack: Any = await stream.publish(name, data)
+                except (nats.errors.Error, nats.js.errors.Error) as error:
+                    problem = f"no ack of {name} by {node.name}: {error}"
+                    report.problems += [problem, *map(_condition, cluster.nodes)]
+                    return
                 acked[ack.seq] = hashlib.sha256(data).digest()
 
 
