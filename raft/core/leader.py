@@ -439,7 +439,13 @@ class LeaderState:
     def status(self) -> tuple[PeerStatus, ...]:
         return tuple(
             PeerStatus(
-                node, peer.state.value, peer.match, peer.next, peer.active, len(peer.inflight)
+                node,
+                peer.state.value,
+                peer.match,
+                peer.next,
+                peer.active,
+                len(peer.inflight),
+                peer.recovering,
             )
             for node, peer in self.peers.items()
         )

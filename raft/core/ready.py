@@ -86,6 +86,7 @@ class PeerStatus:
     next: Index
     active: bool  # heard from since the last quorum check
     inflight: int
+    recovering: bool = False  # it has lost its log: it has no vote before it has caught up
 
 
 @dataclass(frozen=True, slots=True)

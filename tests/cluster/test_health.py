@@ -28,6 +28,8 @@ class Node:
     trouble: str | None = None
     disk_full: bool = False
     clock_trouble: str | None = None
+    meta_stopped: str | None = None
+    meta_recovering: bool = False
     lame_duck: bool = False
     held: bool = True
     stopped: str | None = None
@@ -53,7 +55,11 @@ class Node:
             members=Members(tuple(map(NodeId, self.voters))),
         )
         meta = SimpleNamespace(
-            core=SimpleNamespace(members=Members(tuple(map(NodeId, self.meta_voters))))
+            stopped=self.meta_stopped,
+            core=SimpleNamespace(
+                members=Members(tuple(map(NodeId, self.meta_voters))),
+                recovering=self.meta_recovering,
+            ),
         )
         status = SimpleNamespace(stopped=self.stopped, installing=self.installing, core=core)
         return JetStreamHealth(
@@ -86,6 +92,8 @@ def test_a_healthy_node_is_ok() -> None:
 @pytest.mark.parametrize(
     ("node", "sentence"),
     [
+        (replace(WELL, meta_stopped="broken"), "the meta group is stopped on this node: broken"),
+        (replace(WELL, meta_recovering=True), "lost the log of the meta group"),
         (replace(WELL, trouble="the disk is full"), "takes no writes: the disk is full"),
         (replace(WELL, founded=False), "waiting for its cluster to form"),
         (replace(WELL, removed=True), "removed from the cluster"),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from broker.cluster.meta.assignments import META_GROUP
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.replica.member_changes import MemberChanges
 from broker.cluster.replica.reconfiguration import Record, Step, Wait
@@ -42,7 +43,7 @@ from broker.jetstream.consumer.consumer import Consumer
 from broker.store.index import SubjectIndex
 from broker.subjects import Steps
 from raft import GroupId, NodeId
-from raft.host.group import GroupStatus
+from raft.host.group import GroupStatus, UnknownGroup
 
 SUBJECTS_PER_STEP: Final = 512
 
@@ -159,11 +160,12 @@ class AssetInfo:
             at = matches.get(peer)
             connected = self.links.connected(peer)
             lag = max(status.commit - at.match, 0) if at is not None else 0
+            level = at is not None and lag == 0 and not at.recovering
             name = self._name(peer)
             peers.append(
                 PeerInfo(
                     name=name,
-                    current=connected and at is not None and lag == 0 and peer in voters,
+                    current=connected and level and peer in voters,
                     offline=not connected,
                     active=self.links.silent_ns(peer),
                     lag=lag,
@@ -179,6 +181,23 @@ class AssetInfo:
             replicas=tuple(sorted(peers, key=lambda peer: peer.name)),
             desired=self._desired(replica),
         )
+
+    def meta_peer(self, member: NodeId) -> tuple[bool, int]:
+        """Whether a member has a vote in the meta group and everything that is committed there, and
+        how many entries it lacks. Only the leader knows that of others; elsewhere a member counts
+        as current while it is connected and votes."""
+        try:
+            status = self.status(META_GROUP).core
+        except UnknownGroup:  # removed from the cluster
+            return False, 0
+        votes = member in status.voters or member in status.outgoing
+        if member == self.links.node:
+            lag = max(status.commit - status.applied, 0)
+            return votes and not status.recovering and lag == 0, lag
+        at = next((peer for peer in status.peers if peer.node == member), None)
+        lag = max(status.commit - at.match, 0) if at is not None else 0
+        known = status.leader != self.links.node or (at is not None and not at.recovering)
+        return self.links.connected(member) and votes and known and lag == 0, lag
 
     def _desired(self, replica: Replica) -> DesiredCluster | None:
         """Where the stream is moving to. None: it is where it should be."""

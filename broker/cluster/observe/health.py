@@ -105,10 +105,7 @@ class JetStreamHealth:
             return 200, {"status": "ok"}
         if self.lame_duck():
             return 503, _unavailable("lame duck mode")
-        meta = self.held(META_GROUP)
-        if meta is not None and not meta.core.members.has_voter(self.node):
-            return 503, _unavailable("this node has no vote in the meta group yet")
-        if (reason := self.clock_trouble()) is not None:
+        if (reason := self._meta_reason() or self.clock_trouble()) is not None:
             return 503, _unavailable(reason)
         if has_flag(query, "js-server-only", "js-meta-only"):
             return 200, self._ok()
@@ -126,6 +123,19 @@ class JetStreamHealth:
             return "JetStream is still waiting for its cluster to form"
         if self.leader(META_GROUP) is None:
             return "JetStream has not established contact with a meta leader"
+        return None
+
+    def _meta_reason(self) -> str | None:
+        """Why this node takes no part in the meta group; None if it does."""
+        meta = self.held(META_GROUP)
+        if meta is None:
+            return None
+        if not meta.core.members.has_voter(self.node):
+            return "this node has no vote in the meta group yet"
+        if meta.stopped is not None:
+            return f"the meta group is stopped on this node: {meta.stopped}"
+        if meta.core.recovering:
+            return "this node has lost the log of the meta group: catching up"
         return None
 
     # -- streams and consumers ------------------------------------------------------------------

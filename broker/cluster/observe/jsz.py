@@ -20,6 +20,7 @@ from broker.jetstream.config.names import get_hash
 from broker.jetstream.strict_json import to_wire
 from broker.jetstream.times import rfc3339
 from broker.server.services import Document, Query, has_flag
+from raft import NodeId
 
 if TYPE_CHECKING:
     from broker.cluster.replica.replica import Replica
@@ -71,17 +72,7 @@ class JetStreamDocument:
     def _meta_cluster(self) -> Document:
         links, members = self.info.links, self.info.members
         leader = self.info.leader(META_GROUP)
-        replicas = [
-            {
-                "name": members.name(member),
-                "current": links.connected(member),
-                "offline": not links.connected(member),
-                "active": links.silent_ns(member),
-                "peer": get_hash(members.name(member)),
-            }
-            for member in members.nodes
-            if member != leader
-        ]
+        replicas = [self._meta_replica(member) for member in members.nodes if member != leader]
         return {
             "name": links.cluster,
             "leader": members.name(leader) if leader is not None else "",
@@ -91,6 +82,18 @@ class JetStreamDocument:
             "pending": 0,
             "replicas": replicas,
         }
+
+    def _meta_replica(self, member: NodeId) -> Document:
+        links, name = self.info.links, self.info.members.name(member)
+        current, lag = self.info.meta_peer(member)
+        document: Document = {
+            "name": name,
+            "current": current,
+            "offline": not links.connected(member),
+            "active": links.silent_ns(member),
+            "peer": get_hash(name),
+        }
+        return {**document, "lag": lag} if lag else document
 
     def _accounts(self, replicas: list[Replica], query: Query) -> list[Document]:
         by_account: dict[str, list[Replica]] = {}
