@@ -18,6 +18,7 @@ from chaos.sim.bugs.consumer_bugs import CONSUMER_BUGS
 from chaos.sim.bugs.node_bugs import NODE_BUGS
 from chaos.sim.bugs.publish_bugs import PUBLISH_BUGS
 from chaos.sim.bugs.read_bugs import READ_BUGS
+from chaos.sim.bugs.retention_bugs import RETENTION_BUGS
 from chaos.sim.bugs.schedule_bugs import SCHEDULE_BUGS
 
 WITHIN_SEEDS: Final = 2000
@@ -25,6 +26,7 @@ BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {
     **NODE_BUGS,
     **CONSUMER_BUGS,
     **ACK_BUGS,
+    **RETENTION_BUGS,
     **PUBLISH_BUGS,
     **READ_BUGS,
     **SCHEDULE_BUGS,

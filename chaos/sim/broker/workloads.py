@@ -20,6 +20,8 @@ from chaos.sim.clients.scheduled import MessageSchedules
 from chaos.sim.clients.workload import Scene, SimWorkload
 from chaos.sim.consumers.pull_consumers import PullConsumers
 from chaos.sim.consumers.purged_consumers import PurgedConsumers
+from chaos.sim.consumers.push_consumers import PushConsumers
+from chaos.sim.consumers.retention import RetentionConsumers
 
 WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "acked publishers": AckedPublishers,
@@ -34,5 +36,7 @@ WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "pull consumers": PullConsumers,
     "purged consumers": PurgedConsumers,
     "timed publishers": TimedPublishers,
+    "push consumers": PushConsumers,
+    "retention": RetentionConsumers,
 }
 DRAWN: Final = tuple(sorted(WORKLOADS))

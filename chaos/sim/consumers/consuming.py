@@ -19,6 +19,7 @@ from chaos.sim.world.virtual_time import NS
 
 FINAL_STATUS = 200  # a status below it, such as a heartbeat, does not end a pull request
 ACK_TOKENS = 9
+CONSUMER_NOT_FOUND = 10014
 
 
 def received_of(message: ClientMessage) -> Received | None:
@@ -78,6 +79,18 @@ async def create_consumer(client: SimClient, stream: str, config: dict[str, Any]
         except TimeoutError:
             continue
         if "error" not in answer:
+            return
+        await asyncio.sleep(0.1)
+
+
+async def delete_consumer(client: SimClient, stream: str, name: str) -> None:
+    """Ask until it is gone."""
+    while True:
+        try:
+            answer = await client.api(f"CONSUMER.DELETE.{stream}.{name}")
+        except TimeoutError:
+            continue
+        if answer.get("error", {}).get("err_code") in (None, CONSUMER_NOT_FOUND):
             return
         await asyncio.sleep(0.1)
 

@@ -6,7 +6,6 @@ May not touch: the stream and its consumers, which a workload creates."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos.sim.clients.client import SimClient
@@ -26,15 +25,14 @@ class PullWorkers:
     scene: Scene
     admin: SimClient
     over: bool = False
-    on_ack: Callable[[ConsumerRecord, Received], None] | None = None  # an ack is about to be sent
 
     def start(self, tasks: asyncio.TaskGroup, record: ConsumerRecord, count: int) -> None:
-        tasks.create_task(self._watch(record))
+        tasks.create_task(self.watch(record))
         for number in range(count):
             client = self.scene.client(f"{record.name}-{number}")
             tasks.create_task(self._work(client, record))
 
-    async def _watch(self, record: ConsumerRecord) -> None:
+    async def watch(self, record: ConsumerRecord) -> None:
         """Read consumer info now and then, until nothing is left to deliver or to ack."""
         quiet = 0
         while quiet < 2 and not record.finished:
@@ -101,8 +99,7 @@ class PullWorkers:
     def _ack(
         self, client: SimClient, record: ConsumerRecord, received: Received, payload: bytes
     ) -> None:
-        if self.on_ack is not None:
-            self.on_ack(record, received)
+        record.acks_sent.add(received.seq)
         client.publish(received.reply, payload)
 
     def _nak(
@@ -115,8 +112,7 @@ class PullWorkers:
     async def _double_ack(
         self, client: SimClient, record: ConsumerRecord, received: Received
     ) -> None:
-        if self.on_ack is not None:
-            self.on_ack(record, received)
+        record.acks_sent.add(received.seq)
         try:
             answer = await client.request(received.reply, timeout_s=ANSWER_WITHIN_S)
         except TimeoutError:

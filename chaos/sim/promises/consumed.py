@@ -47,9 +47,11 @@ class ConsumerRecord:
     stream: str
     config: dict[str, Any]
     received: list[Received] = field(default_factory=list)
+    acks_sent: set[int] = field(default_factory=set)  # sequences; the ack may have been lost
     confirmed: set[int] = field(default_factory=set)  # sequences whose double ack was answered
     infos: list[dict[str, Any]] = field(default_factory=list)  # of one client, one after the other
     finished: bool = False
+    created_ns: int = 0  # when its creation was answered
 
     @property
     def name(self) -> str:

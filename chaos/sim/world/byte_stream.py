@@ -38,7 +38,8 @@ class ByteStream:
         self._protocol: asyncio.Protocol | None = None
         self._loop: NodeLoop | None = None
         self._transport: ServerEnd | None = None
-        self._early: list[bytes] = []
+        self._early: list[bytes] = []  # what the client sent before the server accepted it
+        self._left_early = False  # and whether it has left again by then
         self._to_server_ns = self._to_client_ns = 0
         self.closed = False
 
@@ -51,6 +52,8 @@ class ByteStream:
         early, self._early = self._early, []
         for data in early:
             self._give(data)
+        if self._left_early:
+            self._end_server()
 
     def from_server(self, data: bytes) -> None:
         self._to_client_ns = max(self._world.now_ns + self._delay_ns(), self._to_client_ns + 1)
@@ -114,6 +117,7 @@ class ByteStream:
         self._transport.receive(self._protocol, data)
 
     def _end_server(self) -> None:
+        self._left_early = self._loop is None
         if self._loop is not None and self._loop.alive and self._protocol is not None:
             assert self._transport is not None
             if not self._transport.is_closing():
