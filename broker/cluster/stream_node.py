@@ -135,6 +135,7 @@ class StreamNode:
             on_leader=self._meta_leader_changed,
             on_nodes=lambda: self.nodes.changed(),  # noqa: PLW0108 - built later
             on_written=lambda: self.flush.want(),  # noqa: PLW0108 - built later
+            on_flushed=lambda index: self.membership.table_flushed(index),  # noqa: PLW0108
         )
         self.meta_requests = MetaRequests(
             mesh.node,

@@ -70,6 +70,7 @@ class MetaGroup:
     on_leader: Callable[[NodeId | None], None]
     on_nodes: Callable[[], None]  # the table of nodes has changed
     on_written: Callable[[], None]  # changes are rare, and a restart needs them: flush soon
+    on_flushed: Callable[[int], None]
     is_leader: bool = False
     _proposals: Proposals = field(default_factory=Proposals)
     _reached: ReachedIndex = field(default_factory=ReachedIndex)
@@ -179,6 +180,7 @@ class MetaGroup:
 
     def flushed(self, index: Index) -> None:
         self._flushed = index
+        self.on_flushed(index)
 
     def close(self) -> None:
         self.is_leader = False

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.cluster.limits.usage import Usage
-from broker.cluster.meta.assignments import Assignment, RenewStream
+from broker.cluster.meta.assignments import META_GROUP, Assignment, RenewStream
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.peers.leader_table import LeaderTable
@@ -48,6 +48,8 @@ class Membership:
     usage: Usage
     spawn: Callable[[Awaitable[None], str], object]
     _rejoining: set[int] = field(default_factory=set)
+    # Groups of deleted streams, and the index of the first table without them.
+    _deleted: dict[GroupId, int] = field(default_factory=dict)
     _broken: set[int] = field(default_factory=set)  # log or state are damaged, or do not fit
     _sweeping: bool = False
     _sweep_again: bool = False
@@ -119,15 +121,34 @@ class Membership:
             await asyncio.sleep(HEAL_EVERY_S)
 
     def drop_unassigned(self) -> None:
-        """Drop replicas that are not assigned here. Called at start and after disk failures."""
-        if any(self.node not in assignment.holders for assignment in self.meta_group.assignments):
+        """Drop replicas that are not assigned here, and what is left of deleted streams. Called at
+        start and after disk failures."""
+        assignments = self.meta_group.assignments
+        if self._leftovers() or any(self.node not in one.holders for one in assignments):
             self.sweep()
 
     def removed(self, group: GroupId) -> None:
-        """The stream was deleted. Without a replica, this node may have data of an earlier one."""
-        if not self.replicas.delete(group) and self.storage.store.exists(group):
+        """The stream was deleted. Its data goes when the table without it is on disk. Otherwise
+        this node might restart with an older table and without the group's log: it would begin the
+        group anew, as one that has promised nothing."""
+        if self.replicas.delete(group) or self.storage.store.exists(group):
+            self._deleted[group] = self.meta_group.assignments.applied
+
+    def table_flushed(self, index: int) -> None:
+        """The table as of this index is on disk."""
+        for group in [group for group, at in self._deleted.items() if at <= index]:
+            del self._deleted[group]
+            self._wipe(group)
+
+    def _leftovers(self) -> list[GroupId]:
+        """Groups that are not in the table. It may be older than they are: ask before they go."""
+        known = {one.group for one in self.meta_group.assignments} | {META_GROUP}
+        return [group for group in self.storage.store.groups() if group not in known]
+
+    def _wipe(self, group: GroupId) -> None:
+        if self.storage.store.exists(group):
             self.host.remove_group(group, wipe=True)
-            self.storage.wipe_state(group)
+        self.storage.wipe_state(group)
 
     # -- a node that restarts without its log ---------------------------------------------------
 
@@ -230,6 +251,9 @@ class Membership:
                         self._sweep_again = True
                     else:
                         self._drop(assignment)
+                for group in self._leftovers():
+                    if group not in self.replicas and group not in self._deleted:
+                        self._wipe(group)
                 if self._sweep_again:
                     await asyncio.sleep(RETRY_EVERY_S)
         finally:

@@ -449,11 +449,11 @@ class Replica:
         self._host.remove_group(self.group, wipe=False)
 
     def delete(self) -> None:
-        """The stream was deleted: remove the group and everything it stored."""
+        """The stream was deleted: leave the group. What it stored in files stays for the moment
+        (Membership.removed)."""
         self._end_leading(CONSUMER_DELETED)
         self.close()
-        self._host.remove_group(self.group, wipe=True)
-        self.checkpoints.wipe()
+        self._host.remove_group(self.group, wipe=self._in_memory)
 
 
 def _undamaged(chunks: Iterable[bytes]) -> Iterator[bytes]:

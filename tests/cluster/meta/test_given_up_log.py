@@ -30,6 +30,7 @@ def meta_group() -> MetaGroup:
         on_leader=nothing,
         on_nodes=nothing,
         on_written=nothing,
+        on_flushed=nothing,
     )
 
 

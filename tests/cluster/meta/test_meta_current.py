@@ -52,6 +52,7 @@ class Follower:
             on_leader=lambda _: None,
             on_nodes=lambda: None,
             on_written=lambda: None,
+            on_flushed=lambda _: None,
         )
         self.group = group
         self.apply(applied)
