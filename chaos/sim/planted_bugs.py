@@ -98,6 +98,15 @@ class CountsLearnersAsVoters(LeaderState):
         return [(*voters, *members.learners) for voters in super().voter_sets(members)]
 
 
+class CountsNewVotersOnly(LeaderState):
+    """Section 6: a joint configuration needs majorities of the old and of the new voters."""
+
+    __slots__ = ()
+
+    def voter_sets(self, members: Members) -> list[tuple[NodeId, ...]]:
+        return super().voter_sets(members)[:1]
+
+
 class UsesMembersWhenCommitted(MembersInUse):
     """Thesis 4.1: a configuration is in use as soon as it is in the log."""
 
@@ -224,6 +233,7 @@ PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
     "pre_vote_any_log": PlantedBug(CoreParts(vote_granting=GrantsPreVoteToAnyLog)),
     "truncate_stale": PlantedBug(CoreParts(log_matching=TruncatesOnStaleAppend)),
     "count_learner": PlantedBug(CoreParts(leader=CountsLearnersAsVoters)),
+    "joint_new_only": PlantedBug(CoreParts(leader=CountsNewVotersOnly)),
     "late_members": PlantedBug(
         CoreParts(members=UsesMembersWhenCommitted), TakesUpMembersAfterStep
     ),
