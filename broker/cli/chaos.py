@@ -171,7 +171,7 @@ def _simulate_brokers(seeds: int, first: int, jobs: int) -> None:
 
 
 def _simulate_raft(seeds: int, first: int, seed: int | None, jobs: int) -> None:
-    from chaos.sim.run import run_seed, run_seeds
+    from chaos.sim.consensus.run import run_seed, run_seeds
 
     if seed is not None:
         outcome = run_seed(seed, trace=True)

@@ -1,5 +1,5 @@
-"""Whole Raft clusters in one thread on virtual time, each from one seed: real cores, real rounds.
+"""Clusters in one thread on virtual time, each from one seed: real code, simulated computers.
 
-Owns: nothing but its modules; chaos/sim/run.py is the entry point.
-May not touch: real clocks, sockets and disks.
-Spec: Raft figure 3 (the safety properties) and raft/DIVERGENCE.md."""
+Begin with `broker/` (whole nodes, docs/decisions/0016-simulate-whole-nodes.md). `consensus/` is
+Raft alone, `world/` stands for the computers, `clients/` and `consumers/` for the users, `promises/`
+judges, `bugs/` are planted to prove that it would notice."""

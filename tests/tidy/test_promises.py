@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from chaos.sim.broker.planted_bugs import BROKER_BUGS
-from chaos.sim.planted_bugs import PLANTED_BUGS
+from chaos.sim.consensus.planted_bugs import PLANTED_BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = ("", "chaos/sim/promises", "chaos/sim/clients", "chaos/sim/consumers")

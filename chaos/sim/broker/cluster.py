@@ -20,6 +20,7 @@ from chaos.sim.broker.nemesis import CLOCK_JUMP_NS, CLOCK_WRONG_NS, BrokerNemesi
 from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.clients.client import SimClient
+from chaos.sim.consensus.schedule import rng_for
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.consumer_states import ConsumerStates, live_differs
 from chaos.sim.promises.dispatches import Dispatches, watched_deliveries
@@ -28,7 +29,6 @@ from chaos.sim.promises.journal import Journal
 from chaos.sim.promises.seen_replica import SeenReplica
 from chaos.sim.promises.stored import check_alike
 from chaos.sim.promises.stored_times import TOLERANCE_NS
-from chaos.sim.schedule import rng_for
 from chaos.sim.world.links import Fabric
 from chaos.sim.world.node import BrokerNode
 from chaos.sim.world.node_loop import NodeLoop

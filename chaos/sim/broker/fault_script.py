@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from chaos.sim.schedule import rng_for
+from chaos.sim.consensus.schedule import rng_for
 from chaos.sim.world.virtual_time import MS, NS
 
 FIRST_FAULT_NS: Final = NS

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from chaos.sim.broker.fault_script import Fault, draw_kinds, draw_script
 from chaos.sim.broker.workloads import DRAWN
-from chaos.sim.schedule import rng_for
+from chaos.sim.consensus.schedule import rng_for
 from chaos.sim.world.virtual_time import MS, NS
 
 WORKLOADS_MAX = 3

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from chaos.sim.checks import Violation
-from chaos.sim.cluster import SimCluster
-from chaos.sim.disk import DiskWrite, MachineState, SimDisk
-from chaos.sim.faults import Faults
-from chaos.sim.network import SimNetwork
-from chaos.sim.schedule import EventQueue, rng_for
+from chaos.sim.consensus.checks import Violation
+from chaos.sim.consensus.cluster import SimCluster
+from chaos.sim.consensus.disk import DiskWrite, MachineState, SimDisk
+from chaos.sim.consensus.faults import Faults
+from chaos.sim.consensus.network import SimNetwork
+from chaos.sim.consensus.schedule import EventQueue, rng_for
 from raft.core.messages import Entry, Message, MessageKind
 from raft.types import HardState, Index, NodeId, Term
 

@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from chaos.sim.cluster import SimCluster
-from chaos.sim.disk import DiskWrite, MachineState, SimDisk
-from chaos.sim.faults import Faults
-from chaos.sim.node import SimNode
-from chaos.sim.schedule import SECOND
+from chaos.sim.consensus.cluster import SimCluster
+from chaos.sim.consensus.disk import DiskWrite, MachineState, SimDisk
+from chaos.sim.consensus.faults import Faults
+from chaos.sim.consensus.node import SimNode
+from chaos.sim.consensus.schedule import SECOND
 from raft.core.messages import Entry
 from raft.types import HardState, Index, Members, NodeId, Term
 from tests.tidy.source_tree import modules

@@ -7,8 +7,8 @@ from random import SystemRandom
 
 import pytest
 
-from chaos.sim.planted_bugs import NO_BUG, PLANTED_BUGS
-from chaos.sim.run import find_bug, run_seed, run_seeds, survey
+from chaos.sim.consensus.planted_bugs import NO_BUG, PLANTED_BUGS
+from chaos.sim.consensus.run import find_bug, run_seed, run_seeds, survey
 
 FIXED_SEEDS = 20
 FRESH_SEEDS = 100  # new ones in every run; a failure names its seed, which replays it

@@ -1,7 +1,7 @@
 """The links of a simulated node: which other nodes it is connected to, and its beats to them.
 
 Owns: the links that are broken on this node's side.
-May not touch: Raft messages (chaos/sim/node.py sends them), cuts (chaos/sim/network.py).
+May not touch: Raft messages (node.py sends them), cuts (network.py).
 Spec: the counterpart of raft/transport/transport.py as raft/host/quiescence.py uses it. The links
 to a process that crashed break at once. A cut breaks no link: nothing arrives any more. A link may
 also break on one side only, and the node on the other side notices nothing."""
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from chaos.sim.environment import SimEnvironment
+from chaos.sim.consensus.environment import SimEnvironment
 from raft.types import NodeId
 
 

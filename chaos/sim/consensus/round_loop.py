@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
-from chaos.sim.disk import DiskWrite, SimDisk
-from chaos.sim.environment import SimEnvironment
-from chaos.sim.schedule import MS
+from chaos.sim.consensus.disk import DiskWrite, SimDisk
+from chaos.sim.consensus.environment import SimEnvironment
+from chaos.sim.consensus.schedule import MS
 from raft.core.messages import Entry, Message
 from raft.core.raft_core import RaftCore
 from raft.core.ready import Ready

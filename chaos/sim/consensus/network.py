@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from random import Random
 
-from chaos.sim.faults import Faults
-from chaos.sim.schedule import EventQueue
+from chaos.sim.consensus.faults import Faults
+from chaos.sim.consensus.schedule import EventQueue
 from raft.types import NodeId
 
 

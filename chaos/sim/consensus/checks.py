@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from chaos.sim.disk import DiskImage, MachineState, SimDisk
+from chaos.sim.consensus.disk import DiskImage, MachineState, SimDisk
 from raft.core.messages import Entry, EntryKind, Message, MessageKind
 from raft.core.quorum import majority
 from raft.core.raft_core import RaftCore

@@ -1,7 +1,7 @@
 """The faults of one seed: every rate, size and delay, drawn once before the run.
 
 Owns: Faults, and how it follows from a seed.
-May not touch: the running cluster (chaos/sim/nemesis.py injects the faults).
+May not touch: the running cluster (chaos/sim/consensus/nemesis.py injects the faults).
 Spec: rates vary by seed, so that some runs have only one kind of fault; extreme values are likely,
 because many bugs need two of them at once."""
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from chaos.sim.schedule import MS, SECOND, rng_for
+from chaos.sim.consensus.schedule import MS, SECOND, rng_for
 from raft.core.ready import CoreConfig
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from chaos.sim.disk import DiskWrite, MachineState, SimDisk
-from chaos.sim.environment import SimEnvironment
-from chaos.sim.schedule import MS
+from chaos.sim.consensus.disk import DiskWrite, MachineState, SimDisk
+from chaos.sim.consensus.environment import SimEnvironment
+from chaos.sim.consensus.schedule import MS
 from raft.core.messages import Message, MessageKind
 from raft.core.raft_core import RaftCore
 from raft.types import Index, Members, NodeId, SnapshotMeta

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos.sim.checks import SafetyChecks, Violation
-from chaos.sim.environment import SimEnvironment
-from chaos.sim.faults import Faults
-from chaos.sim.nemesis import Nemesis
-from chaos.sim.node import SimNode
-from chaos.sim.round_loop import SimGroup
-from chaos.sim.schedule import MS, rng_for
+from chaos.sim.consensus.checks import SafetyChecks, Violation
+from chaos.sim.consensus.environment import SimEnvironment
+from chaos.sim.consensus.faults import Faults
+from chaos.sim.consensus.nemesis import Nemesis
+from chaos.sim.consensus.node import SimNode
+from chaos.sim.consensus.round_loop import SimGroup
+from chaos.sim.consensus.schedule import MS, rng_for
 from raft.core.raft_core import STANDARD_PARTS, CoreParts, RaftCore
 from raft.host.rounds import Rounds
 from raft.types import NodeId, NotLeader

@@ -13,10 +13,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from chaos.sim.checks import Violation
-from chaos.sim.cluster import SimCluster
-from chaos.sim.faults import Faults
-from chaos.sim.planted_bugs import NO_BUG, PLANTED_BUGS
+from chaos.sim.consensus.checks import Violation
+from chaos.sim.consensus.cluster import SimCluster
+from chaos.sim.consensus.faults import Faults
+from chaos.sim.consensus.planted_bugs import NO_BUG, PLANTED_BUGS
 from raft.types import InvariantViolation
 
 TRACE_LINES_SHOWN = 120

@@ -2,18 +2,18 @@
 
 Owns: which fault comes next. Every fault ends by itself or in stop().
 May not touch: cores, except through what a host may ask of them.
-Spec: chaos/sim/faults.py, Faults.weights."""
+Spec: chaos/sim/consensus/faults.py, Faults.weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from random import Random
 
-from chaos.sim.checks import SafetyChecks
-from chaos.sim.disk import DiskTrouble
-from chaos.sim.environment import SimEnvironment
-from chaos.sim.node import SimNode
-from chaos.sim.schedule import MS, SECOND
+from chaos.sim.consensus.checks import SafetyChecks
+from chaos.sim.consensus.disk import DiskTrouble
+from chaos.sim.consensus.environment import SimEnvironment
+from chaos.sim.consensus.node import SimNode
+from chaos.sim.consensus.schedule import MS, SECOND
 from raft.core.quorum import majority
 from raft.core.raft_core import RaftCore
 from raft.types import ChangeRefused, NodeId, NotLeader, Role

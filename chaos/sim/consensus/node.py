@@ -3,7 +3,7 @@
 Owns: the core of one node, its state machine, its crashes and pauses, its reaction to a failed
 disk and to a lost or damaged log.
 May not touch: other nodes, except through the network; the order of writes, flushes and promises
-(raft/host/rounds.py, driven by chaos/sim/round_loop.py); when a group sleeps and
+(raft/host/rounds.py, driven by chaos/sim/consensus/round_loop.py); when a group sleeps and
 when a read needs no barrier (raft/host/quiescence.py, raft/host/reads.py).
 Spec: raft/host: a host marks a group after each input; the rounds do the rest."""
 
@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from chaos.sim.checks import SafetyChecks
-from chaos.sim.disk import EMPTY, DiskImage, MachineState, SimDisk
-from chaos.sim.environment import SimEnvironment
-from chaos.sim.links import SimLinks
-from chaos.sim.round_loop import GROUP, SimGroup, SimRoundLoop
-from chaos.sim.schedule import MS, SECOND
-from chaos.sim.snapshots import SimSnapshots
+from chaos.sim.consensus.checks import SafetyChecks
+from chaos.sim.consensus.disk import EMPTY, DiskImage, MachineState, SimDisk
+from chaos.sim.consensus.environment import SimEnvironment
+from chaos.sim.consensus.links import SimLinks
+from chaos.sim.consensus.round_loop import GROUP, SimGroup, SimRoundLoop
+from chaos.sim.consensus.schedule import MS, SECOND
+from chaos.sim.consensus.snapshots import SimSnapshots
 from raft.core.log import RaftLog
 from raft.core.messages import Entry, Message
 from raft.core.raft_core import CoreParts, RaftCore

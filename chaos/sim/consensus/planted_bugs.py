@@ -2,7 +2,7 @@
 
 Owns: one subclass per bug, each of which breaks a single rule of the core, rounds or node.
 May not touch: production code; a bug is chosen by the parts that a simulated node is built from.
-Spec: chaos/sim/checks.py must report each of them within 2,000 seeds (tests/chaos/sim)."""
+Spec: checks.py must report each of them within 2,000 seeds (tests/chaos/sim)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from chaos.sim.disk import MachineState
-from chaos.sim.node import SimNode
-from chaos.sim.round_loop import SimGroup
+from chaos.sim.consensus.disk import MachineState
+from chaos.sim.consensus.node import SimNode
+from chaos.sim.consensus.round_loop import SimGroup
 from raft.core.commitment import Commitment
 from raft.core.election import Election
 from raft.core.follower import Follower

@@ -6,9 +6,9 @@ Spec: everything follows from the seed."""
 
 from __future__ import annotations
 
-from chaos.sim.faults import Faults
-from chaos.sim.network import SimNetwork
-from chaos.sim.schedule import MS, EventQueue, rng_for
+from chaos.sim.consensus.faults import Faults
+from chaos.sim.consensus.network import SimNetwork
+from chaos.sim.consensus.schedule import MS, EventQueue, rng_for
 from raft.core.messages import Message
 from raft.types import Members, NodeId
 
