@@ -34,6 +34,7 @@ from broker.jetstream.delivery.effects import (
     StatusMessage,
 )
 from broker.jetstream.delivery.engine import Delivery
+from broker.jetstream.delivery.leader_time import LeaderTime
 from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE
 from broker.jetstream.delivery.replication import TurnProposal, flush
 from broker.store.messages import MessageStore
@@ -74,10 +75,14 @@ class BenchStream:
 
 
 class Bench:
-    """`now` moves only by `at` and `advance`."""
+    """`now` moves only by `at` and `advance`, the time of the cluster besides by `step`."""
 
     def __init__(self, *, max_msgs_per_subject: int = -1, **consumer: Any) -> None:
         self.now = START
+        self.stepped = 0
+        self.time = LeaderTime(
+            steady_ns=lambda: self.now, cluster_ns=lambda: self.now + self.stepped
+        )
         self.stream = BenchStream(StreamConfig(name="S", max_msgs_per_subject=max_msgs_per_subject))
         self.other_stream = BenchStream(self.stream.config)
         self.no_interest: set[bytes] = set()
@@ -149,7 +154,9 @@ class Bench:
         def has_interest(reply: bytes) -> bool:
             return reply not in self.no_interest
 
-        self.engine = Delivery(self.of, now=self.now, has_interest=has_interest, limits=self.limits)
+        self.engine = Delivery(
+            self.of, now=self.now, time=self.time, has_interest=has_interest, limits=self.limits
+        )
 
     def crash(self) -> None:
         """The leader dies: uncommitted commands are lost, the replica takes over."""
@@ -184,7 +191,7 @@ class Bench:
 
     def propose(self) -> None:
         """Collect the commands of the engine; they are in flight until commit."""
-        proposal = flush([self.delivery], self.now)
+        proposal = flush([self.delivery], self.now, stamp_ns=self.time.to_cluster(self.now))
         if proposal is not None:
             self.pending_proposals.append(proposal)
 
@@ -227,6 +234,11 @@ class Bench:
 
     def advance(self, by: int) -> None:
         self.now += by
+
+    def step(self, by: int) -> None:
+        """The leader learns that the time of the cluster is another one."""
+        self.stepped += by
+        self.time.now()
 
     # Output
 

@@ -414,8 +414,8 @@ class LeaderApi:
         if known is None or known.config.deliver_subject == config.deliver_subject:
             return
         assert replica.leading is not None
-        engine = replica.leading.engines.get(name)
-        bound = engine is not None and engine.numbers(self.info.now_ns()).push_bound
+        live = replica.leading.numbers(name)
+        bound = live is not None and live.push_bound
         if known.config.is_push and config.is_push:
             check_consumer_update(known.config, config, is_bound=bound)
 

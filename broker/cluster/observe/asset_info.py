@@ -105,9 +105,9 @@ class AssetInfo:
     ) -> ConsumerInfo:
         """`fresh`: as it was created, before the leader delivered anything."""
         now = self.now_ns()
-        engine = replica.leading.engines.get(consumer.name) if replica.leading is not None else None
-        numbers = consumer.numbers(now) if fresh or engine is None else engine.numbers(now)
-        bound = engine.numbers(now).push_bound if engine is not None else False
+        live = replica.leading.numbers(consumer.name) if replica.leading is not None else None
+        numbers = consumer.numbers(now) if fresh or live is None else live
+        bound = live is not None and live.push_bound
         config = shown_consumer(consumer.config) if shown else stored_consumer(consumer.config)
         return ConsumerInfo(
             stream_name=replica.name,

@@ -24,7 +24,7 @@ from broker.jetstream.commands.stream_commands import AnyCommand
 from broker.jetstream.config import AckPolicy
 from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.consumer.ack_subjects import parse_ack_subject
-from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.consumer.consumer import Consumer, ConsumerNumbers
 from broker.jetstream.delivery.effects import (
     Advisory,
     Confirm,
@@ -34,9 +34,11 @@ from broker.jetstream.delivery.effects import (
     StatusMessage,
 )
 from broker.jetstream.delivery.engine import Delivery
+from broker.jetstream.delivery.leader_time import LeaderTime
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED, LEADERSHIP_CHANGE
 from broker.jetstream.delivery.replication import flush
 from broker.server.routing.fair_queue import TURN_S
+from raft.clock.boot_clock import boot_ns
 
 if TYPE_CHECKING:
     from broker.accounts import Account
@@ -84,7 +86,8 @@ class DeliveryServices:
     interest: PushInterest
     advisories: LeaderAdvisories
     domain: bytes
-    now_ns: Callable[[], int]
+    now_ns: Callable[[], int]  # the time of the cluster
+    steady_ns: Callable[[], int] = boot_ns  # measures waits; see LeaderTime
 
 
 class Leadership:
@@ -95,7 +98,7 @@ class Leadership:
         self._replica = replica
         self._account = replica.account
         self._services = services
-        self._now_ns = services.now_ns
+        self._time = LeaderTime(steady_ns=services.steady_ns, cluster_ns=services.now_ns)
         self._sender = MessageSender(
             services.router, services.send_frame, replica.account, replica.name
         )
@@ -155,7 +158,9 @@ class Leadership:
         self._services.advisories.of_consumer(self._account, self._replica.name, name, action)
 
     def _begin(self, consumer: Consumer) -> Delivery:
-        engine = Delivery(consumer, now=self._now_ns(), has_interest=self._has_interest)
+        engine = Delivery(
+            consumer, now=self._time.now(), time=self._time, has_interest=self._has_interest
+        )
         self.engines[consumer.name] = engine
         if consumer.config.is_push:
             self._watch(engine)
@@ -169,6 +174,11 @@ class Leadership:
             if engine.consumer.config.is_push:
                 self._watch(engine)
             self._wake(engine)
+
+    def numbers(self, name: str) -> ConsumerNumbers | None:
+        """Of a consumer that is served here."""
+        engine = self.engines.get(name)
+        return None if engine is None else engine.numbers(self._time.now())
 
     def unpin(self, name: str) -> None:
         engine = self.engines.get(name)
@@ -204,7 +214,7 @@ class Leadership:
             if engine is None:
                 self._sender.status(reply, b"", NO_RESPONDERS % subject)
             else:
-                engine.pull(payload, reply, self._now_ns())
+                engine.pull(payload, reply, self._time.now())
                 self._listening[engine] = None
         if engine is not None:
             self._wake(engine)
@@ -222,7 +232,7 @@ class Leadership:
             if reply:  # nothing listens for acks of this consumer
                 self._sender.status(reply, b"", NO_RESPONDERS % subject)
             return None
-        engine.ack(parsed, payload, reply, self._now_ns())
+        engine.ack(parsed, payload, reply, self._time.now())
         return engine
 
     def take_acks(self, acks: ForwardedAcks) -> None:
@@ -301,7 +311,7 @@ class Leadership:
         bound = self._services.interest.is_bound(
             self._account, config.deliver_subject.encode(), config.deliver_group.encode()
         )
-        engine.set_interest(bound=bound, now=self._now_ns())
+        engine.set_interest(bound=bound, now=self._time.now())
         if bound:
             self._listening[engine] = None
 
@@ -325,12 +335,12 @@ class Leadership:
         """One turn: pump the engines that have work, then propose their replicated changes."""
         if self.closed:
             return
-        now = self._now_ns()
+        now = self._time.now()
         pumped = self._pump(now)
         self._scheduled = bool(self._dirty)
         if self._scheduled:
             self._services.later(self._run, self._account.name, self)
-        proposal = flush(pumped, now)
+        proposal = flush(pumped, now, stamp_ns=self._time.to_cluster(now))
         if proposal is not None:
             self._replica.propose_all(proposal.commands, proposal.confirms)
         for engine in pumped:
@@ -385,12 +395,12 @@ class Leadership:
             self._timer = None
         at = self._deadlines.earliest()
         if at is not None:
-            delay = max(at - self._now_ns(), 0) / 1e9
+            delay = max(at - self._time.now(), 0) / 1e9
             self._timer = asyncio.get_running_loop().call_later(delay, self._due)
 
     def _due(self) -> None:
         self._timer = None
-        for engine in self._deadlines.due(self._now_ns()):
+        for engine in self._deadlines.due(self._time.now()):
             self._wake(engine)
         if not self._scheduled:
             self._arm()
@@ -398,7 +408,7 @@ class Leadership:
     def _arm_expiry(self) -> None:
         if self.closed:
             return
-        now = self._now_ns()
+        now = self._services.now_ns()
         at = self.stream.next_expiry(now)
         if at is None:
             return

@@ -16,6 +16,7 @@ from broker.jetstream.consumer.ack_floor import AckFloor
 from broker.jetstream.consumer.ack_subjects import AckKind, classify, nak_delay_ns, term_reason
 from broker.jetstream.delivery.cursor import Cursor
 from broker.jetstream.delivery.effects import Advisory, Confirm, Effect
+from broker.jetstream.delivery.leader_time import LeaderTime
 
 
 class Sampler:
@@ -63,8 +64,11 @@ class AckedConsumer(Protocol):
 class AckCollector:
     """`take` is the hot path and only stores; `settle` applies what was stored."""
 
-    def __init__(self, consumer: AckedConsumer, cursor: Cursor, effects: list[Effect]) -> None:
+    def __init__(
+        self, consumer: AckedConsumer, cursor: Cursor, effects: list[Effect], time: LeaderTime
+    ) -> None:
         self._consumer = consumer
+        self._time = time
         self._cursor = cursor
         self._effects = effects
         self._all = consumer.config.ack_policy in (AckPolicy.ALL, AckPolicy.FLOW_CONTROL)
@@ -154,7 +158,7 @@ class AckCollector:
             redelivery.forget(settled)
             self._acked += settled
             self._arrived = []
-            self.last_acked_ns = now
+            self.last_acked_ns = self._time.to_cluster(now)
         if self._arrived_up_to[0]:
             stream_seq, consumer_seq = self._arrived_up_to
             self._arrived_up_to = (0, 0)
@@ -162,7 +166,7 @@ class AckCollector:
                 redelivery.forget(live.ack_up_to(stream_seq, consumer_seq=consumer_seq))
                 # The resulting floor, not the ack: several acks may share one entry.
                 self._up_to = (live.floor_stream_seq, live.floor_consumer_seq)
-            self.last_acked_ns = now
+            self.last_acked_ns = self._time.to_cluster(now)
 
     def redeliver(self, seqs: list[int]) -> None:
         """Queue for redelivery; give up those that were delivered max_deliver times."""

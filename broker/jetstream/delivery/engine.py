@@ -3,8 +3,8 @@
 Owns: the parts of delivery and the order in which they run. Everything here is volatile: live ack
 state, redelivery queue, waiting pull requests, heartbeats, flow control. It is rebuilt from the
 replicated Consumer when this node becomes leader; nothing here is ever read from disk.
-May not touch: sockets, Raft, clocks. `now` is an argument in nanoseconds: wall time that does not
-step back (read once, then advanced by the monotonic clock), since it is also stamped on commands.
+May not touch: sockets, Raft, clocks. `now` is an argument in nanoseconds, of leader_time.py: no
+correction of the cluster's time changes how long anything waits here.
 Spec: JetStream delivery, push and pull consumers, acknowledgements, redelivery.
 
 How to use it, only on the leader and only after all entries of earlier terms have been applied:
@@ -37,6 +37,7 @@ from broker.jetstream.delivery.dispatch import Dispatch, PumpLimits
 from broker.jetstream.delivery.effects import Advisory, Effect, Propose, StatusMessage
 from broker.jetstream.delivery.flow_control import ReplayPace
 from broker.jetstream.delivery.inactivity import RETRY_NS, Inactivity
+from broker.jetstream.delivery.leader_time import LeaderTime
 from broker.jetstream.delivery.pull_queue import CONSUMER_IS_PUSH, Interest, status
 from broker.jetstream.delivery.receivers import PullReceivers, PushReceiver, Receivers
 
@@ -50,15 +51,17 @@ class Delivery:
         consumer: Consumer,
         *,
         now: int,
+        time: LeaderTime,
         has_interest: Interest,
         limits: PumpLimits = PumpLimits(),  # noqa: B008 - frozen
     ) -> None:
         self.consumer = consumer
         self.more_work = False
-        self._paused = bool(consumer.paused_until_ns(now))
+        self._time = time
+        self._paused = bool(consumer.paused_until_ns(time.to_cluster(now)))
         self._cursor = Cursor(consumer, now)
         self._effects: list[Effect] = []
-        self._acks = AckCollector(consumer, self._cursor, self._effects)
+        self._acks = AckCollector(consumer, self._cursor, self._effects, time)
         self._limits = limits
         self._closed = False
         self._acks_came = False  # since the last pump
@@ -188,7 +191,7 @@ class Delivery:
         """When to call pump and flush even if nothing arrives."""
         if self._closed:
             return None
-        pause_end = self.consumer.config.pause_until or 0
+        pause_end = self._time.from_cluster(self.consumer.config.pause_until or 0)
         candidates = (
             self._cursor.redelivery.next_deadline(),
             self._cursor.progress.deadline(),
@@ -234,9 +237,9 @@ class Delivery:
             num_waiting=len(self._pull.waiting) if self._pull is not None else 0,
             num_pending=self._cursor.count(now, exact=True),
             push_bound=self._push is not None and self._push.bound,
-            paused_until_ns=consumer.paused_until_ns(now),
+            paused_until_ns=consumer.paused_until_ns(self._time.to_cluster(now)),
             pinned_id=pin.id if pin is not None else "",
-            pinned_ns=pin.since_ns if pin is not None else 0,
+            pinned_ns=self._time.to_cluster(pin.since_ns) if pin is not None and pin.id else 0,
         )
 
     def unpin(self) -> None:
@@ -290,7 +293,7 @@ class Delivery:
 
     def _deliver(self, now: int) -> None:
         if self._dispatch.run(self._receivers, now):
-            self._last_delivered_ns = now
+            self._last_delivered_ns = self._time.to_cluster(now)
             self._idle.used(now)
         self.more_work = self._dispatch.more_work
         if self._pull is not None:
@@ -299,7 +302,7 @@ class Delivery:
     def _check_pause(self, now: int) -> None:
         """Advise when a pause has run out. Its start and an early end are commands, which are
         advised where they are applied."""
-        paused = bool(self.consumer.paused_until_ns(now))
+        paused = bool(self.consumer.paused_until_ns(self._time.to_cluster(now)))
         until = self.consumer.config.pause_until or 0
         if self._paused and not paused and until:
             self._effects.append(Advisory("resumed"))
@@ -315,7 +318,7 @@ class Delivery:
                 self._idle.used(now)
                 return
         consumer = self.consumer
-        command = DeleteConsumer(now, consumer.name, consumer.incarnation)
+        command = DeleteConsumer(self._time.to_cluster(now), consumer.name, consumer.incarnation)
         self._effects.append(Propose(command))
         self._idle.postpone(now + RETRY_NS)
 

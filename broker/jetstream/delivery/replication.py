@@ -101,8 +101,9 @@ class ProgressSource(Protocol):
     def take_acks(self, now: int) -> tuple[ConsumerAcks, list[bytes]] | None: ...
 
 
-def flush(deliveries: Iterable[ProgressSource], now: int) -> TurnProposal | None:
+def flush(deliveries: Iterable[ProgressSource], now: int, *, stamp_ns: int) -> TurnProposal | None:
     """Collect what the engines of one stream must replicate: at most one Progress and one Acks.
+    `stamp_ns` is their time, that of the cluster.
 
     Call it only when the commands can be proposed at once, and propose them in order: they are
     not kept here. An engine whose commands were lost must be closed and rebuilt.
@@ -119,7 +120,7 @@ def flush(deliveries: Iterable[ProgressSource], now: int) -> TurnProposal | None
             acks.append(taken[0])
             proposal.confirms += taken[1]
     if progress:
-        proposal.commands.append(DeliveryProgress(now, progress))
+        proposal.commands.append(DeliveryProgress(stamp_ns, progress))
     if acks:
-        proposal.commands.append(Acks(now, acks))
+        proposal.commands.append(Acks(stamp_ns, acks))
     return proposal if proposal.commands else None

@@ -13,6 +13,7 @@ from broker.cluster.replica.replica import Replica
 from broker.jetstream.api.responses import encode_response
 from broker.jetstream.api.subjects import ApiKind
 from broker.jetstream.delivery.cursor import Cursor
+from broker.jetstream.delivery.leader_time import LeaderTime
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 
 PULL: Final = ("pull consumers",)
@@ -55,6 +56,13 @@ def _redeliver_at_once(original: Callable[..., None]) -> Callable[..., None]:
     return rebuild
 
 
+def _wait_by_cluster_time(_: object) -> object:
+    def now(self: LeaderTime) -> int:
+        return self._cluster_ns()
+
+    return now
+
+
 CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "double ack before commit": BrokerBug(
         "a double ack is answered when its entry is committed",
@@ -81,5 +89,12 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
         (Replacement(Cursor, "rebuild", _redeliver_at_once),),
         found_by=0,
         workloads=PULL,
+    ),
+    "waits by the time of the cluster": BrokerBug(
+        "a step of the time shortens no wait",
+        (Replacement(LeaderTime, "now", _wait_by_cluster_time),),
+        found_by=32,
+        workloads=("push consumers", *PULL),
+        faults=("clock jump", "kill", "isolate"),
     ),
 }

@@ -1,0 +1,120 @@
+"""Waits at the leader of a stream, when the time of the cluster turns out to be another one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.accounts import Account
+from broker.cluster.replica import leadership as module
+from broker.cluster.replica.leadership import DeliveryServices, Leadership
+from broker.jetstream.commands.consumer_commands import DeliveryProgress
+from broker.jetstream.delivery.effects import Deliver
+from tests.support.cluster_fakes import run, turns
+from tests.support.consumer_rig import START, Bench, S
+
+HOUR = 3600 * S
+PULL = b"$JS.API.CONSUMER.MSG.NEXT.S.C"
+
+
+class LedConsumer:
+    """A leadership of one stream with a pull consumer, clocks that the test sets, and a record of
+    what it sends and proposes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.boot_ns, self.offset_ns = 5 * S, START
+        self.sent: list[int] = []
+        self.proposed: list[Any] = []
+        monkeypatch.setattr(module, "MessageSender", lambda *_: self)
+        monkeypatch.setattr(Leadership, "_has_interest", lambda *_: True)
+        self.bench = Bench(durable_name="C", ack_policy="explicit", ack_wait=30 * S)
+        self.bench.delivery.close("")
+        effects = SimpleNamespace(start=lambda: None, stop=lambda: None, republished=())
+        stream = SimpleNamespace(
+            consumers={"C": self.bench.of}, leader_effects=effects, next_expiry=lambda _: None
+        )
+        replica = SimpleNamespace(
+            name="S", account=Account("A"), stream=stream, propose_all=self.propose_all
+        )
+        unused = cast(Any, None)
+        services = DeliveryServices(
+            router=unused,
+            send_frame=unused,
+            later=unused,
+            interest=unused,
+            advisories=cast(Any, SimpleNamespace(of_delivery=lambda *_: None)),
+            domain=b"",
+            now_ns=lambda: self.boot_ns + self.offset_ns,
+            steady_ns=lambda: self.boot_ns,
+        )
+        self.leadership = Leadership(cast(Any, replica), services)
+
+    def propose_all(self, proposed: list[Any], _: list[bytes]) -> None:
+        self.proposed += proposed
+
+    def deliver(self, effect: Deliver, _: str) -> None:
+        self.sent += [effect.rows.seq(index) for index in effect.indices]
+
+    def status(self, *_: bytes) -> None:
+        """Statuses are not looked at."""
+
+    async def pull(self) -> list[int]:
+        """What is sent at once after one more pull request."""
+        self.sent.clear()
+        self.leadership.take_request((0, PULL, b"r", b"", b"1"))
+        await turns()
+        return self.sent
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_step_of_the_time_neither_ends_nor_extends_an_ack_wait(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        led = LedConsumer(monkeypatch)
+        led.bench.publish("a")
+        assert await led.pull() == [1]
+        led.offset_ns += step
+        assert await led.pull() == []
+        led.boot_ns += 30 * S - 1
+        assert await led.pull() == []
+        led.boot_ns += 1
+        assert await led.pull() == [1]
+        led.leadership.close()
+
+    run(test())
+
+
+def test_a_step_of_the_time_does_not_shorten_a_nak_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        led = LedConsumer(monkeypatch)
+        led.bench.publish("a")
+        assert await led.pull() == [1]
+        nak = b'-NAK {"delay": %d}' % S
+        led.leadership.take_request((0, b"$JS.ACK.S.C.1.1.1.0.0", b"", b"", nak))
+        led.offset_ns += HOUR
+        assert await led.pull() == []
+        led.boot_ns += S
+        assert await led.pull() == [1]
+        led.leadership.close()
+
+    run(test())
+
+
+def test_what_is_replicated_has_the_time_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        led = LedConsumer(monkeypatch)
+        led.offset_ns += HOUR
+        led.bench.publish("a")
+        assert await led.pull() == [1]
+        (progress,) = led.proposed
+        assert isinstance(progress, DeliveryProgress)
+        assert progress.now_ns == led.boot_ns + led.offset_ns
+        numbers = led.leadership.numbers("C")
+        assert numbers is not None
+        assert numbers.last_delivered_ns == led.boot_ns + led.offset_ns
+        led.leadership.close()
+
+    run(test())
