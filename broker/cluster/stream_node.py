@@ -462,7 +462,7 @@ class StreamNode:
             self.announcements.announce(replica.group, replica.term)
         self.advisories.of_leadership(replica, leads)
         if leads:
-            self.member_changes.check(replica)
+            self.membership.leads(replica)
         self.origins.leadership_changed(replica, leads)
 
     def _stored_here(self) -> int:

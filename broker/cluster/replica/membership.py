@@ -1,7 +1,7 @@
 """Which replicas this node holds: it opens and drops them as its assignments change.
 
-Owns: opening a replica that is assigned here, rejoining a group after its log was lost, and
-dropping a replica that is no longer assigned here.
+Owns: opening a replica that is assigned here, rejoining a group after its log was lost, dropping a
+replica that is no longer assigned here, and what a new leader does about another configuration.
 May not touch: the members of groups (member_changes.py), the assignments (broker.cluster.meta).
 Spec: docs/decisions/0010-reconfiguration-of-replicas.md."""
 
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import META_GROUP, Assignment, RenewStream
@@ -20,12 +20,15 @@ from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.meta.meta_requests import MetaRequests
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed
-from broker.cluster.replica.member_changes import MemberChanges
+from broker.cluster.proposals import LostLeadership
+from broker.cluster.replica.member_changes import MemberChanges, ReconfigurableReplica
 from broker.cluster.replica.replica_storage import ReplicaStorage, StateDamaged
 from broker.cluster.replica.replica_table import ReplicaTable
+from broker.jetstream.commands.stream_commands import AnyCommand, UpdateConfig
 from broker.jetstream.config import Storage
 from broker.jetstream.errors import ErrCode, JetStreamError
-from raft import GroupId, NodeId, RaftError
+from broker.jetstream.stream.stream import Stream
+from raft import GroupId, NodeId, RaftError, Term
 from raft.host.host import Host
 from raft.store.records import DamagedLog
 
@@ -33,6 +36,17 @@ logger = logging.getLogger("jetraft.cluster")
 
 RETRY_EVERY_S: Final = 0.05
 HEAL_EVERY_S: Final = 0.2
+
+
+class ConfiguredReplica(ReconfigurableReplica, Protocol):
+    """A replica that leads, as far as its configuration is concerned."""
+
+    @property
+    def term(self) -> Term: ...
+    @property
+    def stream(self) -> Stream: ...
+    def stamp(self) -> int: ...
+    async def propose(self, command: AnyCommand) -> object: ...
 
 
 @dataclass(slots=True)
@@ -71,6 +85,28 @@ class Membership:
         if replica is not None:
             replica.assignment = assignment
             self.member_changes.check(replica)
+
+    def leads(self, replica: ConfiguredReplica) -> None:
+        """This node serves a stream as its leader from now on."""
+        self.member_changes.check(replica)
+        if replica.stream.config != replica.assignment.config:
+            self.spawn(self._align_config(replica, replica.term), f"configure {replica.name}")
+
+    async def _align_config(self, replica: ConfiguredReplica, term: Term) -> None:
+        """Either an update was assigned, and the previous leader failed before it proposed it. Or
+        the stream has it, and the table here is old, as after a restart: proposed from there, the
+        old configuration would undo an update that was answered. So this node asks the meta leader
+        first, and once more after its proposal, which may have met a newer update."""
+        while replica.is_leading and replica.term == term:
+            try:
+                await self.meta_requests.barrier()
+                config = replica.assignment.config
+                if replica.stream.config == config or replica.term != term:
+                    return
+                await replica.propose(UpdateConfig(replica.stamp(), config))
+            except (CallFailed, RaftError, LostLeadership, TimeoutError, JetStreamError) as error:
+                logger.debug("configure %s: %s", replica.name, error)  # tried again
+                await asyncio.sleep(RETRY_EVERY_S)
 
     def _open(self, assignment: Assignment) -> bool:
         """False if the log turns out to be damaged: then it is given up, later."""

@@ -389,9 +389,6 @@ class Replica:
         self.leading = Leadership(self, self._services.delivery)
         logger.info("stream %s: leader (term %s)", self.name, self.term)
         self._services.on_leadership(self, True)  # noqa: FBT003
-        if self.stream.config != self.assignment.config:
-            # The update was assigned, but the previous leader failed before it proposed it here.
-            self.propose_all([UpdateConfig(self.stamp(), self.assignment.config)], [])
 
     def _end_leading(self, line: str | None = None) -> None:
         if self.leading is None:
