@@ -90,7 +90,7 @@ def test_groups_have_the_verbs_a_user_expects() -> None:
             verbs.setdefault(path[0], set()).add(path[1])
     assert verbs["stream"] == {"add", "ls", "info", "purge", "get", "rm"}
     assert verbs["consumer"] == {"add", "ls", "info", "next", "rm"}
-    assert verbs["chaos"] == {"run", "sim"}
+    assert verbs["chaos"] == {"damage", "run", "sim"}
     assert {"pub", "peers"} <= verbs["bench"]
 
 

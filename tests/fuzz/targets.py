@@ -67,10 +67,12 @@ from raft.transport.frame_guard import Checksums, FrameError
 from raft.transport.handshake import (
     CHALLENGE,
     HELLO,
+    VERSIONS,
     Challenge,
     HandshakeRefused,
     LinkClass,
     LocalPeer,
+    PeerVersions,
     check_hello,
     frame,
     greeting,
@@ -149,11 +151,15 @@ def websocket(data: bytes) -> None:
 def peer(data: bytes) -> None:
     with suppress(CodecError):
         decode_frame(data)
-    for read in (read_greeting, read_challenge, read_answer):
-        with suppress(HandshakeRefused):
-            read(data)
     with suppress(HandshakeRefused):
-        check_hello(read_hello(data, HELLO), ours=OURSELVES)
+        read_greeting(data, VERSIONS)
+    with suppress(HandshakeRefused):
+        challenge = read_challenge(data)
+        VERSIONS.agree(PeerVersions(challenge.oldest, challenge.newest))
+    with suppress(HandshakeRefused):
+        read_answer(data)
+    with suppress(HandshakeRefused):
+        check_hello(read_hello(data, HELLO), VERSIONS.newest, ours=OURSELVES)
     guard = Checksums()
     if len(data) >= guard.head_bytes:
         with suppress(FrameError):
@@ -276,9 +282,9 @@ TARGETS: dict[str, Target] = {
     "peer": Target(
         peer,
         (
-            greeting(bytes(16)),
+            greeting(bytes(16), VERSIONS),
             frame(CHALLENGE, Challenge(LinkClass.BULK, bytes(16), b"proof")),
-            frame(HELLO, OURSELVES.hello(LinkClass.BULK, peers=[])),
+            frame(HELLO, OURSELVES.hello(LinkClass.BULK, VERSIONS.newest, peers=[])),
             Checksums().seal(16, b"payload") + b"payload",
             _frame_seed(),
         ),
