@@ -200,6 +200,9 @@ class LeaderApi:
         acked = consumer.config.ack_policy is not AckPolicy.NONE
         if acked and shown.ack_floor.stream_seq > consumer.state.floor_stream_seq:
             await self._settle(replica)
+            if shown.ack_floor.stream_seq > consumer.state.floor_stream_seq:
+                # The acks were refused, as on a full disk: the committed numbers are what is left.
+                shown = self.info.consumer(replica, consumer, shown=True, fresh=True)
         return encode_response(ApiKind.CONSUMER_INFO, shown)
 
     async def _settle(self, replica: Replica) -> None:

@@ -7,6 +7,7 @@ May not touch: the transfer itself (raft)."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from broker.cluster.meta.assignments import META_GROUP
@@ -14,7 +15,7 @@ from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.meta_group import MetaGroup
 from broker.cluster.polling import eventually
 from broker.cluster.replica.replica_table import ReplicaTable
-from raft import NodeId
+from raft import NodeId, RaftError
 
 HAND_OVER_WITHIN_S = 1.0  # a stopping node waits at most this long for other leaders
 
@@ -28,15 +29,18 @@ class HandOver:
     yields: Callable[[NodeId], bool]  # its clock is wrong, so it takes no leadership
 
     def begin(self) -> None:
-        """Transfer every leadership to a connected peer."""
+        """Transfer every leadership to a connected peer. One that was lost a moment ago, which the
+        replica has not heard yet, needs no transfer."""
         for replica in self.replicas:
             successors = self._able(replica.successors()) if replica.leading is not None else []
             if successors:
-                replica.transfer(successors[0])
+                with suppress(RaftError):
+                    replica.transfer(successors[0])
         if self.meta_group.is_leader:
             voters = self._able(self._connected_meta_voters())
             if voters:
-                self.meta_group.host.transfer(META_GROUP, voters[0])
+                with suppress(RaftError):
+                    self.meta_group.host.transfer(META_GROUP, voters[0])
 
     def _able(self, nodes: list[NodeId]) -> list[NodeId]:
         return [node for node in nodes if not self.yields(node)]

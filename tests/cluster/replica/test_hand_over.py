@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from broker.cluster.replica.hand_over import HandOver
-from raft import NodeId
+from raft import NodeId, NotLeader
 
 US, VOTER, LEARNER = NodeId(1), NodeId(2), NodeId(3)
 
@@ -36,3 +36,20 @@ def test_without_a_connected_voter_nothing_is_handed_over_and_nobody_waits() -> 
     leaving.begin()
     assert transferred == []
     assert leaving._done()
+
+
+def test_a_leadership_that_was_just_lost_keeps_no_other_from_being_handed_over() -> None:
+    """The core knows it first; its replica hears of it in the next turn."""
+    transferred: list[NodeId] = []
+
+    def deposed(_to: NodeId) -> None:
+        raise NotLeader(VOTER)
+
+    lost, led = (
+        SimpleNamespace(leading=object(), successors=lambda: [VOTER], transfer=transfer)
+        for transfer in (deposed, transferred.append)
+    )
+    leaving = hand_over(voters=(US,), transferred=[])
+    leaving.replicas = cast(Any, [lost, led])
+    leaving.begin()
+    assert transferred == [VOTER]
