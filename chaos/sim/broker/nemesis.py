@@ -202,10 +202,11 @@ class BrokerNemesis:
     # -- members
 
     def _wipe(self, fault: Fault, node: BrokerNode) -> None:
-        """Or damage: once in a run, since two lost disks of three may lose what was promised."""
+        """Or damage: once in a run, since two lost disks of three may lose what was promised. A
+        removed node has an empty disk too, and may still count as a voter."""
         runtime = node.runtime
         jetstream = None if runtime is None else runtime.jetstream
-        if self._wiped or jetstream is None:
+        if self._wiped or self._removing is not None or jetstream is None:
             return
         if any(len(voters) < WIPED_VOTERS_MIN for voters in jetstream.voters()):
             return
@@ -236,7 +237,7 @@ class BrokerNemesis:
     def _remove(self, fault: Fault, node: BrokerNode) -> None:
         """Another node takes its place. This goes on when the faults are over: a node that was
         removed serves nobody, and its computer gets an empty disk."""
-        if self._removing is None:
+        if self._removing is None and not self._wiped:
             self._removing = node
             self._tell(node.name, "remove: for good")
             self._join(fault, node)

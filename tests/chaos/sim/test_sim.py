@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from random import SystemRandom
 
 import pytest
 
 from chaos.sim.consensus.planted_bugs import NO_BUG, PLANTED_BUGS
 from chaos.sim.consensus.run import find_bug, run_seed, run_seeds, survey
+from tests.support.fresh_seeds import fresh_seeds
 
 FIXED_SEEDS = 20
-FRESH_SEEDS = 100  # new ones in every run; a failure names its seed, which replays it
+FRESH_SEEDS = 100  # new ones for every change of the code; a failure names its seed
 PORTIONS = 10
 
 # Each seed failed once, for the given reason. They run first. A seed is dropped when a change of
@@ -36,8 +36,7 @@ SEEN: Counter[str] = Counter()  # events in the portions below
 
 @pytest.mark.parametrize("portion", range(PORTIONS))
 def test_no_rule_is_broken_under_faults_and_progress_resumes_after_them(portion: int) -> None:
-    random = SystemRandom()
-    fresh = [random.randrange(1 << 40) for _ in range(FRESH_SEEDS // PORTIONS)]
+    fresh = fresh_seeds(f"raft {portion}", FRESH_SEEDS // PORTIONS)
     fixed = range(portion, FIXED_SEEDS, PORTIONS)
     for seed in (*(REGRESSIONS if portion == 0 else ()), *fixed, *fresh):
         outcome = run_seed(seed)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from pathlib import Path
-from random import SystemRandom
 
 import pytest
 
 from chaos.sim.broker.fault_script import KINDS
 from chaos.sim.broker.run import run_broker_seed
+from tests.support.fresh_seeds import fresh_seeds
 
-FRESH_SEEDS = 200  # new ones in every run; a failure names its seed, which replays it
+FRESH_SEEDS = 200  # new ones for every change of the code; a failure names its seed
 FIXED_SEEDS = 20
 PORTIONS = 20
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,8 +30,7 @@ SEEN: Counter[str] = Counter()  # events in the portions below
 
 @pytest.mark.parametrize("portion", range(PORTIONS))
 def test_every_promise_is_kept(portion: int) -> None:
-    random = SystemRandom()
-    fresh = [random.randrange(1 << 40) for _ in range(FRESH_SEEDS // PORTIONS)]
+    fresh = fresh_seeds(f"brokers {portion}", FRESH_SEEDS // PORTIONS)
     fixed = range(portion, FIXED_SEEDS, PORTIONS)
     for seed in (*(REGRESSIONS if portion == 0 else ()), *fixed, *fresh):
         outcome = run_broker_seed(seed)
