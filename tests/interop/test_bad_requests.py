@@ -290,6 +290,10 @@ GROUPS = {
 }
 
 
+class SetupFailed(AssertionError):
+    """A server refused what the requests are about."""
+
+
 class Bench:
     """A client of one server that sends requests and describes the answers."""
 
@@ -298,7 +302,7 @@ class Bench:
 
     async def reset(self) -> None:
         """Create the stream and consumer that the requests are about."""
-        for name in json.loads((await self._ask(*api("STREAM.NAMES"))).data)["streams"] or []:
+        for name in (await self._ask(*api("STREAM.NAMES")))["streams"] or []:
             await self._ask(*api(f"STREAM.DELETE.{name}"))
         await self._ask("$JS.API.STREAM.CREATE.BAD", json.dumps(STREAM).encode())
         for subject in ("bad.a", "bad.b", "bad.a"):
@@ -306,7 +310,15 @@ class Bench:
         await self._ask(*consumer("C"))
 
     async def _ask(self, subject: str, body: bytes) -> Any:
-        return await self.client.request(subject, body, timeout=20)
+        """A request that has to succeed."""
+        where = f"{self.client.connected_url.netloc} {subject}"
+        try:
+            answer = json.loads((await self.client.request(subject, body, timeout=20)).data)
+        except nats.errors.Error as error:
+            raise SetupFailed(f"{where}: {error!r}") from error
+        if "error" in answer:
+            raise SetupFailed(f"{where}: {answer['error']}")
+        return answer
 
     async def answer(self, subject: str, body: bytes) -> str:
         inbox = self.client.new_inbox()
@@ -339,14 +351,24 @@ def described(message: Any) -> str:
 
 async def survey(url: str, cases: list[Case], quiet_s: float) -> list[str]:
     client = await nats.connect(url)
-    bench = Bench(client, quiet_s)
-    found = ["fine"]
-    for subject, body in cases:
-        if not found[-1][0].isdigit():  # an error has changed nothing
-            await bench.reset()
-        found.append(await bench.answer(subject, body))
-    await client.close()
+    try:
+        bench = Bench(client, quiet_s)
+        found = ["fine"]
+        for subject, body in cases:
+            if not found[-1][0].isdigit():  # an error has changed nothing
+                await bench.reset()
+            found.append(await bench.answer(subject, body))
+    finally:
+        await client.close()
     return found[1:]
+
+
+async def survey_of_reference(url: str, cases: list[Case], quiet_s: float) -> list[str]:
+    """What fails in the set-up of the real server is not ours to judge: try it twice."""
+    try:
+        return await survey(url, cases, quiet_s)
+    except SetupFailed:
+        return await survey(url, cases, quiet_s)
 
 
 @pytest.fixture(scope="module")
@@ -365,12 +387,12 @@ def test_bad_requests_are_answered_as_by_nats_server(
     cases = GROUPS[group]
 
     async def differences(cases: list[Case], quiet_s: float) -> list[tuple[Case, str, str]]:
-        ours, theirs = await asyncio.gather(
-            survey(cluster.urls[0], cases, quiet_s), survey(reference, cases, quiet_s)
-        )
+        async with asyncio.TaskGroup() as both:  # one that fails ends the other
+            ours = both.create_task(survey(cluster.urls[0], cases, quiet_s))
+            theirs = both.create_task(survey_of_reference(reference, cases, quiet_s))
         return [
             (case, mine, other)
-            for case, mine, other in zip(cases, ours, theirs, strict=True)
+            for case, mine, other in zip(cases, ours.result(), theirs.result(), strict=True)
             if mine != other
         ]
 
