@@ -1,9 +1,10 @@
-"""`python -m tests.fuzz TARGET --seconds 60`: search for inputs that break a parser.
+"""`python -m tests.fuzz TARGET --seconds 60`, or `--inputs 10000000`: break a parser.
 
 Guided by coverage: with atheris (libFuzzer) where it is installed (`pip install atheris`),
 otherwise with a mutation loop that traces the lines of the target's modules, many times slower. An
 input that raises is written to tests/fuzz/corpus/TARGET; `make test` runs every file there from
-then on, so it stays when the bug is fixed."""
+then on, so it stays when the bug is fixed. `--known DIR` keeps the inputs that reached new code, so
+that another run continues where this one ended."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 CORPUS = Path(__file__).parent / "corpus"
-INPUT_MAX = 4096
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("target")
-    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seconds", type=int, default=60, help="0: as long as it takes")
+    parser.add_argument("--inputs", type=int, default=-1, help="at most so many")
+    parser.add_argument("--known", type=Path, help="directory of inputs that reached new code")
     parser.add_argument("--seed", type=int, default=0, help="of the mutations; 0: a random one")
     parser.add_argument("--without-atheris", action="store_true")
     asked = parser.parse_args()
@@ -34,19 +36,25 @@ def main() -> None:
         atheris = None
     if atheris is None:
         target = find(asked.target)
-        runs = mutate(target, asked.target, seconds=asked.seconds, seed=asked.seed)
+        seconds = asked.seconds or float("inf")
+        runs = mutate(
+            target, asked.target, seconds=seconds, seed=asked.seed, inputs_max=asked.inputs
+        )
         sys.stdout.write(f"{asked.target}: {runs} inputs in {asked.seconds} s, none raised\n")
         return
     with atheris.instrument_imports(include=["broker", "raft"]):
         target = find(asked.target)
     found = CORPUS / asked.target
     found.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as own:
+        place = asked.known or Path(own)
+        place.mkdir(parents=True, exist_ok=True)
         for number, seed in enumerate(target.seeds):
-            (Path(place) / f"seed{number}").write_bytes(seed)
-        flags = [f"-max_total_time={asked.seconds}", f"-max_len={INPUT_MAX}", f"-seed={asked.seed}"]
+            (place / f"seed{number}").write_bytes(seed)
+        flags = [f"-max_total_time={asked.seconds}", f"-runs={asked.inputs}"]
+        flags += [f"-max_len={target.longest}", f"-seed={asked.seed}", "-print_final_stats=1"]
         flags += [f"-artifact_prefix={found}/", "-timeout=5", "-rss_limit_mb=2048"]
-        atheris.Setup(["fuzz", *flags, place, str(found)], target.run)
+        atheris.Setup(["fuzz", *flags, str(place), str(found)], target.run)
         atheris.Fuzz()  # exits the process, after "Done N runs"
 
 
@@ -57,7 +65,7 @@ def find(name: str) -> Any:
     return targets[name]
 
 
-def mutate(target: Any, name: str, *, seconds: float, seed: int) -> int:
+def mutate(target: Any, name: str, *, seconds: float, seed: int, inputs_max: int = -1) -> int:
     """Keep what reaches a new line, change it, try again. Returns the number of inputs."""
     dice = random.Random(seed or None)
     files = {sys.modules[module].__file__ for module in target.modules}
@@ -65,8 +73,8 @@ def mutate(target: Any, name: str, *, seconds: float, seed: int) -> int:
     pool = list(target.seeds)
     deadline = time.monotonic() + seconds
     runs = 0
-    while time.monotonic() < deadline:
-        data = mutated(dice, pool)
+    while time.monotonic() < deadline and runs != inputs_max:
+        data = mutated(dice, pool)[: target.longest]
         lines: set[tuple[str, int]] = set()
 
         def trace(frame: Any, event: str, _arg: object, lines: Any = lines) -> Any:
@@ -111,7 +119,7 @@ def mutated(dice: random.Random, pool: list[bytes]) -> bytes:
                 data[at:at] = other[start : start + dice.randint(1, 64)]
             case _ if at < len(data):
                 data[at] ^= 1 << dice.randrange(8)
-    return bytes(data[:INPUT_MAX])
+    return bytes(data)
 
 
 if __name__ == "__main__":

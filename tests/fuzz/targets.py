@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from isal.isal_zlib import crc32
+
 from broker.config.draft import BadOptions, Draft
 from broker.config.file.apply import BadConfiguration, apply
 from broker.config.file.parser import ParseError, parse
-from broker.jetstream.api.requests import decode_request
+from broker.jetstream.api.requests import decode_request, parse_direct_get
 from broker.jetstream.api.subjects import ApiKind, parse_api_subject
+from broker.jetstream.config.consumer_config import ConsumerCreateRequest
+from broker.jetstream.config.consumer_rules import check_consumer_config
 from broker.jetstream.config.limits import AccountView
-from broker.jetstream.config.stream_config import StreamConfigRequest
+from broker.jetstream.config.stream_config import StreamConfig, StreamConfigRequest
 from broker.jetstream.config.stream_rules import stream_create_steps
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.counters import _read as counter_values
@@ -38,6 +42,7 @@ from broker.scan.columns import read_columns
 from broker.scan.protocol import ScanProtocolError, ScanRefused, decode_head
 from broker.scan.protocol import decode_request as decode_scan
 from broker.server.client.connect_options import BadConnect, parse_connect
+from broker.store.block.block_format import CRC_FROM as BLOCK_CRC_FROM
 from broker.store.block.codec import Block, BlockBuilder, BlockDamaged
 from broker.subjects import TooManySteps, finish
 from broker.wire import _parser, parser_py  # type: ignore[attr-defined]
@@ -53,6 +58,7 @@ from raft.store.records import (
 )
 from raft.store.segments.format import (
     FRAME_BYTES,
+    RECORD_BYTES,
     SegmentHeader,
     encode_frame,
     encode_header,
@@ -88,6 +94,7 @@ GROUP, INDEX = GroupId(3), Index(7)
 SALT = 12345
 OURSELVES = LocalPeer(NodeId(1), "a", "c", None, dict, port=1)
 KINDS = sorted(ApiKind, key=lambda kind: kind.name)
+STREAM = StreamConfig(name="S", subjects=["a.>"])
 BODIES = [kind for kind in KINDS if kind is not ApiKind.CONSUMER_MSG_NEXT]
 
 
@@ -96,6 +103,7 @@ class Target:
     run: Callable[[bytes], None]
     seeds: tuple[bytes, ...]
     modules: tuple[str, ...]  # whose coverage guides the search
+    longest: int = 4096  # bytes of an input; parsers that work by the character get shorter ones
 
 
 def _parsed(parser: Any, pieces: list[bytes]) -> tuple[list[Any], str | None]:
@@ -120,13 +128,17 @@ def _shown(events: list[Any]) -> list[Any]:
 
 
 def client(data: bytes) -> None:
+    """Both parsers see the same; the compiled one also when the input comes in two pieces, or the
+    other one, in turns."""
     cut = data[0] % max(len(data), 1) if data else 0
+    kinds = (parser_py.ClientParser, _parser.ClientParser)
+    pieces = [data[:cut], data[cut:]]
+    runs = [(kind, [data]) for kind in kinds] + [(kinds[cut & 1], pieces)]
     found = []
-    for kind in (parser_py.ClientParser, _parser.ClientParser):
-        for pieces in ([data], [data[:cut], data[cut:]]):
-            parser = kind(max_control_line=512, max_payload=4096)
-            events, text = _parsed(parser, pieces)
-            found.append((_shown(events), text))
+    for kind, fed in runs:
+        parser = kind(max_control_line=128, max_payload=256)
+        events, text = _parsed(parser, fed)
+        found.append((_shown(events), text))
     assert all(one == other for one, other in pairwise(found)), found
     for line in data.split(b"\r\n"):
         if line.startswith(b"CONNECT "):
@@ -177,6 +189,9 @@ def api(data: bytes) -> None:
             body = decode_request(kind, data[1:], strict=strict)
             if isinstance(body, StreamConfigRequest):
                 finish(stream_create_steps(body, named=body.name, view=AccountView()))
+            if isinstance(body, ConsumerCreateRequest):
+                check_consumer_config(body.config, stream=STREAM, view=AccountView())
+    parse_direct_get("", data[1:])
 
 
 def config(data: bytes) -> None:
@@ -198,14 +213,17 @@ def archive(data: bytes) -> None:
 
 
 def block(data: bytes) -> None:
-    for verify in (True, False):
+    """As it is, then with the right checksum: what a peer or a disk could hold on purpose."""
+    sealed = data
+    if len(data) > BLOCK_CRC_FROM:
+        crc = crc32(memoryview(data)[BLOCK_CRC_FROM:])
+        sealed = data[: BLOCK_CRC_FROM - 4] + crc.to_bytes(4, "little") + data[BLOCK_CRC_FROM:]
+    for content in (data, sealed):
         with suppress(BlockDamaged):
-            found = Block(data, verify=verify)
-            if verify:  # an unverified block is one of our own
-                for _ in found.subject_runs():
-                    pass
-        with suppress(BlockDamaged):
-            read_columns(data, verify=verify)
+            for _ in Block(content, verify=True).subject_runs():
+                pass
+    with suppress(BlockDamaged):
+        read_columns(sealed, verify=True)
 
 
 def counters(data: bytes) -> None:
@@ -221,13 +239,27 @@ def records(data: bytes) -> None:
     with suppress(DamagedLog):
         read_group(GROUP, data)
     read_header(data)
-    frame = read_frame(SALT, data, 0, 0)
-    if frame is not None:
-        list(read_records(SALT, memoryview(data), frame, 0))
-    read_record(SALT, data, 0, 0)
+    for content in (data, _resealed(data)):
+        found = read_frame(SALT, content, 0, 0)
+        if found is not None:
+            list(read_records(SALT, memoryview(content), found, 0))
+        read_record(SALT, content, 0, 0)
 
 
-def _frame_seed() -> bytes:
+def _resealed(data: bytes) -> bytes:
+    """The frame with the checksums of its header and of its first record put right."""
+    if len(data) < FRAME_BYTES + RECORD_BYTES:
+        return data
+    head = data[: FRAME_BYTES - 8]
+    record = data[FRAME_BYTES + 4 :]
+    size = min(int.from_bytes(record[:4], "little"), len(record) - RECORD_BYTES + 4)
+    end = RECORD_BYTES - 4
+    content = crc32(record[end : end + size], crc32(record[:end], SALT & 0xFFFFFFFF))
+    crcs = [crc.to_bytes(4, "little") for crc in (crc32(head), content)]
+    return head + crcs[0] + bytes(4) + crcs[1] + record
+
+
+def _log_frame_seed() -> bytes:
     record = (
         encode_record(
             SALT, group=GROUP, index=INDEX, term=2, before=1, kind=EntryKind.CONFIG, data=b"data"
@@ -258,6 +290,7 @@ def _frame_seed() -> bytes:
 
 
 _STREAM = {"name": "S", "subjects": ["a.>", "b"], "republish": {"dest": "c"}, "max_age": 10**9}
+_CONSUMER = {"stream_name": "S", "config": {"durable_name": "C", "backoff": [1], "max_deliver": 3}}
 _HEAD = b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
 
 TARGETS: dict[str, Target] = {
@@ -269,6 +302,7 @@ TARGETS: dict[str, Target] = {
             b'SCAN {"stream":"S","first":1,"last":3,"subjects":["a.>"]}\r\n',
         ),
         ("broker.wire.parser_py", "broker.server.client.connect_options", "broker.scan.protocol"),
+        longest=384,
     ),
     "websocket": Target(
         websocket,
@@ -294,6 +328,8 @@ TARGETS: dict[str, Target] = {
         api,
         (
             *(bytes((at,)) + json.dumps(_STREAM).encode() for at in range(len(BODIES))),
+            bytes((BODIES.index(ApiKind.CONSUMER_CREATE),)) + json.dumps(_CONSUMER).encode(),
+            b'\x00{"multi_last":["a.*"],"batch":10,"up_to_seq":5}',
             b"$JS.API.CONSUMER.CREATE.S.C.a.b",
         ),
         (
@@ -301,7 +337,9 @@ TARGETS: dict[str, Target] = {
             "broker.jetstream.api.subjects",
             "broker.jetstream.strict_json",
             "broker.jetstream.config.stream_rules",
+            "broker.jetstream.config.consumer_rules",
         ),
+        longest=1024,
     ),
     "config": Target(
         config,
@@ -312,6 +350,7 @@ TARGETS: dict[str, Target] = {
             b"jetstream { store_dir: /x, max_mem: 1G }\nX = (\nblock\n)\ny: $X\nping_interval: 2m",
         ),
         ("broker.config.file.parser", "broker.config.file.apply", "broker.config.file.values"),
+        longest=256,
     ),
     "archive": Target(archive, (_archive_seed(),), ("broker.jetstream.stream.archive",)),
     "block": Target(
@@ -328,7 +367,7 @@ TARGETS: dict[str, Target] = {
             entry_value(GROUP, Entry(INDEX, Term(2), b"data", EntryKind.NORMAL)),
             group_value(GROUP, GroupRecord()),
             encode_header(SegmentHeader(1, SALT, 1 << 20, 0)),
-            _frame_seed(),
+            _log_frame_seed(),
         ),
         ("raft.store.records", "raft.store.segments.format"),
     ),

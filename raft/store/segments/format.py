@@ -181,7 +181,7 @@ def read_records(
 ) -> Iterator[LogRecord]:
     """The sound records of the frame at `offset`, whose header was read before. Where one is
     damaged, those that can be found behind it follow."""
-    end = offset + frame.size
+    end = min(offset + frame.size, len(content))  # the file may be cut short
     at = offset + FRAME_BYTES
     limit = content[:end]
     while at + RECORD_BYTES <= end:
