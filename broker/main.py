@@ -29,6 +29,7 @@ from broker.server.client.listener_profile import ClientContext
 from broker.server.listeners.client_listener import ClientListener, PortListener
 from broker.server.process import pid_files
 from broker.server.process.garbage_collection import OldGarbage, collect_young_objects
+from broker.server.process.interpreter_lock import share_interpreter
 from broker.server.process.log import FATAL, NonBlockingHandler, install, logger
 from broker.server.process.private_files import create_private_files
 from broker.server.process.reload import NotReloadable, merge
@@ -127,6 +128,7 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
     for warning in loaded.warnings:
         logger.warning("%s", warning)
     collect_young_objects()
+    share_interpreter()
     import uvloop
 
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)

@@ -24,7 +24,7 @@ from raft.host.latency import Histogram
 from raft.store.records import StoreFailed
 from raft.types import NodeId, Role, SnapshotMeta
 
-APPLY_S = 0.003  # the time slice of a group
+APPLY_S = 0.002  # the time slice of a group
 CHUNK_BYTES = 16 << 10  # entries that are applied together, between two looks at the clock
 
 

@@ -38,7 +38,7 @@ logger = logging.getLogger("jetraft.cluster")
 BATCH_BYTES_MAX = 1 << 20  # of a block; a larger message makes a batch of its own
 BATCH_ROWS_MAX = 8192
 # Messages with headers may have to be checked one by one when their entry is applied.
-HEADER_ROWS_MAX = 128
+HEADER_ROWS_MAX = 48
 ROW_BYTES = 20  # what the columns of a block add to the bytes of a row
 PADDING_BYTES = 48
 LONG_SUBJECT_BYTES = 4096  # the default maximum of a subject

@@ -24,7 +24,7 @@ from broker.jetstream.config.names import (
     DESCRIPTION_BYTES_MAX,
     METADATA_BYTES_MAX,
     NAME_BYTES_MAX,
-    metadata_bytes,
+    metadata_exceeds,
     valid_asset_name,
 )
 from broker.jetstream.config.stream_config import Retention, StreamConfig
@@ -323,7 +323,7 @@ def _check_last(config: ConsumerConfig) -> None:
         raise JetStreamError(ErrCode.CONSUMER_WITH_FLOW_CONTROL_NEEDS_HEARTBEATS)
     if config.durable_name and config.name and config.name != config.durable_name:
         raise JetStreamError(ErrCode.CONSUMER_CREATE_DURABLE_AND_NAME_MISMATCH)
-    if metadata_bytes(config.metadata) > METADATA_BYTES_MAX:
+    if metadata_exceeds(config.metadata, METADATA_BYTES_MAX):
         limit = f"{METADATA_BYTES_MAX // 1024}KB"
         raise JetStreamError.of(ErrCode.CONSUMER_METADATA_LENGTH, limit=limit)
 

@@ -44,5 +44,9 @@ def consumer_name(randomness: bytes) -> str:
     return get_hash(nuid(randomness))
 
 
-def metadata_bytes(metadata: dict[str, str]) -> int:
-    return sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())
+def metadata_exceeds(metadata: dict[str, str], bytes_max: int) -> bool:
+    """Characters are counted first, which is quick: a body may bring a megabyte of metadata."""
+    if sum(map(len, metadata)) + sum(map(len, metadata.values())) > bytes_max:
+        return True
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())
+    return size > bytes_max

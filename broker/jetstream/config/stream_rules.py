@@ -19,7 +19,7 @@ from broker.jetstream.config.names import (
     METADATA_BYTES_MAX,
     NAME_BYTES_MAX,
     has_path_separator,
-    metadata_bytes,
+    metadata_exceeds,
     valid_asset_name,
 )
 from broker.jetstream.config.origin_rules import check_origins
@@ -130,7 +130,7 @@ def _check_texts(config: StreamConfig) -> None:
         raise invalid_config(
             f"stream description is too long, maximum allowed is {DESCRIPTION_BYTES_MAX}"
         )
-    if metadata_bytes(config.metadata) > METADATA_BYTES_MAX:
+    if metadata_exceeds(config.metadata, METADATA_BYTES_MAX):
         raise invalid_config(f"stream metadata exceeds maximum size of {METADATA_BYTES_MAX} bytes")
 
 

@@ -23,9 +23,10 @@ from broker.subjects import Steps
 
 T = TypeVar("T")
 
-TURN_S = 0.005  # the time slice of a client or a stream
-DIRECT_S = 0.002  # of an account in one turn of the loop, before its work has to queue
-STEPS_S = 0.001  # of work in steps, before the next one in the queue
+# A publish that waits for its ack needs four or five turns of the loop, so they have to be short.
+TURN_S = 0.002  # the time slice of a client or a stream, and of the queue in a turn of the loop
+DIRECT_S = 0.001  # of an account in one turn of the loop, before its work has to queue
+STEPS_S = 0.0005  # of work in steps, before the next one in the queue
 IDLE_KEPT = 1024  # accounts or connections whose use is remembered while nothing of them waits
 
 Act = Callable[[], None]
