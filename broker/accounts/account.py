@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from broker.accounts.mappings import AccountMappings
 from broker.config.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, AccountOptions
 from broker.subjects import SubjectTree
 
@@ -44,11 +45,16 @@ class Traffic:
 class Account:
     """One tenant. Its tree holds the subscriptions of clients, peers, streams and services."""
 
-    __slots__ = ("connections", "name", "options", "past", "subs")
+    __slots__ = ("connections", "mappings", "name", "options", "past", "subs")
 
-    def __init__(self, name: str, options: AccountOptions | None = None) -> None:
+    def __init__(
+        self, name: str, options: AccountOptions | None = None, *, cluster: str = ""
+    ) -> None:
+        """`cluster`: the name of ours, which some subject mappings depend on."""
         self.name = name
         self.options = options or AccountOptions(name)
+        rules = self.options.mappings
+        self.mappings = AccountMappings(rules, cluster) if rules else None
         self.subs = SubjectTree()
         self.connections: dict[int, AccountConnection] = {}
         self.past = Traffic()  # traffic of closed connections

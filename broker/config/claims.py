@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from broker.config.check_mappings import check_mapping
 from broker.config.options import (
+    ALWAYS,
     AccountClaims,
     AccountOptions,
     AccountStore,
     Export,
     Import,
+    MappingDestination,
     Permissions,
     ResponseRules,
+    SubjectMapping,
     SubjectRules,
 )
 from broker.credentials.jwt import Token
 from broker.subjects import valid_subject
+from broker.subjects.mapping import BadMapping
 
 _SERVICE = ("service", 2)
 
@@ -57,6 +62,7 @@ def account_options(token: Token) -> tuple[AccountOptions, AccountStore | None]:
         max_payload=_integer(limits, "payload", absent),
         exports=tuple(_export(one) for one in _list(token.claims, "exports")),
         imports=tuple(_import(one) for one in _list(token.claims, "imports")),
+        mappings=tuple(_mapping(*one) for one in _map(token.claims, "mappings").items()),
     )
     return options, _store(limits)
 
@@ -135,6 +141,26 @@ def _import(given: Any) -> Import:
         share=bool(entry.get("share", False)),
         allow_trace=bool(entry.get("allow_trace", False)),
     )
+
+
+def _mapping(source: str, given: Any) -> SubjectMapping:
+    entries = [_entry(one) for one in _list({source: given}, source)]
+    rule = SubjectMapping(
+        source,
+        tuple(
+            MappingDestination(
+                str(one.get("subject", "")),
+                _integer(one, "weight", 0) or ALWAYS,
+                str(one.get("cluster", "")),
+            )
+            for one in entries
+        ),
+    )
+    try:
+        check_mapping(rule)
+    except BadMapping as bad:
+        raise BadClaims(str(bad)) from bad
+    return rule
 
 
 def _rules(given: Mapping[str, Any], words: Mapping[str, str]) -> SubjectRules | None:

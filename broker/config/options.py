@@ -14,6 +14,7 @@ from msgspec import Struct, field
 SECOND = 1_000_000_000
 KIB = 1024
 MIB = 1024 * 1024
+ALWAYS = 100  # percent
 
 JETRAFT_VERSION = "0.1.0"
 VERSION = "2.12.0"  # the nats-server release whose behavior clients can expect
@@ -102,6 +103,19 @@ class Import(Struct, frozen=True):
     allow_trace: bool = False  # stream: traces of the exporter include subscribers here
 
 
+class MappingDestination(Struct, frozen=True):
+    subject: str  # with functions such as {{wildcard(1)}}
+    weight: int = ALWAYS  # percent
+    cluster: str = ""  # only for clients of this cluster; empty = of all others
+
+
+class SubjectMapping(Struct, frozen=True):
+    """What clients of an account publish to `source` goes to one of the destinations."""
+
+    source: str
+    destinations: tuple[MappingDestination, ...]
+
+
 class AccountOptions(Struct, frozen=True):
     """One entry of the accounts block; its users are in Authorization."""
 
@@ -111,6 +125,7 @@ class AccountOptions(Struct, frozen=True):
     max_payload: int = -1
     exports: tuple[Export, ...] = ()
     imports: tuple[Import, ...] = ()
+    mappings: tuple[SubjectMapping, ...] = ()
     trace_dest: bytes = b""  # where traces of messages with a sampled `traceparent` go
     trace_sampling: int = 100  # percent of them
 
@@ -281,6 +296,7 @@ class Options(Struct, frozen=True):
     websocket: WebSocketOptions | None = None
     authorization: Authorization = field(default_factory=Authorization)
     accounts: tuple[AccountOptions, ...] = ()
+    mappings: tuple[SubjectMapping, ...] = ()  # of the global account
     system_account: str = SYSTEM_ACCOUNT
     tls: TlsOptions | None = None
     allow_non_tls: bool = False

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.accounts import GLOBAL_ACCOUNT, Account
-from broker.config.options import Options
+from broker.config.options import AccountOptions, Options
 from broker.server.client.close_reason import Reason
 from broker.server.client.connections import Connections
 from broker.server.client.info import ClientInfo, ClientUrls
@@ -48,7 +48,10 @@ class Server:
         self.spawn = spawn
         self.settings = ServerSettings(options)
         self.identity = ServerIdentity.create(options.server_name, options.host)
-        self.accounts = AccountTable(options.accounts)
+        self.accounts = AccountTable(
+            (*options.accounts, AccountOptions(GLOBAL_ACCOUNT, mappings=options.mappings)),
+            cluster=options.cluster.name if options.cluster is not None else "",
+        )
         for name in (GLOBAL_ACCOUNT, options.system_account):
             self.accounts.open(name)
         self.connections = Connections(self.settings)

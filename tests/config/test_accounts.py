@@ -125,7 +125,6 @@ def two(a: str, b: str) -> str:
         ("accounts { $G { users: [{user: a}] } }", '"$G" is a Reserved Account'),
         ("accounts: 5", "Expected accounts field to be a map or an array"),
         ("accounts { A { foo: 1 } }", 'unknown field "foo"'),
-        ("accounts { A { mappings: { a: b } } }", 'not supported yet: "mappings"'),
         ("accounts { A { jetstream: 3 } }", "Expected map, bool or string to define JetStream"),
         ("accounts { A { jetstream: { foo: 3 } } }", 'unknown field "foo"'),
         ("accounts { A { limits: { foo: 3 } } }", 'Unknown field "foo" parsing account limits'),

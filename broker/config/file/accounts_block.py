@@ -15,6 +15,7 @@ from broker.config.draft import Draft
 from broker.config.file import unsupported_keys as known
 from broker.config.file import values
 from broker.config.file.authorization_block import permissions, read_users
+from broker.config.file.mappings_block import read_mappings
 from broker.config.file.parser import Item, Map
 from broker.config.file.report import ConfigReport
 from broker.config.file.values import BadValue
@@ -88,12 +89,11 @@ def _account(report: ConfigReport, draft: Draft, name: str, block: Map) -> None:
                     draft.account_stores[name] = store
             elif key in _READ:
                 settings.update(_READ[key](key, item))
-            elif key == "exports":
-                settings["exports"] = tuple(_each(report, key, item, _export))
-            elif key == "imports":
-                settings["imports"] = tuple(_each(report, key, item, _import))
+            elif key in _RULES:
+                kind, read = _RULES[key]
+                settings[kind] = read(report, item)
             else:
-                report.refuse(raw, item, known.ACCOUNT)
+                report.refuse(raw, item, frozenset())
     draft.accounts.append(AccountOptions(name, **settings))
     for user in users:
         rules = user.permissions or default
@@ -188,6 +188,22 @@ def _each(report: ConfigReport, key: str, item: Item, read: Any) -> list[Any]:
         with report.at(entry):
             found.append(read(report, _map(key, entry)))
     return found
+
+
+def _exports(report: ConfigReport, item: Item) -> tuple[Export, ...]:
+    return tuple(_each(report, "exports", item, _export))
+
+
+def _imports(report: ConfigReport, item: Item) -> tuple[Import, ...]:
+    return tuple(_each(report, "imports", item, _import))
+
+
+_RULES: dict[str, tuple[str, Callable[[ConfigReport, Item], tuple[object, ...]]]] = {
+    "exports": ("exports", _exports),
+    "imports": ("imports", _imports),
+    "mappings": ("mappings", read_mappings),
+    "maps": ("mappings", read_mappings),
+}
 
 
 def _export(report: ConfigReport, block: Map) -> Export:

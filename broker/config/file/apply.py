@@ -14,6 +14,7 @@ from broker.config.file import unsupported_keys as known
 from broker.config.file import values
 from broker.config.file.accounts_block import apply_accounts
 from broker.config.file.authorization_block import apply_authorization
+from broker.config.file.mappings_block import read_mappings
 from broker.config.file.operator_block import apply_operator, apply_preload, apply_resolver
 from broker.config.file.parser import Item, Map
 from broker.config.file.report import ConfigReport
@@ -125,6 +126,10 @@ def _authorization(file: _File, key: str, item: Item) -> None:
 
 def _accounts(file: _File, key: str, item: Item) -> None:
     apply_accounts(file.report, file.draft, item)
+
+
+def _mappings(file: _File, key: str, item: Item) -> None:
+    file.draft.top["mappings"] = read_mappings(file.report, item)
 
 
 def _websocket(file: _File, key: str, item: Item) -> None:
@@ -347,6 +352,8 @@ _TOP: dict[str, Setter] = {
     "port": _integer("top", "port"),
     "server_name": _text("top", "server_name"),
     "server_tags": _server_tags,
+    "mappings": _mappings,
+    "maps": _mappings,
     "client_advertise": _text("top", "client_advertise"),
     "max_payload": _integer("limits", "max_payload"),
     "max_control_line": _integer("limits", "max_control_line"),

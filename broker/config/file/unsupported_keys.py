@@ -17,8 +17,6 @@ TOP = frozenset(
         "no_fast_producer_stall",
         "connect_error_reports",
         "reconnect_error_reports",
-        "mappings",
-        "maps",
         "default_js_domain",
         "default_sentinel",
         "trusted",
@@ -45,7 +43,6 @@ TOP = frozenset(
     ]
 )
 AUTHORIZATION = frozenset(["auth_callout", "auth_hook", "proxy_required"])
-ACCOUNT = frozenset(["mappings", "maps"])
 EXPORT = frozenset(["latency", "account_token_position", "advertise", "name", "description"])
 USER = frozenset(["proxy_required"])
 TLS = frozenset(

@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 
 from broker.accounts import GLOBAL_ACCOUNT, Account
-from broker.config.options import Export, Import
+from broker.accounts.mappings import destinations
+from broker.config.options import Export, Import, SubjectMapping
 from broker.monitor.documents.query import BadQuery
 from broker.monitor.observed import Observed
 from broker.server.process.times import timestamp
@@ -48,6 +49,8 @@ def account_info(observed: Observed, name: str) -> Document:
         document["exports"] = [_export(one) for one in options.exports]
     if options.imports:
         document["imports"] = [_import(one) for one in options.imports]
+    if options.mappings:
+        document["mappings"] = {one.source: _destinations(one) for one in options.mappings}
     document["sublist_stats"] = sublist([account])
     return document
 
@@ -126,6 +129,19 @@ def _import(rule: Import) -> Document:
         "share": rule.share,
         "tracking": False,
     }
+
+
+def _destinations(rule: SubjectMapping) -> list[Document]:
+    """Weights add up within each list: that for any cluster, then those of named clusters."""
+    found: list[Document] = []
+    for cluster in ["", *sorted({one.cluster for one in rule.destinations} - {""})]:
+        total = 0
+        for one in destinations(rule, cluster):
+            total += one.weight
+            found.append({"subject": one.subject, "weight": total})
+            if cluster:
+                found[-1]["cluster"] = cluster
+    return found
 
 
 def _text(subject: bytes) -> str:

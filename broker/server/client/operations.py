@@ -22,6 +22,7 @@ from broker.server.client.login import ClientLogin
 from broker.server.client.outbound import Outbound
 from broker.server.process.log import TRACE, logger
 from broker.server.routing.fair_queue import TURN_S
+from broker.server.routing.mapped_runs import mapped_run
 from broker.server.routing.reserved_subjects import refusals
 from broker.server.services import BulkReader, BulkReads
 from broker.server.tracing import tracing
@@ -250,6 +251,9 @@ class Operations:
             self._publish_untraced(untraced)
 
     def _publish_untraced(self, run: PubRun) -> None:
+        mappings = self._client.account.mappings
+        if mappings is not None:
+            run = mapped_run(mappings, run)
         refused = refusals(run, self._client.rules)
         if refused:
             for text in refused.values():

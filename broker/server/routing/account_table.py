@@ -15,9 +15,10 @@ from broker.config.options import AccountOptions
 class AccountTable(Mapping[str, Account]):
     """Read it like a dict; `open` also creates."""
 
-    __slots__ = ("_accounts", "_configured", "_created")
+    __slots__ = ("_accounts", "_cluster", "_configured", "_created")
 
-    def __init__(self, configured: Sequence[AccountOptions]) -> None:
+    def __init__(self, configured: Sequence[AccountOptions], *, cluster: str = "") -> None:
+        self._cluster = cluster
         self._configured = {one.name: one for one in configured}
         self._accounts: dict[str, Account] = {}
         self._created: list[Callable[[Account], None]] = []
@@ -35,7 +36,9 @@ class AccountTable(Mapping[str, Account]):
         """The account of that name; a new one if there is none."""
         found = self._accounts.get(name)
         if found is None:
-            found = self._accounts[name] = Account(name, self._configured.get(name))
+            found = self._accounts[name] = Account(
+                name, self._configured.get(name), cluster=self._cluster
+            )
             for callback in self._created:
                 callback(found)
         return found

@@ -156,6 +156,8 @@ class ServiceImport(_Crossing):
         headers = wire_headers.add(headers, [(REQUEST_INFO, crossings.about)])
         token = self._expect(reply) if reply else b""
         answer_to = self._prefix + token if reply else b""
+        if self.target.mappings is not None:
+            subject = self.target.mappings.subject(subject)
         try:
             taken = publish(self.target, subject, answer_to, headers, payload) > 0
         finally:

@@ -17,6 +17,7 @@ import msgspec
 from broker.accounts import Account
 from broker.accounts.permissions import PermissionSet
 from broker.server.routing.imports import Message, ServiceImport, StreamImport
+from broker.server.routing.mapped_runs import mapped_run
 from broker.server.routing.reserved_subjects import SUBJECTS, refusals
 from broker.server.routing.router import Publisher
 from broker.server.services import Document
@@ -123,6 +124,11 @@ class Tracing:
         trace = self._begin(publisher.account, asked, run)
         ingress = trace.add("in", kind=events.CLIENT_KIND, cid=publisher.cid, name=publisher.name,
                             acc=publisher.account.name, subj=events.text(subject))  # fmt: skip
+        if publisher.account.mappings is not None:
+            mapped = mapped_run(publisher.account.mappings, run)
+            if mapped is not run:
+                run, subject = mapped, mapped.message(0)[0]
+                trace.add("sm", to=events.text(subject))
         refused = _refusal(publisher, run)
         if refused:
             ingress["error"] = refused
