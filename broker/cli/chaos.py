@@ -106,7 +106,7 @@ def chaos_damage(*, rounds: int, seed: int | None) -> None:
 @click.option("--first", default=1, show_default=True, help="The first seed.")
 @click.option("--seed", type=int, default=None, help="Replay one seed, told as a story.")
 @click.option("--faults", default=None, help="With --seed: only these faults, such as 0,3,7.")
-@click.option("--workload", multiple=True, help="With --seed: only this work. May be repeated.")
+@click.option("--workload", multiple=True, help="Only this work. May be repeated.")
 @click.option("--bug", default=None, help="With --seed: plant this bug in the broker.")
 @click.option("--shrink", is_flag=True, help="With --seed: leave out what the failure needs not.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(1, 64), help="Processes.")
@@ -116,12 +116,25 @@ def chaos_sim(
     bug: str | None, shrink: bool, jobs: int, raft: bool,
 ) -> None:  # fmt: skip
     """Run whole clusters of brokers on virtual time, with faults, and check every promise."""
+    if raft and workload:
+        raise click.UsageError("--workload is work of whole brokers; --raft runs Raft alone")
+    if (raft or seed is None) and (faults is not None or bug is not None or shrink):
+        raise click.UsageError("--faults, --bug and --shrink belong to one run: add --seed")
+    _known_workloads(workload)
     if raft:
         _simulate_raft(seeds, first, seed, jobs)
     elif seed is None:
-        _simulate_brokers(seeds, first, jobs)
+        _simulate_brokers(seeds, first, jobs, workload or None)
     else:
         _replay(seed, faults=faults, workloads=workload, bug=bug, shrink=shrink)
+
+
+def _known_workloads(names: tuple[str, ...]) -> None:
+    from chaos.sim.broker.workloads import WORKLOADS
+
+    for name in names:
+        if name not in WORKLOADS:
+            raise click.UsageError(f'no workload "{name}"; choose from: {", ".join(WORKLOADS)}')
 
 
 def _replay(
@@ -129,13 +142,9 @@ def _replay(
 ) -> None:
     from chaos.sim.broker.planted_bugs import BROKER_BUGS
     from chaos.sim.broker.report import Replay, replay_report, shrunk_report
-    from chaos.sim.broker.workloads import WORKLOADS
 
     if bug is not None and bug not in BROKER_BUGS:
         raise click.UsageError(f'no bug "{bug}"; choose from: {", ".join(BROKER_BUGS)}')
-    for name in workloads:
-        if name not in WORKLOADS:
-            raise click.UsageError(f'no workload "{name}"; choose from: {", ".join(WORKLOADS)}')
     kept = None if faults is None else tuple(int(one) for one in faults.split(",") if one.isdigit())
     replay = Replay(seed, kept, workloads or None, bug)
     ok, text = replay_report(replay)
@@ -143,7 +152,7 @@ def _replay(
     raise SystemExit(0 if ok else 1)
 
 
-def _simulate_brokers(seeds: int, first: int, jobs: int) -> None:
+def _simulate_brokers(seeds: int, first: int, jobs: int, workloads: tuple[str, ...] | None) -> None:
     from rich.progress import Progress
 
     from chaos.sim.broker.report import Replay, shrunk_report
@@ -152,10 +161,13 @@ def _simulate_brokers(seeds: int, first: int, jobs: int) -> None:
     with Progress() as progress:
         task = progress.add_task("simulating", total=seeds)
         survey = survey_brokers(
-            range(first, first + seeds), jobs, lambda done: progress.update(task, completed=done)
+            range(first, first + seeds),
+            jobs,
+            lambda done: progress.update(task, completed=done),
+            workloads=workloads,
         )
     for failure in survey.failures[:SHRUNK_MAX]:
-        click.echo(shrunk_report(Replay(failure.seed)))
+        click.echo(shrunk_report(Replay(failure.seed, workloads=workloads)))
     for failure in survey.failures[SHRUNK_MAX:]:
         click.echo(f"seed {failure.seed}: {failure.violation}")
     reached = sorted(survey.counters.items())

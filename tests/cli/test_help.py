@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from broker.cli.main import COMMANDS, cli, main
+from chaos.sim.broker.plan import Plan
+from chaos.sim.broker.run import RunOutcome
 
 
 def commands(
@@ -138,6 +141,9 @@ def test_the_version_is_shown() -> None:
         (["bench", "pub", "--window", "0"], "0 is not in the range"),
         (["bench", "peers", "--rounds", "0"], "0 is not in the range"),
         (["chaos", "sim", "--seeds", "0"], "0 is not in the range"),
+        (["chaos", "sim", "--seeds", "9", "--workload", "rest"], 'no workload "rest"'),
+        (["chaos", "sim", "--seeds", "9", "--bug", "any"], "belong to one run: add --seed"),
+        (["chaos", "sim", "--raft", "--workload", "batches"], "--raft runs Raft alone"),
         (["chaos", "run", "kill-rounds", "--nodes", "0"], "0 is not in the range"),
         (["up", "--nodes", "0"], "0 is not in the range"),
     ],
@@ -175,6 +181,20 @@ def test_one_simulated_seed_is_reported() -> None:
     result = CliRunner().invoke(cli, ["chaos", "sim", "--seed", "1"], catch_exceptions=False)
     assert result.exit_code == 0
     assert "verdict: every promise was kept" in result.output
+
+
+def test_many_seeds_run_the_chosen_work_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run_broker_seed(seed: int, *, plan: Plan, tell: bool = False) -> RunOutcome:
+        ran.append(plan.workloads)
+        return RunOutcome(seed, plan, "", 1.0, 1, Counter())
+
+    monkeypatch.setattr("chaos.sim.broker.run.run_broker_seed", run_broker_seed)
+    words = ["chaos", "sim", "--seeds", "3", "--jobs", "1", "--workload", "batches"]
+    result = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert ran == [("batches",)] * 3
 
 
 def test_one_simulated_seed_of_raft_alone_is_reported() -> None:

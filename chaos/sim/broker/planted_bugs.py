@@ -14,6 +14,7 @@ from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.run import RunOutcome, run_broker_seed
 from chaos.sim.bugs.ack_bugs import ACK_BUGS
 from chaos.sim.bugs.broker_bug import BrokerBug
+from chaos.sim.bugs.change_bugs import CHANGE_BUGS
 from chaos.sim.bugs.consumer_bugs import CONSUMER_BUGS
 from chaos.sim.bugs.node_bugs import NODE_BUGS
 from chaos.sim.bugs.publish_bugs import PUBLISH_BUGS
@@ -26,6 +27,7 @@ BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {
     **NODE_BUGS,
     **CONSUMER_BUGS,
     **ACK_BUGS,
+    **CHANGE_BUGS,
     **RETENTION_BUGS,
     **PUBLISH_BUGS,
     **READ_BUGS,

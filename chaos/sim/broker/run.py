@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 
 from chaos.sim.broker.cluster import BrokerCluster
@@ -103,11 +104,16 @@ class BrokerSurvey:
 
 
 def survey_brokers(
-    seeds: Sequence[int], jobs: int = 1, progress: Callable[[int], object] | None = None
+    seeds: Sequence[int],
+    jobs: int = 1,
+    progress: Callable[[int], object] | None = None,
+    *,
+    workloads: tuple[str, ...] | None = None,
 ) -> BrokerSurvey:
-    """`progress(done)` is called after each seed."""
+    """`progress(done)` is called after each seed. `workloads`: instead of those that a seed
+    draws."""
     survey = BrokerSurvey()
-    for outcome in _outcomes(seeds, jobs):
+    for outcome in _outcomes(seeds, jobs, partial(run_seed_with, workloads)):
         survey.add(outcome)
         if progress is not None:
             progress(survey.seeds)
@@ -115,12 +121,18 @@ def survey_brokers(
     return survey
 
 
-def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[RunOutcome]:
+def run_seed_with(workloads: tuple[str, ...] | None, seed: int) -> RunOutcome:
+    return run_broker_seed(seed, plan=Plan.drawn_from(seed).reduced(workloads=workloads))
+
+
+def _outcomes(
+    seeds: Sequence[int], jobs: int, run_one: Callable[[int], RunOutcome]
+) -> Iterator[RunOutcome]:
     if jobs <= 1:
-        yield from map(run_broker_seed, seeds)
+        yield from map(run_one, seeds)
         return
     with fixed_hashes(), ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        runs = [pool.submit(run_broker_seed, seed) for seed in seeds]
+        runs = [pool.submit(run_one, seed) for seed in seeds]
         try:
             for run in as_completed(runs):
                 yield run.result()

@@ -18,6 +18,9 @@ from chaos.sim.clients.readers import RestingReaders
 from chaos.sim.clients.registers import CompareAndSet
 from chaos.sim.clients.scheduled import MessageSchedules
 from chaos.sim.clients.workload import Scene, SimWorkload
+from chaos.sim.consumers.changed_consumers import ChangedConsumers
+from chaos.sim.consumers.inactive_consumers import InactiveConsumers
+from chaos.sim.consumers.key_value_watch import KeyValueWatch
 from chaos.sim.consumers.pull_consumers import PullConsumers
 from chaos.sim.consumers.purged_consumers import PurgedConsumers
 from chaos.sim.consumers.push_consumers import PushConsumers
@@ -27,8 +30,11 @@ WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "acked publishers": AckedPublishers,
     "administration": StreamAdministration,
     "batches": BatchPublishers,
+    "changed consumers": ChangedConsumers,
     "compare and set": CompareAndSet,
     "expiring messages": ExpiringMessages,
+    "inactive consumers": InactiveConsumers,
+    "key-value watch": KeyValueWatch,
     "reborn stream": RebornStream,
     "resting readers": RestingReaders,
     "schedules": MessageSchedules,

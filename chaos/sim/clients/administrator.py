@@ -8,12 +8,12 @@ else is; the configuration is the one that was answered last."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from chaos.sim.clients.client import SimClient, header_block
-from chaos.sim.clients.workload import Scene
+from chaos.sim.clients.client import header_block
+from chaos.sim.clients.publishing import ANSWER_WITHIN_S, publish_recorded
+from chaos.sim.clients.workload import Scene, WorkClient
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.journal import Operation, Result
 from chaos.sim.promises.removals import DELETE, PUBLISH, PURGE, check_removals
@@ -21,7 +21,6 @@ from chaos.sim.promises.stored import rows_of
 
 STREAM: Final = "MANAGED"
 SUBJECTS: Final = ("managed.1", "managed.2")
-ANSWER_WITHIN_S: Final = 4.0
 LATE_S: Final = 30.0  # for as long a change that had no answer may still be made
 _UNCERTAIN: Final = {10008, 10005}  # no leader for now; what was asked may have been done
 
@@ -55,7 +54,7 @@ class StreamAdministration:
 
     # -- publishing -----------------------------------------------------------------------------
 
-    async def _publish(self, client: SimClient) -> None:
+    async def _publish(self, client: WorkClient) -> None:
         rng, journal = self._scene.rng, self._scene.journal
         for number in range(self._publishes):
             subject, payload = rng.choice(SUBJECTS), f"{client.name}-{number}".encode()
@@ -63,21 +62,15 @@ class StreamAdministration:
                 client.name, PUBLISH, stream=STREAM, subject=subject, payload=payload
             )
             headers = header_block(Nats_Msg_Id=payload.decode()) if number % 2 else b""
-            try:
-                answer = await client.request(
-                    subject.encode(), payload, headers=headers, timeout_s=ANSWER_WITHIN_S
-                )
-            except TimeoutError:
-                continue
-            body = {"error": answer.status} if answer.status else json.loads(answer.data)
-            if "error" not in body:
-                journal.ok(operation, seq=body["seq"])
-                self._acked.append(body["seq"])
+            seq = await publish_recorded(
+                self._scene, client, operation, subject, payload, headers=headers
+            )
+            self._acked += [seq] if seq else []
             await asyncio.sleep(self._gap_s * rng.random())
 
     # -- administration -------------------------------------------------------------------------
 
-    async def _administer(self, client: SimClient) -> None:
+    async def _administer(self, client: WorkClient) -> None:
         rng = self._scene.rng
         for step in range(self._steps):
             kind = rng.choice((self._purge, self._purge, self._delete, self._delete, self._update))
@@ -92,7 +85,7 @@ class StreamAdministration:
             answered = await self._update(client, self._steps)
             await asyncio.sleep(0 if answered else LATE_S)
 
-    async def _ask(self, client: SimClient, operation: Operation, what: str, body: Any) -> Any:
+    async def _ask(self, client: WorkClient, operation: Operation, what: str, body: Any) -> Any:
         """The answer, None if it is unknown what happened."""
         try:
             answer = await client.api(f"{what}.{STREAM}", body, timeout_s=ANSWER_WITHIN_S)
@@ -107,7 +100,7 @@ class StreamAdministration:
             self._scene.journal.failed(operation, error=error)
         return answer
 
-    async def _purge(self, client: SimClient, _step: int) -> None:
+    async def _purge(self, client: WorkClient, _step: int) -> None:
         rng = self._scene.rng
         body: dict[str, Any] = {}
         if rng.random() < 0.6:
@@ -120,7 +113,7 @@ class StreamAdministration:
         operation = self._scene.journal.invoke(client.name, PURGE, stream=STREAM, body=body)
         await self._ask(client, operation, "STREAM.PURGE", body)
 
-    async def _delete(self, client: SimClient, _step: int) -> None:
+    async def _delete(self, client: WorkClient, _step: int) -> None:
         rng = self._scene.rng
         if not self._acked:
             return
@@ -128,7 +121,7 @@ class StreamAdministration:
         operation = self._scene.journal.invoke(client.name, DELETE, stream=STREAM, body=body)
         await self._ask(client, operation, "STREAM.MSG.DELETE", body)
 
-    async def _update(self, client: SimClient, step: int) -> bool:
+    async def _update(self, client: WorkClient, step: int) -> bool:
         """Whether it was answered."""
         wanted = {
             **self._config,

@@ -12,14 +12,15 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from chaos.sim.clients.client import ClientMessage, SimClient, header_block
-from chaos.sim.clients.workload import Scene
+from chaos.sim.clients.client import ClientMessage, header_block
+from chaos.sim.clients.publishing import ANSWER_WITHIN_S, publish_recorded
+from chaos.sim.clients.workload import Scene, WorkClient
 from chaos.sim.promises.batches import ATOMIC, FAST, REPEATED, check_batches, check_repeats
+from chaos.sim.promises.journal import Result
 from chaos.sim.promises.stored import rows_of
 
 STREAM: Final = "BATCHED"
 SUBJECTS: Final = ("batched.1", "batched.2")
-ANSWER_WITHIN_S: Final = 4.0
 APPEND_OPS: Final = {"start": 0, "append": 1, "commit": 2, "end": 3, "ping": 4}
 
 
@@ -30,7 +31,7 @@ def member(name: str, number: int) -> bytes:
 class BatchPublisher:
     """One batch, or one repeated message, after the other."""
 
-    def __init__(self, client: SimClient, scene: Scene) -> None:
+    def __init__(self, client: WorkClient, scene: Scene) -> None:
         self._client = client
         self._scene = scene
         self._rng = scene.rng
@@ -42,8 +43,8 @@ class BatchPublisher:
         kind = self._rng.choice((self._atomic, self._atomic, self._fast, self._repeat))
         await kind(name)
 
-    def _subject(self) -> bytes:
-        return self._rng.choice(SUBJECTS).encode()
+    def _subject(self) -> str:
+        return self._rng.choice(SUBJECTS)
 
     # -- atomic ---------------------------------------------------------------------------------
 
@@ -54,27 +55,22 @@ class BatchPublisher:
         operation = journal.invoke(self._client.name, ATOMIC, batch=name, members=members)
         for number in range(1, members):
             headers = header_block(Nats_Batch_Id=name, Nats_Batch_Sequence=str(number))
-            self._client.publish(self._subject(), member(name, number), headers=headers)
+            self._client.publish(self._subject().encode(), member(name, number), headers=headers)
             if rng.random() < 0.3:
                 await asyncio.sleep(0.1 * rng.random())
         headers = header_block(
             Nats_Batch_Id=name, Nats_Batch_Sequence=str(members), Nats_Batch_Commit="1"
         )
-        try:
-            answer = await self._client.request(
-                self._subject(),
-                member(name, members),
-                headers=headers,
-                timeout_s=ANSWER_WITHIN_S,
-            )
-        except TimeoutError:
-            return
-        body = {"error": answer.status} if answer.status else json.loads(answer.data)
-        if "error" in body:
+        await publish_recorded(
+            self._scene,
+            self._client,
+            operation,
+            self._subject(),
+            member(name, members),
+            headers=headers,
+        )
+        if operation.result is Result.FAILED:
             self._scene.mark("atomic batch refused")
-            journal.failed(operation, error=body["error"])
-        else:
-            journal.ok(operation, **body)
 
     # -- fast -----------------------------------------------------------------------------------
 
@@ -120,7 +116,9 @@ class BatchPublisher:
 
     def _send_fast(self, prefix: bytes, name: str, number: int, op: str, gap: str) -> None:
         rest = f".{name}.4.{gap}.{number}.{APPEND_OPS[op]}.$FI"
-        self._client.publish(self._subject(), member(name, number), reply=prefix + rest.encode())
+        self._client.publish(
+            self._subject().encode(), member(name, number), reply=prefix + rest.encode()
+        )
 
     # -- message ids ----------------------------------------------------------------------------
 
@@ -130,21 +128,18 @@ class BatchPublisher:
         for attempt in range(rng.randint(2, 4)):
             payload = member(name, attempt)
             operation = journal.invoke(self._client.name, REPEATED, id=name, payload=payload)
-            try:
-                answer = await self._client.request(
-                    self._subject(),
-                    payload,
-                    headers=header_block(Nats_Msg_Id=name),
-                    timeout_s=ANSWER_WITHIN_S / 4,
-                )
-            except TimeoutError:
+            await publish_recorded(
+                self._scene,
+                self._client,
+                operation,
+                self._subject(),
+                payload,
+                headers=header_block(Nats_Msg_Id=name),
+                timeout_s=ANSWER_WITHIN_S / 4,
+            )
+            if operation.result is Result.UNKNOWN:
                 self._client.disconnect()
                 continue
-            body = {"error": answer.status} if answer.status else json.loads(answer.data)
-            if "error" in body:
-                journal.failed(operation, error=body["error"])
-            else:
-                journal.ok(operation, seq=body["seq"], duplicate=body.get("duplicate", False))
             await asyncio.sleep(rng.choice((0, 0.1, 1)) * rng.random())
 
 

@@ -7,12 +7,12 @@ Checks: no message is gone before its time, none is there long after it, and lim
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from chaos.sim.clients.client import SimClient, header_block
-from chaos.sim.clients.workload import Scene
+from chaos.sim.clients.client import header_block
+from chaos.sim.clients.publishing import publish_recorded
+from chaos.sim.clients.workload import Scene, WorkClient
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.journal import Result
 from chaos.sim.promises.stored import rows_of
@@ -21,7 +21,6 @@ from chaos.sim.world.virtual_time import NS
 STREAM: Final = "EXPIRING"
 SUBJECTS: Final = ("expiring.1", "expiring.2", "expiring.3")
 PUBLISH, LOOK = "publish of an expiring message", "look at an expiring message"
-ANSWER_WITHIN_S: Final = 4.0
 _NO_MESSAGE_FOUND: Final = 10037
 _FOREVER_S: Final = 1000
 
@@ -61,7 +60,7 @@ class ExpiringMessages:
         if self._age_s != _FOREVER_S:
             await self._until_empty(self._scene.client("expired"))
 
-    async def _work(self, client: SimClient) -> None:
+    async def _work(self, client: WorkClient) -> None:
         rng = self._scene.rng
         seqs: list[int] = []
         for number in range(self._publishes):
@@ -71,27 +70,18 @@ class ExpiringMessages:
                 await self._look(client, rng.choice(seqs[-8:]))
             await asyncio.sleep(self._gap_s * 2 * rng.random())
 
-    async def _publish(self, client: SimClient, payload: bytes) -> int:
+    async def _publish(self, client: WorkClient, payload: bytes) -> int:
         rng, journal = self._scene.rng, self._scene.journal
         ttl = rng.choice((0, 0, 1, 2))
         operation = journal.invoke(
             client.name, PUBLISH, payload=payload, lasts_s=ttl or self._age_s, ttl=ttl
         )
         headers = header_block(Nats_TTL=f"{ttl}s") if ttl else b""
-        try:
-            answer = await client.request(
-                rng.choice(SUBJECTS).encode(), payload, headers=headers, timeout_s=ANSWER_WITHIN_S
-            )
-        except TimeoutError:
-            return 0
-        body = {"error": answer.status} if answer.status else json.loads(answer.data)
-        if "error" in body:
-            journal.failed(operation)
-            return 0
-        journal.ok(operation, seq=body["seq"])
-        return int(body["seq"])
+        return await publish_recorded(
+            self._scene, client, operation, rng.choice(SUBJECTS), payload, headers=headers
+        )
 
-    async def _look(self, client: SimClient, seq: int) -> None:
+    async def _look(self, client: WorkClient, seq: int) -> None:
         operation = self._scene.journal.invoke(client.name, LOOK, seq=seq)
         try:
             answer = await client.api(f"STREAM.MSG.GET.{STREAM}", {"seq": seq})
@@ -102,7 +92,7 @@ class ExpiringMessages:
         elif answer["error"]["err_code"] == _NO_MESSAGE_FOUND:
             self._scene.journal.ok(operation, found=False)
 
-    async def _until_empty(self, client: SimClient) -> None:
+    async def _until_empty(self, client: WorkClient) -> None:
         """Everything expires at last: if not, the clients do not finish."""
         messages = 1
         while messages:

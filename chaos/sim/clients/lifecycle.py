@@ -14,8 +14,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from chaos.sim.clients.client import SimClient
-from chaos.sim.clients.workload import Scene
+from chaos.sim.clients.workload import Scene, WorkClient
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.journal import Operation, Result
 from chaos.sim.promises.stored import rows_of
@@ -59,7 +58,7 @@ class RebornStream:
             await asyncio.sleep(self._life_s)
             self._working = False
 
-    async def _until_done(self, client: SimClient, kind: str, what: str, body: Any) -> None:
+    async def _until_done(self, client: WorkClient, kind: str, what: str, body: Any) -> None:
         """A delete that finds no stream is done: one without an answer was carried out."""
         done = False
         operation = self._scene.journal.invoke(client.name, kind, stream=STREAM)
@@ -72,14 +71,14 @@ class RebornStream:
             await asyncio.sleep(0 if done else 0.1)
         self._scene.journal.ok(operation)
 
-    async def _publish(self, client: SimClient) -> None:
+    async def _publish(self, client: WorkClient) -> None:
         number = 0
         while self._working:
             number += 1
             await self._publish_one(client, f"{client.name}-{number}".encode())
             await asyncio.sleep(self._gap_s * 2 * self._scene.rng.random())
 
-    async def _publish_one(self, client: SimClient, payload: bytes) -> None:
+    async def _publish_one(self, client: WorkClient, payload: bytes) -> None:
         journal = self._scene.journal
         await client.until_connected()
         connects = client.connects

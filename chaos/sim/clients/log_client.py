@@ -12,7 +12,8 @@ import json
 from typing import Any, Final
 
 from broker.scan.protocol import ScanProtocolError, ScanRefused, ScanRequest
-from chaos.sim.clients.client import ClientMessage, SimClient, header_block
+from chaos.sim.clients.client import ClientMessage, header_block
+from chaos.sim.clients.workload import WorkClient
 from chaos.sim.promises.journal import Journal, Operation
 from chaos.sim.promises.log_answers import READ, WRITE
 
@@ -40,7 +41,7 @@ class LogClient:
 
     def __init__(
         self,
-        client: SimClient,
+        client: WorkClient,
         journal: Journal,
         stream: str,
         *,

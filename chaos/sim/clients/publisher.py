@@ -11,19 +11,18 @@ twice, also when a client repeats it with the same message id."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from chaos.sim.clients.client import SimClient, header_block
-from chaos.sim.clients.workload import Scene
+from chaos.sim.clients.client import header_block
+from chaos.sim.clients.publishing import publish_recorded
+from chaos.sim.clients.workload import Scene, WorkClient
 from chaos.sim.promises.stored import check_publishes, rows_of
 from chaos.sim.promises.stored_times import check_order, check_times
 from chaos.sim.world.virtual_time import NS
 
 STREAM = "PUBLISHED"
 SUBJECTS = ("published.1", "published.2")
-ANSWER_WITHIN_S = 4.0
 TIMED_STREAM = "TIMED"
 LIMIT_S = 1800  # longer than any run, shorter than a wrong clock is wrong
 
@@ -48,13 +47,13 @@ class AckedPublishers:
             for number in range(self._publishers):
                 tasks.create_task(self._publisher(self._scene.client(f"publisher-{number}")))
 
-    async def _publisher(self, client: SimClient) -> None:
+    async def _publisher(self, client: WorkClient) -> None:
         rng = self._scene.rng
         for number in range(self._publishes):
             await self._publish_one(client, number)
             await asyncio.sleep(self._gap_s * rng.random())
 
-    async def _publish_one(self, client: SimClient, number: int) -> None:
+    async def _publish_one(self, client: WorkClient, number: int) -> None:
         rng, journal = self._scene.rng, self._scene.journal
         payload = f"{client.name}-{number}".encode()
         headers = header_block(Nats_Msg_Id=payload.decode()) if rng.random() < 0.5 else b""
@@ -69,21 +68,12 @@ class AckedPublishers:
                 payload=payload,
                 attempt=attempt,
             )
-            try:
-                answer = await client.request(
-                    subject.encode(), payload, headers=headers, timeout_s=ANSWER_WITHIN_S
-                )
-            except TimeoutError:
-                continue
-            body = {"error": answer.status} if answer.status else json.loads(answer.data)
-            if "error" in body:
-                journal.failed(operation, error=body["error"])
-                continue
-            duplicate = body.get("duplicate", False)
-            if duplicate:
-                self._scene.mark("publish acked as a duplicate")
-            journal.ok(operation, seq=body["seq"], duplicate=duplicate)
-            return
+            if await publish_recorded(
+                self._scene, client, operation, subject, payload, headers=headers
+            ):
+                if operation.answer["duplicate"]:
+                    self._scene.mark("publish acked as a duplicate")
+                return
 
     def check(self) -> None:
         rows = rows_of(self._scene.replicas(STREAM))
@@ -120,7 +110,7 @@ class TimedPublishers:
                 await self._publish(client, rng.randrange(number))
             await asyncio.sleep(self._gap_s * rng.random())
 
-    async def _publish(self, client: SimClient, number: int) -> None:
+    async def _publish(self, client: WorkClient, number: int) -> None:
         journal = self._scene.journal
         payload = f"{client.name}-{number}".encode()
         named = {"Nats_Msg_Id": payload.decode()}
@@ -129,17 +119,9 @@ class TimedPublishers:
         subject = f"timed.{number % 2}"
         fields = {"stream": TIMED_STREAM, "subject": subject, "payload": payload}
         operation = journal.invoke(client.name, "timed publish", **fields)
-        try:
-            answer = await client.request(
-                subject.encode(), payload, headers=header_block(**named), timeout_s=ANSWER_WITHIN_S
-            )
-        except TimeoutError:
-            return
-        body = {"error": answer.status} if answer.status else json.loads(answer.data)
-        if "error" in body:
-            journal.failed(operation, error=body["error"])
-            return
-        journal.ok(operation, seq=body["seq"], duplicate=body.get("duplicate", False))
+        await publish_recorded(
+            self._scene, client, operation, subject, payload, headers=header_block(**named)
+        )
 
     def check(self) -> None:
         replicas = self._scene.replicas(TIMED_STREAM)

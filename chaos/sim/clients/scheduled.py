@@ -8,13 +8,13 @@ whoever leads; one that was replaced does not fire any more."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 from broker.jetstream.times import rfc3339
-from chaos.sim.clients.client import SimClient, header_block
-from chaos.sim.clients.workload import Scene
+from chaos.sim.clients.client import header_block
+from chaos.sim.clients.publishing import publish_recorded
+from chaos.sim.clients.workload import Scene, WorkClient
 from chaos.sim.promises.firings import check_once, check_repeats, fired_by
 from chaos.sim.promises.journal import Result
 from chaos.sim.promises.stored import rows_of
@@ -22,7 +22,6 @@ from chaos.sim.world.virtual_time import EPOCH_NS, MS
 
 STREAM: Final = "SCHEDULED"
 ONCE, REPEAT, END = "schedule once", "schedule repeats", "end of a schedule"
-ANSWER_WITHIN_S: Final = 4.0
 REPEATS_MIN: Final = 3
 LOOK_EVERY_S: Final = 0.5
 
@@ -54,7 +53,7 @@ class MessageSchedules:
                 client = self._scene.client(f"repeater-{number}")
                 tasks.create_task(self._repeat(client, f"scheduled.every.{number}"))
 
-    async def _schedule_once(self, client: SimClient) -> None:
+    async def _schedule_once(self, client: WorkClient) -> None:
         rng = self._scene.rng
         acked: dict[str, int] = {}
         for number in range(self._once):
@@ -67,7 +66,7 @@ class MessageSchedules:
             await asyncio.sleep(self._gap_s * 2 * rng.random())
         await self._until_fired(client, acked)
 
-    async def _repeat(self, client: SimClient, subject: str) -> None:
+    async def _repeat(self, client: WorkClient, subject: str) -> None:
         fields = {"Nats_Schedule": "@every 1s"}
         if await self._publish(client, REPEAT, subject, fields):
             await self._until_fired(client, {_target(subject): REPEATS_MIN})
@@ -77,7 +76,7 @@ class MessageSchedules:
         self._ended[subject] = seq
 
     async def _publish(
-        self, client: SimClient, kind: str, subject: str, fields: dict[str, Any]
+        self, client: WorkClient, kind: str, subject: str, fields: dict[str, Any]
     ) -> int:
         """Returns the sequence, 0: refused or unknown."""
         journal = self._scene.journal
@@ -89,20 +88,11 @@ class MessageSchedules:
             client.name, kind, stream=STREAM, subject=subject, payload=payload, **fields
         )
         block = header_block(**headers) if headers else b""
-        try:
-            answer = await client.request(
-                subject.encode(), payload, headers=block, timeout_s=ANSWER_WITHIN_S
-            )
-        except TimeoutError:
-            return 0
-        body = {"error": answer.status} if answer.status else json.loads(answer.data)
-        if "error" in body:
-            journal.failed(operation, error=body["error"])
-            return 0
-        journal.ok(operation, seq=body["seq"])
-        return int(body["seq"])
+        return await publish_recorded(
+            self._scene, client, operation, subject, payload, headers=block
+        )
 
-    async def _until_fired(self, client: SimClient, wanted: dict[str, int]) -> None:
+    async def _until_fired(self, client: WorkClient, wanted: dict[str, int]) -> None:
         """A schedule that stays fires at last: if not, the clients do not finish. `wanted`: how
         many messages on which targets."""
         asked = {"subjects_filter": "scheduled.fired.>"}

@@ -1,20 +1,49 @@
 """A workload: one kind of work that clients do, and the promises that it can check.
 
-Owns: what workloads are given (Scene) and what they must have (SimWorkload).
+Owns: what workloads are given (Scene, WorkClient) and what they must have (SimWorkload).
 May not touch: nodes, faults.
 To add one: a module beside this one, a class with these four members, a line in
 chaos/sim/broker/workloads.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Protocol
 
-from chaos.sim.clients.client import SimClient
+from broker.scan.protocol import ScanRequest
+from chaos.sim.clients.client import ClientMessage, ConnectTarget
 from chaos.sim.promises.dispatches import Dispatches
 from chaos.sim.promises.journal import Journal
 from chaos.sim.promises.seen_replica import SeenReplica
+
+
+class WorkClient(Protocol):
+    """A client (chaos/sim/clients/client.py), as workloads use it."""
+
+    name: str
+    connects: int
+
+    @property
+    def node(self) -> ConnectTarget | None: ...
+    @property
+    def connected(self) -> bool: ...
+    async def until_connected(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def close(self) -> None: ...
+    def subscribe(
+        self, subject: bytes, on_message: Callable[[ClientMessage], None], queue: bytes = b""
+    ) -> int: ...
+    def unsubscribe(self, sid: int) -> None: ...
+    def publish(
+        self, subject: bytes, data: bytes, *, reply: bytes = b"", headers: bytes = b""
+    ) -> None: ...
+    async def request(
+        self, subject: bytes, data: bytes = b"", *, headers: bytes = b"", timeout_s: float = 5.0
+    ) -> ClientMessage: ...
+    def new_inbox(self) -> bytes: ...
+    async def scan(self, request: ScanRequest, *, timeout_s: float) -> list[tuple[int, bytes]]: ...
+    async def api(self, subject: str, request: Any = None, *, timeout_s: float = 5.0) -> Any: ...
 
 
 class Scene(Protocol):
@@ -51,7 +80,7 @@ class Scene(Protocol):
     def now_ns(self) -> int:
         """The time of the world."""
 
-    def client(self, name: str) -> SimClient:
+    def client(self, name: str) -> WorkClient:
         """A new client, connecting to any node."""
 
     def replicas(self, stream: str) -> Mapping[str, SeenReplica]:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.sim.clients.client import ClientMessage, SimClient
-from chaos.sim.clients.workload import Scene
+from chaos.sim.clients.client import ClientMessage
+from chaos.sim.clients.workload import Scene, WorkClient
 from chaos.sim.promises.consumed import Fetch, Received
 from chaos.sim.world.virtual_time import NS
 
@@ -51,7 +51,7 @@ class Published:
 
 
 async def publish_some(
-    scene: Scene, client: SimClient, subjects: Sequence[str], count: int, *, gap_s: float
+    scene: Scene, client: WorkClient, subjects: Sequence[str], count: int, *, gap_s: float
 ) -> list[Published]:
     """One after the other. Returns those that were acked; others may be stored as well."""
     acked: list[Published] = []
@@ -68,7 +68,7 @@ async def publish_some(
     return acked
 
 
-async def create_consumer(client: SimClient, stream: str, config: dict[str, Any]) -> None:
+async def create_consumer(client: WorkClient, stream: str, config: dict[str, Any]) -> None:
     """Ask until it is there."""
     name = config.get("durable_name") or config["name"]
     while True:
@@ -83,7 +83,7 @@ async def create_consumer(client: SimClient, stream: str, config: dict[str, Any]
         await asyncio.sleep(0.1)
 
 
-async def delete_consumer(client: SimClient, stream: str, name: str) -> None:
+async def delete_consumer(client: WorkClient, stream: str, name: str) -> None:
     """Ask until it is gone."""
     while True:
         try:
@@ -96,7 +96,7 @@ async def delete_consumer(client: SimClient, stream: str, name: str) -> None:
 
 
 async def fetch(
-    client: SimClient,
+    client: WorkClient,
     stream: str,
     consumer: str,
     *,

@@ -14,14 +14,7 @@ from typing import Any
 from chaos.sim.clients.workload import Scene
 from chaos.sim.consumers.consuming import create_consumer, fetch, publish_some
 from chaos.sim.consumers.pull_workers import PullWorkers
-from chaos.sim.promises.consumed import (
-    ConsumerRecord,
-    Fetch,
-    check_consumed,
-    check_floors,
-    check_pulls_told,
-    check_replicas,
-)  # fmt: skip
+from chaos.sim.promises.consumed import ConsumerRecord, Fetch, check_pulls_told, check_records
 from chaos.sim.world.virtual_time import MS, NS
 
 STREAM = "PULLED"
@@ -100,11 +93,7 @@ class PullConsumers:
             await asyncio.sleep(0.05)  # a node that does not know the stream refuses at once
 
     def check(self) -> None:
-        replicas = self._scene.replicas(STREAM)
-        for record in self.records:
-            check_replicas(record, replicas)
-            check_floors(record)
-            check_consumed(record, replicas)
+        check_records(self.records, self._scene.replicas(STREAM))
         if self._patient:
             check_pulls_told(
                 self._pulls,

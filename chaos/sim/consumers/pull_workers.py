@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from chaos.sim.clients.client import SimClient
-from chaos.sim.clients.workload import Scene
+from chaos.sim.clients.workload import Scene, WorkClient
 from chaos.sim.consumers.consuming import fetch
 from chaos.sim.promises.consumed import ConsumerRecord, Received
 from chaos.sim.world.virtual_time import MS
@@ -23,7 +22,7 @@ class PullWorkers:
     """`over`: nothing more will be published or removed."""
 
     scene: Scene
-    admin: SimClient
+    admin: WorkClient
     over: bool = False
 
     def start(self, tasks: asyncio.TaskGroup, record: ConsumerRecord, count: int) -> None:
@@ -50,7 +49,7 @@ class PullWorkers:
             quiet = quiet + 1 if idle and self.over else 0
         record.finished = True
 
-    async def _work(self, client: SimClient, record: ConsumerRecord) -> None:
+    async def _work(self, client: WorkClient, record: ConsumerRecord) -> None:
         rng = self.scene.rng
         while not record.finished:
             if rng.random() < 0.05:
@@ -71,7 +70,7 @@ class PullWorkers:
             await asyncio.sleep(0.05)
         client.close()
 
-    async def answer(self, client: SimClient, record: ConsumerRecord, received: Received) -> None:
+    async def answer(self, client: WorkClient, record: ConsumerRecord, received: Received) -> None:
         rng = self.scene.rng
         choice = rng.random()
         if record.config["ack_policy"] == "none":
@@ -97,20 +96,20 @@ class PullWorkers:
             client.disconnect()
 
     def _ack(
-        self, client: SimClient, record: ConsumerRecord, received: Received, payload: bytes
+        self, client: WorkClient, record: ConsumerRecord, received: Received, payload: bytes
     ) -> None:
         record.acks_sent.add(received.seq)
         client.publish(received.reply, payload)
 
     def _nak(
-        self, client: SimClient, record: ConsumerRecord, received: Received, delay_ns: int
+        self, client: WorkClient, record: ConsumerRecord, received: Received, delay_ns: int
     ) -> None:
         self.scene.dispatches.nak(record.stream, record.name, received.seq, delay_ns)
         payload = b'-NAK {"delay": %d}' % delay_ns if delay_ns else b"-NAK"
         client.publish(received.reply, payload)
 
     async def _double_ack(
-        self, client: SimClient, record: ConsumerRecord, received: Received
+        self, client: WorkClient, record: ConsumerRecord, received: Received
     ) -> None:
         record.acks_sent.add(received.seq)
         try:

@@ -14,12 +14,7 @@ from typing import Any
 from chaos.sim.clients.workload import Scene
 from chaos.sim.consumers.consuming import create_consumer, publish_some
 from chaos.sim.consumers.pull_workers import PullWorkers
-from chaos.sim.promises.consumed import (
-    ConsumerRecord,
-    check_consumed,
-    check_floors,
-    check_replicas,
-)  # fmt: skip
+from chaos.sim.promises.consumed import ConsumerRecord, check_records
 from chaos.sim.world.virtual_time import MS, NS
 
 STREAM = "PURGED"
@@ -94,8 +89,4 @@ class PurgedConsumers:
         return "PURGE", {}
 
     def check(self) -> None:
-        replicas = self._scene.replicas(STREAM)
-        for record in self._records:
-            check_replicas(record, replicas)
-            check_floors(record)
-            check_consumed(record, replicas, removals=True)
+        check_records(self._records, self._scene.replicas(STREAM), removals=True)

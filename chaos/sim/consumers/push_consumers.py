@@ -12,17 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.wire import headers as wire_headers
-from chaos.sim.clients.client import ClientMessage, SimClient
-from chaos.sim.clients.workload import Scene
+from chaos.sim.clients.client import ClientMessage
+from chaos.sim.clients.workload import Scene, WorkClient
 from chaos.sim.consumers.consuming import create_consumer, publish_some, received_of
 from chaos.sim.consumers.pull_workers import PullWorkers
-from chaos.sim.promises.consumed import (
-    ConsumerRecord,
-    Received,
-    check_consumed,
-    check_floors,
-    check_replicas,
-)  # fmt: skip
+from chaos.sim.promises.consumed import ConsumerRecord, Received, check_records
 from chaos.sim.world.virtual_time import MS, NS
 
 STREAM = "PUSHED"
@@ -79,7 +73,7 @@ class PushConsumers:
             await publish_some(self._scene, publisher, SUBJECTS, self._publishes, gap_s=self._gap_s)
             workers.over = True
 
-    async def _work(self, client: SimClient, record: ConsumerRecord, workers: PullWorkers) -> None:
+    async def _work(self, client: WorkClient, record: ConsumerRecord, workers: PullWorkers) -> None:
         arrived: asyncio.Queue[Received] = asyncio.Queue()
 
         def take(message: ClientMessage) -> None:
@@ -104,8 +98,4 @@ class PushConsumers:
         client.close()
 
     def check(self) -> None:
-        replicas = self._scene.replicas(STREAM)
-        for record in self._records:
-            check_replicas(record, replicas)
-            check_floors(record)
-            check_consumed(record, replicas)
+        check_records(self._records, self._scene.replicas(STREAM))

@@ -62,6 +62,19 @@ class ConsumerRecord:
         return f"{self.stream} > {self.name}"
 
 
+def check_records(
+    records: Sequence[ConsumerRecord],
+    replicas: Mapping[str, SeenReplica],
+    *,
+    removals: bool = False,
+) -> None:
+    """All promises about these consumers of one stream."""
+    for record in records:
+        check_replicas(record, replicas)
+        check_floors(record)
+        check_consumed(record, replicas, removals=removals)
+
+
 def check_replicas(record: ConsumerRecord, replicas: Mapping[str, SeenReplica]) -> None:
     """All replicas hold the same state of the consumer."""
     images = {n: r.stream.consumers[record.name].encode() for n, r in replicas.items()}

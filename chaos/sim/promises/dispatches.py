@@ -4,6 +4,7 @@ Owns: what each leader has sent, and what clients were told about their acks.
 May not touch: deliveries; it watches `Delivery.pump` of every node.
 Spec: only the newest leader is judged. One that was deposed and does not know it yet may deliver
 what the new one has settled: clients cannot be spared that without a round trip per delivery."""
+# ruff: noqa: SLF001 - what the leader itself knows of acks, only its own fields tell
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.effects import Deliver, Effect
 from broker.jetstream.delivery.engine import Delivery
 from chaos.sim.promises.seen_replica import SeenReplica
+from raft.types import GroupId
 
 CLOCK_TOLERANCE = 0.9  # clocks of nodes run at different rates
 
@@ -40,7 +42,9 @@ class Dispatches:
         self._confirmed: dict[OfMessage, int] = {}
         self._naks: Counter[OfMessage] = Counter()  # without delay
         self._nak_delays: dict[OfMessage, int] = {}  # the shortest one asked for
-        self._timed: set[Watched] = set()
+        self._timed: dict[Watched, int] = {}  # the shortest wait, 0: that of the configuration
+        self._paused: dict[Watched, int] = {}  # since when
+        self._newest: dict[GroupId, int] = {}  # the highest term that was seen
         self._last_ns: dict[OfMessage, int] = {}
         self._first: dict[tuple[Delivery, int], int] = {}
         self.sent: Counter[Watched] = Counter()
@@ -59,9 +63,18 @@ class Dispatches:
         else:
             self._naks[message] += 1
 
-    def timed(self, stream: str, consumer: str) -> None:
-        """Nothing but naks and the ack wait leads to redeliveries of this consumer."""
-        self._timed.add((stream, consumer))
+    def timed(self, stream: str, consumer: str, *, least_ns: int = 0) -> None:
+        """Nothing but naks and the ack wait leads to redeliveries of this consumer. `least_ns`: the
+        shortest wait that an update gives it."""
+        self._timed[stream, consumer] = least_ns
+
+    def paused(self, stream: str, consumer: str) -> None:
+        """A pause was answered. It lasts until `resumed`."""
+        self._paused[stream, consumer] = self._now_ns()
+
+    def resumed(self, stream: str, consumer: str) -> None:
+        """A client is about to end the pause, or to change its end."""
+        self._paused.pop((stream, consumer), None)
 
     # -- what leaders do
 
@@ -76,13 +89,20 @@ class Dispatches:
         self.sent[stream, consumer.name] += len(effect.indices)
         replicas = self._replicas(stream)
         own = replicas.get(node)
-        if own is None or any(r.term > own.term for r in replicas.values()):
+        if own is None or self._deposed(own, replicas):
             return
         for at, index in enumerate(effect.indices):
             deliveries = 1 if effect.delivered is None else effect.delivered[at]
             fault = self._judge(engine, effect.rows.seq(index), deliveries)
             if fault:
                 self._broken(f"{stream} > {consumer.name}: {node} {fault}")
+
+    def _deposed(self, own: SeenReplica, replicas: Mapping[str, SeenReplica]) -> bool:
+        """Another one led later, though it may be down by now."""
+        terms = (one.term for one in replicas.values() if one.group == own.group)
+        newest = max(self._newest.get(own.group, 0), *terms)
+        self._newest[own.group] = newest
+        return own.term < newest
 
     def _judge(self, engine: Delivery, seq: int, deliveries: int) -> str:
         """What is wrong with this delivery, or nothing."""
@@ -92,6 +112,9 @@ class Dispatches:
         confirmed = self._confirmed.get(message)
         early = self._early(consumer, message, deliveries)
         self._last_ns[message] = self._now_ns()
+        paused = self._paused.get(message[:2])
+        if paused is not None:
+            return f"delivers {seq}, although a pause was answered at {paused / 1e9:.4f} s"
         if confirmed is not None:
             return f"delivers {seq} again, whose ack was confirmed at {confirmed / 1e9:.4f} s"
         if state.settled(seq):
@@ -101,8 +124,10 @@ class Dispatches:
         if 0 < most < deliveries:
             return f"delivers {seq} {deliveries} times, max_deliver is {most}"
         limit = consumer.config.max_ack_pending
-        if 0 < limit < len(state.pending) and deliveries == 1:
-            return f"delivers {seq}: {len(state.pending)} wait for acks, max_ack_pending is {limit}"
+        # Replicas may not know of the last acks; that matters when the limit was lowered.
+        waiting = min(len(state.pending), len(engine._cursor.live.pending))
+        if 0 < limit < waiting and deliveries == 1:
+            return f"delivers {seq}: {waiting} wait for acks, max_ack_pending is {limit}"
         if early:
             return f"delivers {seq} again after {early / 1e9:.4f} s, before its wait is over"
         if deliveries == 1:
@@ -119,6 +144,7 @@ class Dispatches:
             return 0
         config = consumer.config
         least = min(config.backoff) if config.backoff else config.ack_wait
+        least = min(least, self._timed[message[:2]] or least)
         least = min(least, self._nak_delays.get(message, least))
         gap = self._now_ns() - last
         if gap >= least * CLOCK_TOLERANCE:

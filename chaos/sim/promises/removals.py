@@ -75,7 +75,9 @@ def _check_refused_deletes(
     stream: str, ours: Sequence[Operation], removals: Sequence[Operation]
 ) -> None:
     """A delete of a message that nobody else removed is not told that there is none."""
-    published = {one.answer["seq"]: one for one in ours if one.kind == PUBLISH and one.answer}
+    published = {
+        one.answer["seq"]: one for one in ours if one.kind == PUBLISH and one.result is Result.OK
+    }
     for refused in ours:
         if refused.kind != DELETE or refused.result is not Result.FAILED:
             continue

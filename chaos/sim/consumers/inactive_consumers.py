@@ -1,0 +1,167 @@
+"""Consumers with an inactive_threshold: used for a while, then left alone, then created again.
+
+Owns: the stream, its consumers, and when clients have used them.
+May not touch: other workloads.
+Checks: a consumer that rests for its threshold goes away, or the clients do not finish; one that a
+client has used less than the threshold ago is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from chaos.sim.clients.workload import Scene, WorkClient
+from chaos.sim.consumers.consuming import (
+    CONSUMER_NOT_FOUND,
+    create_consumer,
+    fetch,
+    publish_some,
+)  # fmt: skip
+from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.dispatches import CLOCK_TOLERANCE
+from chaos.sim.promises.seen_replica import SeenReplica
+from chaos.sim.world.virtual_time import NS
+
+STREAM: Final = "RESTED"
+SUBJECTS: Final = ("rested.a", "rested.b")
+LOOK_EVERY_S: Final = 0.05
+REFUSED: Final = (409, 503)  # a pull request that did not reach a leader that serves it, or ended
+
+
+@dataclass(slots=True)
+class UsedConsumer:
+    """One consumer of this name after the other. `used_ns`: at that moment, or later, its leader
+    served it."""
+
+    config: dict[str, Any]
+    used_ns: int = 0
+    there: tuple[int, int] | None = None  # incarnation and newest index at which it was seen
+    finished: bool = False
+    ended_early: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("durable_name") or self.config["name"])
+
+
+class InactiveConsumers:
+    def __init__(self, scene: Scene) -> None:
+        rng = scene.rng
+        self._scene = scene
+        self._publishes = rng.randint(10, 40)
+        self._gap_s = rng.choice((0.1, 0.4))
+        self._lives = rng.randint(1, 3)
+        self._use_s = rng.choice((2.0, 5.0))
+        self._replicas = rng.choice((1, scene.replicas_max, scene.replicas_max))
+        self._newest_term = 0
+        self._consumers = [self._drawn(number) for number in range(rng.randint(1, 3))]
+
+    def _drawn(self, number: int) -> UsedConsumer:
+        rng = self._scene.rng
+        return UsedConsumer(
+            {
+                rng.choice(("durable_name", "name")): f"rested-{number}",
+                "ack_policy": rng.choice(("explicit", "none")),
+                "ack_wait": NS,  # pending acks extend the life of a consumer by this
+                "inactive_threshold": rng.choice((1, 2)) * NS,
+            }
+        )
+
+    def streams(self) -> Sequence[dict[str, Any]]:
+        return [{"name": STREAM, "subjects": ["rested.*"], "num_replicas": self._replicas}]
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            publisher = self._scene.client("rested-publisher")
+            tasks.create_task(
+                publish_some(self._scene, publisher, SUBJECTS, self._publishes, gap_s=self._gap_s)
+            )
+            for one in self._consumers:
+                tasks.create_task(self._live(self._scene.client(f"{one.name}-client"), one))
+            tasks.create_task(self._watch())
+
+    async def _live(self, client: WorkClient, one: UsedConsumer) -> None:
+        rng = self._scene.rng
+        for _ in range(self._lives):
+            began_ns = self._scene.now_ns()
+            await create_consumer(client, STREAM, one.config)
+            one.used_ns = max(one.used_ns, began_ns)
+            ends_ns = self._scene.now_ns() + int(self._use_s * rng.random() * NS)
+            while self._scene.now_ns() < ends_ns:
+                await self._use(client, one)
+            await self._rest(client, one)
+        one.finished = True
+
+    async def _use(self, client: WorkClient, one: UsedConsumer) -> None:
+        rng, began_ns = self._scene.rng, self._scene.now_ns()
+        leader = self._leader()
+        fetched = await fetch(
+            client, STREAM, one.name, batch=rng.choice((1, 5)), expires_s=rng.choice((0.2, 0.5))
+        )
+        served = fetched.messages or (fetched.told and fetched.status not in REFUSED)
+        if served and leader is not None and leader == self._leader():
+            one.used_ns = max(one.used_ns, began_ns)
+        for message in fetched.messages:
+            if rng.random() < 0.8:
+                client.publish(message.reply, b"+ACK")
+        await asyncio.sleep(0.05)
+
+    async def _rest(self, client: WorkClient, one: UsedConsumer) -> None:
+        """Until it is gone. To ask for it is no use of it."""
+        while True:
+            await asyncio.sleep(0.3)
+            try:
+                info = await client.api(f"CONSUMER.INFO.{STREAM}.{one.name}", timeout_s=2.0)
+            except TimeoutError:
+                continue
+            if info.get("error", {}).get("err_code") == CONSUMER_NOT_FOUND:
+                self._scene.mark("inactive consumer gone")
+                self._notice()
+                one.there = None  # its end is judged, as far as a replica that is up knows of it
+                return
+
+    def _leader(self) -> str | None:
+        """The only node that leads, if none is known to have led later. What an older leader
+        serves is no use in the eyes of the next one."""
+        replicas = self._scene.replicas(STREAM)
+        leading = [name for name, replica in replicas.items() if replica.is_leading]
+        if len(leading) != 1 or replicas[leading[0]].term < self._newest_term:
+            return None
+        return leading[0]
+
+    async def _watch(self) -> None:
+        """Notices when a consumer goes away, and judges it."""
+        while not all(one.finished for one in self._consumers):
+            self._notice()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _notice(self) -> None:
+        replicas = self._scene.replicas(STREAM).values()
+        self._newest_term = max([self._newest_term, *(one.term for one in replicas)])
+        if replicas:
+            newest = max(replicas, key=lambda replica: replica.stream.applied)
+            for one in self._consumers:
+                self._seen(one, newest)
+
+    def _seen(self, one: UsedConsumer, newest: SeenReplica) -> None:
+        index = newest.stream.applied
+        consumer = newest.stream.consumers.get(one.name)
+        if one.there is not None and index < one.there[1]:
+            return  # the replica that has applied more is down
+        incarnation = 0 if consumer is None else consumer.incarnation
+        if one.there is not None and one.there[0] != incarnation:
+            rested_ns = self._scene.now_ns() - one.used_ns
+            threshold_ns = one.config["inactive_threshold"]
+            if rested_ns < threshold_ns * CLOCK_TOLERANCE:
+                one.ended_early.append(
+                    f"{STREAM} > {one.name}: gone {rested_ns / NS:.3f} s after its last use, "
+                    f"inactive_threshold is {threshold_ns / NS} s"
+                )
+        one.there = None if consumer is None else (incarnation, index)
+
+    def check(self) -> None:
+        for one in self._consumers:
+            for text in one.ended_early:
+                raise BrokenPromise(text)
