@@ -21,10 +21,10 @@ from broker.jetstream.config.consumer_rules import check_group_name
 from broker.jetstream.config.names import has_path_separator
 from broker.jetstream.config.stream_config import Placement, StreamConfig, StreamConfigRequest
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.jetstream.strict_json import Unsigned, WallTime, decode, invalid_json
-from broker.subjects import Steps, valid_subject
+from broker.jetstream.strict_json import Unsigned, WallTime, decode, decode_steps, invalid_json
+from broker.subjects import Steps, finish, valid_subject
 
-LONG_BODY_BYTES: Final = 64 << 10
+_BLANKS: Final = b" \t\r\n"
 
 
 class NoBody(msgspec.Struct, frozen=True):
@@ -206,6 +206,11 @@ def decode_request(kind: ApiKind, body: bytes, *, strict: bool = True) -> Reques
 
     MSG.NEXT is not decoded here, see delivery/pull_queue.py.
     """
+    return finish(request_steps(kind, body, strict=strict))
+
+
+def request_steps(kind: ApiKind, body: bytes, *, strict: bool) -> Steps[RequestBody]:
+    """`decode_request` as work that waits for its turn."""
     rule, wanted = _BODY_RULES[kind]
     match rule:
         case _BodyRule.IGNORED:
@@ -214,34 +219,21 @@ def decode_request(kind: ApiKind, body: bytes, *, strict: bool = True) -> Reques
             if not is_empty_request(body):
                 raise JetStreamError(ErrCode.NOT_EMPTY_REQUEST)
             return NoBody()
-        case _BodyRule.OPTIONAL if body.lstrip(b" \t\r\n")[:1] not in (b"{", b"["):
+        case _BodyRule.OPTIONAL if body.lstrip(_BLANKS)[:1] not in (b"{", b"["):
             return wanted()
         case _BodyRule.REQUIRED if is_empty_request(body):
             raise JetStreamError(ErrCode.BAD_REQUEST)
         case _BodyRule.LENIENT:
             strict = False
-    request = decode(body, wanted, strict=strict)
+    request = yield from decode_steps(body, wanted, strict=strict)
     _check_body(kind, request)
-    return request
-
-
-def request_steps(kind: ApiKind, body: bytes, *, strict: bool) -> Steps[RequestBody]:
-    """`decode_request` as work that waits for its turn. A long body is one step: it is decoded in
-    one call, and its size is bounded by max_payload."""
-    request = decode_request(kind, body, strict=strict)
-    if len(body) > LONG_BODY_BYTES:
-        yield
     return request
 
 
 def is_empty_request(body: bytes) -> bool:
     """No bytes, or an empty object with any whitespace."""
-    if not body or body == b"{}":
-        return True
-    try:
-        return bool(msgspec.json.decode(body) == {})
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+    text = body.strip(_BLANKS)
+    return not body or (text[:1] + text[-1:] == b"{}" and not text[1:-1].strip(_BLANKS))
 
 
 @dataclass(frozen=True, slots=True)
