@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker.accounts.mappings import AccountMappings
+from broker.accounts.unsent_bytes import UnsentBytes
 from broker.config.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, AccountOptions
 from broker.subjects import SubjectTree
 
@@ -45,7 +46,7 @@ class Traffic:
 class Account:
     """One tenant. Its tree holds the subscriptions of clients, peers, streams and services."""
 
-    __slots__ = ("connections", "mappings", "name", "options", "past", "subs")
+    __slots__ = ("connections", "mappings", "name", "options", "past", "subs", "unsent")
 
     def __init__(
         self, name: str, options: AccountOptions | None = None, *, cluster: str = ""
@@ -58,6 +59,7 @@ class Account:
         self.subs = SubjectTree()
         self.connections: dict[int, AccountConnection] = {}
         self.past = Traffic()  # traffic of closed connections
+        self.unsent = UnsentBytes()
 
     def traffic(self) -> Traffic:
         """The traffic of all connections, open and closed."""

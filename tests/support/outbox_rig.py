@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from broker.accounts import Account
+from broker.cluster.publish.held_bytes import AccountPublishes, HeldPublishes
 from broker.cluster.publish.outbox_core import HELD_BYTES_MAX, OutboxCore
 from broker.cluster.publish.outbox_shell import Outbox
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
@@ -21,7 +22,12 @@ class Bench:
     """An outbox, its account, and every batch that was transmitted."""
 
     def __init__(
-        self, *, silent: bool = False, extra: bytes = b"", held_bytes_max: int = HELD_BYTES_MAX
+        self,
+        *,
+        silent: bool = False,
+        extra: bytes = b"",
+        held_bytes_max: int = HELD_BYTES_MAX,
+        publishes: AccountPublishes | None = None,
     ) -> None:
         self.account = Account("$G")
         self.router = Router()
@@ -34,6 +40,7 @@ class Bench:
             account=self.account,
             router=self.router,
             transmit=self._transmit,
+            publishes=publishes or HeldPublishes().of("$G"),
             silent=silent,
             ack_extra=extra,
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from broker.accounts import Account
+from broker.cluster.publish.held_bytes import AccountPublishes
 from broker.cluster.publish.outbox_core import (
     AcknowledgeBatch,
     AnswerNoResponders,
@@ -57,6 +58,7 @@ class Outbox:
     account: Account
     router: ReplyRouter
     transmit: Transmit
+    publishes: AccountPublishes
     silent: bool  # no_ack: publishers get no answer
     disk_refuses: Callable[[int], bool] = lambda _group: False
     stored_as: Callable[[bytes], tuple[bytes, bool]] = lambda subject: (subject, False)
@@ -68,6 +70,7 @@ class Outbox:
     _last_publisher: PublishingConnection | None = None  # the connection of the last span
     _with_headers: bool = False  # some rows of the present batch may have headers
     _scheduled: bool = False
+    _counted: int = 0  # bytes that the account knows of
     _timer: asyncio.TimerHandle | None = None
     _timer_at_s: float | None = None
     _acks: PubAcks = field(init=False)
@@ -112,9 +115,18 @@ class Outbox:
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
-        if core.overfull and publisher is not None:
-            self._perform(core.pause(publisher))
+        self._count()
+        if publisher is not None:
+            if core.overfull:
+                self._perform(core.pause(publisher))
+            self.publishes.wait(publisher)
         return True
+
+    def _count(self) -> None:
+        held = self.core.held_bytes + (self._builder.nbytes if self._builder.rows else 0)
+        if held != self._counted:
+            more, self._counted = held - self._counted, held
+            self.publishes.changed(more)
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
@@ -216,6 +228,7 @@ class Outbox:
         if self._builder.rows and core.window_open and not core.closed:
             self._seal()
             effects += core.send(now_s)
+        self._count()
         self._perform(effects)
 
     def resend(self) -> None:
@@ -226,11 +239,15 @@ class Outbox:
         """The stream was deleted."""
         if self._builder.rows:
             self._seal()
-        self._perform(self.core.removed())
+        effects = self.core.removed()
+        self._count()
+        self._perform(effects)
 
     def close(self) -> None:
         self._start_block()
-        self._perform(self.core.close())
+        effects = self.core.close()
+        self._count()
+        self._perform(effects)
 
     def _due(self) -> None:
         deadline_s = self._timer_at_s
@@ -267,6 +284,7 @@ class Outbox:
                 self._log_result_lost(effect)
             case SessionRefused():
                 self._start_block()
+                self._count()
                 self._log_session_refused(effect)
 
     def _arm(self) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from broker.accounts import Account
 from broker.cluster.meta.assignments import Assignment
+from broker.cluster.publish.held_bytes import HeldPublishes
 from broker.cluster.publish.outbox_core import OutboxCore
 from broker.cluster.publish.outbox_shell import Outbox, Transmit
 from broker.cluster.publish.pub_acks import ReplyRouter
@@ -71,6 +72,7 @@ class OutboxTable:
     session: int  # of this run of the node; rises with every restart
     later: Callable[[Callable[[], None], Hashable, Hashable], None]  # in another turn of the loop
     domain: str = ""
+    held: HeldPublishes = field(default_factory=HeldPublishes)
     _outboxes: dict[int, Outbox] = field(default_factory=dict)  # by group
     _captures: dict[int, _Capture] = field(default_factory=dict)  # by group
 
@@ -90,6 +92,7 @@ class OutboxTable:
             account=self.account(account),
             router=self.router,
             transmit=self.transmit,
+            publishes=self.held.of(account),
             silent=assignment.config.no_ack,
             disk_refuses=partial(self.admission.disk_refuses, account, name),
             stored_as=partial(self.admission.stored_as, account, name),

@@ -131,13 +131,21 @@ class ClientSink:
         if sub.max_msgs and sub.delivered >= sub.max_msgs:
             self.drop_subscription(sub)
         # A client never stalls itself: its own reads may be what frees the queue.
+        crowded = outbound.unsent.bytes > outbound.max_pending
         if (
             publisher is not None
-            and outbound.queued_bytes > outbound.stall_above
+            and (crowded or outbound.queued_bytes > outbound.stall_above)
             and publisher is not self
         ):
-            outbound.stall(publisher)
+            self._hold_back(publisher)
         return True
+
+    def _hold_back(self, publisher: PublishingConnection) -> None:
+        """A publisher of another account waits for a moment at most, and for this client only."""
+        if publisher.cid in self.account.connections:
+            self._outbound.wait_for_readers(publisher)
+        elif self._outbound.queued_bytes > self._outbound.stall_above:
+            self._outbound.stall(publisher)
 
     def _inspect(self, sub: Subscription, subject: bytes, reply: bytes) -> bool:
         """Whether this subject may reach the client; a granted request permits its reply."""
@@ -149,6 +157,10 @@ class ClientSink:
         if reply and permissions.responses is not None:
             permissions.grant(reply, now_ns=time.monotonic_ns())
         return True
+
+    def enter(self, account: Account) -> None:
+        self.account = account
+        self._outbound.enter_account(account.unsent)
 
     # -- subscriptions ----------------------------------------------------------------------
 

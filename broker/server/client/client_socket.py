@@ -12,7 +12,7 @@ from typing import cast
 
 from broker.server.client.tls import TlsLayer, describe
 
-TRANSPORT_BUFFER = 1024 * 1024  # above it the transport is full and the rest stays queued here
+TRANSPORT_BUFFER = 128 * 1024  # above it the transport is full and the rest stays queued here
 
 
 class ClientSocket:

@@ -52,13 +52,14 @@ class Connection(asyncio.Protocol):
         self._context = context
         self._cid = context.connections.next_cid()
         self.socket = ClientSocket()
-        self.outbound = Outbound(loop, self.socket, self)
+        account = context.account(GLOBAL_ACCOUNT)
+        self.outbound = Outbound(loop, self.socket, self, account.unsent)
         self.outbound.set_limits(
             max_pending=limits.max_pending, write_deadline_ns=limits.write_deadline_ns
         )
         self.client = ClientSink(
             self._cid,
-            context.account(GLOBAL_ACCOUNT),
+            account,
             context.router,
             outbound=self.outbound,
             socket=self.socket,

@@ -150,7 +150,7 @@ class ClientLogin:
         self.authorized = True
         self.identity = identity
         client.account.connections.pop(client.cid, None)
-        client.account = self._profile.context.account(identity.account)
+        client.enter(self._profile.context.account(identity.account))
         if not self._profile.internal:
             client.account.connections[client.cid] = client
         self._timers.end_at(identity.expires, identity.farewell)

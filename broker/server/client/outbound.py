@@ -2,7 +2,8 @@
 
 Owns: the queued bytes, one write per turn of the loop, the write deadline, stalled producers.
 May not touch: the protocol; it moves bytes. The connection decides how a slow client is closed.
-Bounds: `max_pending` bytes and the write deadline; beyond either, the client is closed."""
+Bounds: `max_pending` bytes and the write deadline; beyond either, the client is closed. The account
+as a whole is bounded as well (broker/accounts/unsent_bytes.py)."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+from broker.accounts.unsent_bytes import UnsentBytes
 from broker.server.client.client_socket import ClientSocket
 from broker.subjects import PublishingConnection
 
-WRITE_SIZE = 512 * 1024  # handed to the transport at once: what one write deadline covers
+WRITE_SIZE = 128 * 1024  # handed to the transport at once: what one write deadline covers
 STALL_SECONDS_MAX = 0.1  # a producer waits this long per read at most, then may read once more
 
 
@@ -33,12 +35,17 @@ class Outbound:
     __slots__ = (
         "_chunks", "_deadline", "_drained", "_ended", "_full", "_loop", "_owner", "_socket",
         "_stall_end", "_stalled", "closed", "flush_due", "max_pending", "queued_bytes",
-        "stall_above", "stalls", "write_deadline_s",
+        "stall_above", "stalls", "unsent", "write_deadline_s",
     )  # fmt: skip
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, socket: ClientSocket, owner: SlowClient
+        self,
+        loop: asyncio.AbstractEventLoop,
+        socket: ClientSocket,
+        owner: SlowClient,
+        unsent: UnsentBytes,
     ) -> None:
+        self.unsent = unsent  # of the account
         self._loop = loop
         self._socket = socket
         self._owner = owner
@@ -63,6 +70,15 @@ class Outbound:
         self.stall_above = max_pending * 3 // 4
         self.write_deadline_s = write_deadline_ns / 1e9
 
+    def enter_account(self, unsent: UnsentBytes) -> None:
+        """The client has another account from now on."""
+        queued = self.queued_bytes
+        if queued:
+            self.unsent.removed(queued, emptied=True)
+            unsent.bytes += queued
+            unsent.queues += 1
+        self.unsent = unsent
+
     # -- queueing ---------------------------------------------------------------------------
 
     @property
@@ -77,13 +93,36 @@ class Outbound:
         """Append to what goes out at the end of this loop turn, in one write."""
         if self.closed:
             return
+        size, unsent = len(data), self.unsent
+        if not self.queued_bytes and size:
+            unsent.queues += 1
         self._chunks.append(data)
-        self.queued_bytes += len(data)
+        self.queued_bytes += size
+        unsent.bytes += size
         if not self.flush_due:
             self.flush_due = True
             self._loop.call_soon(self._flush_turn)
         if self.queued_bytes > self.max_pending:
             self._owner.queue_overflow()
+        elif unsent.bytes > self.max_pending:
+            self._crowded()
+
+    def _crowded(self) -> None:
+        """Too much is queued for the clients of this account. Those that read get theirs at once;
+        of the others, one with more than its share is closed if pausing publishers did not help."""
+        if not self._full:
+            self.flush()
+        unsent, queued = self.unsent, self.queued_bytes
+        crowded = unsent.bytes > 2 * self.max_pending
+        if self._full and crowded and queued * unsent.queues >= unsent.bytes:
+            self._owner.queue_overflow()
+
+    def wait_for_readers(self, publisher: PublishingConnection) -> None:
+        """Too much is queued here, or for the account's clients together: pause the publisher."""
+        if self.queued_bytes > self.stall_above:
+            self.stall(publisher)
+        else:
+            self.unsent.pause(publisher, below=self.max_pending // 2)
 
     def stall(self, publisher: PublishingConnection) -> None:
         """The queue is long: pause the producer that feeds it until it has drained.
@@ -118,6 +157,7 @@ class Outbound:
             else:
                 batch, size = self._take_batch()
             self.queued_bytes -= size
+            self.unsent.removed(size, emptied=not self.queued_bytes)
             data = batch[0] if len(batch) == 1 else b"".join(batch)
             transport.write(data if socket.tls is None else socket.sealed(data))
         if self._stalled and self.queued_bytes <= self.stall_above:
@@ -179,7 +219,9 @@ class Outbound:
     def drop(self) -> None:
         """Discard the queue and let the stalled producers continue."""
         self._chunks.clear()
-        self.queued_bytes = 0
+        if self.queued_bytes:
+            size, self.queued_bytes = self.queued_bytes, 0
+            self.unsent.removed(size, emptied=True)
         self._drained.set()
         self._stop_deadline()
         self._release_stalled()

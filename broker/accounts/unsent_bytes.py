@@ -1,0 +1,40 @@
+"""What is queued for the clients of one account, and its publishers that wait for them to read.
+
+Owns: the bytes of all queues of the account together, and the publishers that are paused by them.
+May not touch: the queues (broker/server/client/outbound.py adds and subtracts its own bytes).
+One client may have `max_pending` bytes. Twenty clients of a tenant that do not read would have
+twenty times that, so the account as a whole is bounded too: above `max_pending` its own publishers
+are paused until half of it is sent, and above twice as much the longest queues are closed. Those
+who do not read are closed by the write deadline, so nobody waits longer than that."""
+
+from __future__ import annotations
+
+from broker.subjects import PublishingConnection
+
+
+class UnsentBytes:
+    """One per account."""
+
+    __slots__ = ("_below", "_paused", "bytes", "queues")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.queues = 0  # that are not empty
+        self._paused: dict[PublishingConnection, None] = {}
+        self._below = 0
+
+    def pause(self, publisher: PublishingConnection, *, below: int) -> None:
+        """Do not read from this publisher until fewer bytes than `below` are queued."""
+        self._below = below
+        if publisher not in self._paused:
+            self._paused[publisher] = None
+            publisher.pause_reading()
+
+    def removed(self, size: int, *, emptied: bool) -> None:
+        """So many bytes have left a queue."""
+        self.bytes -= size
+        self.queues -= emptied
+        if self._paused and self.bytes <= self._below:
+            paused, self._paused = self._paused, {}
+            for publisher in paused:
+                publisher.resume_reading()
