@@ -12,7 +12,7 @@ import time
 
 from broker.accounts import tokens
 from broker.accounts.identity import Credentials, Identity
-from broker.config.options import Authorization, User
+from broker.config.options import Authorization, CalloutOptions, User
 from broker.credentials import nkeys
 
 logger = logging.getLogger("broker")
@@ -40,7 +40,16 @@ class Authenticator:
     @property
     def announced(self) -> bool:
         """auth_required in INFO: false when anonymous clients are admitted."""
-        return self._auth.required and not self._auth.no_auth_user
+        return self._auth.required and (not self._auth.no_auth_user or self.callout is not None)
+
+    @property
+    def callout(self) -> CalloutOptions | None:
+        return self._auth.callout
+
+    def delegates(self, given: Credentials) -> bool:
+        """Whether the authorization service decides about this client, not `identify`."""
+        callout = self._auth.callout
+        return callout is not None and (given.nkey or given.user) not in callout.users
 
     @property
     def asks_for_signatures(self) -> bool:
@@ -55,6 +64,8 @@ class Authenticator:
         """The identity of a client without credentials, if such clients are admitted."""
         if not self._auth.required:
             return Identity()
+        if self._auth.callout is not None:
+            return None
         if self._auth.open_to_all:
             return Identity()
         name = self._auth.no_auth_user
@@ -66,6 +77,8 @@ class Authenticator:
         auth = self._auth
         if not auth.required:
             return Identity()
+        if self.delegates(given):
+            return None
         if auth.tokens is not None:
             try:
                 return tokens.identify(auth.tokens, given, now=time.time())

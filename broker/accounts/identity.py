@@ -6,7 +6,7 @@ Spec: NATS client protocol, CONNECT."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker.accounts.account import GLOBAL_ACCOUNT
 from broker.config.options import STANDARD, Permissions
@@ -42,3 +42,6 @@ class Identity:
     max_payload: int = -1
     expires: float = 0  # seconds since 1970; 0 = never
     farewell: str = ""  # the error it is sent then
+
+    def with_permissions(self, permissions: Permissions) -> Identity:
+        return replace(self, permissions=permissions)

@@ -171,6 +171,7 @@ class Draft:
         self._check_lame_duck(options.lame_duck)
         self._check_accounts(options)
         self._check_authorization(options.authorization)
+        self._check_callout(options)
         self._check_tls(options)
         self._check_cluster(options)
         if options.websocket is not None:
@@ -226,6 +227,21 @@ class Draft:
                 f'no_auth_user: "{auth.no_auth_user}" not present as user or nkey in '
                 "authorization block or account configuration"
             )
+
+    def _check_callout(self, options: Options) -> None:
+        """nats-server starts without its account or users, and then nobody can log in."""
+        callout = options.authorization.callout
+        if callout is None:
+            return
+        if callout.account not in {GLOBAL_ACCOUNT, *(one.name for one in options.accounts)}:
+            raise BadOptions(f'auth_callout: account "{callout.account}" does not exist')
+        known = {user.name: user.account for user in options.authorization.users}
+        known[options.authorization.user] = GLOBAL_ACCOUNT
+        for name in callout.users:
+            if known.get(name) != callout.account:
+                raise BadOptions(
+                    f'auth_callout: "{name}" is not a user of account "{callout.account}"'
+                )
 
     def _check_tls(self, options: Options) -> None:
         blocks = (options, options.cluster, options.websocket)

@@ -64,6 +64,15 @@ class AccountClaims(Struct, frozen=True):
     expires: int = 0  # seconds since 1970; 0 = never
 
 
+class CalloutOptions(Struct, frozen=True):
+    """A service of the user's own that decides about clients."""
+
+    issuer: str  # the account key that signs its answers
+    users: tuple[str, ...]  # who log in as usual: the service itself
+    account: str = GLOBAL_ACCOUNT  # where it listens
+    xkey: str = ""  # requests are encrypted for this key
+
+
 class Authorization(Struct, frozen=True):
     token: str = ""
     user: str = ""
@@ -75,6 +84,7 @@ class Authorization(Struct, frozen=True):
     open_to_all: bool = False
     tokens: dict[str, AccountClaims] | None = None  # operator mode: users present JWTs
     timeout_ns: int | None = None  # None = 2 s, or the TLS timeout + 1 s
+    callout: CalloutOptions | None = None
 
     @property
     def required(self) -> bool:

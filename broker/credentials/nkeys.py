@@ -23,6 +23,7 @@ class KeyKind(IntEnum):
     CLUSTER = 0x10  # C
     ACCOUNT = 0x00  # A
     USER = 0xA0  # U
+    CURVE = 0xB8  # X, for encryption
 
 
 class BadKey(Exception):

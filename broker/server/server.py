@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.config.options import AccountOptions, Options
+from broker.server.auth_callout import AuthCallout
 from broker.server.client.close_reason import Reason
 from broker.server.client.connections import Connections
 from broker.server.client.info import ClientInfo, ClientUrls
@@ -47,7 +48,9 @@ class Server:
     ) -> None:
         self.spawn = spawn
         self.settings = ServerSettings(options)
-        self.identity = ServerIdentity.create(options.server_name, options.host)
+        self.identity = ServerIdentity.create(
+            options.server_name, options.host, signs=options.authorization.callout is not None
+        )
         self.accounts = AccountTable(
             (*options.accounts, AccountOptions(GLOBAL_ACCOUNT, mappings=options.mappings)),
             cluster=options.cluster.name if options.cluster is not None else "",
@@ -81,6 +84,7 @@ class Server:
             turns=self.turns,
             tracing=self.tracing,
             spawn=spawn,
+            callout=AuthCallout(self.router, self.accounts, self.settings, self.identity),
         )
         self._listener = listener(self.clients)
         self.websocket: WebSocketListener | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from broker.config.file import unsupported_keys as known
 from broker.config.file import values
+from broker.config.file.callout_block import read_callout
 from broker.config.file.parser import Item, Map
 from broker.config.file.report import ConfigReport
 from broker.config.file.values import BadValue
@@ -39,6 +40,8 @@ def apply_authorization(report: ConfigReport, settings: dict[str, Any], block: M
                 settings["users"] = read_users(report, item)
             elif key in ("default_permissions", *_PERMISSIONS):
                 settings["default_permissions"] = permissions(_map(key, item))
+            elif key == "auth_callout":
+                settings["callout"] = read_callout(item)
             else:
                 report.refuse(raw, item, known.AUTHORIZATION)
 

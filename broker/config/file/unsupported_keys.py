@@ -42,7 +42,7 @@ TOP = frozenset(
         "js_api_timeout",
     ]
 )
-AUTHORIZATION = frozenset(["auth_callout", "auth_hook", "proxy_required"])
+AUTHORIZATION = frozenset(["auth_hook", "proxy_required"])
 EXPORT = frozenset(["latency", "account_token_position", "advertise", "name", "description"])
 USER = frozenset(["proxy_required"])
 TLS = frozenset(

@@ -41,11 +41,15 @@ class ClientSocket:
         self.tls = TlsLayer(context)
 
     def tls_description(self) -> tuple[str, str] | None:
-        """(version, cipher), whether TLS is ours or lies below the transport (WebSocket)."""
+        """(version, cipher)."""
+        session = self.tls_session()
+        return None if session is None else describe(session)
+
+    def tls_session(self) -> ssl.SSLObject | None:
+        """Ours, or the one below the transport (WebSocket)."""
         if self.tls is not None:
-            return self.tls.description()
-        below = None if self.transport is None else self.transport.get_extra_info("ssl_object")
-        return None if below is None else describe(below)
+            return self.tls.session
+        return None if self.transport is None else self.transport.get_extra_info("ssl_object")
 
     # -- writing ----------------------------------------------------------------------------
 

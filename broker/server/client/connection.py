@@ -25,9 +25,10 @@ from broker.server.client.listener_profile import ListenerProfile
 from broker.server.client.login import ClientLogin
 from broker.server.client.operations import Operations
 from broker.server.client.outbound import Outbound
-from broker.server.client.tls import HANDSHAKE_RECORD, TlsFailed, TlsLayer
+from broker.server.client.tls import HANDSHAKE_RECORD, TlsFailed, TlsLayer, session_document
 from broker.server.process.log import TRACE, logger
 from broker.server.process.printable import quoted
+from broker.server.services import Document
 from broker.subjects import PublishRules, Subscription
 from broker.wire import ClientParser
 
@@ -242,6 +243,10 @@ class Connection(asyncio.Protocol):
         if not self.closed:
             logger.log(TRACE, "%s - %s", self.label, protocol_trace.outbound(data))
         self.outbound.queue(data)
+
+    def tls_document(self) -> Document | None:
+        session = self.socket.tls_session()
+        return None if session is None else session_document(session)
 
     async def run_in_thread(self, identify: Callable[[], Identity | None]) -> Identity | None:
         return await self._loop.run_in_executor(None, identify)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from broker.accounts import Account
 from broker.accounts.authentication import Authenticator
+from broker.accounts.identity import Credentials, Identity
 from broker.config.options import STANDARD, TlsOptions
 from broker.server.client.connections import Connections
 from broker.server.client.info import ClientInfo, ClientUrls
@@ -24,6 +26,21 @@ from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.router import Router
 from broker.server.services import BulkReads, Document
 from broker.server.tracing.tracing import Tracing
+
+
+@dataclass(slots=True)
+class Caller:
+    """A client that wants to connect, as the authorization service is told about it."""
+
+    client: Document
+    connect: Document
+    tls: Document | None
+
+
+class ClientJudge(Protocol):
+    """Decides about clients in place of the configuration."""
+
+    async def identify(self, given: Credentials, caller: Caller) -> Identity | None: ...
 
 
 @dataclass(slots=True)
@@ -39,6 +56,7 @@ class ClientContext:
     turns: FairQueue
     tracing: Tracing
     spawn: Spawn
+    callout: ClientJudge
     bulk_reads: BulkReads | None = None  # None: SCAN is an unknown operation
 
 

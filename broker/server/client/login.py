@@ -11,13 +11,15 @@ from typing import Protocol
 from broker.accounts import Account
 from broker.accounts.identity import Credentials, Identity
 from broker.accounts.permissions import PermissionSet
+from broker.config.options import CalloutOptions
 from broker.server.client.client_sink import OK, ClientSink
 from broker.server.client.close_reason import ClosableConnection, Reason
 from broker.server.client.connect_options import BadConnect, ConnectOptions, parse_connect
 from broker.server.client.connection_timers import ConnectionTimers
-from broker.server.client.listener_profile import ListenerProfile
+from broker.server.client.listener_profile import Caller, ListenerProfile
 from broker.server.process.identity import nonce
 from broker.server.process.log import TRACE, logger
+from broker.server.services import Document
 from broker.wire import ClientParser
 
 
@@ -33,7 +35,7 @@ class ClientLogin:
     """Begins anonymous where the server admits that, otherwise unauthorized until CONNECT."""
 
     __slots__ = (
-        "_brought", "_client", "_connection", "_parser", "_profile", "_timers",
+        "_brought", "_client", "_connection", "_judged_by", "_parser", "_profile", "_timers",
         "admitted", "authorized", "connect", "connect_received", "identity", "nonce",
     )  # fmt: skip
 
@@ -55,6 +57,7 @@ class ClientLogin:
         self._parser = parser  # its payload limit is that of the user
         self.connect = ConnectOptions()
         self.identity = Identity()
+        self._judged_by: CalloutOptions | None = None
         self.nonce = nonce() if profile.authenticator.asks_for_signatures else ""
         self.authorized = False
         self.connect_received = False
@@ -67,7 +70,8 @@ class ClientLogin:
 
     def receive(self, text: bytes) -> Credentials | None:
         """Carry out a CONNECT. Credentials are returned when checking them is slow: call
-        `identify` outside the loop, then `admit` with the result."""
+        `identify` outside the loop, or ask the authorization service if it `delegates`, then call
+        `admit` with the result."""
         try:
             options = parse_connect(text).completed(self._brought)
         except BadConnect as bad:
@@ -89,7 +93,8 @@ class ClientLogin:
             self.refuse()
             return None
         given = self._credentials()
-        if self._profile.authenticator.slow(given):
+        authenticator = self._profile.authenticator
+        if authenticator.slow(given) or authenticator.delegates(given):
             return given
         self.admit(self.identify(given))
         return None
@@ -97,6 +102,25 @@ class ClientLogin:
     def _credentials(self) -> Credentials:
         kind = self._profile.connection_type
         return self.connect.credentials(self.nonce, self._connection.host, kind)
+
+    def delegates(self, given: Credentials) -> bool:
+        return self._profile.authenticator.delegates(given)
+
+    def caller(self, tls: Document | None) -> Caller:
+        """This client, as the authorization service is told about it."""
+        connect, kind = self.connect, self._profile.kind
+        named = {"name": connect.name} if connect.name else {}
+        client: Document = {"host": self._connection.host, "id": self._client.cid}
+        if connect.user:
+            client["user"] = connect.user
+        said = {"lang": connect.lang, "version": connect.version}
+        return Caller(
+            client | named | {"kind": "Client", "type": kind},
+            named
+            | {key: value for key, value in said.items() if value}
+            | {"protocol": connect.protocol},
+            tls,
+        )
 
     def identify(self, given: Credentials) -> Identity | None:
         return self._profile.authenticator.identify(given)
@@ -112,6 +136,7 @@ class ClientLogin:
             client.guarded = False
             self._timers.start_pings()
             return
+        self._judged_by = self._profile.authenticator.callout
         self._enter(identity)
         if 0 <= self.account.options.max_connections < len(self.account.connections):
             text = "maximum account active connections exceeded"
@@ -171,7 +196,12 @@ class ClientLogin:
     def reauthenticate(self) -> None:
         """The configuration has changed: close the connection if the user is no longer valid, and
         drop the subscriptions that are no longer permitted."""
-        identity = self.identify(self._credentials())
+        given = self._credentials()
+        if self.delegates(given):
+            if self._judged_by != self._profile.authenticator.callout:
+                self.refuse()
+            return
+        identity = self.identify(given)
         if identity is None or identity.account != self.account.name:
             self.refuse()
             return

@@ -24,7 +24,7 @@ from broker.server.process.log import TRACE, logger
 from broker.server.routing.fair_queue import TURN_S
 from broker.server.routing.mapped_runs import mapped_run
 from broker.server.routing.reserved_subjects import refusals
-from broker.server.services import BulkReader, BulkReads
+from broker.server.services import BulkReader, BulkReads, Document
 from broker.server.tracing import tracing
 from broker.subjects import valid_subject
 from broker.wire import ClientParser, Op, ProtocolViolation, PubRun
@@ -40,6 +40,9 @@ class OperatedConnection(ClosableConnection, BulkReader, Protocol):
     def resume_reading(self) -> None: ...
     def first_pong(self) -> None:
         """PONG was sent after CONNECT: the client is ready for a second INFO."""
+
+    def tls_document(self) -> Document | None:
+        """The TLS session of the client, with its certificate; None without TLS."""
 
     async def run_in_thread(self, identify: Callable[[], Identity | None]) -> Identity | None: ...
 
@@ -314,8 +317,8 @@ class Operations:
     def _connect(self, text: bytes) -> None:
         given = self._login.receive(text)
         if given is not None:
-            # A password hash takes tens of milliseconds, so it does not run on the event loop.
-            # Later operations wait for it.
+            # A password hash takes tens of milliseconds, so it does not run on the event loop; a
+            # service of the user's own may take longer. Later operations wait for it.
             self._held = []
             self._connection.pause_reading()
             self._context.spawn(self._identify_slowly(given), name=f"auth cid={self._client.cid}")
@@ -323,7 +326,11 @@ class Operations:
     async def _identify_slowly(self, given: Credentials) -> None:
         login = self._login
         try:
-            identity = await self._connection.run_in_thread(lambda: login.identify(given))
+            if login.delegates(given):
+                caller = login.caller(self._connection.tls_document())
+                identity = await self._context.callout.identify(given, caller)
+            else:
+                identity = await self._connection.run_in_thread(lambda: login.identify(given))
         finally:
             held, self._held = self._held or [], None
             self._connection.resume_reading()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from msgspec import structs
 
 from broker.config.options import TlsOptions
-from broker.server.services import StartFailed
+from broker.server.services import Document, StartFailed
 
 READ_SIZE = 256 * 1024
 HANDSHAKE_RECORD = 0x16  # the first byte of a TLS ClientHello
@@ -161,12 +161,23 @@ class TlsLayer:
         """Handshake records to send."""
         return self._outgoing.read()
 
-    def description(self) -> tuple[str, str]:
-        """(tls_version, tls_cipher_suite) as the monitor shows them."""
-        return describe(self._object)
+    @property
+    def session(self) -> ssl.SSLObject:
+        return self._object
+
+
+def session_document(session: ssl.SSLObject) -> Document:
+    """Version, cipher and the client's certificate, as the authorization service is told."""
+    version, cipher = describe(session)
+    found: Document = {"version": version, "cipher": cipher}
+    certificate = session.getpeercert(binary_form=True)
+    if certificate is not None:  # it is there only if it was verified
+        found["verified_chains"] = [[ssl.DER_cert_to_PEM_cert(certificate)]]
+    return found
 
 
 def describe(session: ssl.SSLObject) -> tuple[str, str]:
+    """(tls_version, tls_cipher_suite) as the monitor shows them."""
     cipher = session.cipher()
     version = (session.version() or "").removeprefix("TLSv")
     return version, cipher[0] if cipher else ""
