@@ -28,6 +28,7 @@ from broker.monitor.observed import ObservedRuntime
 from broker.server.client.listener_profile import ClientContext
 from broker.server.listeners.client_listener import ClientListener, PortListener
 from broker.server.process import pid_files
+from broker.server.process.freed_memory import FreedMemory
 from broker.server.process.garbage_collection import OldGarbage, collect_young_objects
 from broker.server.process.interpreter_lock import share_interpreter
 from broker.server.process.log import FATAL, NonBlockingHandler, install, logger
@@ -339,6 +340,7 @@ class _Process:
             runtime = self._broker.runtime
             held = runtime.held if runtime is not None else lambda: 0
             self._tasks.spawn(OldGarbage(held).run(), name="garbage collection")
+            self._tasks.spawn(FreedMemory().run(), name="freed memory")
             await self._broker.finished.wait()
         return 0
 

@@ -27,6 +27,7 @@ from broker.server.process.loop_lag import LoopLag
 from broker.server.process.tasks import Spawn
 from broker.server.routing.account_table import AccountTable
 from broker.server.routing.fair_queue import FairQueue
+from broker.server.routing.flush_queue import FlushQueue
 from broker.server.routing.imports import join_accounts
 from broker.server.routing.router import Router
 from broker.server.tracing.tracing import Tracing
@@ -82,6 +83,7 @@ class Server:
             account=self.accounts.open,
             router=self.router,
             turns=self.turns,
+            flushes=FlushQueue(),
             tracing=self.tracing,
             spawn=spawn,
             callout=AuthCallout(self.router, self.accounts, self.settings, self.identity),

@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         self._cid = context.connections.next_cid()
         self.socket = ClientSocket()
         account = context.account(GLOBAL_ACCOUNT)
-        self.outbound = Outbound(loop, self.socket, self, account.unsent)
+        self.outbound = Outbound(loop, self.socket, self, account.unsent, context.flushes)
         self.outbound.set_limits(
             max_pending=limits.max_pending, write_deadline_ns=limits.write_deadline_ns
         )

@@ -23,6 +23,7 @@ from broker.server.client.info import ClientInfo, ClientUrls
 from broker.server.client.settings import ServerSettings
 from broker.server.process.tasks import Spawn
 from broker.server.routing.fair_queue import FairQueue
+from broker.server.routing.flush_queue import FlushQueue
 from broker.server.routing.router import Router
 from broker.server.services import BulkReads, Document
 from broker.server.tracing.tracing import Tracing
@@ -54,6 +55,7 @@ class ClientContext:
     account: Callable[[str], Account]
     router: Router
     turns: FairQueue
+    flushes: FlushQueue
     tracing: Tracing
     spawn: Spawn
     callout: ClientJudge

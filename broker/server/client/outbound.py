@@ -13,6 +13,7 @@ from typing import Protocol
 
 from broker.accounts.unsent_bytes import UnsentBytes
 from broker.server.client.client_socket import ClientSocket
+from broker.server.routing.flush_queue import FlushQueue
 from broker.subjects import PublishingConnection
 
 WRITE_SIZE = 128 * 1024  # handed to the transport at once: what one write deadline covers
@@ -33,7 +34,8 @@ class Outbound:
     """The writing half of a connection."""
 
     __slots__ = (
-        "_chunks", "_deadline", "_drained", "_ended", "_full", "_loop", "_owner", "_socket",
+        "_chunks", "_deadline", "_drained", "_ended", "_flushes", "_full", "_loop", "_owner",
+        "_socket",
         "_stall_end", "_stalled", "closed", "flush_due", "max_pending", "queued_bytes",
         "stall_above", "stalls", "unsent", "write_deadline_s",
     )  # fmt: skip
@@ -44,8 +46,10 @@ class Outbound:
         socket: ClientSocket,
         owner: SlowClient,
         unsent: UnsentBytes,
+        flushes: FlushQueue,
     ) -> None:
         self.unsent = unsent  # of the account
+        self._flushes = flushes
         self._loop = loop
         self._socket = socket
         self._owner = owner
@@ -101,7 +105,7 @@ class Outbound:
         unsent.bytes += size
         if not self.flush_due:
             self.flush_due = True
-            self._loop.call_soon(self._flush_turn)
+            self._flushes.add(self)
         if self.queued_bytes > self.max_pending:
             self._owner.queue_overflow()
         elif unsent.bytes > self.max_pending:
@@ -139,7 +143,7 @@ class Outbound:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def _flush_turn(self) -> None:
+    def flush_in_turn(self) -> None:
         self.flush_due = False
         self.flush()
 

@@ -7,12 +7,13 @@ from typing import Any, cast
 from broker.accounts.unsent_bytes import UnsentBytes
 from broker.server.client.client_socket import ClientSocket
 from broker.server.client.outbound import Outbound
+from broker.server.routing.flush_queue import FlushedConnection, FlushQueue
 
 MAX_PENDING = 1000
 
 
-class Loop:
-    def call_soon(self, *_: object) -> None:
+class NoFlushes(FlushQueue):
+    def add(self, connection: FlushedConnection) -> None:
         """Nothing is flushed at the end of a turn here."""
 
 
@@ -46,7 +47,7 @@ class Client:
         self.transport = Transport()
         socket = ClientSocket()
         socket.transport = cast(Any, self.transport)
-        self.outbound = Outbound(cast(Any, Loop()), socket, cast(Any, self), unsent)
+        self.outbound = Outbound(cast(Any, None), socket, cast(Any, self), unsent, NoFlushes())
         self.outbound.set_limits(max_pending=MAX_PENDING, write_deadline_ns=10**10)
         if not reads:
             self.outbound._full = True
