@@ -148,6 +148,7 @@ class JetStream:
             trouble=node.host.trouble,
             disk_full=lambda: node.storage.store.full,
             clock_trouble=node.clock_watch.trouble,
+            strangers=node.mesh.strangers,
             lame_duck=lambda: server.lame_duck,
             has_account=lambda name: name in self._with_jetstream,
             assignments=self._held_here,

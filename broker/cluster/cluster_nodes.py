@@ -85,6 +85,8 @@ class ClusterNodes:
             node=mesh.node,
         )
         self.bootstrap.load()
+        if self.bootstrap.founding is not None:
+            mesh.tell(founding=self.bootstrap.founding.digest())
         self.joining = Joining(
             node=mesh.node,
             name=mesh.name,
@@ -165,6 +167,7 @@ class ClusterNodes:
     # -- this node ------------------------------------------------------------------------------
 
     def _founded(self, founding: Founding) -> None:
+        self.mesh.tell(founding=founding.digest())
         self.table_loaded()
         self.join_groups(founding)
         if self.mesh.node not in self.members.nodes:

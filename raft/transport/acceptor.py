@@ -39,6 +39,7 @@ from raft.transport.handshake import (
     Refusal,
     RefusalCode,
     check_hello,
+    check_wanted,
     frame,
     greeting,
     new_nonce,
@@ -270,6 +271,7 @@ class Acceptor:
         peers.check_name(theirs, alive=self._is_alive)
         ours = peers.ourselves.hello(theirs.link, link.version, peers=peers.known())
         link.send(LINK_CHANNEL, frame(WELCOME, ours))
+        check_wanted(theirs, ours=peers.ourselves)
         self._admit(link, theirs)
 
     def _admit(self, link: Link, theirs: Hello) -> None:

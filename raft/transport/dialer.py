@@ -26,6 +26,7 @@ from raft.transport.handshake import (
     PeerVersions,
     RefusalCode,
     check_hello,
+    check_wanted,
     frame,
     new_nonce,
     read_answer,
@@ -96,6 +97,7 @@ class _DialedConnection:
         else:
             theirs = read_hello(bytes(view), WELCOME)
             check_hello(theirs, link.version, ours=self._peers.ourselves)
+            check_wanted(theirs, ours=self._peers.ourselves)
             link.node, link.link_class = NodeId(theirs.node), self._kind
             self.welcomed.set_result(theirs)
 

@@ -189,6 +189,8 @@ class LocalPeer:
     port: int = 0
     instance: int = field(default_factory=lambda: secrets.randbits(63))
     versions: PeerVersions = VERSIONS
+    # Why the application does not want this peer: by its name and what it adds to the hello.
+    objection: Callable[[str, dict[str, Any]], str | None] = lambda _name, _details: None
 
     def hello(self, link: LinkClass, version: int, *, peers: list[Address]) -> Hello:
         return Hello(
@@ -307,6 +309,14 @@ def check_hello(theirs: Hello, version: int, *, ours: LocalPeer) -> None:
     if theirs.node == ours.node or theirs.name == ours.name:
         reason = f'another server has the name "{theirs.name}"'
         raise HandshakeRefused(RefusalCode.NAME, reason, by_us=True)
+
+
+def check_wanted(theirs: Hello, *, ours: LocalPeer) -> None:
+    """Whether the application wants the peer. Raises HandshakeRefused. The accepting side asks
+    after it has told who it is: both sides should know why they have no link."""
+    objection = ours.objection(theirs.name, theirs.hello)
+    if objection is not None:
+        raise HandshakeRefused(RefusalCode.CLUSTER, objection, by_us=True)
 
 
 def frame(kind: int, body: object) -> bytes:

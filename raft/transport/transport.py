@@ -91,9 +91,11 @@ class Transport:
         advertise: tuple[str, int] | None = None,
         limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
         versions: PeerVersions = VERSIONS,
+        objection: Callable[[str, dict[str, Any]], str | None] = lambda _name, _hello: None,
     ) -> None:
         """`tls`: the contexts for accepting and for dialing. `advertise`: the address that others
-        should dial, if it is not the one we listen on."""
+        should dial, if it is not the one we listen on. `objection`: why a peer with this name and
+        this hello is refused; None: it is not."""
         self.node = node
         self.name = name
         self.limits = limits
@@ -106,6 +108,7 @@ class Transport:
             PeerCredentials(*credentials) if credentials else None,
             hello,
             versions=versions,
+            objection=objection,
         )
         self._refusals = Refusals(name)
         self._open_links = OpenLinks(self._refusals)
@@ -251,6 +254,13 @@ class Transport:
         news = frame(NEWS, News(self._peers.known(), self._ourselves.details()))
         for control, _ in self._peers.links.values():
             control.send(LINK_CHANNEL, news)
+
+    def disconnect(self, node: NodeId) -> None:
+        """Close all links with the node. It may connect again, if there is no objection."""
+        accepted = (self._acceptor.links.get((node, kind)) for kind in LinkClass)
+        for link in (*self._peers.links.get(node, ()), *accepted):
+            if link is not None:
+                link.abort()
 
     def forget(self, node: NodeId) -> None:
         """The node has left the cluster: close its links and, unless it is a seed, stop dialing."""

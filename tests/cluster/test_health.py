@@ -30,6 +30,7 @@ class Node:
     clock_trouble: str | None = None
     meta_stopped: str | None = None
     meta_recovering: bool = False
+    strangers: tuple[str, ...] = ()
     lame_duck: bool = False
     held: bool = True
     stopped: str | None = None
@@ -70,6 +71,7 @@ class Node:
             leader=self.leaders.get,
             trouble=lambda: self.trouble,
             disk_full=lambda: self.disk_full,
+            strangers=lambda: list(self.strangers),
             clock_trouble=lambda: self.clock_trouble,
             lame_duck=lambda: self.lame_duck,
             has_account=lambda name: name == "$G",
@@ -87,6 +89,15 @@ def test_a_healthy_node_is_ok() -> None:
     for query in ({}, {"details": "true"}, {"account": "$G"}, {"account": "$G", "stream": "S"},
                   {"account": "$G", "stream": "S", "consumer": "d"}):  # fmt: skip
         assert WELL.ask(**query) == (200, {"status": "ok"}), query
+
+
+def test_refused_servers_of_a_namesake_cluster_are_a_warning() -> None:
+    """Not an error: one stray server must not take the whole cluster out of its load balancer."""
+    status, answer = replace(WELL, strangers=("x", "y")).ask()
+    assert (status, answer["status"]) == (200, "ok")
+    [warning] = answer["warnings"]
+    assert "another cluster" in warning
+    assert "x, y" in warning
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 from nats.js.api import StreamConfig
 
-from broker.local import LocalCluster
-from tests.support.clusters import connect, run
+from broker.local import LocalCluster, LocalNode
+from tests.support.clusters import connect, eventually, run
 
 
 def test_a_cluster_forms_although_one_routed_node_has_no_jetstream(tmp_path: Path) -> None:
@@ -25,6 +26,48 @@ def test_a_cluster_forms_although_one_routed_node_has_no_jetstream(tmp_path: Pat
             )
             assert (await client.jetstream().publish("s", b"1")).seq == 1
             await client.close()
+
+    run(work)
+
+
+async def warned(node: LocalNode, other: LocalNode) -> bool:
+    return other.name in str(node.http("/healthz").get("warnings"))
+
+
+def test_two_clusters_that_were_founded_apart_under_one_name_do_not_mix(tmp_path: Path) -> None:
+    """Routes that lead to nobody else: nothing can prevent two foundings. When the nodes meet, both
+    refuse, say so, and go on serving."""
+
+    async def work() -> None:
+        cluster = LocalCluster(tmp_path, size=2, name="apart")
+        cluster.prepare()
+        first, second = cluster.nodes
+        for node in cluster.nodes:
+            node.write_config(cluster="apart", routes=[node.route_port])
+        with cluster:
+            for node in cluster.nodes:  # the first group of both clusters has the same id
+                client = await connect(node)
+                try:
+                    js = client.jetstream()
+                    await js.add_stream(StreamConfig(name="S", subjects=["s"]))
+                    assert (await js.publish("s", node.name.encode())).seq == 1
+                finally:
+                    await client.close()
+            second.stop()
+            second.write_config(cluster="apart", routes=[first.route_port, second.route_port])
+            second.start()
+            second.wait_healthy()
+            for node, other in ((first, second), (second, first)):
+                await eventually(partial(warned, node, other), f"{node.name} warns")
+                assert "founded apart under the name" in node.log_tail(100)
+                assert node.http("/routez")["num_routes"] == 0
+                client = await connect(node)
+                try:
+                    js = client.jetstream()
+                    assert (await js.publish("s", b"more")).seq == 2
+                    assert (await js.get_msg("S", 1)).data == node.name.encode()
+                finally:
+                    await client.close()
 
     run(work)
 

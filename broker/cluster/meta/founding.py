@@ -4,7 +4,10 @@ Owns: the founding record (members by name and incarnation), which is on disk be
 depends on it, the rule for which node founds, and the calls by which nodes learn of each other.
 May not touch: Raft; it only says with which members the meta group starts.
 A data directory adopts one founding record and never another. When all nodes that the routes name
-are connected, the one with the smallest id founds the cluster, and the others adopt its record.
+are connected, the one with the smallest id proposes the list of members. It founds the cluster when
+every node of the list has promised it to take part, and the others adopt its record. A node
+promises only a list that contains everybody it knows, and only to one proposer: two foundings have
+no member in common, and no route leads from one to the other.
 Nodes without JetStream do not count. With fewer nodes the cluster waits. A node that is not one of
 the founders, also because its data directory was replaced, asks to join (joining.py) before it
 adopts the record.
@@ -14,6 +17,7 @@ docs/decisions/0015-nodes-come-and-go.md."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -33,9 +37,11 @@ logger = logging.getLogger("jetraft.cluster")
 
 ASK_EVERY_S = 0.05
 FOUNDING_FILE = "founding.json"
+PROMISE_FILE = "founding-promise.json"
 SESSION_FILE = "session"
 JOIN_EVERY_S = 1.0  # after a refusal
 STANDING_EVERY_S = 2.0
+PROMISED = b"yes"
 
 
 class Founding(msgspec.Struct, frozen=True):
@@ -51,6 +57,11 @@ class Founding(msgspec.Struct, frozen=True):
     def voters(self) -> list[NodeId]:
         return sorted(self.names())
 
+    def digest(self) -> str:
+        """The same for equal records: nodes tell it in their hellos."""
+        facts = (self.cluster, sorted(self.members.items()), sorted(self.nodes.items()))
+        return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]
+
 
 class AdoptedFounding(msgspec.Struct, frozen=True):
     """The founding record as it is on disk: `by` is the incarnation that adopted it. Another one
@@ -58,6 +69,23 @@ class AdoptedFounding(msgspec.Struct, frozen=True):
 
     founding: Founding
     by: str
+
+
+class FoundingPromise(msgspec.Struct, frozen=True):
+    """To take part in the founding that `to` has proposed, and in no other. On disk before the
+    proposer hears of it. It holds until the proposer says that it has withdrawn the proposal."""
+
+    by: str  # the incarnation that has promised
+    to: str = ""  # name of the proposer; "": nobody
+    to_incarnation: str = ""
+    number: int = 0  # of the proposal
+    proposed: int = 0  # the last proposal of this node itself
+
+
+class FoundingProposal(msgspec.Struct, frozen=True):
+    founding: Founding
+    by: str  # name of the proposer
+    number: int  # each proposal of a proposer has another one, also after restarts
 
 
 class BootstrapPeer(msgspec.Struct, frozen=True):
@@ -68,6 +96,13 @@ class BootstrapPeer(msgspec.Struct, frozen=True):
     founding: Founding | None = None
     node: int = 0
     you_are_removed: bool = False  # the asking incarnation is no longer a member
+    promises: bool = False  # whether it knows of promises; one of version 0.1 does not
+    knows: list[int] | None = None  # nodes that must be founders; None: not all are known yet
+    withdrawn: int = 0  # its proposals up to this number will never be a founding
+
+    @property
+    def id(self) -> NodeId:
+        return NodeId(self.node or node_id(self.name))
 
 
 @dataclass(slots=True)
@@ -84,24 +119,39 @@ class Bootstrap:
     founding: Founding | None = None
     # The cluster of our peers, if this node is not one of its founders: to be joined.
     foreign: Founding | None = None
+    # What this node proposes at the moment. Not on disk: a proposal ends with its process.
+    proposal: FoundingProposal | None = None
+    _promise: FoundingPromise = field(init=False)
     _seen: dict[str, BootstrapPeer] = field(default_factory=dict)
     _reported: object = None  # what was logged last
+
+    def __post_init__(self) -> None:
+        self._promise = FoundingPromise(self.incarnation)
 
     def load(self) -> None:
         record = self.files.read(FOUNDING_FILE)
         if record is not None:
             self.founding = self._read(record)
+        promise = self.files.read(PROMISE_FILE)
+        if promise is not None:
+            self._promise = self._read_promise(promise)
 
     def _read(self, content: bytes) -> Founding | None:
         """None also if it is damaged: the peers have the same record."""
-        record, _, check = content.partition(b"\n")
         try:
-            if check and int(check, 16) != crc32(record):
-                raise ValueError("the checksum does not match")
-            return self._decode(record)
+            return self._decode(_checked(content))
         except (ValueError, msgspec.DecodeError) as error:
             logger.warning("%s is damaged (%s): asking the peers again", FOUNDING_FILE, error)
             return None
+
+    def _read_promise(self, content: bytes) -> FoundingPromise:
+        try:
+            promise = msgspec.json.decode(_checked(content), type=FoundingPromise)
+        except (ValueError, msgspec.DecodeError) as error:
+            logger.warning("%s is damaged (%s)", PROMISE_FILE, error)
+            # It may have been given to anybody: it is kept until a founding names this node.
+            return FoundingPromise(self.incarnation, to="?", number=1 << 62)
+        return promise if promise.by == self.incarnation else FoundingPromise(self.incarnation)
 
     def _decode(self, record: bytes) -> Founding | None:
         try:
@@ -118,11 +168,21 @@ class Bootstrap:
             self.consider()
 
     def as_peer(self) -> BootstrapPeer:
-        return BootstrapPeer(self.name, self.incarnation, self.founding, self.node)
+        known = self._known() if self.founding is None else None
+        return BootstrapPeer(
+            self.name,
+            self.incarnation,
+            self.founding,
+            self.node,
+            promises=True,
+            knows=None if known is None else sorted(known),
+            withdrawn=self._promise.proposed - (self.proposal is not None),
+        )
 
     def peer_seen(self, peer: BootstrapPeer) -> None:
         self._seen[peer.name] = peer
         if self.founding is None:
+            self._release(peer)
             self.consider()
         elif peer.founding is not None and peer.founding != self.founding:
             logger.error(
@@ -135,6 +195,10 @@ class Bootstrap:
         """Whether the peer has reported that it belongs to this cluster."""
         peer = self._seen.get(name)
         return peer is not None and peer.founding == founding
+
+    def knows_promises(self, node: NodeId) -> bool:
+        """False: a node of version 0.1. One that is no longer seen is asked, and cannot answer."""
+        return all(peer.promises for peer in self._seen.values() if peer.id == node)
 
     def peer_lost(self, name: str) -> None:
         self._seen.pop(name, None)
@@ -151,26 +215,95 @@ class Bootstrap:
             ours = next((f for f in foundings if self._is_member(f)), None)
             if ours is not None:
                 self.adopt(ours)
-            else:
+            elif not self._promise.to and self.proposal is None:
                 self._join_one_of(foundings)
             return
-        names = sorted([self.name, *self._seen], key=node_id)
-        if names[0] == self.name and self._sees_expected():
-            peers = [*self._seen.values(), self.as_peer()]
-            self.adopt(
-                Founding(
-                    self.cluster,
-                    {peer.name: peer.incarnation for peer in peers},
-                    {peer.name: peer.node for peer in peers if peer.node},
-                )
-            )
+        peers = [*self._seen.values(), self.as_peer()]
+        smallest = sorted([self.name, *self._seen], key=node_id)[0] == self.name
+        if not smallest or not self._sees_expected() or not self._is_free():
+            return
+        founding = Founding(
+            self.cluster,
+            {peer.name: peer.incarnation for peer in peers},
+            {peer.name: peer.node for peer in peers if peer.node},
+        )
+        if not any(peer.promises for peer in self._seen.values()):
+            self.adopt(founding)  # there is nobody to ask
+        elif all(_takes_part(peer, founding) for peer in self._seen.values()):
+            self._propose(founding)
 
     def _sees_expected(self) -> bool:
         """Another node, which happens to be connected, is no substitute for one of those that the
         routes name: that one may found a cluster with others."""
         expected = self.expected()
-        seen = {NodeId(peer.node or node_id(peer.name)) for peer in self._seen.values()}
+        seen = {peer.id for peer in self._seen.values()}
         return expected is not None and seen.issuperset(expected)
+
+    def _known(self) -> set[NodeId] | None:
+        """The nodes without which this one does not found: those that its routes name, and those
+        that it sees. None: not all of the former are known."""
+        expected = self.expected()
+        return None if expected is None else {*expected, *(p.id for p in self._seen.values())}
+
+    # -- promises -------------------------------------------------------------------------------
+
+    def _propose(self, founding: Founding) -> None:
+        number = self._promise.proposed + 1
+        self._write_promise(FoundingPromise(self.incarnation, proposed=number))
+        self.proposal = FoundingProposal(founding, self.name, number)
+
+    def promise(self, proposal: FoundingProposal) -> bool:
+        """Whether this node takes part in the founding. If so, it takes part in no other until the
+        proposal is withdrawn."""
+        founding = proposal.founding
+        held = self._promise
+        proposer = founding.members.get(proposal.by, "")
+        if self.founding is not None or self.foreign is not None or self.proposal is not None:
+            return False
+        if any(peer.founding is not None for peer in self._seen.values()):
+            return False  # there is a cluster to be joined
+        if held.to and (held.to, held.to_incarnation) != (proposal.by, proposer):
+            return False
+        known = self._known()
+        if known is None or not self._is_member(founding) or not known <= {*founding.names()}:
+            return False
+        self._write_promise(
+            FoundingPromise(self.incarnation, proposal.by, proposer, proposal.number, held.proposed)
+        )
+        return True
+
+    def decide(self, proposal: FoundingProposal, *, promised: bool) -> None:
+        """The proposal is over. `promised`: by every other node that it names."""
+        if self.proposal is not proposal:
+            return
+        self.proposal = None
+        if promised and self.founding is None:
+            self.adopt(proposal.founding)
+
+    def _release(self, peer: BootstrapPeer) -> None:
+        """The promise to this peer is void if the peer has withdrawn its proposal, or has lost its
+        disk and with it what it had been promised. If there is a founding, it comes first."""
+        held = self._promise
+        if held.to != peer.name or (peer.founding and self._is_member(peer.founding)):
+            return
+        if peer.incarnation != held.to_incarnation or peer.withdrawn >= held.number:
+            self._write_promise(FoundingPromise(self.incarnation, proposed=held.proposed))
+
+    def _is_free(self) -> bool:
+        """Whether this node may propose a founding, or join a cluster."""
+        held = self._promise
+        if held.to and self._reported != held:
+            self._reported = held
+            logger.warning(
+                "this node has agreed to found a cluster with %s and waits for that node; if it "
+                "never returns, clear the store directory of this node",
+                held.to,
+            )
+        return not held.to and self.proposal is None and self.foreign is None
+
+    def _write_promise(self, promise: FoundingPromise) -> None:
+        self.files.write(PROMISE_FILE, _with_checksum(msgspec.json.encode(promise)))
+        self._promise = promise
 
     def _is_member(self, founding: Founding) -> bool:
         return founding.members.get(self.name) == self.incarnation
@@ -193,9 +326,28 @@ class Bootstrap:
     def adopt(self, founding: Founding) -> None:
         """This node belongs to the cluster, from now on and for the life of its directory."""
         record = msgspec.json.encode(AdoptedFounding(founding, self.incarnation))
-        self.files.write(FOUNDING_FILE, record + b"\n%08x" % crc32(record))
+        self.files.write(FOUNDING_FILE, _with_checksum(record))
         self.founding, self.foreign = founding, None
         self.on_formed(founding)
+
+
+def _takes_part(peer: BootstrapPeer, founding: Founding) -> bool:
+    """Whether the peer would promise to take part, as far as it has told."""
+    if not peer.promises:
+        return True
+    return peer.knows is not None and {*peer.knows} <= {*founding.names()}
+
+
+def _with_checksum(record: bytes) -> bytes:
+    return record + b"\n%08x" % crc32(record)
+
+
+def _checked(content: bytes) -> bytes:
+    """Raises ValueError."""
+    record, _, check = content.partition(b"\n")
+    if check and int(check, 16) != crc32(record):
+        raise ValueError("the checksum does not match")
+    return record
 
 
 @dataclass(slots=True)
@@ -214,6 +366,7 @@ class FoundingCalls:
 
     def start(self) -> None:
         self.rpc.register("candidate", self._serve)
+        self.rpc.register("found", self._serve_promise)
         self.spawn(self._run(), "founding")
         self.bootstrap.start()
 
@@ -237,9 +390,31 @@ class FoundingCalls:
                 if peer.connected:
                     await self._ask(peer.node)
             self.bootstrap.consider()
-            if self.bootstrap.foreign is not None:
+            if self.bootstrap.proposal is not None:
+                await self._found(self.bootstrap.proposal)
+            elif self.bootstrap.foreign is not None:
                 await self._join(self.bootstrap.foreign)
             await asyncio.sleep(ASK_EVERY_S)
+
+    async def _found(self, proposal: FoundingProposal) -> None:
+        """Ask every other node of the list for its promise."""
+        nodes = set(proposal.founding.names()) - {self.bootstrap.as_peer().id}
+        body = msgspec.json.encode(proposal)
+        promised = True
+        for node in sorted(nodes):
+            promised = promised and await self._promised(node, body)
+        self.bootstrap.decide(proposal, promised=promised)
+
+    async def _promised(self, node: NodeId, body: bytes) -> bool:
+        if not self.bootstrap.knows_promises(node):
+            return True
+        try:
+            return await self.rpc.call(node, "found", body, timeout_s=1.0) == PROMISED
+        except CallFailed:
+            return False
+
+    async def _serve_promise(self, _peer: NodeId, body: bytes) -> bytes:
+        return PROMISED if self.bootstrap.promise(_proposal.decode(body)) else b"no"
 
     async def _join(self, founding: Founding) -> None:
         """Be added to the table of nodes, then adopt the record: in this order, because a node
@@ -276,6 +451,7 @@ class FoundingCalls:
 
 
 _candidate = msgspec.json.Decoder(BootstrapPeer)
+_proposal = msgspec.json.Decoder(FoundingProposal)
 
 
 def next_session(files: NodeFiles) -> int:

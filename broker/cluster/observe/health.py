@@ -20,6 +20,7 @@ from raft.types import Index, Members
 
 REPORTED_MAX = 100  # problems in one answer; the rest is counted
 DISK_FULL = "the disk is full: no messages are stored until space is freed"
+STRANGERS = "refused, of another cluster that was founded under the same name: {}"
 
 
 class HealthReplica(Protocol):
@@ -83,6 +84,7 @@ class JetStreamHealth:
     trouble: Callable[[], str | None]  # why the store takes no writes
     disk_full: Callable[[], bool]  # no messages are stored, all else works
     clock_trouble: Callable[[], str | None]
+    strangers: Callable[[], list[str]]  # refused servers of another cluster with the same name
     lame_duck: Callable[[], bool]
     has_account: Callable[[str], bool]
     assignments: Callable[[], Iterable[Assignment]]  # of the streams that this node must hold
@@ -206,6 +208,8 @@ class JetStreamHealth:
 
     def _ok(self) -> Document:
         warnings = [DISK_FULL] if self.disk_full() else []
+        if strangers := self.strangers():
+            warnings.append(STRANGERS.format(", ".join(strangers)))
         if self.options.flush_interval_s is not None:
             warnings.append(self.options.sync_sentence)
         return {"status": "ok", "warnings": warnings} if warnings else {"status": "ok"}

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jetraft.cluster")
 
 PeerCallback = Callable[[Peer, bool], None]
+STRANGER_WITHIN_S = 30.0  # a refused node that is still there tries again every second
+STRANGERS_MAX = 64
 
 
 class ClusteredServer(Protocol):
@@ -70,6 +72,8 @@ class Mesh:
     rpc: Rpc = field(init=False)
     _on_peer: list[PeerCallback] = field(default_factory=list)
     _up: dict[NodeId, float] = field(default_factory=dict)  # wall time of the connect
+    # Servers of another cluster with our cluster's name: when each was refused last.
+    _strangers: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         server = self.server
@@ -91,6 +95,7 @@ class Mesh:
             hello=lambda: self.hello,
             on_peer=self._peer_changed,
             advertise=_advertised(self.options),
+            objection=self._objection,
         )
         self.transport.register(CHANNEL_INTEREST, self.interest.received_interest)
         self.transport.register(CHANNEL_ROUTED, self.interest.received_routed)
@@ -181,12 +186,38 @@ class Mesh:
         if self.transport is not None:
             self.transport.update_hello()
 
+    def strangers(self) -> list[str]:
+        """Servers that were refused lately because they belong to another cluster of this name."""
+        since = time.monotonic() - STRANGER_WITHIN_S
+        return sorted(name for name, refused in self._strangers.items() if refused >= since)
+
+    def _objection(self, name: str, hello: dict[str, Any]) -> str | None:
+        """Two clusters that were founded under one name stay apart: group ids and terms of one mean
+        nothing in the other. A node that belongs to none yet has told no founding."""
+        ours, theirs = self.hello.get("founding"), hello.get("founding")
+        if not ours or not theirs or ours == theirs:
+            self._strangers.pop(name, None)
+            return None
+        if name in self._strangers or len(self._strangers) < STRANGERS_MAX:
+            self._strangers[name] = time.monotonic()
+        return (
+            f'server "{name}" and server "{self.name}" belong to two clusters that were founded '
+            f'apart under the name "{self.cluster}": clear the store directory of one of them to '
+            "let it join the other"
+        )
+
     def _send_call(self, to: NodeId, frame: bytes) -> bool:
         self.interest.flush()
         return self.send(to, CHANNEL_RPC, frame)
 
     def _peer_changed(self, peer: Peer, connected: bool) -> None:  # noqa: FBT001
         node = peer.node
+        if connected and self.transport is not None:
+            objection = self._objection(peer.name, peer.hello)
+            if objection is not None:  # it has founded another cluster while it was connected
+                logger.error("disconnecting: %s", objection)
+                self.transport.disconnect(node)
+                return
         fresh = connected and node not in self._up
         if fresh:
             self._up[node] = time.time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -12,7 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker.cluster.meta.founding import Bootstrap, BootstrapPeer, Founding, next_session
+from broker.cluster.meta.founding import (
+    Bootstrap,
+    BootstrapPeer,
+    Founding,
+    FoundingPromise,
+    FoundingProposal,
+    next_session,
+)
 from broker.cluster.node_files import DirectoryFiles
 from raft import NodeId, node_id
 
@@ -33,10 +41,12 @@ class Node:
     directory: Path
     expected: Sequence[str] | None
     incarnation: str = "1"
+    network: dict[str, Node] = field(default_factory=dict)  # those that can be asked for a promise
     formed: list[Founding] = field(default_factory=list)
     formation: Bootstrap = field(init=False)
 
     def __post_init__(self) -> None:
+        self.network[self.name] = self
         self.directory.mkdir(exist_ok=True)
         self.boot()
 
@@ -66,6 +76,19 @@ class Node:
     def sees(self, *others: Node) -> None:
         for other in others:
             self.formation.peer_seen(other.formation.as_peer())
+            self.ask()
+
+    def ask(self, *unreachable: str) -> None:
+        """Collect the promises for what this node proposes, if it proposes something."""
+        proposal = self.formation.proposal
+        if proposal is None:
+            return
+        others = [name for name in proposal.founding.members if name != self.name]
+        promised = [
+            name not in unreachable and self.network[name].formation.promise(proposal)
+            for name in others
+        ]
+        self.formation.decide(proposal, promised=all(promised))
 
     @property
     def founding(self) -> Founding | None:
@@ -78,7 +101,10 @@ def others(name: str, count: int = 3) -> list[str]:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[Node]:
-    return [Node(name, tmp_path / name, expected=others(name)) for name in NAMES[:3]]
+    network: dict[str, Node] = {}
+    return [
+        Node(name, tmp_path / name, expected=others(name), network=network) for name in NAMES[:3]
+    ]
 
 
 def all_of(*nodes: Node) -> dict[str, str]:
@@ -148,8 +174,8 @@ def test_nodes_join_the_cluster_that_the_node_of_their_route_founded_alone(
 def test_a_route_to_the_node_itself_lowers_the_expected_number(nodes: list[Node]) -> None:
     smallest, middle, _ = nodes
     smallest.sees(middle)
-    smallest.expected = [middle.name]
-    smallest.formation.consider()
+    smallest.expected, middle.expected = [middle.name], [smallest.name]
+    smallest.sees(middle)
     assert smallest.founding == Founding("c", all_of(smallest, middle))
 
 
@@ -305,7 +331,10 @@ def test_a_stray_founding_does_not_hide_the_own_one(nodes: list[Node]) -> None:
 def test_in_any_order_of_events_there_is_one_founding(tmp_path: Path, seed: int) -> None:
     """Links fail and recover, processes die between any two steps, also while writing."""
     dice = random.Random(seed)
-    nodes = [Node(name, tmp_path / name, expected=others(name, 5)) for name in NAMES]
+    network: dict[str, Node] = {}
+    nodes = [
+        Node(name, tmp_path / name, expected=others(name, 5), network=network) for name in NAMES
+    ]
     everything = Founding("c", all_of(*nodes))
 
     def step() -> None:
@@ -328,6 +357,171 @@ def test_in_any_order_of_events_there_is_one_founding(tmp_path: Path, seed: int)
     for node in nodes:
         node.sees(nodes[0])
     assert [node.founding for node in nodes] == [everything] * 5, f"seed {seed}"
+
+
+def hub(tmp_path: Path) -> list[Node]:
+    """Two nodes whose routes lead to a third one only, which has routes to both."""
+    network: dict[str, Node] = {}
+    first, second, middle = (
+        Node(name, tmp_path / name, expected=None, network=network) for name in NAMES[:3]
+    )
+    first.expected = second.expected = [middle.name]
+    middle.expected = [first.name, second.name]
+    return [first, second, middle]
+
+
+def test_two_nodes_with_one_common_route_do_not_found_twice(tmp_path: Path) -> None:
+    """Each is the smallest that it sees and sees all that its routes name: only the node in the
+    middle knows that there is another."""
+    first, second, middle = hub(tmp_path)
+    first.sees(middle)
+    second.sees(middle)
+    assert first.founding is second.founding is None
+    first.sees(second, middle)
+    assert first.founding == Founding("c", all_of(first, second, middle))
+
+
+def test_a_node_promises_one_proposer_only_also_after_a_restart(tmp_path: Path) -> None:
+    first, second, middle = hub(tmp_path)
+    middle.expected = []  # it knows of nobody: any list with its name will do
+    first.formation.peer_seen(middle.formation.as_peer())
+    second.formation.peer_seen(middle.formation.as_peer())
+    proposed = first.formation.proposal
+    assert proposed is not None
+    assert middle.formation.promise(proposed)
+    middle.boot()
+    middle.expected = []
+    second.ask()
+    assert second.founding is None
+    first.formation.decide(proposed, promised=True)
+    middle.sees(first)
+    assert middle.founding == first.founding == Founding("c", all_of(first, middle))
+    second.sees(middle)
+    assert second.formation.foreign == first.founding
+
+
+@pytest.mark.parametrize("end", ["withdrawn", "restarted", "replaced"])
+def test_a_promise_ends_when_its_proposal_can_never_be_a_founding(tmp_path: Path, end: str) -> None:
+    first, second, middle = hub(tmp_path)
+    first.formation.peer_seen(middle.formation.as_peer())
+    proposed = msgspec.structs.replace(of(first, middle), number=7)
+    middle.expected = []
+    assert middle.formation.promise(proposed)
+    middle.sees(first)  # has not proposed it yet, as far as it says
+    middle.formation.peer_lost(first.name)
+    assert not middle.formation.promise(of(second, middle))
+    match end:
+        case "withdrawn":
+            middle.formation.peer_seen(
+                msgspec.structs.replace(first.formation.as_peer(), withdrawn=7)
+            )
+        case "restarted":  # having proposed it
+            first.formation.files.write(
+                "founding-promise.json", msgspec.json.encode(FoundingPromise("1", proposed=7))
+            )
+            first.boot()
+            middle.sees(first)
+        case "replaced":
+            first.replace_disk()
+            middle.sees(first)
+    middle.formation.peer_lost(first.name)
+    assert middle.formation.promise(of(second, middle))
+
+
+def test_a_node_promises_no_list_without_everybody_that_it_knows(tmp_path: Path) -> None:
+    first, second, middle = hub(tmp_path)
+    assert not middle.formation.promise(of(first, middle))  # a route leads to the second one
+    middle.expected = []
+    middle.formation.peer_seen(second.formation.as_peer())
+    assert not middle.formation.promise(of(first, middle))
+    middle.formation.peer_lost(second.name)
+    middle.expected = None
+    assert not middle.formation.promise(of(first, middle))
+    middle.expected = []
+    assert not middle.formation.promise(of(first, second)), "it is not in the list"
+    assert middle.formation.promise(of(first, middle))
+
+
+def test_a_node_that_has_promised_joins_no_other_cluster(tmp_path: Path) -> None:
+    first, _second, middle = hub(tmp_path)
+    middle.expected = []
+    assert middle.formation.promise(of(first, middle))
+    middle.formation.peer_seen(BootstrapPeer("x", "1", Founding("c", {"x": "1"})))
+    assert middle.formation.foreign is None
+    founding = of(first, middle).founding
+    middle.formation.peer_seen(BootstrapPeer(first.name, "1", founding))
+    assert middle.founding == founding
+
+
+def test_a_damaged_promise_is_kept_until_a_founding_names_the_node(tmp_path: Path) -> None:
+    first, _second, middle = hub(tmp_path)
+    middle.formation.files.write("founding-promise.json", b'{"by":"1"\n00000000')
+    middle.boot()
+    middle.expected = []
+    assert not middle.formation.promise(of(first, middle))
+    middle.formation.peer_seen(BootstrapPeer(first.name, "1", of(first, middle).founding))
+    assert middle.founding is not None
+
+
+def of(*nodes: Node) -> FoundingProposal:
+    return FoundingProposal(Founding("c", all_of(*nodes)), nodes[0].name, 1)
+
+
+def test_a_node_of_the_previous_version_is_not_asked_for_a_promise(nodes: list[Node]) -> None:
+    smallest, middle, largest = nodes
+    for old in (middle, largest):
+        smallest.formation.peer_seen(BootstrapPeer(old.name, "1"))
+    assert smallest.founding == Founding("c", all_of(*nodes))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_the_routes_two_foundings_have_no_member_and_no_route_in_common(
+    tmp_path: Path, seed: int
+) -> None:
+    """Any routes, links that come and go, lost answers, restarts between any two steps."""
+    dice = random.Random(seed)
+    network: dict[str, Node] = {}
+    nodes = []
+    for name in NAMES:
+        routes = dice.sample(others(name, 5), dice.choice((1, 1, 1, 2)))
+        nodes.append(Node(name, tmp_path / name, expected=routes, network=network))
+
+    def step(node: Node, other: Node) -> None:
+        what = dice.random()
+        if what < 0.5:
+            node.formation.peer_seen(other.formation.as_peer())
+        elif what < 0.8:
+            node.ask(*([other.name] if dice.random() < 0.3 else []))
+        elif what < 0.9:
+            node.formation.peer_lost(other.name)
+        else:
+            node.boot()
+
+    for _ in range(400):
+        node, other = dice.sample(nodes, 2)
+        step(node, other)
+        check_apart(nodes, seed)
+    for _ in range(20):  # now everybody reaches everybody: no promise may keep them waiting
+        for node in nodes:
+            node.sees(*(other for other in nodes if other is not node))
+    check_apart(nodes, seed)
+    assert any(node.founding is not None for node in nodes), f"seed {seed}"
+    for node in nodes:
+        assert node.founding or node.formation.foreign or is_torn(nodes), f"seed {seed}"
+
+
+def is_torn(nodes: list[Node]) -> bool:
+    """Clusters that were founded apart: a node that sees both joins none of them."""
+    return len({node.founding.digest() for node in nodes if node.founding}) > 1
+
+
+def check_apart(nodes: list[Node], seed: int) -> None:
+    foundings = {node.founding.digest(): node.founding for node in nodes if node.founding}
+    for one, other in itertools.combinations(foundings.values(), 2):
+        assert not set(one.members) & set(other.members), f"seed {seed}"
+        for node in nodes:
+            routes = set(node.expected or ())
+            assert node.name not in one.members or not routes & set(other.members), f"seed {seed}"
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "digit"])
