@@ -133,10 +133,13 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
     import uvloop
 
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    code = runner.run(_Process(line, loaded.options, handler).run())
+    process = _Process(line, loaded.options, handler)
+    code = runner.run(process.run())
     # The runtime has stopped, so everything is flushed. Skip the interpreter's own shutdown: it
     # takes long, and a supervisor waits for the process to exit.
     sys.stdout.flush()
+    if process.starts_again:
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - our own command line
     os._exit(code)
 
 
@@ -327,11 +330,13 @@ class _Process:
         self._handler = handler
         self._broker: Broker | None = None
         self._tasks = Tasks()
+        self.starts_again = False
 
     async def run(self) -> int:
         async with self._tasks:
             try:
                 self._broker = Broker(self._options, self._tasks, self.reload)
+                self._broker.server.restart = self._restart
                 self._trap_signals()
                 await self._broker.start()
             except StartFailed as error:
@@ -371,6 +376,12 @@ class _Process:
 
     def _interrupt(self) -> None:
         self._tasks.spawn(self.broker.stop(), name="stop")
+
+    def _restart(self, reason: str) -> None:
+        if not self.starts_again:
+            self.starts_again = True
+            logger.critical("%s: this node stops and starts again", reason)
+            self._interrupt()
 
     def _lame_duck(self) -> None:
         self._tasks.spawn(self.broker.enter_lame_duck(), name="lame duck")

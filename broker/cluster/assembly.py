@@ -30,6 +30,7 @@ from broker.cluster.limits.machine_limits import size_text
 from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.meta.feature_level import TooNew
+from broker.cluster.meta.node_table import Standing
 from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.health import JetStreamHealth
 from broker.cluster.observe.jsz import JetStreamDocument
@@ -144,6 +145,7 @@ class JetStream:
             node=node.mesh.node,
             founded=node.members.founded.is_set,
             removed=lambda: node.members.removed,
+            leaving=lambda: node.members.standing(node.mesh.node) is Standing.LEAVING,
             leader=node.info.leader,
             trouble=node.host.trouble,
             disk_full=lambda: node.storage.store.full,

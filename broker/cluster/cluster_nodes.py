@@ -44,6 +44,7 @@ class AdvertisedServer(Protocol):
 
     def client_urls(self) -> list[str]: ...
     def ws_urls(self) -> list[str]: ...
+    def leave_urls(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -210,4 +211,5 @@ class ClusterNodes:
             "requests. To let it join again, stop it and clear its store directory"
         )
         self.mesh.tell(urls=[], ws_urls=[])
+        self.server.leave_urls()
         self.leave_groups()

@@ -105,6 +105,7 @@ class StreamNode:
             node=mesh.node,
             store=self.storage.store,
             transport=transport,
+            on_failure=lambda _: self.storage.failed(server.restart, rebuilt=mesh.has_routes),
             on_recovered=self._disk_recovered,
             flush_thread=platform.flush_thread,
             later=lambda group, act: self.outboxes.in_turn(group.id, act),

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 CLOSE_PAUSE_SECONDS_MAX = 1.0
 
 
+def _cannot_restart(reason: str) -> None:
+    logger.critical("%s: start this node again", reason)
+
+
 class Server:
     """The plain NATS part of a node. `bind`, then `listen`; later `stop_accepting`, `close`."""
 
@@ -92,6 +96,8 @@ class Server:
         self.websocket: WebSocketListener | None = None
         self.lag: LoopLag | None = None
         self.lame_duck = False
+        # Stop and start the process again, for this reason. The process sets it.
+        self.restart: Callable[[str], None] = _cannot_restart
 
     # -- what others ask --------------------------------------------------------------------
 
@@ -132,6 +138,11 @@ class Server:
         """Client URLs of the peers, in a stable order; clients are sent real changes only."""
         if self.urls.set_peers(urls, ws_urls):
             self._update_info()
+
+    def leave_urls(self) -> None:
+        """This server is no place for clients any more: they are told of its peers only."""
+        self.urls.withdrawn = True
+        self._update_info()
 
     def _update_info(self, *, ldm: bool = False) -> None:
         for connection in list(self.connections.values()):

@@ -8,6 +8,7 @@ created, lets others notice a server that was restarted with other data."""
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from raft.store.records import (
 from raft.types import NodeId, node_id
 
 _IDENTITY_KEY: Final = b"identity"
+_LOG_KEY: Final = b"log"  # its presence says that there is a log next to the database
+_CONDEMNED: Final = "DAMAGED"  # a file that says why the database must not be used again
 _OLD_LOG: Final = "raft"  # the column of the log up to format 1
 _LOCKED: Final = ("While lock file", "lock hold by")
 _DAMAGED: Final = ("Corruption", "No such file", "Invalid argument", "Not implemented")
@@ -89,6 +92,9 @@ def open_database(
     up (raft/store/migration.py). Raises WrongDirectory, DamagedDatabase or StoreError, with a text
     for the operator."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    condemned = path / _CONDEMNED
+    if condemned.exists():
+        raise DamagedDatabase(f"{path}: {condemned.read_text(errors='replace')}")
     used = _is_used(path)
     if used and not (path / "CURRENT").exists():  # RocksDB would begin an empty database
         raise DamagedDatabase(f"{path}: the file CURRENT is missing")
@@ -132,6 +138,35 @@ def write_identity(db: Rdict, identity: StoreIdentity) -> None:
     db.put(_IDENTITY_KEY, msgspec.json.encode(identity))
     db.flush_wal(sync=True)
     db.flush(wait=True)  # from then on nothing depends on the write-ahead log
+
+
+def has_log(db: Rdict) -> bool:
+    """Whether a log was begun in this directory: then an empty one has lost what was promised."""
+    return db.get(_LOG_KEY) is not None
+
+
+def note_log(db: Rdict) -> None:
+    """Blocking: on disk when this returns, and so before the first promise."""
+    db.put(_LOG_KEY, b"")
+    db.flush_wal(sync=True)
+    db.flush(wait=True)
+
+
+def condemn(path: Path, reason: str) -> None:
+    """Blocking. The database is not opened again, here or after a restart. Raises OSError."""
+    with (path / _CONDEMNED).open("w") as file:
+        file.write(reason)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def corruption(error: BaseException | None) -> str | None:
+    """What RocksDB has found in a file, if that is why it failed."""
+    while error is not None:
+        if str(error).startswith("Corruption"):
+            return str(error)
+        error = error.__cause__
+    return None
 
 
 def _database_options(tuning: StoreTuning) -> Options:

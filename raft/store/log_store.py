@@ -24,12 +24,21 @@ from rocksdict import ColumnFamily, Rdict, WriteBatch
 from rocksdict import WriteOptions as RocksWriteOptions
 
 from raft.store import blob_garbage as garbage
-from raft.store.database import StoreIdentity, StoreTuning, open_database
+from raft.store.database import (
+    StoreIdentity,
+    StoreTuning,
+    condemn,
+    corruption,
+    has_log,
+    note_log,
+    open_database,
+)
 from raft.store.disk_space import DiskFacts, DiskSpace, Space
 from raft.store.group_log import GroupLog
 from raft.store.migration import migrate, remove_unfinished
 from raft.store.node_log import NO_INDEX, LogPlace, NodeLog
 from raft.store.records import (
+    DamagedDatabase,
     DamagedLog,
     StoreBusy,
     StoreError,
@@ -147,10 +156,17 @@ class LogStore:
     def _open_log(self, db: Rdict, trusted_end: int | None = None) -> NodeLog:
         """Raises StoreError."""
         try:
-            remove_unfinished(self.identity, self._place.segments, self._place.promises)
+            place = self._place
+            remove_unfinished(self.identity, place.segments, place.promises)
+            begun = has_log(db)
+            if begun and not place.segments.names() and not place.promises.names():
+                # Nothing would remind this node of its votes.
+                raise DamagedDatabase(f"{self._path}: the log and the promises are missing")
             log = NodeLog(self._place, self._sizes, trusted_end=trusted_end)
             try:
                 self.identity = migrate(db, self.identity, log)
+                if not begun:
+                    note_log(db)
             except BaseException:
                 log.close()
                 raise
@@ -186,6 +202,15 @@ class LogStore:
         """For code that keeps columns or handles of its own: `reopen` calls `let_go` to drop them
         and `take` with the new database."""
         self._users.append((let_go, take))
+
+    @property
+    def damage(self) -> str | None:
+        """What RocksDB has found in one of its files. Opening it again would find it again."""
+        return corruption(self.failure)
+
+    def condemn(self) -> None:
+        """Blocking: a database with damage is not opened again. Raises OSError."""
+        condemn(self._path, self.damage or "")
 
     def probe(self) -> None:
         """Blocking, on any thread. Raises OSError unless the disk works and has space again."""

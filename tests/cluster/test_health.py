@@ -30,6 +30,7 @@ class Node:
     clock_trouble: str | None = None
     meta_stopped: str | None = None
     meta_recovering: bool = False
+    leaving: bool = False
     strangers: tuple[str, ...] = ()
     lame_duck: bool = False
     held: bool = True
@@ -68,6 +69,7 @@ class Node:
             options=JetStreamOptions(),
             founded=lambda: self.founded,
             removed=lambda: self.removed,
+            leaving=lambda: self.leaving,
             leader=self.leaders.get,
             trouble=lambda: self.trouble,
             disk_full=lambda: self.disk_full,
@@ -89,6 +91,10 @@ def test_a_healthy_node_is_ok() -> None:
     for query in ({}, {"details": "true"}, {"account": "$G"}, {"account": "$G", "stream": "S"},
                   {"account": "$G", "stream": "S", "consumer": "d"}):  # fmt: skip
         assert WELL.ask(**query) == (200, {"status": "ok"}), query
+
+
+def test_a_node_that_leaves_serves_without_a_vote() -> None:
+    assert replace(WELL, meta_voters=(2, 3), leaving=True).ask() == (200, {"status": "ok"})
 
 
 def test_refused_servers_of_a_namesake_cluster_are_a_warning() -> None:

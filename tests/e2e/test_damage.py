@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from nats.js.api import StreamConfig
 
-from broker.local import LocalCluster, NodeFailed
+from broker.local import LocalCluster, LocalNode, NodeFailed
 from chaos.damage_rounds import run_damage_rounds
-from tests.support.clusters import connect, run
+from tests.support.clusters import connect, eventually, run
 
 ROUNDS = (
     ("current", "delete"),  # the database would begin again, empty, next to an old log
@@ -25,6 +29,57 @@ def test_a_node_with_a_damaged_file_heals_by_itself() -> None:
     )
     assert report.ok, "\n".join([*lines, *report.lines()])
     assert set(report.hit) == {kind for kind, _ in ROUNDS}
+
+
+def test_a_node_that_lost_its_log_or_meets_damage_in_a_compaction_is_rebuilt(
+    tmp_path: Path,
+) -> None:
+    """The log and the promises are deleted while the database stays: the node comes back as a new
+    member. Then a table of the running database is damaged, and rewritten by a secure erase: the
+    node starts again by itself and is rebuilt once more."""
+
+    async def work() -> None:
+        cluster = LocalCluster(tmp_path, name="dm")
+        with cluster:
+            node = cluster.nodes[2]
+            jetstream = node.directory / "data" / "jetstream"
+            client = await connect(*cluster.nodes[:2])
+            try:
+                js = client.jetstream()
+                await js.add_stream(StreamConfig(name="S", subjects=["s"], num_replicas=3))
+                for number in range(1, 4):
+                    assert (await js.publish("s", b"%d" % number)).seq == number
+                node.stop()
+                for name in ("segments", "promises"):
+                    shutil.rmtree(jetstream / "store" / name)
+                node.start()
+                node.wait_healthy()
+                assert "the log and the promises are missing" in node.log_tail(100)
+                await eventually(partial(all_current, js), "the stream has three replicas")
+
+                for table in (jetstream / "store").glob("*.sst"):
+                    with table.open("r+b") as file:
+                        file.write(b"\xff" * 16)
+                assert await js.delete_msg("S", 2)
+                await eventually(partial(restarted, node), "the node has started again")
+                node.wait_healthy()
+                await eventually(partial(all_current, js), "the stream has three replicas")
+                assert (await js.publish("s", b"4")).seq == 4
+            finally:
+                await client.close()
+            assert [found.name for found in jetstream.glob("store.*")] == ["store.damaged-2"]
+            assert "Traceback" not in node.log_path.read_text()
+
+    run(work)
+
+
+async def all_current(js: Any) -> bool:
+    replicas = (await js.stream_info("S")).cluster.replicas
+    return len(replicas) == 2 and all(replica.current for replica in replicas)
+
+
+async def restarted(node: LocalNode) -> bool:
+    return node.log_path.read_text().count("the database is damaged (") == 2
 
 
 def test_a_single_server_does_not_begin_again_in_place_of_a_damaged_database(

@@ -219,10 +219,16 @@ async def _is_out(node: LocalNode, member: LocalNode) -> None:
 
     await eventually(advertised, "the other nodes send no client to it")
     there = await connect(node)
-    assert (await ask(there, "STREAM.INFO.R3"))["error"]["err_code"] == 10008
-    with pytest.raises(NoStreamResponseError):  # refused, not swallowed
-        await there.jetstream().publish("R3.x", b"lost?", timeout=5)
-    await there.close()
+    try:
+        # Whoever is connected to it is sent to the members.
+        urls = there._server_info["connect_urls"]
+        assert f"127.0.0.1:{member.client_port}" in urls
+        assert f"127.0.0.1:{node.client_port}" not in urls
+        assert (await ask(there, "STREAM.INFO.R3"))["error"]["err_code"] == 10008
+        with pytest.raises(NoStreamResponseError):  # refused, not swallowed
+            await there.jetstream().publish("R3.x", b"lost?", timeout=5)
+    finally:
+        await there.close()
 
 
 def test_removals_that_would_cost_the_quorum_are_refused(tmp_path: Path) -> None:

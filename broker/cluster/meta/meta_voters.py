@@ -16,7 +16,7 @@ from typing import Final
 
 from broker.cluster.meta.assignments import META_GROUP
 from broker.cluster.meta.meta_group import MetaGroup
-from broker.cluster.meta.node_table import NodeTable
+from broker.cluster.meta.node_table import NodeTable, Standing
 from raft import NodeId, RaftError
 from raft.core.ready import CoreStatus
 
@@ -46,12 +46,15 @@ def next_meta_step(
 ) -> MetaMembers | MetaTransfer | None:
     """What the leader of the meta group does next; None: nothing, or nothing yet.
 
-    A new member is a learner first, and votes once it has caught up. A removed incarnation stays a
-    voter until the one that replaces it has caught up: without both, the others need every vote
-    either way. No step leads to voters without a connected majority."""
+    A new member is a learner first, and votes once it has caught up. A node that leaves loses its
+    vote first, and stays as a learner until its replicas have moved: it is often down, and the
+    others should not need every vote for so long. A removed incarnation stays a voter until the one
+    that replaces it has caught up: without both, the others need every vote either way. No step
+    leads to voters without a connected majority."""
     if status.outgoing or status.members_index > status.commit or status.transfer_to is not None:
         return None
     present = [NodeId(record.node) for record in nodes.present()]
+    wanted = {NodeId(r.node) for r in nodes.present() if r.standing is not Standing.LEAVING}
     caught_up = {status.node} | {
         peer.node
         for peer in status.peers
@@ -59,8 +62,8 @@ def next_meta_step(
         and peer.match + CAUGHT_UP_WITHIN >= status.last_index
         and connected(peer.node)
     }
-    promoted = [node for node in status.learners if node in present and node in caught_up]
-    pending = {node for node in present if node not in status.voters and node not in promoted}
+    promoted = [node for node in status.learners if node in wanted and node in caught_up]
+    pending = {node for node in wanted if node not in status.voters and node not in promoted}
     staying = [node for node in status.voters if _stays(node, nodes, pending)]
     voters = (*staying, *promoted)
     if status.node not in voters:
@@ -76,10 +79,18 @@ def next_meta_step(
 
 def _stays(node: NodeId, nodes: NodeTable, pending: set[NodeId]) -> bool:
     """An unknown voter is one that the table has forgotten long after its removal."""
-    if not nodes.is_removed(node):
-        return nodes.get(node) is not None
     record = nodes.get(node)
-    return record is not None and record.replaced_by in pending
+    if record is None:
+        return False
+    if record.standing is Standing.REMOVED:
+        return record.replaced_by in pending
+    return record.standing is not Standing.LEAVING
+
+
+def may_vote(status: CoreStatus, node: NodeId) -> bool:
+    """Whether the node counts in the meta group, or would if its leader failed now."""
+    unsettled = status.members_index > status.commit
+    return unsettled or node in status.voters or node in status.outgoing
 
 
 def _has_quorum(voters: tuple[NodeId, ...], connected: Callable[[NodeId], bool]) -> bool:

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.cluster.meta.assignments import (
+    META_GROUP,
     Assignment,
     MetaCommand,
     MoveReplicas,
     RenewStream,
 )
 from broker.cluster.meta.meta_group import MetaGroup
+from broker.cluster.meta.meta_voters import may_vote
 from broker.cluster.meta.node_table import NodeTable, SetStanding, Standing
 from broker.cluster.meta.placement import PlacementView, choose_peers
 from broker.cluster.meta.table_sums import TableSums
@@ -46,6 +48,7 @@ class ClusterView:
     placement: PlacementView
     gone: Callable[[NodeId], bool]  # away for so long that its replicas are needed elsewhere
     lost: Callable[[NodeId], bool]  # away for so long that, if it leaves, nobody waits for its data
+    votes: Callable[[NodeId], bool]  # in the meta group: it is not removed before it has no vote
     now_ns: int
 
 
@@ -77,7 +80,9 @@ def next_repairs(
             commands.append(change)
             moving += not in_motion
     for record in nodes.present():
-        if record.standing is Standing.LEAVING and record.node not in held:
+        if record.standing is not Standing.LEAVING or view.votes(NodeId(record.node)):
+            continue
+        if record.node not in held:
             commands.append(SetStanding(record.node, Standing.REMOVED, view.now_ns))
     return commands
 
@@ -153,7 +158,8 @@ class Repair:
     now_ns: Callable[[], int]
     gone_after_s: float  # a node that is away for longer does not keep its replicas
     _away_since: dict[NodeId, float] = field(default_factory=dict)
-    _checked: tuple[int, frozenset[NodeId]] = (-1, frozenset())
+    # The entry, the connected nodes and the voters at the last check.
+    _checked: tuple[int, frozenset[NodeId], frozenset[NodeId]] = (-1, frozenset(), frozenset())
     _checked_at: float = 0.0
 
     async def run(self) -> None:
@@ -174,7 +180,9 @@ class Repair:
         self._away_since = {
             node: self._away_since.get(node, now) for node in members if node not in up
         }
-        seen = (table.applied, up)
+        core = self.group.host.status(META_GROUP).core
+        voting = frozenset(node for node in members if may_vote(core, node))
+        seen = (table.applied, up, voting)
         if seen == self._checked and now < self._checked_at + FULL_CHECK_EVERY_S:
             return []
         self._checked, self._checked_at = seen, now
@@ -186,6 +194,7 @@ class Repair:
             place,
             gone=lambda node: away_s(node) >= self.gone_after_s,
             lost=lambda node: away_s(node) >= LOST_AFTER_S,
+            votes=voting.__contains__,
             now_ns=self.now_ns(),
         )
         return next_repairs(worth_a_look(table, table.sums, nodes, view), nodes, view)

@@ -80,6 +80,7 @@ class JetStreamHealth:
     options: JetStreamOptions
     founded: Callable[[], bool]
     removed: Callable[[], bool]  # from the cluster
+    leaving: Callable[[], bool]  # it has no vote any more, and serves until its replicas have moved
     leader: Callable[[int], NodeId | None]  # of a group
     trouble: Callable[[], str | None]  # why the store takes no writes
     disk_full: Callable[[], bool]  # no messages are stored, all else works
@@ -132,7 +133,7 @@ class JetStreamHealth:
         meta = self.held(META_GROUP)
         if meta is None:
             return None
-        if not meta.core.members.has_voter(self.node):
+        if not meta.core.members.has_voter(self.node) and not self.leaving():
             return "this node has no vote in the meta group yet"
         if meta.stopped is not None:
             return f"the meta group is stopped on this node: {meta.stopped}"

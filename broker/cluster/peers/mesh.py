@@ -102,6 +102,11 @@ class Mesh:
         self.transport.register(CHANNEL_DELIVER, self.interest.received_deliver)
         self.transport.register(CHANNEL_RPC, self.rpc.received)
 
+    @property
+    def has_routes(self) -> bool:
+        """Whether there are peers to fetch everything from."""
+        return self.options is not None and bool(self.options.routes)
+
     async def start(self) -> None:
         self.interest.start()
         if self.transport is not None:

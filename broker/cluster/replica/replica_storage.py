@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -68,15 +69,28 @@ class ReplicaStorage:
                 ) from damage
             kept = _set_aside(directory / "store")
             logger.critical(
-                "the database is damaged (%s): it is kept as %s, and this node fetches its streams "
-                "from its peers, as a new member. Streams with one replica are lost with it",
+                "the database is damaged (%s): it is %s, and this node fetches its streams from "
+                "its peers, as a new member. Streams with one replica are lost with it",
                 damage,
-                kept,
+                f"kept as {kept}" if kept else "deleted, because the disk has no space for both",
             )
             store = opening()
         state_db = StateDb(store.db, write=store.write_state, new_batch=store.new_batch)
         store.attach(let_go=state_db.let_go, take=state_db.take)
         return cls(store, state_db, BlockCache())
+
+    def failed(self, restart: Callable[[str], None], *, rebuilt: bool) -> None:
+        """The store has failed. A damaged file of the database, which was met in a compaction, is
+        handled as a database that cannot be opened, and for that the node starts again. `rebuilt`:
+        as for `open`."""
+        if self.store.damage is None or not rebuilt:
+            return
+        try:
+            self.store.condemn()
+        except OSError as error:
+            logger.critical("the database is damaged, and cannot be marked as such: %s", error)
+            return
+        restart("the database is damaged")
 
     def lost_log(self, assignment: Assignment) -> bool:
         """Whether this node was a member and has lost its log since: by leaving the group, because
@@ -121,15 +135,27 @@ class ReplicaStorage:
         self.block_cache.discard_group(group)
 
 
-def _set_aside(path: Path) -> Path:
-    """Rename the directory. Its new name is on disk when this returns."""
-    number = 1
-    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
+def _set_aside(path: Path) -> Path | None:
+    """Rename the directory, or delete it if the disk has not as much space again. Its new name is
+    on disk when this returns. The newest one is kept, for what may be read from it; earlier ones
+    are deleted, so that damage does not fill the disk."""
+    earlier = sorted(path.parent.glob(f"{path.name}.damaged-*"), key=_number)
+    for directory in earlier:
+        shutil.rmtree(directory, ignore_errors=True)
+    kept = path.with_name(f"{path.name}.damaged-{max(map(_number, earlier), default=0) + 1}")
     path.rename(kept)
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return kept
+    size = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
+    if shutil.disk_usage(path.parent).free >= size:
+        return kept
+    shutil.rmtree(kept, ignore_errors=True)
+    return None
+
+
+def _number(kept: Path) -> int:
+    number = kept.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0

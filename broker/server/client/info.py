@@ -75,7 +75,7 @@ class ClientUrls:
         self._host = host
         self.port = 0  # of the client listener, once it is bound
         self.websocket: Callable[[], list[str]] | None = None  # URLs of that listener, if any
-        self.withdrawn = False  # in lame duck mode
+        self.withdrawn = False  # in lame duck mode, or no longer a member of the cluster
         self._peers: list[str] = []
         self._peers_websocket: list[str] = []
         self.peers_known = asyncio.Event()

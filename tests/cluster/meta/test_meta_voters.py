@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from broker.cluster.meta.meta_voters import (
     CAUGHT_UP_WITHIN,
     MetaMembers,
     MetaTransfer,
+    may_vote,
     next_meta_step,
 )
 from broker.cluster.meta.node_table import AddNode, NodeTable, SetStanding, Standing
@@ -90,6 +92,24 @@ def test_a_removed_member_leaves_and_a_removed_leader_transfers_first() -> None:
     assert step(seen(A, B, C, leader=B, behind=(A,)), nodes) == MetaTransfer(C)
 
 
+def test_a_node_that_leaves_loses_its_vote_first_and_learns_until_it_is_removed() -> None:
+    """Four nodes, one of them dead and leaving: until it has no vote, no other may fail."""
+    leaving = SetStanding(D, Standing.LEAVING, 2)
+    nodes = table(AddNode(D, "d", 1), leaving)
+    assert step(seen(A, B, C, D), nodes, D) == MetaMembers((A, B, C), (D,))
+    assert step(seen(A, B, C, learners=(D,)), nodes) is None, "it gets no vote again"
+    assert step(seen(A, B, C, D, leader=D), nodes) == MetaTransfer(A)
+    nodes.set_standing(SetStanding(D, Standing.MEMBER, 3))  # the removal is undone
+    assert step(seen(A, B, C, learners=(D,)), nodes) == MetaMembers((A, B, C, D))
+
+
+def test_a_vote_counts_until_its_removal_is_committed() -> None:
+    assert may_vote(seen(A, B, C), C)
+    assert may_vote(seen(A, B, outgoing=(A, B, C)), C)
+    assert not may_vote(seen(A, B), C)
+    assert may_vote(replace(seen(A, B), members_index=Index(END + 1)), C)
+
+
 def test_no_step_leads_to_voters_without_a_connected_majority() -> None:
     nodes = table(SetStanding(B, Standing.REMOVED, 1))
     assert step(seen(A, B, C), nodes, C) is None
@@ -111,7 +131,8 @@ def test_any_history_settles_and_never_loses_its_majority(seed: int) -> None:
                 nodes.add(AddNode(next(numbers), record.name, time))
                 away.add(NodeId(record.node))
             elif len(present) > 2 and dice.random() < 0.3:
-                nodes.set_standing(SetStanding(record.node, Standing.REMOVED, time))
+                left = dice.choice((Standing.REMOVED, Standing.LEAVING))
+                nodes.set_standing(SetStanding(record.node, left, time))
             else:
                 nodes.add(AddNode(next(numbers), f"n{time}", time))
         change = step(status, nodes, *away)
@@ -126,4 +147,5 @@ def test_any_history_settles_and_never_loses_its_majority(seed: int) -> None:
                 assert 2 * len(up) > len(change.voters), f"seed {seed}"
             assert status.node in change.voters
             status = seen(*change.voters, learners=change.learners, leader=status.node)
-    assert set(status.voters) == {record.node for record in nodes.present()}, f"seed {seed}"
+    wanted = {r.node for r in nodes.present() if r.standing is not Standing.LEAVING}
+    assert set(status.voters) == wanted, f"seed {seed}"

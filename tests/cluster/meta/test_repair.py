@@ -38,6 +38,7 @@ class World:
         self.away: set[NodeId] = set()
         self.gone: set[NodeId] = set()
         self.lost: set[NodeId] = set()
+        self.voters: set[NodeId] = set()  # of the meta group, if they delay a removal
         self.tags: dict[NodeId, list[str]] = {}
 
     def do(self, command: MetaCommand) -> object:
@@ -67,7 +68,11 @@ class World:
 
     def repairs(self) -> list[MetaCommand]:
         view = ClusterView(
-            self.view(), lambda node: node in self.gone, lambda node: node in self.lost, 9
+            self.view(),
+            gone=lambda node: node in self.gone,
+            lost=lambda node: node in self.lost,
+            votes=lambda node: node in self.voters,
+            now_ns=9,
         )
         table, nodes = self.meta, self.meta.nodes
         few = next_repairs(worth_a_look(table, table.sums, nodes, view), nodes, view)
@@ -114,6 +119,16 @@ def test_replicas_of_a_leaving_node_move_to_a_spare_one_and_it_is_removed() -> N
     world.settle()
     assert world.get("S").members == [A, C, D]
     assert world.meta.nodes.is_removed(B)
+
+
+def test_a_leaving_node_is_not_removed_while_it_has_a_vote() -> None:
+    """A removed node closes its groups at once: the others would need every vote."""
+    world = World(A, B, C, D)
+    world.do(SetStanding(D, Standing.LEAVING, 5))
+    world.voters = {A, B, C, D}
+    assert world.repairs() == []
+    world.voters = {A, B, C}
+    assert world.repairs() == [SetStanding(D, Standing.REMOVED, 9)]
 
 
 def test_without_a_spare_node_a_stream_goes_on_with_fewer_until_one_joins() -> None:
