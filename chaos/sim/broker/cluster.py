@@ -13,6 +13,7 @@ from typing import Any
 
 from broker.cluster.clock import IN_DOUBT
 from broker.cluster.replica import state_flush
+from broker.store import persistence, segments
 from chaos.sim.broker.fault_script import DURATIONS_NS
 from chaos.sim.broker.isolation import isolated
 from chaos.sim.broker.marks import host_marks, log_mark
@@ -47,7 +48,13 @@ FAULTS_LAST_NS = max(DURATIONS_NS)  # then the last one of the script is over by
 SETTLE_WITHIN_NS = 60 * NS
 # With these, logs are cut often, and a node that was away needs a snapshot.
 SHORT_LOGS = CompactionPolicy(keep_entries=5, step_entries=5, step_bytes=1 << 10, every_ticks=4)
-OFTEN = (Replacement(state_flush, "FLUSH_EVERY_S", lambda _: 0.5),)
+# And blocks are sealed after a few rows, so that they are read from disk.
+OFTEN = (
+    Replacement(state_flush, "FLUSH_EVERY_S", lambda _: 0.5),
+    Replacement(segments, "SEAL_ROWS", lambda _: 8),
+    Replacement(persistence, "SEAL_ROWS", lambda _: 8),
+)
+SCRUB_NS = 4 * NS  # with damaged states
 STEPS_MAX = 200_000  # of one run; ten times what a long one needs
 
 
@@ -67,6 +74,8 @@ class BrokerCluster:
         self.fabric.on_exception = lambda where, error: self._failed(where, {"exception": error})
         names = [f"n{number + 1}" for number in range(plan.nodes)]
         disk = rng_for(seed, "disk")
+        damaged = any(fault.kind == "state damage" for fault in plan.script)
+        self._scrub_ns = SCRUB_NS if damaged else 0
         compaction = SHORT_LOGS if plan.short_logs else CompactionPolicy()
 
         def computer(name: str) -> BrokerNode:
@@ -79,6 +88,7 @@ class BrokerCluster:
                 rng=disk,
                 on_exception=self._failed,
                 compaction=compaction,
+                scrub_ns=self._scrub_ns,
             )
 
         self.nodes = [computer(name) for name in names]
@@ -162,6 +172,8 @@ class BrokerCluster:
         if not self._until(work.done, SETTLE_WITHIN_NS):
             raise BrokenPromise("the clients do not finish although the faults are over")
         work.result()
+        if self._scrub_ns:  # by then every node has found what is damaged
+            self._until(lambda: False, 2 * self._scrub_ns)
         if not self._until(self._settled, SETTLE_WITHIN_NS):
             raise BrokenPromise(f"no agreement although the faults are over: {self._states()}")
         self._check()

@@ -61,6 +61,9 @@ _LATER_KINDS: Final[Mapping[str, FaultKind]] = {
     "damage": FaultKind(
         0.1, "a node ends, and its log is changed or cut, once, if nothing is on it alone", 3
     ),
+    "state damage": FaultKind(
+        0.1, "values of the state are changed or unreadable, once, if nothing is on it alone", 3
+    ),
     "remove": FaultKind(
         0.1, "a member is removed for good, once, and its name returns with an empty disk", 3
     ),

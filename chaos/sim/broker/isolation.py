@@ -85,6 +85,7 @@ def free_garbage() -> None:
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(action="ignore"):  # coroutines that were never awaited
+            gc.collect()  # ends coroutines; what their `finally` blocks touch is left for another
             gc.collect()
     finally:
         gc.unfreeze()

@@ -93,6 +93,7 @@ class BrokerNemesis:
             "drift": self._drift,
             "wipe": self._wipe,
             "damage": self._wipe,
+            "state damage": self._wipe,
             "join": self._join,
             "remove": self._remove,
             "disconnect": self._disconnect,
@@ -210,13 +211,16 @@ class BrokerNemesis:
             return
         if any(len(voters) < WIPED_VOTERS_MIN for voters in jetstream.voters()):
             return
+        rng = Random(fault.dice)
+        if fault.kind == "state damage":
+            self._damage_state(fault, node, rng)
+            return
         self._wiped = True
         node.kill(power=False)
         if fault.kind == "wipe":
             node.wipe()
             self._tell(node.name, f"wipe: {_lasts(fault)}")
         else:
-            rng = Random(fault.dice)
             what, files = rng.choice(
                 (
                     ("log", node.disk.segments),
@@ -226,6 +230,18 @@ class BrokerNemesis:
             )
             self._tell(node.name, f"damage: {what}, {files.damage(rng)}, {_lasts(fault)}")
         self._later(fault.lasts_ns, self._start, node)
+
+    def _damage_state(self, fault: Fault, node: BrokerNode, rng: Random) -> None:
+        """It is found when it is read: at a restart, or while the node runs."""
+        running = rng.random() < 0.5
+        what = node.disk.database.damage(rng)
+        if not what:
+            return
+        self._wiped = True
+        self._tell(node.name, f"state damage: {what}, {running=}")
+        if not running:
+            node.kill(power=False)
+            self._later(fault.lasts_ns, self._start, node)
 
     def _join(self, _fault: Fault, _node: BrokerNode) -> None:
         spare, self._spare = self._spare, None

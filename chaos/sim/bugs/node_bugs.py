@@ -15,7 +15,10 @@ from broker.cluster.publish.outbox_core import OutboxCore
 from broker.cluster.publish.publish_batch import PublishBatch
 from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
 from broker.jetstream.publish.sessions import OutOfOrder, PublishResult, SessionImage, Sessions
+from broker.store.segments import Segments
+from broker.store.state_keys import BLOCK
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
+from chaos.sim.world.database import DamagedValue
 from raft.clock.cluster_clock import ClusterClock
 from raft.host.rounds import Effects, Rounds
 from raft.store import database
@@ -100,6 +103,19 @@ def _id_of_the_name(original: Callable[..., NodeId]) -> object:
     return node_id
 
 
+def _check_no_block(original: Callable[..., bytes]) -> object:
+    """What RocksDB can read is taken for right."""
+
+    def read_raw(self: Segments, files: Any, first_seq: int) -> bytes:
+        try:
+            raw: bytes | None = files.get(BLOCK, first_seq)
+        except DamagedValue:
+            raw = None
+        return original(self, files, first_seq) if raw is None else raw
+
+    return read_raw
+
+
 def _read_no_promises(original: Callable[[PromiseTable], None]) -> object:
     def load(self: PromiseTable) -> None:
         original(self)
@@ -164,6 +180,13 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
         (Replacement(database, "node_id", _id_of_the_name),),
         found_by=1,
         workloads=PUBLISHING,
+    ),
+    "a damaged block is served": BrokerBug(
+        "what was read from disk is checked before it is served",
+        (Replacement(Segments, "read_raw", _check_no_block),),
+        found_by=22,
+        workloads=PUBLISHING,
+        faults=("state damage",),
     ),
     "a truncated member votes": BrokerBug(
         "a log that ends before what its member promised is given up",

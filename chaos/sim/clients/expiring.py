@@ -118,7 +118,9 @@ class ExpiringMessages:
 
     def _check_early(self) -> None:
         journal = self._scene.journal
-        by_seq = {one.answer["seq"]: one for one in journal.of_kind(PUBLISH) if one.result is Result.OK}
+        by_seq = {
+            one.answer["seq"]: one for one in journal.of_kind(PUBLISH) if one.result is Result.OK
+        }
         for look in journal.of_kind(LOOK):
             one = by_seq.get(look.fields["seq"])
             if one is None or look.result is not Result.OK or look.answer["found"]:

@@ -52,10 +52,13 @@ class SimWriteBatch:
 class ColumnImage:
     """Keys and values, in the order of the keys."""
 
-    __slots__ = ("_keys", "values")
+    __slots__ = ("_keys", "damaged", "values")
 
-    def __init__(self, values: dict[bytes, bytes] | None = None) -> None:
+    def __init__(
+        self, values: dict[bytes, bytes] | None = None, damaged: set[bytes] | None = None
+    ) -> None:
         self.values = {} if values is None else values
+        self.damaged = set() if damaged is None else damaged  # keys that cannot be read
         self._keys: list[bytes] | None = None
 
     def keys(self) -> list[bytes]:
@@ -63,8 +66,16 @@ class ColumnImage:
             self._keys = sorted(self.values)
         return self._keys
 
+    def read(self, key: bytes) -> bytes | None:
+        if key in self.damaged:
+            raise DamagedValue("Corruption: block checksum mismatch (simulated)")
+        return self.values.get(key)
+
     def change(self, key: bytes, value: bytes | None, end: bytes | None) -> None:
         values = self.values
+        if self.damaged:
+            last = key + b"\0" if end is None else end
+            self.damaged = {one for one in self.damaged if not key <= one < last}
         if value is not None:
             if key not in values:
                 self._insert(key)
@@ -90,7 +101,7 @@ class ColumnImage:
             keys.insert(bisect_left(keys, key), key)
 
     def copy(self) -> ColumnImage:
-        return ColumnImage(dict(self.values))
+        return ColumnImage(dict(self.values), set(self.damaged))
 
 
 COLUMNS = ("default", "raft", "state")
@@ -136,6 +147,32 @@ class DatabaseFiles:
             _apply(self.durable, changes)
         del self.unlogged[:count]
 
+    def damage(self, rng: Random) -> str:
+        """What the disk holds of the state is not what was written to it: a value that RocksDB
+        cannot read, a block that it takes for right, or two places that hold neither the old nor
+        the new value, because a write went to the wrong one. (RocksDB has one checksum for a key
+        and its value, so none is ever found under another key.) Returns what is damaged, and
+        nothing if no messages are stored yet."""
+        images = [self.durable["state"], self.live["state"]]
+        both = sorted(images[0].values.keys() & images[1].values.keys())
+        stored = sorted({key[:8] for key in both if key[8:9] == b"b"})  # groups of streams
+        if not stored:
+            return ""
+        group = rng.choice(stored if rng.random() < 0.8 else both)[:8]
+        keys = [key for key in both if key.startswith(group)]
+        blocks = [key for key in keys if key[8:9] == b"b"]
+        how = rng.choice(("unreadable", "changed", "misdirected"))
+        chosen = rng.choice(keys if how == "unreadable" else blocks or keys)
+        other = rng.choice(keys)
+        raw = bytearray(images[0].values[chosen])
+        raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        for image in images:
+            if how == "changed" and blocks:
+                image.values[chosen] = bytes(raw)
+            else:
+                image.damaged |= {chosen, other} if how == "misdirected" else {chosen}
+        return f"{how}, {chosen.hex()}"
+
     def crash(self, rng: Random) -> int:
         """Returns how many writes are lost."""
         kept = rng.randint(0, len(self.logged)) if rng.random() < 0.5 else 0
@@ -168,6 +205,10 @@ def is_injected(error: BaseException) -> bool:
     return cause is not None
 
 
+class DamagedValue(Exception):
+    """As rocksdict raises it: a plain exception whose text says what is wrong."""
+
+
 class ProcessEnded(Exception):
     """Code of a killed process still ran."""
 
@@ -197,7 +238,7 @@ class SimDatabase:
         return name
 
     def get(self, key: bytes) -> bytes | None:
-        return self._image.values.get(key)
+        return self._image.read(key)
 
     def _check_alive(self) -> None:
         if not self._alive():
@@ -232,15 +273,15 @@ class SimDatabase:
         image = self._image
         keys = image.keys()
         for key in keys[bisect_left(keys, from_key) :]:
-            value = image.values.get(key)
+            value = image.read(key)
             if value is not None:
                 yield key, value
 
     def iter(self) -> SimCursor:
         return SimCursor(self._image)
 
-    def snapshot(self) -> dict[bytes, bytes]:
-        return dict(self._image.values)
+    def snapshot(self) -> SimSnapshot:
+        return SimSnapshot(self._image.copy())
 
     def property_int_value(self, name: str) -> int:
         return 0
@@ -259,6 +300,19 @@ class SimDatabase:
 
     def close(self) -> None:
         """The files stay."""
+
+
+class SimSnapshot:
+    """Stands in for a rocksdict Snapshot."""
+
+    def __init__(self, image: ColumnImage) -> None:
+        self._image = image
+
+    def __getitem__(self, key: bytes) -> bytes:
+        value = self._image.read(key)
+        if value is None:
+            raise KeyError(key)
+        return value
 
 
 class SimDiskSpace:

@@ -142,8 +142,10 @@ class BrokerNode:
         rng: Random,
         on_exception: Callable[[str, dict[str, Any]], None],
         compaction: CompactionPolicy,
+        scrub_ns: int,
     ) -> None:
-        """`names`: of the nodes that its routes lead to; its own is left out."""
+        """`names`: of the nodes that its routes lead to; its own is left out. `scrub_ns`: from one
+        reading of everything that is stored to the next; 0: never."""
         self.name = name
         self.disk = NodeDisk()
         self.process: Process | None = None
@@ -163,7 +165,7 @@ class BrokerNode:
         self._options = Options(
             host="127.0.0.1",
             server_name=name,
-            jetstream=JetStreamOptions(store_dir="/simulated"),
+            jetstream=JetStreamOptions(store_dir="/simulated", scrub_interval_ns=scrub_ns),
             cluster=ClusterOptions(
                 name=CLUSTER,
                 routes=tuple(f"nats://{other}:6222" for other in names if other != name),
