@@ -23,13 +23,15 @@ from raft_node import cpu_of
 from broker.local import LocalCluster
 
 DATA = b"x" * 128
+# As client libraries connect: without +OK for every publish, one subscription for all answers.
+OPTIONS = '{"verbose":false,"pedantic":false,"protocol":1,"headers":true,"no_responders":true}'
 
 
 class Publisher(asyncio.Protocol):
     def __init__(self, number: int, latencies: list[float]) -> None:
         inbox = f"_INBOX.{number}"
-        self._publish = f"PUB one {inbox} {len(DATA)}\r\n".encode() + DATA + b"\r\n"
-        self._hello = f"CONNECT {{}}\r\nSUB {inbox} 1\r\n".encode()
+        self._publish = f"PUB one {inbox}.1 {len(DATA)}\r\n".encode() + DATA + b"\r\n"
+        self._hello = f"CONNECT {OPTIONS}\r\nSUB {inbox}.* 1\r\n".encode()
         self._latencies = latencies
         self._sent = 0.0
         self._received = b""
