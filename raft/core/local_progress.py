@@ -11,11 +11,14 @@ Spec: Raft section 5.3 (apply committed entries in order) and 7 (snapshots); the
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from raft.core.commitment import Commitment
 from raft.core.log import RaftLog
 from raft.core.messages import Entry
 from raft.types import HardState, Index, InvariantViolation, NodeId, SnapshotMeta, Term
+
+COMMIT_STRIDE: Final = 64  # entries committed between two writes of the commit index
 
 
 class WrittenHardState:
@@ -34,12 +37,13 @@ class WrittenHardState:
     def take(
         self, term: Term, vote: NodeId, lives: int, *, commit: Index, with_entries: bool
     ) -> HardState | None:
-        """Term, vote and lives whenever they changed. The commit index is only written along with
-        something else: a write of its own would cost a flush and only save work after a restart.
+        """Term, vote and lives whenever they changed. The commit index only saves work after a
+        restart: it is written along with entries, and not with each of them, because a record of
+        the group costs about as much as one of a small entry.
         `commit` must not exceed what is on disk already: if a crash loses the entries of the same
         write, it must not cover the old entries that they would have replaced."""
         if (
-            not (with_entries and commit != self._commit)
+            not (with_entries and commit - self._commit >= COMMIT_STRIDE)
             and term == self.term
             and vote == self.vote
             and lives == self.lives

@@ -293,8 +293,10 @@ class LogStore:
         left of it knows that one, otherwise at the beginning. Written, not flushed. Raises
         DamagedLog when neither the log nor the promises beside it tell what it promised: then it
         must not take part."""
-        with self._failing("writing the log"):
+        try:
             return self.log.give_up(group, applied)
+        except OSError as error:
+            raise self._failed("writing the log", error) from error
 
     @property
     def in_need(self) -> bool:
@@ -358,19 +360,20 @@ class LogStore:
             self._refused = True
             raise StoreFull("the disk is full")
         frees = not grows or (self.full and batch.nbytes <= _SMALL_BYTES)
-        with self._failing("writing the log"):
-            try:
-                log = self.log
-                size = log.write_when_ready(batch) if may_wait else log.write(batch, frees=frees)
-            except SegmentBusy as busy:
-                self._refusals += 1
-                trouble = self.log.trouble
-                if trouble is None:
-                    raise
-                if trouble.errno != errno.ENOSPC:
-                    raise trouble from busy
-                self._refused = True
-                raise StoreFull("the disk has no space for the log") from busy
+        log = self.log
+        try:
+            size = log.write_when_ready(batch) if may_wait else log.write(batch, frees=frees)
+        except SegmentBusy as busy:
+            self._refusals += 1
+            trouble = log.trouble
+            if trouble is None:
+                raise
+            if trouble.errno != errno.ENOSPC:
+                raise self._failed("writing the log", trouble) from busy
+            self._refused = True
+            raise StoreFull("the disk has no space for the log") from busy
+        except OSError as error:
+            raise self._failed("writing the log", error) from error
         self._refused = False
         self._writes += 1
         self._written_bytes += size
@@ -378,14 +381,10 @@ class LogStore:
         if self._unchecked_bytes > self._disk.stride:
             self.check_space()
 
-    @contextmanager
-    def _failing(self, doing: str) -> Iterator[None]:
+    def _failed(self, doing: str, error: OSError) -> StoreFailed:
         """An error of the operating system is final until the store is reopened."""
-        try:
-            yield
-        except OSError as error:
-            self.failure = error
-            raise StoreFailed(f"{doing} failed: {error}") from error
+        self.failure = error
+        return StoreFailed(f"{doing} failed: {error}")
 
     def write_state(self, raw: WriteBatch, options: RocksWriteOptions) -> None:
         """For the code that writes column "state". Raises StoreFailed."""
@@ -397,8 +396,13 @@ class LogStore:
 
     def flush(self) -> None:
         """Blocking: everything written before the call is on disk after it."""
-        with self._keeping_open(), self._failing("flushing the log"):
+        self._begin_use()
+        try:
             self.log.flush()
+        except OSError as error:
+            raise self._failed("flushing the log", error) from error
+        finally:
+            self._end_use()
         self._flushes += 1
 
     def flush_state(self) -> None:
@@ -410,20 +414,27 @@ class LogStore:
                 self.failure = error
                 raise StoreFailed(f"flushing the state failed: {error}") from error
 
-    @contextmanager
-    def _keeping_open(self) -> Iterator[None]:
+    def _begin_use(self) -> None:
         """While a call runs on another thread, the database must not be closed. Raises StoreFailed:
         after a failure a flush proves nothing until the database is reopened."""
         with self._guard:
             if self.failure is not None:
                 raise StoreFailed("the log store has already failed") from self.failure
             self._in_use += 1
+
+    def _end_use(self) -> None:
+        with self._guard:
+            self._in_use -= 1
+            if self._closing:
+                self._unused.notify_all()
+
+    @contextmanager
+    def _keeping_open(self) -> Iterator[None]:
+        self._begin_use()
         try:
             yield
         finally:
-            with self._guard:
-                self._in_use -= 1
-                self._unused.notify_all()
+            self._end_use()
 
     def expunge(self) -> None:
         """Blocking while the database is rewritten: afterwards no file holds what was deleted or

@@ -205,10 +205,8 @@ class NodeLog:
         with self._segments.lock:
             changed = self._changed_records(batch)
             records = [NewRecord(group, 0, 0, 0, REMOVED, b"") for group in batch.removed]
-            records += [
-                self._group_record(group, record, batch.snapshots.get(group))
-                for group, record in changed.items()
-            ]
+            for group, record in changed.items():
+                records.append(self._group_record(group, record, batch.snapshots.get(group)))
             for group in batch.entries:
                 self._encode_entries(batch, group, records)
             if not records:
@@ -223,6 +221,14 @@ class NodeLog:
 
     def _changed_records(self, batch: LogBatch) -> dict[GroupId, GroupRecord]:
         changed: dict[GroupId, GroupRecord] = {}
+        logs = self._logs
+        for group in batch.entries:
+            log = logs.get(group)
+            if log is None or log.record_position == NOWHERE:
+                break
+        else:
+            if not (batch.hard_states or batch.snapshots or batch.cuts or batch.installs):
+                return changed  # the usual case: entries of groups that have a record
         for group, meta in (*batch.snapshots.items(), *batch.cuts.items()):
             changed[group] = self._record(group, batch).with_snapshot(meta)
         for group, meta in batch.installs.items():
@@ -342,7 +348,8 @@ class NodeLog:
             with self._segments.lock:
                 end, files = self._segments.begin_flush()
                 dirty, self._dirty = self._dirty, set()
-                promises = [(g, _promise(self._logs[g])) for g in dirty if g in self._logs]
+                logs = self._logs
+                promises = [(g, _promise(logs[g])) for g in dirty if g in logs]
             try:
                 for file in files:
                     file.sync()

@@ -27,15 +27,13 @@ class LogBatch:
     nbytes: int = 0  # of the entries put
 
     def __bool__(self) -> bool:
-        return any(
-            (
-                self.entries,
-                self.hard_states,
-                self.snapshots,
-                self.cuts,
-                self.installs,
-                self.removed,
-            )
+        return bool(
+            self.entries
+            or self.hard_states
+            or self.snapshots
+            or self.cuts
+            or self.installs
+            or self.removed
         )
 
     def put_entries(self, group: GroupId, entries: Sequence[Entry]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raft.core.local_progress import COMMIT_STRIDE
 from raft.core.log import MemoryReader, RaftLog
 from raft.core.messages import MessageKind
 from raft.core.raft_core import CoreConfig, RaftCore
@@ -219,7 +220,15 @@ def test_stored_commit_index_never_covers_an_entry_that_is_not_on_disk() -> None
     assert ready.hard_state is not None
     assert ready.hard_state.commit == 1
     core.persisted(ready.number, term=ready.term)
-    core.step(message(K.APPEND, B, A, 3, index=2, log_term=3, entries=[entry(3, 3)], commit=2))
+    end = 1 + COMMIT_STRIDE
+    many = [entry(index, 3) for index in range(3, end + 1)]
+    core.step(message(K.APPEND, B, A, 3, index=2, log_term=3, entries=many, commit=2))
+    ready = core.ready()
+    assert ready.hard_state is None, "one more committed entry is not worth a record"
+    core.persisted(ready.number, term=ready.term)
+    core.step(
+        message(K.APPEND, B, A, 3, index=end, log_term=3, entries=[entry(end + 1, 3)], commit=end)
+    )
     later = core.ready().hard_state
     assert later is not None
-    assert later.commit == 2
+    assert later.commit == end
