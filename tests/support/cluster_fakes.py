@@ -79,6 +79,7 @@ class Client:
         self.echo = echo
         self.got: list[tuple[bytes, Message]] = []  # sid, message
         self.encoded: list[tuple[bytes, bytes, int, int]] = []  # sid, bytes, messages, payload
+        self.at_once = 0  # of the encoded ones
         self.pauses = 0
         self.gone = False
 
@@ -108,6 +109,12 @@ class Client:
     ) -> bool:
         self.encoded.append((sub.sid, data, messages, payload_bytes))
         return not self.gone
+
+    def deliver_answers(
+        self, sub: Subscription, data: bytes, *, messages: int, payload_bytes: int
+    ) -> bool:
+        self.at_once += 1
+        return self.deliver_encoded(sub, data, messages=messages, payload_bytes=payload_bytes)
 
     def pause_reading(self) -> None:
         self.pauses += 1

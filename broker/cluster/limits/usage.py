@@ -82,7 +82,14 @@ class Usage:
         if counted is None:
             key = (replica.assignment.account, replica.storage)
             counted = self._counted[replica.group] = _Counted(key, replicas, 0)
-        elif counted.size == size and counted.replicas == replicas:
+        elif counted.replicas == replicas:
+            grown = size - counted.size
+            if grown:
+                counted.size = size
+                self._accounts[counted.key] += grown * replicas
+                self._server[counted.key[1]] += grown
+                if replica.is_leading:
+                    self._report_later(replica.group, counted)
             return
         self._add(counted, -1)
         counted.size, counted.replicas = size, replicas

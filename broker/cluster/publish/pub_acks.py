@@ -6,7 +6,7 @@ Spec: NATS JetStream, publish acknowledgement; NATS client protocol, 503 "no res
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from broker.accounts import Account
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
@@ -16,6 +16,9 @@ from broker.wire import ReplyColumn, encode_pub_acks
 
 if TYPE_CHECKING:
     from broker.server.client.client_sink import ClientSink
+
+
+AT_ONCE_MAX: Final = 128  # connections that are written to at once; the others have their turns
 
 
 class ReplyRouter(Protocol):
@@ -36,12 +39,13 @@ class PubAcks:
         self._account = account
         self._router = router
         self._extra = extra
+        self._fixed_bytes = len(self._ack(0)) - 1  # of an ack, without its sequence
 
     def acknowledge(self, batch: PublishBatch, answer: BatchAnswer) -> None:
         if answer.exceptions or batch.fast:
             self._acknowledge_each(batch, answer)
             return
-        for start, stop, has_replies in batch.spans:
+        for position, (start, stop, has_replies) in enumerate(batch.spans):
             if not has_replies:
                 continue
             target = self._bulk_target(batch.replies, start, stop)
@@ -56,12 +60,11 @@ class PubAcks:
                 answer.first_seq + start, self._extra,
             )  # fmt: skip
             sink = cast("ClientSink", target.sink)
-            sink.deliver_encoded(
-                target,
-                acks,
-                messages=stop - start,
-                payload_bytes=self._ack_bytes(answer.first_seq + start, stop - start),
-            )
+            count = stop - start
+            size = count * self._fixed_bytes + _digits(answer.first_seq + start, count)
+            at_once = position < AT_ONCE_MAX
+            deliver = sink.deliver_answers if at_once else sink.deliver_encoded
+            deliver(target, acks, messages=count, payload_bytes=size)
 
     def no_responders(self, batch: PublishBatch) -> None:
         """The stream was deleted: answer as the server would answer a publish now."""
@@ -105,20 +108,15 @@ class PubAcks:
         # A watchful client inspects each message (permissions, tracing): it needs deliver().
         return None if cast("ClientSink", target.sink).watchful else target
 
-    def _ack_bytes(self, first_seq: int, count: int) -> int:
-        """Payload bytes of `count` acks, starting with `first_seq`."""
-        fixed = len(self._ack(0)) - 1
-        digits = 0
-        seq, left = first_seq, count
-        while left:
-            width = len(str(seq))
-            same = min(left, 10**width - seq)
-            digits += width * same
-            seq, left = seq + same, left - same
-        return fixed * count + digits
-
     def _ack(self, seq: int) -> bytes:
         return b'{"stream":"%b","seq":%d%b}' % (self._stream, seq, self._extra)
 
     def _publish(self, reply: bytes, headers: bytes, body: bytes) -> None:
         self._router.publish(self._account, reply, b"", headers, body)
+
+
+def _digits(first: int, count: int) -> int:
+    """Digits of `count` consecutive numbers, starting with `first`."""
+    width = len(str(first))
+    same = 10**width - first  # as many have this width
+    return width * count if count <= same else width * same + _digits(10**width, count - same)

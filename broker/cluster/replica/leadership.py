@@ -275,11 +275,13 @@ class Leadership:
         self._arm_expiry()
 
     def _messages_stored(self) -> None:
-        for engine in list(self._listening):
+        for engine in list(self._listening) if self._listening else ():
             if engine.has_receiver():
                 self._wake(engine)
             else:
                 del self._listening[engine]
+        if not self.stream.may_expire:
+            return
         config = self.stream.config
         batches = config.allow_atomic or config.allow_batched
         timed = config.allow_msg_ttl or batches or config.allow_msg_schedules

@@ -149,6 +149,17 @@ class Stream:
             consumer_count=sum(not is_internal(c.config) for c in self.consumers.values()),
         )
 
+    @property
+    def may_expire(self) -> bool:
+        """False if there is no next expiry, as far as a quick look can tell."""
+        return bool(
+            self.config.max_age > 0
+            or self.store.deadlines
+            or self._writer.schedules
+            or self._publishes.atomic_batches
+            or self._publishes.fast_batches
+        )
+
     def next_expiry(self, now: int) -> int | None:
         """When the leader should propose the `due_commands`; not before `now`."""
         times = (self._publishes.next_expiry(), next_message_expiry(self._writer))

@@ -147,6 +147,19 @@ class ClientSink:
         elif self._outbound.queued_bytes > self._outbound.stall_above:
             self._outbound.stall(publisher)
 
+    def deliver_answers(
+        self, sub: Subscription, data: bytes, *, messages: int, payload_bytes: int
+    ) -> bool:
+        """As deliver_encoded, for a subscription without a limit, and written at once."""
+        outbound = self._outbound
+        if outbound.closed or sub.closed:
+            return False
+        sub.delivered += messages
+        self.out_msgs += messages
+        self.out_bytes += payload_bytes
+        outbound.send(data)
+        return True
+
     def _inspect(self, sub: Subscription, subject: bytes, reply: bytes) -> bool:
         """Whether this subject may reach the client; a granted request permits its reply."""
         permissions = self.permissions

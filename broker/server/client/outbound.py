@@ -128,6 +128,23 @@ class Outbound:
         else:
             self.unsent.pause(publisher, below=self.max_pending // 2)
 
+    def send(self, data: bytes) -> None:
+        """As `queue`, but hand it to the transport at once, which writes when this turn's callbacks
+        are done: for an answer that makes a client go on."""
+        socket = self._socket
+        transport = socket.transport
+        if (
+            self._chunks
+            or self._full
+            or self.closed
+            or transport is None
+            or socket.tls is not None
+            or transport.is_closing()
+        ):
+            self.queue(data)
+        else:
+            transport.write(data)
+
     def stall(self, publisher: PublishingConnection) -> None:
         """The queue is long: pause the producer that feeds it until it has drained.
 
