@@ -1,0 +1,382 @@
+"""Every difference from nats-server that is meant, with its reason.
+
+Owns: the list. docs/differences.md is written from it: `python -m tests.interop.parity.differences`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "differences.md"
+
+
+@dataclass(frozen=True, slots=True)
+class ByDesign:
+    """`fields` are (pattern of "scene: step", pattern of the field) that this one explains. A
+    difference without fields is one that no exchange shows."""
+
+    area: str
+    ours: str
+    theirs: str
+    why: str
+    fields: tuple[tuple[str, str], ...] = ()
+
+
+ANY = "*"
+REFUSED_KEYS = (
+    "leafnodes", "gateway", "mqtt", "default_js_domain", "syslog", "remote_syslog",
+    "trace_verbose", "trace_headers", "logfile_max_num", "proxy_protocol", "ocsp", "write_timeout",
+    "server_metadata", "feature_flags", "disable_sublist_cache", "prof_port", "no_sys_acc",
+    "no_fast_producer_stall", "connect_error_reports", "reconnect_error_reports", "resolver: URL",
+    "jetstream: { max_outstanding_catchup", "jetstream: { max_buffered_", "jetstream: { key",
+    "jetstream: { request_queue_limit", "cluster: { port: 6222, pool_size", 
+    "cluster: { port: 6222, accounts", "cluster: { port: 6222, compression",
+    "cluster: { port: 6222, permissions", "websocket: { port: 8080, no_tls: true, jwt_cookie",
+)  # fmt: skip
+STRICTER = (
+    "max_payload: 65MB",
+    "max_pending: 10*",
+    "max_pending: -1",
+    'lame_duck_grace_period: "5m"',
+    "authorization: { password: b }",
+    "accounts: x",
+    "accounts: { A { exports: [[]{}]",
+    "accounts: { A { imports: [[]{}]",
+    "accounts: { A {} } ?no_auth_user: x",
+    "port: 4222 }",
+    "websocket: { port: 8080 }",
+    "websocket: { port: 8080, no_tls: true, no_auth_user: x }",
+    "tls: {}",
+    "tls: { timeout: 2 }",
+)
+LAXER = (
+    "host: 1",
+    "server_name: 1",
+    "server_tags: *1*",
+    "client_advertise: 1",
+    "max_sub_tokens: *",
+    "write_deadline: *",
+    "ping_interval: 2",
+    'lame_duck_grace_period: "-1s"',
+    "log_file: 1",
+    "pid_file: 1",
+    "http_base_path: 1",
+    "jetstream: { store_dir: x, store: y }",
+    "cluster: { port: 6222, routes: 1 }",
+    "tls: { cert_file*",
+)
+
+
+def _files(texts: tuple[str, ...], end: str = "*") -> tuple[tuple[str, str], ...]:
+    return tuple((f"configuration: {text}{end}", "verdict") for text in texts)
+
+
+DESIGN = (
+    ByDesign(
+        "Errors",
+        "the reason after `invalid JSON: ` and similar beginnings is that of our JSON parser",
+        "that of Go's",
+        "codes are alike; the words belong to the parser",
+    ),
+    ByDesign(
+        "Streams and consumers",
+        "`CONSUMER.RESET` of a consumer that does not exist: 10014",
+        "no answer",
+        "a client should not wait for a timeout",
+    ),
+    ByDesign(
+        "Streams and consumers",
+        "no limit on the consumers of a stream when `max_consumers` is not set",
+        "1,000 on each stream (`default_max_consumers`)",
+        "a consumer is a few hundred bytes of its stream's group here, and limits of accounts hold",
+        (("*GET /*", "*limits"), ("*$SYS*", "*limits")),
+    ),
+    ByDesign(
+        "Streams and consumers",
+        "an origin with `external` needs a configured remote, and its info says so (10029)",
+        "any prefix; nothing is said",
+        "another cluster is a remote with addresses and credentials",
+        (("stream field sources*", "body.sources*"),),
+    ),
+    ByDesign(
+        "Monitoring",
+        "`sync_always: true` in the configuration of JetStream",
+        "absent",
+        "every acked message is flushed, unless `sync_interval` is given",
+        (("*", "*config.sync_always"), ("*", "*config.domain")),
+    ),
+    ByDesign(
+        "Monitoring",
+        "additional fields: `applied` and `leads` of a stream in /jsz, empty lists and zeros",
+        "absent",
+        "replicas can be compared; a field that is always there is easier to read",
+        (
+            ("*", "*.stream_detail*.leads"),
+            ("*", "*.stream_detail*.applied"),
+            ("*", "*.stream_detail"),
+            ("*", "*.tags"),
+            ("*", "*.max_subscriptions"),
+            ("*", "*.stalls"),
+            ("*", "*.subscriptions_list"),
+            ("*", "*account_details"),
+            ("*", "*.config.store_dir"),
+        ),
+    ),
+    ByDesign(
+        "Monitoring",
+        "`accounts` in /jsz counts those that have streams; `total` likewise",
+        "all that may have streams",
+        "an account costs nothing until it has one",
+        (("*", "body*.accounts"),),
+    ),
+    ByDesign(
+        "Monitoring",
+        "/stacksz, /debug/vars, EXPVARZ, PROFILEZ do not exist; /metrics has the numbers",
+        "Go's stacks, variables and profiles",
+        "they show the inside of the Go runtime",
+        (("*/stacksz*", ANY), ("*/debug/vars*", ANY)),
+    ),
+    ByDesign(
+        "Monitoring",
+        "/healthz and HEALTHZ know accounts of the configuration file, and check the arguments",
+        "`account not found` for them on a single server",
+        "the question has an answer",
+        (("*/healthz[?]account=WATCHED*", ANY), ("*HEALTHZ*account*", ANY)),
+    ),
+    ByDesign(
+        "Monitoring",
+        "/raftz and RAFTZ show the groups of a single server, too",
+        "404 `No Raft nodes registered`",
+        "a stream with one replica is a Raft group as well",
+        (("*/raftz*", ANY), ("*RAFTZ*", ANY)),
+    ),
+    ByDesign(
+        "Monitoring",
+        "SERVER.PING.ACCSTATZ is answered; queues of /ipqueuesz are ours",
+        "ACCSTATZ only over HTTP; queues of the Go server",
+        "the same document for both ways to ask",
+        (("*ACCSTATZ*", ANY), ("*[Ii][Pp][Qq][Uu][Ee][Uu][Ee][Ss][Zz]*", ANY)),
+    ),
+    ByDesign(
+        "Monitoring",
+        "`404: Not Found` as text for unknown paths; `flags` of a server has the bit of JetStream only",
+        "Go's `404 page not found`; bits of formats that its own servers exchange",
+        "not part of a document",
+        (("*: GET *", "body"), ("*", "*server.flags")),
+    ),
+    ByDesign(
+        "Client protocol",
+        "a second CONNECT is checked again; in verbose mode the +OK of a publish comes before its MSG",
+        "a second CONNECT is accepted unseen; the +OK that belongs to it comes after",
+        "credentials are never ignored; the order of an ack and of a delivery has no meaning",
+        (("core: *b'CONNECT*", "bytes"), ("core: {'verbose': True*UNSUB 1 1*", "bytes")),
+    ),
+    ByDesign(
+        "Client protocol",
+        "`nkey` beside `user` and `pass`: refused when the nkey is not valid",
+        "the nkey is ignored",
+        "credentials are never ignored",
+        (("core: {'nkey'*", "bytes"),),
+    ),
+    ByDesign(
+        "Configuration",
+        "refused: " + ", ".join(f"`{one}`" for one in REFUSED_KEYS),
+        "accepted",
+        "not supported; a setting is never ignored",
+        _files(REFUSED_KEYS),
+    ),
+    ByDesign(
+        "Configuration",
+        "stricter: values that cannot work (a payload above 64 MB or the pending limit, empty imports, "
+        "TLS without files, users that do not exist) are refused",
+        "accepted, or refused only when the server starts",
+        "a mistake is better found before the start",
+        _files(STRICTER),
+    ),
+    ByDesign(
+        "Configuration",
+        "laxer: numbers where a text is meant, a deadline as seconds, a file without settings (a warning)",
+        "refused",
+        "the meaning is clear",
+        (
+            *_files(LAXER),
+            ("configuration: ", "verdict"),
+            ("configuration: #", "verdict"),
+            ("configuration: # x*", "verdict"),
+        ),
+    ),
+)
+
+NOT_YET = "Not yet alike"
+OPEN = (
+    ByDesign(
+        NOT_YET,
+        "announces 2.12.0 and API level 2; a required level above that is refused (10185)",
+        "2.15.1 and level 5",
+        "the level follows when its last features are there",
+        (
+            ("*", "*metadata._nats.ver"),
+            ("*", "*metadata._nats.level"),
+            ("*", "*api.level"),
+            ("*", "*.version"),
+            ("required levels*", ANY),
+            ("*", "headers.Nats-Stream-Identity"),
+        ),
+    ),
+    ByDesign(
+        NOT_YET,
+        "/varz, STATSZ and the `server` of system answers lack `feature_flags`, `git_commit`, "
+        "`disk_io_wait_stats`, `stale_connection_stats`, reserved bytes and `strict`",
+        "there",
+        "to be added where there is something to tell",
+        (
+            ("*", "*feature_flags"),
+            ("*", "*git_commit"),
+            ("*", "*disk_io_wait_stats"),
+            ("*", "*stale_connection_stats"),
+            ("*", "*.reserved_*"),
+            ("*", "*config.strict"),
+        ),
+    ),
+    ByDesign(
+        NOT_YET,
+        "/jsz lacks `api`, `ha_assets` of accounts and the leaders of `raft=1`, shows the configuration "
+        "of consumers unasked, takes `limit=x`",
+        "there; 400",
+        "to be added",
+        (
+            ("*", "*account_details*.api"),
+            ("*", "*ha_assets"),
+            ("*", "body*data.api"),
+            ("*/jsz*", "*s_leader"),
+            ("*/jsz[?]limit=x*", ANY),
+            ("*/jsz*", "*consumer_detail*.config"),
+        ),
+    ),
+    ByDesign(
+        NOT_YET,
+        "/connz and /subsz: `name_tag`, `account_tag`, `limit` and `offset` of /subsz are missing; "
+        "`sort=stop`, `cid` and `filter_subject` differ; an unknown account has an empty list",
+        "there; 400 for `sort=stop` of open connections; null",
+        "to be added",
+        (
+            ("*", "*name_tag"),
+            ("*/connz[?]sort=stop*", ANY),
+            ("*/connz[?]cid*", ANY),
+            ("*/connz[?]filter_subject*", ANY),
+            ("*CONNZ*", "*connections"),
+            ("*CONNZ*", "*server_id"),
+            ("*/connz*", "*connections"),
+            ("*/connz*", "*server_id"),
+            ("*/subs*", "body.*"),
+            ("*SUBSZ*", "body.*"),
+        ),
+    ),
+    ByDesign(
+        NOT_YET,
+        "/accountz and ACCOUNT.*.INFO do not list the imports and exports that every account has",
+        "there",
+        "to be added",
+        (("*", "*.imports"), ("*", "*.exports"), ("*", "messages*.client.rtt")),
+    ),
+    ByDesign(
+        NOT_YET,
+        "`$SYS.DEBUG.SUBSCRIBERS` is not answered",
+        "the number of subscribers",
+        "to be added",
+        (("*$SYS.DEBUG.SUBSCRIBERS*", ANY),),
+    ),
+    ByDesign(
+        NOT_YET,
+        "a publish header with an empty value (`Nats-TTL:`) is checked as a value",
+        "it counts as absent",
+        "replicas of different versions must decide alike: it needs a feature level",
+    ),
+    ByDesign(
+        NOT_YET,
+        "`Nats-TTL` on a stream without TTLs: 10166, whatever its value",
+        "10165 when the value is not valid",
+        "to be mended",
+        (("*'Nats-TTL'*", "body.error*"),),
+    ),
+    ByDesign(
+        NOT_YET,
+        "`api` of account information counts the requests of the whole server",
+        "those of the account",
+        "to be mended",
+        (("*$JS.API.INFO*", "body.api.*"),),
+    ),
+    ByDesign(
+        NOT_YET,
+        "small differences of configurations: `placement: {}` is not shown, `republish.dest` stays "
+        "empty, `first_seq: 1` shows 0 in an empty stream, `offset` is cut to the number of subjects, "
+        "`streams` is `[]` beyond the end, order of two errors of a mirror, 10003 for a peer removal",
+        "shown; `>`; 1; as asked; null; 10152 first; 10010",
+        "to be mended",
+        (
+            ("*", "body.config.placement"),
+            ("*", "body.config.republish.dest"),
+            ("*first_seq*", "body.state.first_seq"),
+            ("stream states*", "body.offset"),
+            ("streams listed*", "body.streams"),
+            ("*subject_transforms*", "body.error*"),
+            ("*PEER.REMOVE*", "body.error*"),
+            ("*x y*", ANY),
+            ("stream fields together 20: $JS.API.STREAM.DELETE.S*", ANY),
+        ),
+    ),
+    ByDesign(
+        NOT_YET,
+        "consumers: a durable updated without its `durable_name` gets an inactive threshold; a negative "
+        "`priority_timeout` and an elapsed pause need no level; an elapsed pause is not shown",
+        "none; level 1; shown",
+        "to be mended",
+        (
+            ("*durable_name*", "body.config.inactive_threshold"),
+            ("*", "*_nats.req.level"),
+            ("consumers listed*", "body.config.pause_until"),
+        ),
+    ),
+)
+DIFFERENCES: tuple[ByDesign, ...] = (*DESIGN, *OPEN)
+
+
+class Explained:
+    """Which differences are by design, and which of the patterns were needed."""
+
+    def __init__(self, listed: tuple[ByDesign, ...]) -> None:
+        self._listed = listed
+        self._needed: set[tuple[str, str]] = set()
+
+    def __call__(self, where: str, path: str) -> bool:
+        for one in self._listed:
+            for step, field in one.fields:
+                if fnmatchcase(where, step) and fnmatchcase(path, field):
+                    self._needed.add((step, field))
+                    return True
+        return False
+
+    def idle(self) -> list[str]:
+        """Patterns that explained nothing: the difference is gone."""
+        each = {pattern for one in self._listed for pattern in one.fields}
+        return [f"{where}: {field}" for where, field in sorted(each - self._needed)]
+
+
+def document(listed: tuple[ByDesign, ...]) -> str:
+    """The text of docs/differences.md."""
+    lines = [
+        "# Differences from nats-server",
+        "",
+        "The reference is nats-server 2.15. `tests/interop/parity` sends the same requests to both",
+        "servers and compares the answers field by field; what is not listed here is alike, or a",
+        "defect. This page is written from `tests/interop/parity/differences.py`.",
+    ]
+    for area in dict.fromkeys(one.area for one in listed):
+        lines += ["", f"## {area}", "| nats-server | JetRaft | why |", "| --- | --- | --- |"]
+        lines += [f"| {o.theirs} | {o.ours} | {o.why} |" for o in listed if o.area == area]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(DIFFERENCES))
