@@ -63,6 +63,9 @@ class ClusterRuntime(ObservedRuntime, BulkReads, Protocol):
 
     async def stop(self) -> None: ...
 
+    def reconfigure(self, options: Options) -> None:
+        """Apply the settings that may change while running; the server has done its part."""
+
     async def hand_over(self) -> None:
         """Transfer leaderships to other nodes; takes a bounded time."""
 
@@ -200,6 +203,12 @@ class Broker:
         self.monitor.serve_http()
         if options.ports_file_dir:
             await self._write_ports()
+
+    def reconfigure(self, options: Options) -> None:
+        """Raises StartFailed; nothing has changed then."""
+        self.server.reconfigure(options)
+        if self.runtime is not None:
+            self.runtime.reconfigure(options)
 
     def _log_banner(self) -> None:
         options = self.server.options
@@ -411,7 +420,7 @@ class _Process:
             options = merge(server.options, loaded.options)
             if options.logging != server.options.logging:
                 self._handler = install(options.logging)
-            server.reconfigure(options)
+            self.broker.reconfigure(options)
         except (BadSettings, NotReloadable, StartFailed, OSError) as error:
             logger.error("Failed to reload server configuration: %s", error)
             raise ValueError(str(error)) from error

@@ -51,15 +51,18 @@ class Account:
     def __init__(
         self, name: str, options: AccountOptions | None = None, *, cluster: str = ""
     ) -> None:
-        """`cluster`: the name of ours, which some subject mappings depend on."""
         self.name = name
-        self.options = options or AccountOptions(name)
-        rules = self.options.mappings
-        self.mappings = AccountMappings(rules, cluster) if rules else None
+        self.reconfigure(options, cluster=cluster)
         self.subs = SubjectTree()
         self.connections: dict[int, AccountConnection] = {}
         self.past = Traffic()  # traffic of closed connections
         self.unsent = UnsentBytes()
+
+    def reconfigure(self, options: AccountOptions | None, *, cluster: str) -> None:
+        """`cluster`: the name of ours, which some subject mappings depend on."""
+        self.options = options or AccountOptions(self.name)
+        rules = self.options.mappings
+        self.mappings = AccountMappings(rules, cluster) if rules else None
 
     def traffic(self) -> Traffic:
         """The traffic of all connections, open and closed."""

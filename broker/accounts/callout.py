@@ -7,7 +7,7 @@ this server and this request; the user in it belongs to the account that its aud
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -67,7 +67,7 @@ def judge(
     *,
     server_id: str,
     user_key: str,
-    accounts: Container[str],
+    has_account: Callable[[str], bool],
     now: float,
 ) -> Identity:
     """Who the client is, according to the answer. Raises TokenRefused."""
@@ -77,7 +77,7 @@ def judge(
             raise TokenRefused(f'Expected authorized user of "{user_key}"')
         if user.issuer != callout.issuer:
             raise TokenRefused(f'Wrong issuer "{user.issuer}" of the user')
-        if user.audience not in accounts:
+        if not has_account(user.audience):
             raise TokenRefused(f'No valid account "{user.audience}" for auth callout response')
     except jwt.BadToken as bad:
         raise TokenRefused(str(bad)) from bad

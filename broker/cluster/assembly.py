@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from broker.accounts import GLOBAL_ACCOUNT
 from broker.cluster.api.backup import Snapshots
+from broker.cluster.api.jetstream_accounts import JetStreamAccounts
 from broker.cluster.api.jetstream_api import API_SUBJECTS, ApiService
 from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.api.leader_calls import LeaderCalls
@@ -38,6 +41,7 @@ from broker.cluster.observe.metrics import Gauge, JetStreamMetrics
 from broker.cluster.observe.raftz import RaftGroups
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.platform import Platform
+from broker.cluster.replica.push_interest import exporters
 from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.stream_node import Spawn, StreamNode
@@ -50,7 +54,6 @@ from raft.host.statistics import HostStatistics
 from raft.store.log_store import StoreError
 
 if TYPE_CHECKING:
-    from broker.accounts import Account
     from broker.server.server import Server
 
 logger = logging.getLogger("jetraft.cluster")
@@ -62,7 +65,6 @@ class JetStream:
     def __init__(self, node: StreamNode) -> None:
         server, mesh, options = node.server, node.mesh, node.options
         self._node = node
-        self._with_jetstream = set(options.accounts or (GLOBAL_ACCOUNT,))
         self._scans = Scans(ScanTurns(server.turns))
         calls = LeaderCalls(node.leaders, mesh.rpc)
         budget = RequestBudget()
@@ -128,6 +130,7 @@ class JetStream:
             member_name=node.members.name,
             spawn=node.spawn,
         )
+        self._accounts = self._jetstream_accounts()
         self._build_monitor()
 
     def _build_monitor(self) -> None:
@@ -152,7 +155,7 @@ class JetStream:
             clock_trouble=node.clock_watch.trouble,
             strangers=node.mesh.strangers,
             lame_duck=lambda: server.lame_duck,
-            has_account=lambda name: name in self._with_jetstream,
+            has_account=self._accounts.has_jetstream,
             assignments=self._held_here,
             assignment=node.assignments.get,
             replica=node.replicas.get,
@@ -186,35 +189,48 @@ class JetStream:
 
     def serve_accounts(self) -> None:
         """Subscribe the API in every account, before the mesh starts."""
-        server, options = self._node.server, self._node.options
+        server = self._node.server
         server.router.serve_in_bulk(self._api)
         server.tracing.show_as_system(
             API_SUBJECTS[:-1], without=(DIRECT_GET, b"$JS.API.CONSUMER.MSG.NEXT.")
         )
-        domain = options.domain.encode()
-        for name in [GLOBAL_ACCOUNT, server.options.system_account,
-                     *(one.name for one in server.options.accounts)]:  # fmt: skip
-            account = server.account(name)
-            if name in self._with_jetstream:
-                self._api.serve(account)
-                self._plans.serve(account)
-            elif name == server.options.system_account:
-                self._system(account, NoJetStream(server.router, account, domain)).start()
-            else:
-                NoJetStream(server.router, account, domain).start()
+        self._serve()
 
-    def _system(self, account: Account, otherwise: NoJetStream) -> SystemApi:
+    def reconfigure(self, options: JetStreamOptions) -> None:
+        """Accounts and remotes have changed; nothing else may (server/process/reload.py)."""
         node = self._node
-        return SystemApi(
-            account=account,
-            otherwise=otherwise,
+        node.options = replace(node.options, accounts=options.accounts, remotes=options.remotes)
+        node.usage.options = node.quotas.options = node.options
+        node.origins.access.remotes = options.remotes
+        node.push_interest.exporters = exporters(node.server.options.accounts)
+        self._serve()
+
+    def _serve(self) -> None:
+        server, granted = self._node.server, self._node.options.accounts
+        names = (GLOBAL_ACCOUNT, *(one.name for one in server.options.accounts))
+        self._accounts.serve(names, granted or (GLOBAL_ACCOUNT,))
+
+    def _jetstream_accounts(self) -> JetStreamAccounts:
+        node = self._node
+        server = node.server
+        without = NoJetStream(server.router, server.account, node.options.domain.encode())
+        system = SystemApi(
+            account=server.account(server.options.system_account),
+            otherwise=without,
             strict=node.options.strict,
             admin=self._admin,
             moves=self._streams.moves,
             streams=self._streams,
-            account_of=node.server.account,
+            account_of=server.account,
             balance=node.nodes.balance.ask,
             spawn=node.spawn,
+        )
+        return JetStreamAccounts(
+            account=server.account,
+            with_jetstream=(self._api, self._plans),
+            without=without,
+            system=system,
+            system_account=server.options.system_account,
         )
 
     def start(self) -> None:

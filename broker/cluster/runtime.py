@@ -112,6 +112,10 @@ class Runtime:
         if self.jetstream is not None:
             self.jetstream.start()
 
+    def reconfigure(self, options: Options) -> None:
+        if self.jetstream is not None and options.jetstream is not None:
+            self.jetstream.reconfigure(options.jetstream)
+
     async def _start_mesh(self, mesh: Mesh) -> None:
         cluster = self.options.cluster
         try:

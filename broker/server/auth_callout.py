@@ -11,7 +11,6 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Container
 from typing import Any, Protocol
 
 from broker.accounts import Account, callout
@@ -39,7 +38,9 @@ class CalloutRouter(InterestTable, Protocol):
     ) -> int: ...
 
 
-class Accounts(Container[str], Protocol):
+class Accounts(Protocol):
+    def is_configured(self, name: str) -> bool: ...
+
     def open(self, name: str) -> Account: ...
 
 
@@ -76,7 +77,7 @@ class AuthCallout:
                 answer,
                 server_id=self._identity.id,
                 user_key=user_key,
-                accounts=self._accounts,
+                has_account=self._accounts.is_configured,
                 now=time.time(),
             )
         except TokenRefused as refused:

@@ -28,7 +28,7 @@ from broker.server.process.tasks import Spawn
 from broker.server.routing.account_table import AccountTable
 from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.flush_queue import FlushQueue
-from broker.server.routing.imports import join_accounts
+from broker.server.routing.imports import Imports
 from broker.server.routing.router import Router
 from broker.server.tracing.tracing import Tracing
 
@@ -57,20 +57,24 @@ class Server:
             options.server_name, options.host, signs=options.authorization.callout is not None
         )
         self.accounts = AccountTable(
-            (*options.accounts, AccountOptions(GLOBAL_ACCOUNT, mappings=options.mappings)),
+            _accounts_of(options),
             cluster=options.cluster.name if options.cluster is not None else "",
         )
-        for name in (GLOBAL_ACCOUNT, options.system_account):
+        for name in (
+            GLOBAL_ACCOUNT,
+            options.system_account,
+            *(one.name for one in options.accounts),
+        ):
             self.accounts.open(name)
         self.connections = Connections(self.settings)
         self.router = Router()
         self.turns = FairQueue()
-        join_accounts(
-            options.accounts,
+        self._imports = Imports(
             self.accounts.open,
             self.router,
             _RequestingClients(self.connections, self.identity, self.settings),
         )
+        self._imports.join(options.accounts)
         self.tracing = Tracing(
             self.router,
             self.accounts.open,
@@ -223,12 +227,18 @@ class Server:
         """Apply the settings that may change while running (process/reload.py). Raises
         StartFailed when the certificates cannot be read."""
         self.settings.replace(options)
+        self.accounts.reconfigure(_accounts_of(options))
+        self._imports.join(options.accounts)
         if self.websocket is not None:
             self.websocket.reconfigure(options)
         self.info.refresh()
         for connection in list(self.connections.values()):
             connection.apply_limits(options.limits)
             connection.reauthenticate()
+
+
+def _accounts_of(options: Options) -> tuple[AccountOptions, ...]:
+    return (*options.accounts, AccountOptions(GLOBAL_ACCOUNT, mappings=options.mappings))
 
 
 class _RequestingClients:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -114,16 +114,12 @@ class ApiService:
     family_prefix: bytes = DIRECT_GET
     compact_prefix: bytes = ACK_SUBJECTS[:-1]
     _running: int = 0
-    _subscriptions: list[Subscription] = field(default_factory=list)
 
-    def serve(self, account: Account) -> None:
+    def subscriptions(self, account: Account) -> list[Subscription]:
         subjects = [API_SUBJECTS, ACK_SUBJECTS, FLOW_SUBJECTS]
         if self.domain:
             subjects.append(b"$JS." + self.domain + b".API.>")
-        for subject in subjects:
-            sub = Subscription(sink=self, account=account, subject=subject)
-            account.subs.insert(sub)
-            self._subscriptions.append(sub)
+        return [Subscription(sink=self, account=account, subject=subject) for subject in subjects]
 
     def statistics(self) -> ApiStats:
         return ApiStats(total=self.total, errors=self.errors)

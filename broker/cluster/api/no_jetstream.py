@@ -6,6 +6,7 @@ Spec: NATS JetStream API, error 10039 (JetStream not enabled for account)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,18 +26,19 @@ _UNSERVED = (ApiKind.CONSUMER_MSG_NEXT, ApiKind.DIRECT_GET)  # these report no r
 
 @dataclass(slots=True)
 class NoJetStream:
-    """A SERVICE sink in an account."""
+    """A SERVICE sink in every such account."""
 
     router: ReplyRouter
-    account: Account
+    account: Callable[[str], Account]
     domain: bytes
     kind: SinkKind = SinkKind.SERVICE
 
-    def start(self) -> None:
-        """Subscribe, unless the account imports the API of another account, which answers then."""
-        imported = (rule.local for rule in self.account.options.imports if rule.service)
-        if not any(collides(local, SUBJECTS) for local in imported):
-            self.account.subs.insert(Subscription(self, self.account, SUBJECTS))
+    def subscriptions(self, account: Account) -> list[Subscription]:
+        """None if the account imports the API of another account, which answers then."""
+        imported = (rule.local for rule in account.options.imports if rule.service)
+        if any(collides(local, SUBJECTS) for local in imported):
+            return []
+        return [Subscription(self, account, SUBJECTS)]
 
     def deliver_run(
         self,
@@ -59,5 +61,5 @@ class NoJetStream:
             return False
         if reply:
             body = encode_error(request.kind, JetStreamError(ErrCode.NOT_ENABLED_FOR_ACCOUNT))
-            self.router.publish(self.account, reply, b"", b"", body)
+            self.router.publish(self.account(sub.account.name), reply, b"", b"", body)
         return True

@@ -56,9 +56,9 @@ class PlanService:
     def start(self) -> None:
         self.calls.rpc.register("plan", self._serve_plan)
 
-    def serve(self, account: Account) -> None:
+    def subscriptions(self, account: Account) -> list[Subscription]:
         subject = PLAN_SUBJECT.encode() + b"*"
-        account.subs.insert(Subscription(sink=self, account=account, subject=subject))
+        return [Subscription(sink=self, account=account, subject=subject)]
 
     def deliver_run(
         self,

@@ -58,8 +58,8 @@ class SystemApi:
     spawn: Callable[[Awaitable[None], str], object]
     kind: SinkKind = SinkKind.SERVICE
 
-    def start(self) -> None:
-        self.account.subs.insert(Subscription(self, self.account, SUBJECTS))
+    def subscriptions(self, account: Account) -> list[Subscription]:
+        return [Subscription(self, account, SUBJECTS)]
 
     def deliver_run(
         self,

@@ -105,9 +105,9 @@ class OriginTarget(Protocol):
         """The result of an applied batch. Raises NotTaken."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OriginAccess:
-    """How origins are reached."""
+    """How origins are reached. A reload may change the remotes: the next connection uses them."""
 
     remotes: Mapping[str, Remote]
     inside: Callable[[str], Streams]  # a connection to this server, by account

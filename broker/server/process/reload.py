@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from broker.config.options import Options
+from broker.config.options import JetStreamOptions, Options
 
 RELOADABLE = frozenset(
-    ["authorization", "tls", "limits", "ping", "logging", "lame_duck", "server_tags"]
+    [
+        "accounts",
+        "authorization",
+        "lame_duck",
+        "limits",
+        "logging",
+        "mappings",
+        "ping",
+        "server_tags",
+        "tls",
+    ]
 )
 FROM_THE_FILE = frozenset(["config_file", "config_digest"])
 
@@ -27,7 +37,9 @@ def merge(current: Options, wanted: Options) -> Options:
     for name in Options.__struct_fields__:
         if name in RELOADABLE or name in FROM_THE_FILE:
             continue
-        if getattr(current, name) != getattr(wanted, name):
+        if name == "jetstream":
+            _check_jetstream(current.jetstream, wanted.jetstream)
+        elif getattr(current, name) != getattr(wanted, name):
             raise NotReloadable(f"config reload not supported for {name}")
     if (current.tls is None) != (wanted.tls is None):
         raise NotReloadable("config reload not supported for switching TLS on or off")
@@ -35,3 +47,13 @@ def merge(current: Options, wanted: Options) -> Options:
         # The id of this server has no private key to sign requests with.
         raise NotReloadable("config reload not supported for switching auth_callout on")
     return wanted
+
+
+def _check_jetstream(current: JetStreamOptions | None, wanted: JetStreamOptions | None) -> None:
+    """Accounts and remotes may change. Raises NotReloadable."""
+    if current is None or wanted is None:
+        same = current is wanted
+    else:
+        same = replace(wanted, accounts=current.accounts, remotes=current.remotes) == current
+    if not same:
+        raise NotReloadable("config reload not supported for jetstream")

@@ -43,6 +43,17 @@ class AccountTable(Mapping[str, Account]):
                 callback(found)
         return found
 
+    def reconfigure(self, configured: Sequence[AccountOptions]) -> None:
+        """Open accounts go on with these options; one that is no longer named has none."""
+        self._configured = {one.name: one for one in configured}
+        for account in self._accounts.values():
+            account.reconfigure(self._configured.get(account.name), cluster=self._cluster)
+        for name in self._configured:
+            self.open(name)
+
+    def is_configured(self, name: str) -> bool:
+        return name in self._configured
+
     def on_created(self, callback: Callable[[Account], None]) -> None:
         """Call it for every account there is, and for every one that is created later."""
         self._created.append(callback)

@@ -193,6 +193,11 @@ class ServiceImport(_Crossing):
             if allowed:
                 self._router.publish(self._importer, found[0], reply, headers, payload)
 
+    def close(self) -> None:
+        """Answers that are still expected are not awaited any longer."""
+        if self._inbox is not None:
+            self._inbox.close()
+
     def _about(self, publisher: PublishingConnection | None) -> dict[str, Any]:
         rtt_ns = 0 if publisher is None else self._clients.rtt_ns(publisher.cid)
         about: dict[str, Any] = {"acc": self._importer.name, "rtt": rtt_ns}
@@ -201,27 +206,55 @@ class ServiceImport(_Crossing):
         return about
 
 
-def join_accounts(
-    configured: Sequence[AccountOptions],
-    account: Callable[[str], Account],
-    router: CrossingRouter,
-    clients: RequestingClients,
-) -> None:
-    """Subscribe the sinks of all imports; once, when the server is built."""
-    crossings = Crossings()
-    by_name = {one.name: one for one in configured}
-    for options in by_name.values():
-        importer = account(options.name)
-        for rule in options.imports:
-            exporter = account(rule.account)
-            if not rule.service:
-                stream = StreamImport(router, crossings, importer, rule)
-                exporter.subs.insert(Subscription(stream, exporter, rule.subject))
-                continue
-            export = export_of(by_name[rule.account], options.name, rule)
-            assert export is not None, "the configuration was checked"
-            service = ServiceImport(
-                router, crossings, exporter, rule,
-                importer=importer, export=export, clients=clients,
-            )  # fmt: skip
-            importer.subs.insert(Subscription(service, importer, rule.local))
+class Imports:
+    """The sinks of all imports between the accounts of a server."""
+
+    def __init__(
+        self,
+        account: Callable[[str], Account],
+        router: CrossingRouter,
+        clients: RequestingClients,
+    ) -> None:
+        self._account = account
+        self._router = router
+        self._clients = clients
+        self._crossings = Crossings()
+        self._joined: dict[tuple[str, Import, Export | None], Subscription] = {}
+
+    def join(self, configured: Sequence[AccountOptions]) -> None:
+        """Subscribe the sinks of these imports, and no others; unchanged ones stay, with the
+        answers that they expect."""
+        by_name = {one.name: one for one in configured}
+        wanted: dict[tuple[str, Import, Export | None], None] = {}
+        for options in by_name.values():
+            for rule in options.imports:
+                export = None
+                if rule.service:
+                    export = export_of(by_name[rule.account], options.name, rule)
+                    assert export is not None, "the configuration was checked"
+                wanted[options.name, rule, export] = None
+        for key in [key for key in self._joined if key not in wanted]:
+            self._part(self._joined.pop(key))
+        for key in wanted:
+            if key not in self._joined:
+                self._joined[key] = self._sink(*key)
+
+    def _sink(self, importing: str, rule: Import, export: Export | None) -> Subscription:
+        importer, exporter = self._account(importing), self._account(rule.account)
+        if export is None:
+            stream = StreamImport(self._router, self._crossings, importer, rule)
+            sub = Subscription(stream, exporter, rule.subject)
+            exporter.subs.insert(sub)
+            return sub
+        service = ServiceImport(
+            self._router, self._crossings, exporter, rule,
+            importer=importer, export=export, clients=self._clients,
+        )  # fmt: skip
+        sub = Subscription(service, importer, rule.local)
+        importer.subs.insert(sub)
+        return sub
+
+    def _part(self, sub: Subscription) -> None:
+        self._account(sub.account.name).subs.remove(sub)
+        if isinstance(sub.sink, ServiceImport):
+            sub.sink.close()
