@@ -191,6 +191,9 @@ class Remote(Struct, frozen=True):
     password: str = ""
     token: str = ""
     domain: str = ""
+    creds: str = ""  # a file with a user JWT and its seed
+    nkey: str = ""  # a file with a seed
+    tls: TlsOptions | None = None
 
 
 class JetStreamLimits(Struct, frozen=True):

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker.cluster.origins.origin_connection import OriginAddress, OriginConnection
+from broker.cluster.origins.origin_connection import OriginConnection
+from broker.cluster.origins.origin_login import OriginAddress
 from tests.support.cluster_fakes import turns
 
 INFO = b'INFO {"server_id":"X","version":"2.12.0","headers":true,"max_payload":1048576} \r\n'

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
+from broker.cluster.origins.origin_login import (
+    LoginFailed,
+    OriginAddress,
+    credentials,
+    tls_context,
+)
 from broker.jetstream.errors import ErrCode
 from broker.jetstream.times import rfc3339
 from broker.wire import headers as wire_headers
@@ -47,15 +52,6 @@ class OriginRefused(Exception):
 
 class WrongConsumer(Exception):
     """The durable consumer does not acknowledge by flow control."""
-
-
-@dataclass(frozen=True, slots=True)
-class OriginAddress:
-    urls: tuple[str, ...]
-    user: str = ""
-    password: str = ""
-    token: str = ""
-    api: str = "$JS.API"
 
 
 @dataclass(slots=True)
@@ -119,18 +115,6 @@ class _Head:
 _Message = tuple[_Head, bytes, bytes]  # with headers and payload
 
 
-def _credentials(address: OriginAddress, url: SplitResult) -> dict[str, str]:
-    """For CONNECT. Configured credentials take precedence over those in the URL."""
-    user, password = unquote(url.username or ""), unquote(url.password or "")
-    if address.token:
-        return {"auth_token": address.token}
-    if address.user:
-        return {"user": address.user, "pass": address.password}
-    if user and password:
-        return {"user": user, "pass": password}
-    return {"auth_token": user} if user else {}  # a user without a password is a token
-
-
 def _numbers(head: _Head) -> tuple[int, int, int, int]:
     """Stream and consumer sequence, time, and number of pending messages, from the ack reply. The
     newer form has two more tokens before them and may have more after them."""
@@ -164,7 +148,7 @@ class OriginConnection:
             try:
                 async with asyncio.timeout(CONNECT_WITHIN_S):
                     return await cls._connect(url, address)
-            except (OSError, OriginLost, ValueError) as error:
+            except (OSError, OriginLost, LoginFailed, ValueError) as error:
                 cause = error
                 place = url.rpartition("//")[2].rpartition("@")[2]  # without a password
                 reason = f"{place}: {str(error) or type(error).__name__}"
@@ -176,11 +160,16 @@ class OriginConnection:
         host, port = parts.hostname or "127.0.0.1", parts.port or 4222
         reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
         origin = cls(reader, writer, address.api)
+        tls = address.tls
+        first = tls is not None and tls.handshake_first
         try:
+            if first:
+                await writer.start_tls(tls_context(tls), server_hostname=host)
             info = await origin._info()
-            if info.get("tls_required") or parts.scheme == "tls":
-                await writer.start_tls(ssl.create_default_context(), server_hostname=host)
-            await origin._greet(_credentials(address, parts))
+            wanted = info.get("tls_required") or parts.scheme == "tls" or tls is not None
+            if wanted and not first:
+                await writer.start_tls(tls_context(tls), server_hostname=host)
+            await origin._greet(credentials(address, parts, str(info.get("nonce", ""))))
         except BaseException:
             writer.close()
             raise
@@ -207,12 +196,12 @@ class OriginConnection:
             raise OriginLost("this is not a NATS server")
         return msgspec.json.decode(line[5:], type=dict[str, Any])
 
-    async def _greet(self, credentials: dict[str, str]) -> None:
+    async def _greet(self, login: dict[str, str]) -> None:
         options: dict[str, Any] = {
             "verbose": False, "pedantic": False, "headers": True, "no_responders": True,
             "protocol": 0, "lang": "jetraft", "version": "0.1", "name": "mirror",
         }  # fmt: skip
-        connect = msgspec.json.encode(options | credentials)
+        connect = msgspec.json.encode(options | login)
         self.writer.write(b"CONNECT " + connect + b"\r\nPING\r\n")
         while (line := await self._line()) != b"PONG":
             self._other(line)

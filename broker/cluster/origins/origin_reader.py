@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from broker.cluster.origins.origin_connection import (
     SETUP_FAILED,
-    OriginAddress,
     OriginConnection,
     OriginLost,
     OriginMessage,
     OriginRefused,
     WrongConsumer,
 )
+from broker.cluster.origins.origin_login import OriginAddress
 from broker.cluster.proposals import LostLeadership
 from broker.config.options import Remote
 from broker.jetstream.api.info import SourceInfo
@@ -125,7 +125,16 @@ class OriginAccess:
         if remote is None:
             raise NoSuchRemote(f'no remote "{name}" is configured (jetstream {{ remotes }})')
         api = f"$JS.{remote.domain}.API" if remote.domain else "$JS.API"
-        return OriginAddress(remote.urls, remote.user, remote.password, remote.token, api)
+        return OriginAddress(
+            remote.urls,
+            remote.user,
+            remote.password,
+            remote.token,
+            api,
+            creds=remote.creds,
+            nkey=remote.nkey,
+            tls=remote.tls,
+        )
 
 
 @dataclass(slots=True)

@@ -259,7 +259,7 @@ def _jetstream_limits(file: _File, block: Map) -> object:
 
 
 def _remotes(file: _File, block: Map) -> dict[str, object]:
-    from broker.config.options import Remote
+    from broker.config.options import Remote, TlsOptions
 
     found: dict[str, object] = {}
     for name, item in block.items():
@@ -269,8 +269,12 @@ def _remotes(file: _File, block: Map) -> dict[str, object]:
                 key = raw.lower()
                 if key in ("url", "urls"):
                     settings["urls"] = tuple(values.texts(key, inner))
-                elif key in ("user", "password", "token", "domain"):
+                elif key in ("user", "password", "token", "domain", "nkey"):
                     settings[key] = values.text(key, inner)
+                elif key in ("creds", "credentials"):
+                    settings["creds"] = values.text(key, inner)
+                elif key == "tls":
+                    settings[key] = TlsOptions(**_tls_settings(file, _map(key, inner)))  # type: ignore[arg-type]
                 else:
                     file.report.refuse(raw, inner, frozenset())
             if not settings.get("urls"):

@@ -1,22 +1,29 @@
 """Keys of our own: an ed25519 pair that signs as an nkey, and a pair that encrypts as an xkey.
 
-Owns: private keys; they live in memory only.
+Owns: private keys, and reading seeds.
 May not touch: what is signed or encrypted.
 Spec: NATS nkeys and xkeys. Encrypted text is `xkv1`, 24 bytes of nonce, and a NaCl box."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 from typing import TYPE_CHECKING
 
 from broker.credentials import nkeys
-from broker.credentials.nkeys import KeyKind
+from broker.credentials.nkeys import KEY_BYTES, KeyKind, crc16
 
 if TYPE_CHECKING:
     from nacl.public import Box
 
 XKEY_VERSION = b"xkv1"
 NONCE_BYTES = 24
+SEED_PREFIX = 0x90  # S
+
+
+class BadSeed(Exception):
+    """Not the seed of a key pair; str() says why."""
 
 
 class BadSeal(Exception):
@@ -32,11 +39,30 @@ class SigningKey:
 
     __slots__ = ("_private", "public")
 
-    def __init__(self, kind: KeyKind) -> None:
+    def __init__(self, kind: KeyKind, private: bytes | None = None) -> None:
+        """A new pair, or the one of these 32 bytes."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        self._private = Ed25519PrivateKey.generate()
+        self._private = Ed25519PrivateKey.from_private_bytes(private or os.urandom(KEY_BYTES))
         self.public = nkeys.encode(kind, self._private.public_key().public_bytes_raw())
+
+    @classmethod
+    def from_seed(cls, text: str) -> SigningKey:
+        """The pair of a seed such as SUAGC3D... Raises BadSeed."""
+        try:
+            raw = base64.b32decode(text + "=" * (-len(text) % 8))
+        except (binascii.Error, ValueError) as error:
+            raise BadSeed("a seed is written in base32") from error
+        body, checksum = raw[:-2], raw[-2:]
+        if len(body) != KEY_BYTES + 2 or crc16(body).to_bytes(2, "little") != checksum:
+            raise BadSeed("not a seed, or a damaged one")
+        if body[0] & 0xF8 != SEED_PREFIX:
+            raise BadSeed("not a seed")
+        try:
+            kind = KeyKind((body[0] & 7) << 5 | body[1] >> 3)
+        except ValueError as error:
+            raise BadSeed("no kind of seed begins like this") from error
+        return cls(kind, body[2:])
 
     def sign(self, data: bytes) -> bytes:
         return self._private.sign(data)

@@ -8,11 +8,11 @@ import pytest
 
 from broker.cluster.origins import origin_connection as module
 from broker.cluster.origins.origin_connection import (
-    OriginAddress,
     OriginConnection,
     OriginLost,
     OriginRefused,
 )
+from broker.cluster.origins.origin_login import OriginAddress
 from tests.support.cluster_fakes import run
 from tests.support.origin_rig import HEARTBEAT, INFO, Peer, connected, scripted, until_closed
 

@@ -21,12 +21,12 @@ import pytest
 import uvloop
 
 from broker.cluster.origins.origin_connection import (
-    OriginAddress,
     OriginConnection,
     OriginLost,
     OriginMessage,
     OriginRefused,
 )
+from broker.cluster.origins.origin_login import OriginAddress
 from tests.support.cluster_fakes import turns
 
 CERTS = Path(__file__).parents[2] / "support" / "certs"
