@@ -3,8 +3,9 @@
 Owns: when a pass is due, how fast it reads, and the time of the last pass on disk.
 May not touch: what happens to a damaged stream (replica/membership.py).
 Damage that nobody reads would wait until the other replicas are damaged too. A pass reads one block
-or one entry in a turn of the loop, and pauses after each, so that it takes a bounded part of the
-disk and of the time.
+or one entry at a time, and pauses after each, so that it takes a bounded part of the disk and of
+the time. Blocks are seldom in the page cache, so they are read on a worker thread. Entries are
+recent, and reading them holds the lock of the log: they are read on the loop.
 Spec: docs/decisions/0025-damage-heals-itself.md."""
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -19,7 +21,7 @@ from broker.cluster.node_files import NodeFiles
 from broker.store.block.codec import Block, BlockDamaged
 from broker.store.segments import Segment
 from raft import Entry, Index
-from raft.store.records import DamagedLog
+from raft.store.records import DamagedLog, StoreError
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -34,6 +36,9 @@ class ScrubbedSegments(Protocol):
 
     def read_block(self, first_seq: int) -> Block:
         """Raises BlockDamaged, after the owner of the data was told."""
+
+    def try_block(self, first_seq: int) -> int | None:
+        """The size of a block, or None if it could not be read. On any thread; nobody is told."""
 
 
 class ScrubbedLog(Protocol):
@@ -61,6 +66,7 @@ class Scrub:
     damaged: Callable[[int, Exception], None]  # of a group: its log
     now_ns: Callable[[], int]
     interval_ns: int  # from the end of a pass to the next; 0: never
+    keep_open: Callable[[], AbstractContextManager[None]]  # the database, for a thread that reads
 
     async def run(self) -> None:
         while self.interval_ns:
@@ -96,13 +102,31 @@ class Scrub:
             seq = segment.last_seq + 1
             if segment.view is not None:
                 continue  # not on disk yet
-            try:
-                size = replica.segments.read_block(segment.first_seq).nbytes
-            except BlockDamaged as damage:
-                logger.debug("scrub: group %d: %s", replica.group, damage)  # the owner logs it
-                break
+            size = await asyncio.to_thread(self._try, replica, segment.first_seq)
+            if size is None:
+                try:
+                    size = self._again(replica, segment)
+                except BlockDamaged as damage:
+                    logger.debug("scrub: group %d: %s", replica.group, damage)  # the owner logs it
+                    break
             read += await self._rest(size)
         return read
+
+    def _try(self, replica: Scrubbed, first_seq: int) -> int | None:
+        try:
+            with self.keep_open():
+                return replica.segments.try_block(first_seq)
+        except StoreError:  # it has failed, or is closing
+            return None
+
+    def _again(self, replica: Scrubbed, segment: Segment) -> int:
+        """The thread could not read it: because it is damaged, or because it was removed or the
+        store was closed meanwhile. On the loop neither happens. Raises BlockDamaged."""
+        if not replica.is_open() or segment.view is not None:
+            return 0
+        if next(replica.segments.from_seq(segment.first_seq), None) is not segment:
+            return 0
+        return int(replica.segments.read_block(segment.first_seq).nbytes)
 
     async def _entries(self, replica: Scrubbed) -> int:
         read, log = 0, replica.log

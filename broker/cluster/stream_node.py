@@ -310,7 +310,6 @@ class StreamNode:
             usage=self.usage,
             spawn=self.spawn,
         )
-
         self.storage.block_cache.on_damage = self._block_damaged
         self.scrub = Scrub(
             files=self.files,
@@ -318,6 +317,7 @@ class StreamNode:
             damaged=self.membership.damaged,
             now_ns=self.now_ns,
             interval_ns=options.scrub_interval_ns,
+            keep_open=self.storage.store.keep_open,
         )
 
     # -- life -----------------------------------------------------------------------------------

@@ -280,6 +280,15 @@ class Segments:
         """A block on disk. Raises BlockDamaged, after the owner of the data was told."""
         return Block(self.read_raw(self.files, first_seq), verify=False)
 
+    def try_block(self, first_seq: int) -> int | None:
+        """The size of a block on disk, if it can be read and its checksum is right. On any thread;
+        the owner of the data is not told."""
+        try:
+            raw = _get(self.files, first_seq)
+            return None if raw is None else Block(raw).nbytes
+        except BlockDamaged:
+            return None
+
     def read_raw(self, files: BlockReader, first_seq: int) -> bytes:
         """The same, of these files and as bytes, with the right checksum."""
         try:

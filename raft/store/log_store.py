@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -413,6 +413,10 @@ class LogStore:
             except Exception as error:
                 self.failure = error
                 raise StoreFailed(f"flushing the state failed: {error}") from error
+
+    def keep_open(self) -> AbstractContextManager[None]:
+        """For a thread that reads: the database is not closed meanwhile. Raises StoreFailed."""
+        return self._keeping_open()
 
     def _begin_use(self) -> None:
         """While a call runs on another thread, the database must not be closed. Raises StoreFailed:

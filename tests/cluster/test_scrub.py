@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,7 @@ def scrubbing(
         damaged=lambda group, error: found.append(f"{group}: {error}"),
         now_ns=lambda: 2 * WEEK_NS,
         interval_ns=interval_ns,
+        keep_open=nullcontext,
     )
     return made, found
 
@@ -94,6 +97,30 @@ def test_a_damaged_block_or_entry_is_reported(tmp_path: Path) -> None:
     assert len(found) == 2
     assert "checksum differs" in found[0]
     assert "damaged at index 4" in found[1]
+
+
+def test_blocks_are_read_on_a_thread_and_the_loop_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that goes while the thread reads it is not damaged, and neither is one of a store
+    that is being closed."""
+    db = MemoryDb()
+    store = stored(db)
+    scrubber, found = scrubbing(tmp_path, store, Log())
+    threads = []
+
+    def reads_nothing(first_seq: int) -> int | None:
+        threads.append(threading.current_thread())
+        if first_seq > 1:
+            store.segments.all[:] = [s for s in store.segments.all if s.first_seq != first_seq]
+            db.change(lambda batch: batch.delete(key(G, BLOCK, first_seq)))
+        return None
+
+    monkeypatch.setattr(type(store.segments), "try_block", lambda _, seq: reads_nothing(seq))
+    asyncio.run(scrubber.once())
+    assert len(threads) > 2
+    assert threading.main_thread() not in threads
+    assert not found
 
 
 def test_the_time_of_the_last_pass_survives_a_restart(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ from broker.jetstream.stream.purge import purge_scope
 from broker.server.routing.fair_queue import Turns
 from broker.store.messages import PurgePart
 from raft import NodeId, RaftError
+from raft.host.group import GroupStopped
 
 _encode = msgspec.msgpack.Encoder().encode
 _groups = msgspec.msgpack.Decoder(tuple[list[int], bool])
@@ -209,8 +210,14 @@ class LeaderApi:
         """Wait until what consumers have acknowledged is applied."""
         if replica.leading is not None:
             replica.leading.propose_changes()
-        if replica.has_unapplied:
+        if not replica.has_unapplied:
+            return
+        try:
             await self._propose(replica, Acks(replica.stamp(), []))  # applied after those
+        except CallRefused as refused:
+            if not isinstance(refused.__cause__, GroupStopped):
+                raise
+            # As on a full disk: what is applied is all there is to show.
 
     async def wait_current(self, replica: Replica) -> None:
         """Wait until the local state shows everything that was committed before the call. Usually
@@ -325,7 +332,10 @@ class LeaderApi:
                 )
         connected = [peer for peer in others if self.info.links.connected(peer)]
         if connected:
-            replica.transfer(connected[0])
+            try:
+                replica.transfer(connected[0])
+            except RaftError as error:
+                raise CallRefused(str(error)) from error
         return encode_response(kind, Success(success=True))
 
     async def _serve_reconfigured(self, _peer: NodeId, body: bytes) -> bytes:

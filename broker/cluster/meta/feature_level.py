@@ -109,4 +109,6 @@ class LevelRaiser:
         except (RaftError, LostLeadership) as refused:
             logger.debug("feature level: %s", refused)  # the next leader decides again
         else:
-            logger.info("every node has feature level %d: the cluster uses it", level)
+            alone = len(self.table.nodes.present()) == 1
+            log = logger.debug if alone else logger.info  # a single server waits for nobody
+            log("every node has feature level %d: the cluster uses it", level)

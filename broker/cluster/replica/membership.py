@@ -30,7 +30,7 @@ from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.stream import Stream
 from raft import GroupId, NodeId, RaftError, Term
 from raft.host.host import Host
-from raft.store.records import DamagedLog
+from raft.store.records import DamagedLog, StoreBusy
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -173,8 +173,12 @@ class Membership:
     def table_flushed(self, index: int) -> None:
         """The table as of this index is on disk."""
         for group in [group for group, at in self._deleted.items() if at <= index]:
+            try:
+                self._wipe(group)
+            except StoreBusy as full:  # tried again after the next flush
+                logger.warning("the log of a deleted stream stays for now: %s", full)
+                return
             del self._deleted[group]
-            self._wipe(group)
 
     def _leftovers(self) -> list[GroupId]:
         """Groups that are not in the table. It may be older than they are: ask before they go."""

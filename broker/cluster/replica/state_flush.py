@@ -21,7 +21,7 @@ from broker.cluster.polling import eventually
 from broker.cluster.replica.replica_table import ReplicaTable
 from raft import GroupId, Index
 from raft.host.host import Host
-from raft.store.records import StoreFailed, StoreFull
+from raft.store.records import StoreBusy, StoreFailed, StoreFull
 
 logger = logging.getLogger("jetraft.cluster")
 
@@ -110,6 +110,8 @@ class StateFlush:
                 await (self._flush() if whole else self._flush_table())
             except StoreFailed as error:
                 self._host.store_failed(error)
+            except StoreBusy as full:  # no log can be cut; the next flush tries it again
+                logger.warning("the flushed state could not be noted in the log: %s", full)
             await asyncio.sleep(min(FLUSH_SHARE * (loop.time() - began), FLUSH_PAUSE_MAX_S))
 
     async def _flush_table(self) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.api.leader_calls import LeaderCalls
 from broker.cluster.peers.leader_table import LeaderTable
 from broker.cluster.peers.rpc import CallFailed, CallRefused, Rpc
+from broker.jetstream.api.requests import StepdownRequest
+from broker.jetstream.api.subjects import ApiKind
 from broker.jetstream.errors import ErrCode, JetStreamError
 from raft import NodeId
+from raft.types import NotLeader
 from tests.support.cluster_fakes import run
 
 ONE, TWO = NodeId(1), NodeId(2)
@@ -73,3 +77,22 @@ def test_without_a_leader_in_time_the_cluster_is_not_available(*, repeatable: bo
         assert refused.value.err_code == ErrCode.CLUSTER_NOT_AVAIL
 
     run(test())
+
+
+def test_a_step_down_of_a_leader_that_has_just_lost_is_refused_as_such() -> None:
+    """The caller asks the new leader; an error of our own would be logged with a traceback."""
+
+    def lost(_to: NodeId) -> None:
+        raise NotLeader(None)
+
+    api = SimpleNamespace(
+        node=NodeId(1),
+        info=SimpleNamespace(
+            members=SimpleNamespace(clustered=True), links=SimpleNamespace(connected=lambda _: True)
+        ),
+    )
+    replica = SimpleNamespace(other_voters=lambda: [NodeId(2)], transfer=lost)
+    with pytest.raises(CallRefused):
+        LeaderApi._stepdown(
+            cast(Any, api), cast(Any, replica), ApiKind.STREAM_LEADER_STEPDOWN, StepdownRequest()
+        )

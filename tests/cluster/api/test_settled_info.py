@@ -8,8 +8,34 @@ import nats
 import pytest
 from nats.js.api import RetentionPolicy, StreamConfig
 
+from broker.cluster.replica.replica import Replica
 from broker.config.options import JetStreamOptions
+from raft.host.group import GroupStopped
 from tests.support.server import run, running
+
+
+def test_a_disk_that_takes_nothing_shows_what_is_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with running(jetstream=JetStreamOptions(store_dir=str(tmp_path))) as server:
+            client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+            try:
+                js = client.jetstream()
+                queue = RetentionPolicy.WORK_QUEUE
+                await js.add_stream(StreamConfig(name="Q", subjects=["q"], retention=queue))
+                await js.publish("q", b"x")
+                monkeypatch.setattr(Replica, "has_unapplied", property(lambda _: True))
+
+                async def full(replica: Replica, _command: object) -> object:
+                    raise GroupStopped(replica.group, "the disk is full")
+
+                monkeypatch.setattr(Replica, "propose", full)
+                assert (await js.stream_info("Q")).state.messages == 1
+            finally:
+                await client.close()
+
+    run(work())
 
 
 @pytest.mark.parametrize("retention", [RetentionPolicy.WORK_QUEUE, RetentionPolicy.INTEREST])

@@ -9,11 +9,13 @@ import nats
 import pytest
 
 from broker.cluster.meta.assignments import META_GROUP
+from broker.cluster.replica import state_flush
 from broker.cluster.replica.membership import Membership
 from broker.cluster.runtime import Runtime
 from broker.cluster.stream_node import StreamNode
 from broker.config.options import JetStreamOptions
 from raft import GroupId
+from raft.store.records import StoreFull
 from tests.support.server import broker_of, run, running, until
 
 
@@ -62,6 +64,33 @@ def test_the_log_of_a_deleted_stream_stays_until_the_table_is_on_disk(tmp_path: 
             await until(lambda: meta.is_durable and not store.exists(group))
             assert seen
             assert seen[0], "the log was there when the table was flushed"
+
+    run(work())
+
+
+def test_a_disk_without_space_for_a_removal_delays_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task that flushes the state goes on, and tries it again."""
+    monkeypatch.setattr(state_flush, "FLUSH_EVERY_S", 0.05)
+
+    async def work() -> None:
+        async with running(jetstream=JetStreamOptions(store_dir=str(tmp_path))) as server:
+            node = node_of(server)
+            group = await a_stream(server, "S")
+            store = node.storage.store
+            refusals = iter([StoreFull("no space"), StoreFull("no space")])
+            write = store.write
+
+            def full(batch: Any, **how: bool) -> None:
+                if group in batch.removed and (refusal := next(refusals, None)) is not None:
+                    raise refusal
+                write(batch, **how)
+
+            monkeypatch.setattr(store, "write", full)
+            await deleted(server, "S")
+            await until(lambda: not store.exists(group))
+            assert next(refusals, None) is None
 
     run(work())
 
