@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from raft.clock.boot_clock import boot_ns
 from raft.clock.cluster_time import ClockVerdict
 
 logger = logging.getLogger("jetraft.cluster")
 
 CHECK_EVERY_S: Final = 1.0  # longer than a transfer of leadership may take
+LEAP_NS: Final = 500_000_000  # in the time between two checks; corrections are smaller
 WRONG: Final = "%s: it leads no streams until the clock is set right"
 RIGHT: Final = "the clock of this node agrees with the time of the cluster"
 IN_DOUBT: Final = (
@@ -33,6 +35,7 @@ class WatchedClock(Protocol):
     @property
     def own_error_ns(self) -> int: ...
     def in_doubt(self) -> bool: ...
+    def now_ns(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -41,6 +44,9 @@ class ClockWatch:
 
     clock: WatchedClock
     give_up_leadership: Callable[[], None]  # to nodes whose clocks are right
+    stepped: Callable[[], None]  # the time has leaped: timers that wait for a date are wrong
+    steady_ns: Callable[[], int] = boot_ns
+    _distance_ns: int | None = None  # of the time from the steady clock, at the last check
     _said: str | None = None
 
     def trouble(self) -> str | None:
@@ -57,6 +63,10 @@ class ClockWatch:
             await asyncio.sleep(CHECK_EVERY_S)
 
     def _check(self) -> None:
+        distance_ns = self.clock.now_ns() - self.steady_ns()
+        before_ns, self._distance_ns = self._distance_ns, distance_ns
+        if before_ns is not None and abs(distance_ns - before_ns) > LEAP_NS:
+            self.stepped()
         trouble = self.trouble()
         wrong = self.clock.verdict is ClockVerdict.DISAGREES
         state = WRONG if wrong else trouble

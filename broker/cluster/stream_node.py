@@ -156,7 +156,7 @@ class StreamNode:
         self.hand_over = HandOver(
             self.replicas, self.meta_group, self.members, mesh.connected, self.clock.is_wrong
         )
-        self.clock_watch = ClockWatch(self.clock, self.hand_over.begin)
+        self.clock_watch = ClockWatch(self.clock, self.hand_over.begin, self.replicas.time_stepped)
         self.announcements = LeaderAnnouncements(mesh, self.leaders, self._led)
 
     def _build_nodes(self, expected_nodes: Callable[[], Collection[NodeId] | None]) -> None:

@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -407,16 +407,12 @@ class LogStore:
 
     def flush_state(self) -> None:
         """Blocking: what broker.store wrote to column "state" before the call is on disk."""
-        with self._keeping_open():
+        with self.keep_open():
             try:
                 self._state.flush(wait=True)
             except Exception as error:
                 self.failure = error
                 raise StoreFailed(f"flushing the state failed: {error}") from error
-
-    def keep_open(self) -> AbstractContextManager[None]:
-        """For a thread that reads: the database is not closed meanwhile. Raises StoreFailed."""
-        return self._keeping_open()
 
     def _begin_use(self) -> None:
         """While a call runs on another thread, the database must not be closed. Raises StoreFailed:
@@ -433,7 +429,7 @@ class LogStore:
                 self._unused.notify_all()
 
     @contextmanager
-    def _keeping_open(self) -> Iterator[None]:
+    def keep_open(self) -> Iterator[None]:
         self._begin_use()
         try:
             yield
@@ -476,7 +472,7 @@ class LogStore:
         with self._one_rewrite:
             self._rewriting = True
             try:
-                with self._keeping_open():
+                with self.keep_open():
                     yield
             except (StoreFailed, StoreFull):
                 raise

@@ -422,6 +422,13 @@ class Leadership:
         self._expiry_at = at
         self._expiry = asyncio.get_running_loop().call_later((at - now) / 1e9, self._expire)
 
+    def time_stepped(self) -> None:
+        """The time of the cluster has leaped: what expires at a date may be due."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        self._arm_expiry()
+
     def _expire(self) -> None:
         self._expiry = None
         if not self.closed:

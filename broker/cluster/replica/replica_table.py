@@ -52,6 +52,12 @@ class ReplicaTable:
         """Group and term of everything this node leads."""
         return [(r.group, r.term) for r in self._replicas.values() if r.leading is not None]
 
+    def time_stepped(self) -> None:
+        """The time of the cluster has leaped: timers of the streams that this node leads."""
+        for replica in self:
+            if replica.leading is not None:
+                replica.leading.time_stepped()
+
     # -- changing -------------------------------------------------------------------------------
 
     def open(self, assignment: Assignment, voters: Sequence[NodeId]) -> Replica:

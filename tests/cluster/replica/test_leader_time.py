@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from broker.accounts import Account
+from broker.cluster.clock import ClockWatch
 from broker.cluster.replica import leadership as module
 from broker.cluster.replica.leadership import DeliveryServices, Leadership
 from broker.jetstream.commands.consumer_commands import DeliveryProgress
 from broker.jetstream.delivery.effects import Deliver
+from raft.clock.cluster_time import ClockVerdict
 from tests.support.cluster_fakes import run, turns
 from tests.support.consumer_rig import START, Bench, S
 
@@ -32,11 +35,19 @@ class LedConsumer:
         self.bench = Bench(durable_name="C", ack_policy="explicit", ack_wait=30 * S)
         self.bench.delivery.close("")
         effects = SimpleNamespace(start=lambda: None, stop=lambda: None, republished=())
+        self.expires_ns: int | None = None  # the date at which a message does
         stream = SimpleNamespace(
-            consumers={"C": self.bench.of}, leader_effects=effects, next_expiry=lambda _: None
+            consumers={"C": self.bench.of},
+            leader_effects=effects,
+            next_expiry=lambda _: self.expires_ns,
+            due_commands=lambda now: ["expire"] if now >= (self.expires_ns or now + 1) else [],
         )
         replica = SimpleNamespace(
-            name="S", account=Account("A"), stream=stream, propose_all=self.propose_all
+            name="S",
+            account=Account("A"),
+            stream=stream,
+            propose_all=self.propose_all,
+            stamp=lambda: self.boot_ns + self.offset_ns,
         )
         unused = cast(Any, None)
         services = DeliveryServices(
@@ -118,3 +129,42 @@ def test_what_is_replicated_has_the_time_of_the_cluster(monkeypatch: pytest.Monk
         led.leadership.close()
 
     run(test())
+
+
+def test_what_expires_at_a_date_expires_when_the_time_leaps_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "EXPIRY_CHECK_MIN_NS", 0)
+
+    async def test() -> None:
+        led = LedConsumer(monkeypatch)
+        led.expires_ns = START + HOUR
+        led.leadership.time_stepped()  # arms it
+        await turns()
+        assert led.proposed == []
+        led.offset_ns += HOUR
+        led.leadership.time_stepped()
+        async with asyncio.timeout(30):
+            while not led.proposed:
+                await asyncio.sleep(0)
+        assert led.proposed[0] == "expire"
+        led.leadership.close()
+
+    run(test())
+
+
+def test_a_leap_of_the_time_is_noticed_and_a_correction_is_not() -> None:
+    clock = SimpleNamespace(
+        verdict=ClockVerdict.AGREES, own_error_ns=0, in_doubt=lambda: False, now_ns=lambda: now
+    )
+    steps: list[int] = []
+    now = steady = 1000 * S
+    watch = ClockWatch(
+        cast(Any, clock), lambda: None, lambda: steps.append(now), steady_ns=lambda: steady
+    )
+    for passed, correction in ((1, 0), (1, S // 20), (1, -S // 20), (1, HOUR), (1, 0), (1, -HOUR)):
+        watch._check()
+        steady += passed * S
+        now += passed * S + correction
+    watch._check()
+    assert len(steps) == 2
