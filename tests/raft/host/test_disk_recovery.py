@@ -220,7 +220,7 @@ def test_no_flush_counts_after_one_that_failed(tmp_path: Path) -> None:
 
 def test_a_store_is_not_reopened_during_a_flush_or_an_iteration(tmp_path: Path) -> None:
     store = LogStore.open(tmp_path, node_name="a", cluster_name="t")
-    with store._keeping_open(), pytest.raises(StoreBusy):
+    with store.keep_open(), pytest.raises(StoreBusy):
         store.reopen()
     store.state_column()[b"k"] = b"v"
     reading = store.state_column().items()
