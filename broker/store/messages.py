@@ -419,9 +419,9 @@ class MessageStore:
         if start <= self.first_seq:
             if not filters:
                 return self.messages
-            if len(filters) == 1:
-                entries = map(self.index.get, self.index.matching(filters[0]))
-                return sum(entry.count for entry in entries if entry is not None)
+            # The index has a count per subject: no look at the blocks.
+            entries = map(self.index.get, matching_subjects(self.index, self._filter(filters)))
+            return sum(entry.count for entry in entries if entry is not None)
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
             return 0

@@ -320,6 +320,8 @@ class Segments:
         if not wanted.patterns or segment is self.tail:
             return True
         if wanted.literals:
+            if segment.subjects is not None:
+                return not segment.subjects.keys().isdisjoint(wanted.literals)
             return any(self.holds(segment, subject) for subject in wanted.literals)
         return wanted.any_of(self.subjects(segment))
 

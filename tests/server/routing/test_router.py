@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from broker.accounts import Account
-from broker.server.routing.router import Router
+from broker.server.routing.router import SERVICE_ROWS, Router
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun
 
@@ -198,3 +198,13 @@ def test_a_service_that_is_not_registered_gets_one_subject_per_call() -> None:
     run = PubRun.of([(get + b"a", b"", b"", b""), (get + b"b", b"", b"", b"")])
     publish_all(router, who, run)
     assert who.log == [("other", [get + b"a"]), ("other", [get + b"b"])]
+
+
+def test_requests_of_one_subject_end_with_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk may hold 3,000 pull requests for one consumer."""
+    monkeypatch.setattr("broker.server.routing.router.TURN_S", -1.0)
+    who = client()
+    asked = [b"k.1"] * 100
+    log = routed(asked, {b"k.>": Taker("S", who.log, kind=SinkKind.SERVICE)}, who)
+    assert max(len(subjects) for _, subjects in log) == SERVICE_ROWS
+    assert [subject for _, subjects in log for subject in subjects] == asked

@@ -1,0 +1,34 @@
+"""Messages of many subjects are counted by the index, without a look at the blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.store import search
+from broker.store.messages import MessageStore
+
+
+@pytest.mark.parametrize(
+    ("filters", "count"),
+    [
+        ((b"a.1", b"a.2"), 20),
+        ((b"a.1", b"a.2", b"missing"), 20),
+        ((b"a.*", b"b.1"), 60),
+        ((b"a.1", b"*.1"), 20),  # overlapping: each message once
+        ((b"missing", b"none"), 0),
+    ],
+)
+def test_a_new_consumer_counts_by_the_index(
+    monkeypatch: pytest.MonkeyPatch, filters: tuple[bytes, ...], count: int
+) -> None:
+    def blocks_read(*_: object, **__: object) -> int:
+        raise AssertionError("read the blocks")
+
+    store = MessageStore()
+    for _ in range(10):
+        for subject in (*(b"a.%d" % at for at in range(5)), b"b.1", b"c"):
+            store.append(subject, b"", b"x", time_ns=1)
+    start = store.first_seq
+    assert search.count_matching(store.segments, store._filter(filters), start=start) == count
+    monkeypatch.setattr(search, "count_matching", blocks_read)
+    assert store.count_matching(filters, start) == count
