@@ -34,6 +34,7 @@ from broker.store.state_keys import BLOCK, DELETES, SUMMARY, StateBatch, key
 LIVE_SHARE: Final = 4  # a block is compacted when at most one row in so many is stored
 COMPACTIONS_PER_CHECKPOINT: Final = 2
 CHECKPOINT_BYTES: Final = 2 << 20  # copying a larger batch takes milliseconds per MB
+UNWRITTEN_BYTES_MAX: Final = 32 << 20  # of all streams: then each writes what it has
 _EVERYTHING: Final = SubjectFilter(())
 _LENGTH: Final = Packing("<I")
 _ROW: Final = Packing("<qqIII")
@@ -83,7 +84,9 @@ def image(store: MessageStore) -> StoreImage:
 def needs_checkpoint(store: MessageStore) -> bool:
     """True if so many bytes are unwritten that a checkpoint is due. This becomes true when a block
     is sealed, which is a good time: the growing block, which is written too, is small then."""
-    return store.segments.unwritten_bytes > CHECKPOINT_BYTES
+    unwritten = store.segments.unwritten_bytes
+    crowded = store.segments.cache.unwritten_bytes > UNWRITTEN_BYTES_MAX
+    return unwritten > CHECKPOINT_BYTES or (crowded and unwritten > 0)
 
 
 def overdue(store: MessageStore) -> bool:

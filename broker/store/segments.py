@@ -164,9 +164,11 @@ class View:
 class BlockCache:
     """LRU cache of loaded blocks; one cache serves all streams of a node."""
 
-    __slots__ = ("_bytes", "_max_bytes", "_views", "on_damage")
+    __slots__ = ("_bytes", "_max_bytes", "_unwritten", "_views", "on_damage", "unwritten_bytes")
 
     def __init__(self, max_bytes: int = CACHE_BYTES_MAX) -> None:
+        self.unwritten_bytes = 0  # of all streams, blocks that are in memory only
+        self._unwritten: dict[int, int] = {}  # the same by group
         self._views: OrderedDict[tuple[int, int], View] = OrderedDict()
         self._bytes = 0
         self._max_bytes = max_bytes
@@ -192,7 +194,13 @@ class BlockCache:
         if view is not None:
             self._bytes -= _weight(view)
 
+    def count_unwritten(self, group: int, size: int) -> None:
+        """The group has so many bytes that are not written."""
+        self.unwritten_bytes += size - self._unwritten.get(group, 0)
+        self._unwritten[group] = size
+
     def discard_group(self, group: int) -> None:
+        self.unwritten_bytes -= self._unwritten.pop(group, 0)
         for known, first_seq in list(self._views):
             if known == group:
                 self.discard(known, first_seq)
@@ -221,12 +229,22 @@ class Segments:
     tail: Segment | None = None  # the last of `all`, while it is growing
     floor: int = 1  # the stream's first sequence: rows below it are removed
     builder: BlockBuilder = field(default_factory=BlockBuilder)
-    unwritten_bytes: int = 0  # of sealed segments
+    _unwritten_bytes: int = 0
     discarded: list[int] = field(default_factory=list)  # first sequences to delete from disk
     # Subjects that are no longer needed. Freeing a large dict takes milliseconds, so
     # persistence.work_ahead frees one at a time.
     spent: list[Subjects] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Of sealed segments."""
+        return self._unwritten_bytes
+
+    @unwritten_bytes.setter
+    def unwritten_bytes(self, size: int) -> None:
+        self._unwritten_bytes = size
+        self.cache.count_unwritten(self.files.group, size)
 
     def at(self, seq: int) -> int:
         """Position of the segment whose range includes `seq`; -1 if it is below the first one."""

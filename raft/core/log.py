@@ -15,6 +15,7 @@ from raft.core.membership import LogConfigurations, members_of
 from raft.core.messages import Entry, EntryKind
 from raft.types import Index, InvariantViolation, Members, SnapshotMeta, Term
 
+CROWDED_TAIL_BYTES = 128 << 10  # of a group, when the tails of all groups hold too much
 ENTRY_OVERHEAD_BYTES = 32  # counted per entry, so that empty entries have a size
 
 
@@ -41,14 +42,30 @@ class LogReader(Protocol):
         """The members at snapshot(), if known, then those of every stored CONFIG entry."""
 
 
+class TailRoom:
+    """What the tails of all groups of a node hold together. Beyond `most` every tail that moves
+    is cut to little: a thousand groups would hold a thousand times what one may."""
+
+    __slots__ = ("most", "used")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+
+    def share(self) -> int:
+        return self.most if self.used <= self.most else CROWDED_TAIL_BYTES
+
+
 class RaftLog:
     """Invariants: persisted <= written <= last_index; every entry above `persisted` is in the
     tail; the reader is only asked below the tail, so it never returns an overwritten entry."""
 
     __slots__ = (
         "_before_term",
+        "_counted_bytes",
         "_first",
         "_reader",
+        "_room",
         "_tail",
         "_tail_bytes",
         "_tail_bytes_max",
@@ -59,11 +76,15 @@ class RaftLog:
         "written",
     )
 
-    def __init__(self, reader: LogReader, *, tail_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self, reader: LogReader, *, tail_bytes_max: int = 1 << 20, room: TailRoom | None = None
+    ) -> None:
         self._reader = reader
         self._tail: list[Entry] = []
         self._tail_bytes = 0
         self._tail_bytes_max = tail_bytes_max
+        self._room = room or TailRoom(1 << 62)
+        self._counted_bytes = 0  # of the tail, that the room knows of
         self.last_index: Index = reader.last_index()
         self.last_term: Term = Term(0)
         self.written: Index = self.last_index  # given out in a Ready
@@ -198,11 +219,13 @@ class RaftLog:
         A tail within its bound is kept for followers that are a little behind. Beyond the bound
         half of it is dropped at once, so that the cost of moving the rest is spread over many
         entries."""
-        if self._tail_bytes <= self._tail_bytes_max:
+        self._count()
+        bytes_max = min(self._tail_bytes_max, self._room.share())
+        if self._tail_bytes <= bytes_max:
             return
         first, tail = self._first, self._tail
         limit = min(self.persisted, handed) - first + 1
-        goal = self._tail_bytes - self._tail_bytes_max // 2
+        goal = self._tail_bytes - bytes_max // 2
         count = size = 0
         while count < limit and size < goal:
             size += len(tail[count].data) + ENTRY_OVERHEAD_BYTES
@@ -212,6 +235,16 @@ class RaftLog:
             del tail[:count]
             self._first = Index(first + count)
             self._tail_bytes -= size
+            self._count()
+
+    def leave(self) -> None:
+        """The group is no longer on this node: its tail takes no room."""
+        self._room.used -= self._counted_bytes
+        self._counted_bytes = 0
+
+    def _count(self) -> None:
+        self._room.used += self._tail_bytes - self._counted_bytes
+        self._counted_bytes = self._tail_bytes
 
 
 class MemoryReader:

@@ -23,6 +23,7 @@ from raft.types import GroupId, HardState, Index, NodeId, RaftError, Role, Snaps
 class HostLimits:
     waiting_bytes_max: int = 64 << 20  # proposed and not applied, per group: then GroupBusy
     tail_bytes_max: int = 8 << 20  # log entries kept in memory per group for followers
+    tails_bytes_max: int = 48 << 20  # the same of all groups together
     snapshot_transfers_max: int = 4  # to one node at once; further ones wait
     snapshot_bytes_per_second: int = 128 << 20  # of all outgoing transfers together
     entry_bytes_max: int = 64 << 20  # a larger one is refused: EntryTooLarge

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from raft.core.log import RaftLog
+from raft.core.log import RaftLog, TailRoom
 from raft.core.raft_core import RaftCore
 from raft.core.ready import CoreConfig
 from raft.host.group import Group, GroupStopped, HostLimits, StateMachine, UnknownGroup
@@ -41,6 +41,7 @@ class GroupTable:
         self._store = store
         self._config = config
         self._limits = limits
+        self._tails = TailRoom(limits.tails_bytes_max)
         self._draw = draw
         self._may_lead = may_lead
 
@@ -70,7 +71,7 @@ class GroupTable:
             node=self._node,
             voters=voters,
             learners=learners,
-            log=RaftLog(log, tail_bytes_max=self._limits.tail_bytes_max),
+            log=RaftLog(log, tail_bytes_max=self._limits.tail_bytes_max, room=self._tails),
             hard_state=log.hard_state(),
             config=self._config,
             draw=self._draw,
@@ -118,6 +119,7 @@ class GroupTable:
         removed = self.groups.pop(group, None)
         if removed is not None:
             removed.stopped = "removed"
+            removed.core.log.leave()
             removed.reads.fail(None)
         return removed
 

@@ -121,7 +121,7 @@ async def small_archive(attack: Attack) -> None:
 
     def received(subject: bytes, payload: bytes) -> None:
         if subject.endswith(b".snapshot"):
-            if payload:
+            if payload and not payload.startswith(b"NATS/1.0"):
                 chunks.append(payload)
             elif not ended.done():
                 ended.set_result(None)
@@ -129,6 +129,7 @@ async def small_archive(attack: Attack) -> None:
     client.on_answer = received
     client.acknowledges = True
     deliver = (client.inbox + b".snapshot").decode()
+    client.send(b"UNSUB 1\r\nSUB %s 2\r\nSUB %s.* 1\r\n" % (deliver.encode(), client.inbox))
     body = {"deliver_subject": deliver, "no_consumers": True, "window_size": 32 << 20}
     told = await client.api("STREAM.SNAPSHOT.Z", body)
     async with asyncio.timeout(60):
@@ -328,6 +329,71 @@ async def bad_json(attack: Attack) -> None:
     await attack.flood(lambda _: line)
 
 
+async def empty_lists(attack: Attack) -> None:
+    """A megabyte of JSON values that no request has."""
+    body = b'{"name":"J","subjects":[' + b"[]," * 330_000 + b"[]]}"
+    line = publish("$JS.API.STREAM.CREATE.J", body, b"nobody")
+    await attack.flood(lambda _: line)
+
+
+async def new_subjects(attack: Attack) -> None:
+    """One stream, and every message has a subject of its own."""
+
+    def lines(at: int) -> bytes:
+        return b"".join(publish(f"s.{at}.{i}", b"x") for i in range(200))
+
+    await attack.flood(lines)
+
+
+async def silent_scans(attack: Attack) -> None:
+    """Scans of all of a stream, never read."""
+    for _ in range(32):
+        client = await attack.client()
+        client.send(b'SCAN {"stream":"S","first":1,"last":100000}\r\n')
+        client._transport.pause_reading()
+        attack.done += 1
+    await asyncio.sleep(max(0.0, attack.until - time.perf_counter()))
+
+
+async def silent_snapshots(attack: Attack) -> None:
+    """Backups of a stream, none of whose chunks is acknowledged."""
+    body = {"deliver_subject": "nobody.reads", "no_consumers": True, "chunk_size": 1 << 20}
+    await attack.requests(lambda _: "STREAM.SNAPSHOT.S", lambda _: body, under_way=16)
+
+
+async def ephemeral_consumers(attack: Attack) -> None:
+    config = {"ack_policy": "explicit", "inactive_threshold": 10**9}
+    await attack.requests(
+        lambda _: "CONSUMER.CREATE.S",
+        lambda at: {"stream_name": "S", "config": config | {"filter_subject": f"s.{at}"}},
+        under_way=16,
+    )
+
+
+async def wrong_acks(attack: Attack) -> None:
+    """Acks of messages that were never delivered."""
+    client = await attack.client()
+    config = {"durable_name": "A", "ack_policy": "explicit"}
+    await client.api("CONSUMER.CREATE.S.A", {"stream_name": "S", "config": config})
+
+    def lines(at: int) -> bytes:
+        return b"".join(
+            publish(f"$JS.ACK.S.A.1.{at * 100 + i}.{at * 100 + i}.0.0", b"+ACK")
+            for i in range(1, 100)
+        )
+
+    await attack.flood(lines)
+
+
+async def many_streams(attack: Attack) -> None:
+    """Publishers of 16 KB messages to fifty streams."""
+    client = await attack.client()
+    for at in range(50):
+        config = {"name": f"W{at}", "subjects": [f"w.{at}"], "max_bytes": 16 << 20}
+        await client.api(f"STREAM.CREATE.W{at}", config)
+    await attack.flood(lambda at: publish(f"w.{at % 50}", bytes(16 << 10)), connections=20)
+
+
 ATTACKS: dict[str, tuple[Step, Step]] = {
     "nothing": (nothing, nothing),
     "overlapping create": (nothing, overlapping_create),
@@ -351,6 +417,13 @@ ATTACKS: dict[str, tuple[Step, Step]] = {
     "pulls": (plain_stream, pulls),
     "open batches": (plain_stream, open_batches),
     "deep json": (nothing, bad_json),
+    "empty lists": (nothing, empty_lists),
+    "60,000 subjects": (plain_stream, new_subjects),
+    "silent scans": (many_subjects, silent_scans),
+    "silent snapshots": (many_subjects, silent_snapshots),
+    "ephemeral consumers": (many_subjects, ephemeral_consumers),
+    "wrong acks": (plain_stream, wrong_acks),
+    "fifty streams": (nothing, many_streams),
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -38,6 +39,7 @@ WINDOW_DEFAULT, WINDOW_MIN, WINDOW_MAX = 8 << 20, 1 << 10, 32 << 20
 INTEREST_WITHIN_S = 2.0
 PROGRESS_WITHIN_S = 5.0
 SNAPSHOTS_MAX = 16  # at once, per node; more are refused
+SNAPSHOTS_PER_ACCOUNT_MAX = 8
 
 DONE = b"NATS/1.0 204\r\n\r\n"
 NO_INTEREST = b"NATS/1.0 408 No Interest\r\n\r\n"
@@ -68,11 +70,13 @@ class Snapshots:
     interest: ExactInterest
     advisories: Advisories
     spawn: Callable[[Awaitable[None], str], object]
-    running: int = 0
+    running: Counter[str] = field(default_factory=Counter)  # by account
 
     def begin(self, replica: Replica, request: SnapshotRequest) -> bytes:
         """The answer to the request; a task sends the chunks."""
-        if self.running >= SNAPSHOTS_MAX:
+        account = replica.account.name
+        taken = self.running[account]
+        if taken >= SNAPSHOTS_PER_ACCOUNT_MAX or self.running.total() >= SNAPSHOTS_MAX:
             raise JetStreamError.of(ErrCode.STREAM_SNAPSHOT, err="too many snapshots in progress")
         state = stream_state(replica, deleted_details=False, subjects={})
         client = {"acc": replica.account.name}
@@ -80,7 +84,7 @@ class Snapshots:
             replica.account, advisories.snapshot_create(replica.name, state, client)
         )
         sending = SnapshotTransfer(self.router, self.interest, replica, request)
-        self.running += 1
+        self.running[account] += 1
         self.spawn(self._owned(sending), f"snapshot {replica.name}")
         return encode_response(
             ApiKind.STREAM_SNAPSHOT, SnapshotStarted(stored_stream(replica.stream.config), state)
@@ -88,11 +92,11 @@ class Snapshots:
 
     async def _owned(self, sending: SnapshotTransfer) -> None:
         started, error = self.advisories.now_ns(), ""
+        replica = sending.replica
         try:
             error = await sending.run()
         finally:
-            self.running -= 1
-        replica = sending.replica
+            self.running[replica.account.name] -= 1
         event = advisories.snapshot_complete(
             replica.name,
             {"acc": replica.account.name},

@@ -14,9 +14,9 @@ from typing import Final
 
 from broker.subjects import PublishingConnection
 
-ACCOUNT_BYTES: Final = 48 << 20
-NODE_BYTES: Final = 192 << 20
-LEAST_BYTES: Final = 4 << 20  # of an account, however many there are
+ACCOUNT_BYTES: Final = 12 << 20
+NODE_BYTES: Final = 96 << 20
+LEAST_BYTES: Final = 2 << 20  # of an account, however many there are
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ import nats
 import pytest
 
 import broker.cluster.api.restore as restoring
+from broker.cluster.api.backup import SNAPSHOTS_PER_ACCOUNT_MAX
 from broker.config.load import load, parse_flags
 from broker.jetstream.stream import archive
 from tests.support.interop import api
@@ -37,12 +38,15 @@ async def two_accounts(directory: Path) -> AsyncIterator[tuple[Any, Any]]:
     )
     options = load(parse_flags(["-c", str(path)])).options
     async with running_broker(options) as node:
-        clients = [
-            await nats.connect(f"nats://{name}:pw@127.0.0.1:{node.server.port}") for name in "ab"
-        ]
-        yield clients[0], clients[1]
-        for client in clients:
-            await client.close()
+        clients: list[Any] = []
+        try:
+            for name in "ab":
+                url = f"nats://{name}:pw@127.0.0.1:{node.server.port}"
+                clients.append(await nats.connect(url))
+            yield clients[0], clients[1]
+        finally:
+            for client in clients:
+                await client.close()
 
 
 async def small_archive(client: Any) -> bytes:
@@ -162,3 +166,23 @@ def test_a_client_that_does_not_wait_for_answers_is_refused(
             assert "faster than they were answered" in json.loads(told)["error"]["description"]
 
     run(work())
+
+
+def test_snapshots_that_nobody_reads_leave_slots_for_other_accounts(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with two_accounts(tmp_path) as (one, other):
+            for client in (one, other):
+                created = await api(client, "STREAM.CREATE.Z", {"name": "Z", "subjects": ["z"]})
+                assert "error" not in created, created
+            body = {"deliver_subject": "nobody.listens"}
+            answers = [
+                await api(one, "STREAM.SNAPSHOT.Z", body)
+                for _ in range(SNAPSHOTS_PER_ACCOUNT_MAX + 1)
+            ]
+            assert ["error" in answer for answer in answers] == [
+                *[False] * SNAPSHOTS_PER_ACCOUNT_MAX,
+                True,
+            ]
+            assert "error" not in await api(other, "STREAM.SNAPSHOT.Z", body)
+
+    run(test())

@@ -57,3 +57,39 @@ def test_a_group_applies_for_a_time_slice_and_goes_on_later(
         assert turns >= 4
 
     run(tmp_path, body, names=["a"])
+
+
+def test_the_groups_of_a_round_share_one_time_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that every entry moves by one slice: the second group waits for its turn."""
+    now = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: now, monotonic=applier.time.monotonic)
+    monkeypatch.setattr(applier, "time", clock)
+    waiting: list[Callable[[], None]] = []
+
+    async def body(cluster: Cluster) -> None:
+        (node,) = cluster.nodes
+        await node.kill()
+        await node.start(later=lambda _group, act: waiting.append(act))
+        await cluster.leader()
+        await until(lambda: node.ledger.applied > 0)
+        work = node.host._applier
+        group = node.host._table.get(G)
+        apply = node.ledger.apply
+
+        def slow(entries: object) -> None:
+            nonlocal now
+            now += 1.1 * applier.APPLY_S
+            apply(entries)  # type: ignore[arg-type]
+
+        node.ledger.apply = slow  # type: ignore[method-assign]
+        work._round_began, work._round_used_s = now, 2 * applier.APPLY_S  # used by other groups
+        before = node.ledger.applied
+        node.host.propose(G, b"[1, 1]")
+        await until(lambda: bool(waiting))
+        assert (node.ledger.applied, group.deferred) == (before, True)
+        waiting.pop(0)()
+        assert (node.ledger.applied, group.deferred) == (before + 1, False)
+
+    run(tmp_path, body, names=["a"])
