@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 ALWAYS = 100  # percent
 
 JETRAFT_VERSION = "0.1.0"
-VERSION = "2.12.0"  # the nats-server release whose behavior clients can expect
+VERSION = "2.15.1"  # the nats-server release whose behavior clients can expect
 DEFAULT_PORT = 4222
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - the reference binds all interfaces too
 DEFAULT_CLUSTER_PORT = 6222

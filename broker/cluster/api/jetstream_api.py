@@ -28,15 +28,21 @@ from broker.cluster.peers.rpc import CallFailed
 from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.api.info import ApiStats
+from broker.jetstream.api.requests import REQUIRED_API_LEVEL
 from broker.jetstream.api.responses import encode_error
 from broker.jetstream.api.stream_access import evades_deny
+from broker.jetstream.api.stream_identity import checked_identity
 from broker.jetstream.api.subjects import (
     SYSTEM_KINDS,
     ApiKind,
     bucket_subject,
     parse_api_subject,
 )
-from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, check_required_level
+from broker.jetstream.config.api_levels import (
+    REQUIRED_LEVEL_HEADER,
+    check_required_level,
+    level_is_met,
+)
 from broker.jetstream.config.consumer_config import ConsumerCreateRequest
 from broker.jetstream.consumer.ack_subjects import has_ack_form
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -266,6 +272,9 @@ class ApiService:
         assignment = self.assignments.get(call.account.name, call.request.stream)
         if assignment is None:
             return False
+        if not level_is_met(_required_level(call.headers)):
+            self.router.publish(call.account, call.reply, b"", REQUIRED_API_LEVEL.header, b"")
+            return True
         group = assignment.group
         replica = self.replicas.get(group)
         if replica is not None and not replica.could_serve(call.request.consumer):
@@ -278,7 +287,7 @@ class ApiService:
 
     async def _answer(self, call: ApiCall) -> None:
         kind = call.request.kind
-        failed = False
+        failed, headers = False, b""
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 if not self.streams.members.founded.is_set():
@@ -289,7 +298,7 @@ class ApiService:
                 elif kind is ApiKind.STREAM_DELETE or self._is_unknown(call):
                     await self.meta_requests.barrier()
                 if kind in LEADER_KINDS:
-                    failed, body = await self._ask_leader(call)
+                    failed, headers, body = await self._ask_leader(call)
                 else:
                     body = await self.streams.answer(call, self.statistics())
         except JetStreamError as refused:
@@ -297,7 +306,7 @@ class ApiService:
         except (TimeoutError, CallFailed):
             unavailable = JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=False)
             failed, body = True, encode_error(kind, unavailable)
-        self._reply(call, body, failed=failed)
+        self._reply(call, body, failed=failed, headers=b"" if failed else headers)
 
     def _is_unknown(self, call: ApiCall) -> bool:
         """Whether the table of this node lacks the stream. It may lag: only after a barrier may
@@ -319,17 +328,17 @@ class ApiService:
             self._reply(call, body, failed=False)
         return body is not None
 
-    def _reply(self, call: ApiCall, body: bytes, *, failed: bool) -> None:
+    def _reply(self, call: ApiCall, body: bytes, *, failed: bool, headers: bytes = b"") -> None:
         if call.reply:
-            self.router.publish(call.account, call.reply, b"", b"", body)
+            self.router.publish(call.account, call.reply, b"", headers, body)
         # A read that succeeds does not count as a use of the API.
         if call.request.kind is not ApiKind.STREAM_MSG_GET or failed:
             self.total += 1
             self.errors += failed
             self.advisories.audit(call.account, call.publisher, call.subject, call.payload, body)
 
-    async def _ask_leader(self, call: ApiCall) -> tuple[bool, bytes]:
-        """The answer of the stream's leader, and whether it is a refusal."""
+    async def _ask_leader(self, call: ApiCall) -> tuple[bool, bytes, bytes]:
+        """The answer of the stream's leader with its headers, and whether it is a refusal."""
         kind = call.request.kind
         assignment = self.assignments.get(call.account.name, call.request.stream)
         if assignment is None:
@@ -340,6 +349,7 @@ class ApiService:
             if isinstance(body, ConsumerCreateRequest) and body.stream_name != call.request.stream:
                 raise JetStreamError(ErrCode.STREAM_MISMATCH)
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        headers = checked_identity(kind, call.headers, call.payload, assignment.created_ns)
         answer = await self.calls.call(
             assignment.group,
             "api",
@@ -347,7 +357,7 @@ class ApiService:
             within_s=LEADER_WITHIN_S,
             repeatable=kind in _REPEATABLE,
         )
-        return answer[:1] == REFUSED, answer[1:]
+        return answer[:1] == REFUSED, headers, answer[1:]
 
 
 def _required_level(headers: bytes) -> bytes | None:

@@ -2,7 +2,8 @@
 
 Owns: the level we advertise, the `_nats.*` metadata keys, the required-level check.
 May not touch: header blocks; the caller extracts the value.
-Spec: NATS ADR-44; level 1 is 2.11 (TTL, pause, priority), 2 is 2.12, 4 is 2.14."""
+Spec: NATS ADR-44; level 1 is 2.11 (TTL, pause, priority), 2 is 2.12, 4 is 2.14 (batches, reset,
+acks by flow control), 5 is 2.15 (stream identities)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from broker.jetstream.config.consumer_config import AckPolicy, ConsumerConfig, P
 from broker.jetstream.config.stream_config import PersistMode, StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
 
-API_LEVEL: Final = 2
-SERVER_VERSION: Final = "2.12.0"
+API_LEVEL: Final = 5
+SERVER_VERSION: Final = "2.15.1"
 """The NATS release whose behavior clients may expect; they choose features by it."""
 
 REQUIRED_LEVEL_HEADER: Final = b"Nats-Required-Api-Level"
@@ -25,7 +26,12 @@ LEVEL_KEY: Final = "_nats.level"
 _DIGITS_MAX: Final = 19  # longer numbers are invalid
 
 
-def level_is_met(header: bytes | None) -> bool:
+# For messages of a batch the level is checked where they are applied, and there all replicas must
+# decide alike, those of version 0.1 included.
+_APPLIED_LEVEL: Final = 2
+
+
+def level_is_met(header: bytes | None, level: int = API_LEVEL) -> bool:
     """Whether a request with this `Nats-Required-Api-Level` value may be served."""
     if not header:
         return True
@@ -33,7 +39,12 @@ def level_is_met(header: bytes | None) -> bool:
     sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX):
         return False
-    return sign == "-" or int(digits) <= API_LEVEL
+    return sign == "-" or int(digits) <= level
+
+
+def applied_level_is_met(header: bytes | None) -> bool:
+    """The same for a message of a batch."""
+    return level_is_met(header, _APPLIED_LEVEL)
 
 
 def check_required_level(header: bytes | None) -> None:

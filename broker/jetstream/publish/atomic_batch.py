@@ -12,7 +12,7 @@ from typing import Final
 
 from broker.jetstream.commands.publish_entry import Bounds
 from broker.jetstream.config import Discard, StreamConfig
-from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, level_is_met
+from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, applied_level_is_met
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.incoming_message import IncomingMessage, parse_ttl
 from broker.jetstream.publish.checks import (
@@ -113,7 +113,7 @@ def _failed(
     commit = message.named.get(b"Nats-Batch-Commit")
     if commit not in (None, b"1", _END):
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_INVALID_BATCH_COMMIT)
-    if not level_is_met(message.named.get(REQUIRED_LEVEL_HEADER)):
+    if not applied_level_is_met(message.named.get(REQUIRED_LEVEL_HEADER)):
         abandoned(batch.id, "unsupported")
         return JetStreamError(ErrCode.REQUIRED_API_LEVEL)
     if len(batch.members) + 1 != seq or (seq == 1 and commit == _END):

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from broker.jetstream.commands.publish_entry import Bounds, FastOp, FastSpan
-from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, level_is_met
+from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER, applied_level_is_met
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.incoming_message import IncomingMessage
 from broker.jetstream.publish.checks import BATCH_ID_BYTES_MAX, refusal_in_batch
@@ -176,7 +176,7 @@ def publish_fast(
         if len(fast) >= OPEN_MAX:
             return [JetStreamError(ErrCode.BATCH_PUBLISH_TOO_MANY_INFLIGHT)]
         batch = fast.begin(mark.id, flow=mark.flow, gap_ok=mark.gap_ok, now_ns=message.time_ns)
-    if not level_is_met(message.named.get(REQUIRED_LEVEL_HEADER)):
+    if not applied_level_is_met(message.named.get(REQUIRED_LEVEL_HEADER)):
         fast.end(batch)
         return [JetStreamError(ErrCode.REQUIRED_API_LEVEL)]
     message.drop_header(REQUIRED_LEVEL_HEADER)

@@ -19,10 +19,10 @@ DELETE = b"$JS.API.STREAM.DELETE.S"
 def answer_of_a_node(*, subject: bytes = INFO, before: int = 0, after: int = 0) -> dict[str, Any]:
     """The answer about a stream that is of this group in the table of the node that is asked,
     `after` once the table is current; 0: there is none."""
-    known: dict[str, Any] = {"S": SimpleNamespace(group=before)} if before else {}
+    known: dict[str, Any] = {"S": SimpleNamespace(group=before, created_ns=1)} if before else {}
 
     async def barrier() -> None:
-        known.update({"S": SimpleNamespace(group=after)} if after else {})
+        known.update({"S": SimpleNamespace(group=after, created_ns=1)} if after else {})
 
     async def call_leader(*_: Any, **__: Any) -> bytes:
         return b'\0{"config":{}}'

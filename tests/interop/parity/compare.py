@@ -27,6 +27,7 @@ PATTERNS = (
         r"\1<why>",
     ),
     (re.compile(r"(sampling configuration: ).*"), r"\1<why>"),
+    (re.compile(r"(identity does not match: )\w{8}$"), r"\1<id>"),
     (re.compile(r"^(JSON is malformed|invalid character '|unexpected end of JSON).*"), "<why>"),
     (re.compile(r"\n$"), ""),
 )

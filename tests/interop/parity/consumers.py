@@ -205,8 +205,23 @@ def _listed() -> Iterator[Step]:
     yield api("STREAM.INFO.S")
 
 
+def _identities() -> Iterator[Step]:
+    """Which consumers are bound to the identity of their stream."""
+    for identity in ({}, {"Nats-Stream-Identity": ""}, {"Nats-Stream-Identity": "another"}):
+        for more in ({}, {"direct": True}, {"sourcing": True}, {"direct": True, "sourcing": True}):
+            config = {"name": "C", "ack_policy": "none", "deliver_subject": "to.c", **more}
+            one = api("CONSUMER.CREATE.S.C", {"stream_name": "S", "config": config})
+            yield Request(one.subject, one.body, identity)
+            yield api("CONSUMER.DELETE.S.C")
+        yield create(PULL)
+        yield Request("$JS.API.CONSUMER.RESET.S.C", b"", identity)
+        yield Request("$JS.API.CONSUMER.INFO.S.C", b"", identity)
+        yield api("CONSUMER.DELETE.S.C")
+
+
 SCENES = [
     *_fields(),
+    scene("stream identities", MADE, _identities()),
     scene("consumer actions", MADE, _actions()),
     scene("consumers of a work queue", _kept("workqueue")),
     scene("consumers by interest", _kept("interest")),

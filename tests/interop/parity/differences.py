@@ -212,17 +212,9 @@ NOT_YET = "Not yet alike"
 OPEN = (
     ByDesign(
         NOT_YET,
-        "announces 2.12.0 and API level 2; a required level above that is refused (10185)",
-        "2.15.1 and level 5",
-        "the level follows when its last features are there",
-        (
-            ("*", "*metadata._nats.ver"),
-            ("*", "*metadata._nats.level"),
-            ("*", "*api.level"),
-            ("*", "*.version"),
-            ("required levels*", ANY),
-            ("*", "headers.Nats-Stream-Identity"),
-        ),
+        "`Nats-Required-Api-Level` in messages of a batch: above 2 is refused (10185)",
+        "above 5",
+        "replicas of different versions must decide alike: it needs a feature level",
     ),
     ByDesign(
         NOT_YET,

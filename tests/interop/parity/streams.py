@@ -210,8 +210,10 @@ _LISTED = scene(
 def _levels() -> Iterator[Step]:
     for level in ("0", "1", "2", "3", "4", "5", "6", "-1", "x", "", "2.0", "99999999999999999999"):
         for subject in ("INFO", "STREAM.NAMES", "STREAM.INFO.M", "CONSUMER.NAMES.M",
-                        "STREAM.MSG.GET.M", "DIRECT.GET.M"):  # fmt: skip
-            body = {"seq": 1} if "GET" in subject else b""
+                        "STREAM.MSG.GET.M", "DIRECT.GET.M", "CONSUMER.MSG.NEXT.M.c"):  # fmt: skip
+            body: object = {"seq": 1} if "GET" in subject else b""
+            if "NEXT" in subject:
+                body = {"batch": 1, "no_wait": True}
             yield api(subject, body, Nats_Required_Api_Level=level)
 
 
