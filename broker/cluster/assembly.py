@@ -148,6 +148,7 @@ class JetStream:
             node=node.mesh.node,
             founded=node.members.founded.is_set,
             removed=lambda: node.members.removed,
+            unreachable=node.mesh.unreachable,
             leaving=lambda: node.members.standing(node.mesh.node) is Standing.LEAVING,
             leader=node.info.leader,
             trouble=node.host.trouble,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from broker.cluster.meta.feature_level import NEWEST_LEVEL
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.platform import Platform
 from broker.config.options import Options
@@ -44,6 +45,12 @@ def build(options: Options) -> Runtime:
             # It would found a cluster of its own, beside that of the nodes that route to it.
             raise StartFailed("JetStream cluster requires configured routes")
     if options.jetstream is not None:
+        level = options.jetstream.feature_level
+        if level is not None and not 0 <= level <= NEWEST_LEVEL:
+            raise StartFailed(
+                f"jetstream feature_level {level} is not known: this version of JetRaft has levels "
+                f"0 to {NEWEST_LEVEL}"
+            )
         from broker.cluster.limits.machine_limits import of_this_machine
 
         options = replace(options, jetstream=of_this_machine(options.jetstream))

@@ -23,6 +23,7 @@ from broker.cluster.limits.full_disks import FullDisks
 from broker.cluster.limits.stored_bytes import StoredBytes
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import META_GROUP, Assignment, AssignmentTable
+from broker.cluster.meta.feature_level import TooNew
 from broker.cluster.meta.founding import Founding, next_session
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.meta_group import MetaGroup
@@ -185,7 +186,7 @@ class StreamNode:
         self.full_disks = FullDisks(
             full=lambda: self.storage.store.full,
             tell=mesh.tell,
-            resend=self._resend,
+            resend=lambda which: self.outboxes.link_restored(which),  # noqa: PLW0108 - built later
             leader=leader,
             flush=self.flush.want,
             replicas=lambda: self.replicas,
@@ -349,6 +350,8 @@ class StreamNode:
         """Raises StartFailed."""
         try:
             self.meta_group.load()
+        except TooNew as error:
+            raise StartFailed(f"Can't start JetStream: {error}. Nothing was changed") from error
         except Exception as error:
             if self.mesh.transport is None:
                 raise StartFailed(
@@ -453,9 +456,6 @@ class StreamNode:
     def _block_damaged(self, group: int, error: Exception) -> None:
         """Called by whoever reads a block, on any thread, in the middle of its work."""
         self._loop.call_soon_threadsafe(self.membership.damaged, group, error)
-
-    def _resend(self, which: Callable[[int], bool]) -> None:
-        self.outboxes.link_restored(which)
 
     def _leadership_changed(self, replica: Replica, leads: bool) -> None:  # noqa: FBT001
         """This node now serves a stream as its leader, or no longer does."""

@@ -249,8 +249,11 @@ class Dialer:
         if isinstance(error, HandshakeRefused):
             if error.by_us:
                 self._refusals.count(error.code.value)
-            side = "refused the server" if error.by_us else "were refused by the server"
-            self._refusals.log_once(f"we {side} at {host}:{port}: {error.reason}")
+            if error.by_us:
+                told = f"we refused the server at {host}:{port}: {error.reason}"
+            else:  # in its words, which are about us
+                told = f'we were refused by the server at {host}:{port}: "{error.reason}"'
+            self._refusals.log_once(told)
         elif isinstance(error, ssl.SSLError):
             self._refusals.tls_failed(f"the server at {host}:{port}", error)
         else:

@@ -31,6 +31,7 @@ class Node:
     meta_stopped: str | None = None
     meta_recovering: bool = False
     leaving: bool = False
+    unreachable: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
     lame_duck: bool = False
     held: bool = True
@@ -70,6 +71,7 @@ class Node:
             founded=lambda: self.founded,
             removed=lambda: self.removed,
             leaving=lambda: self.leaving,
+            unreachable=lambda: list(self.unreachable),
             leader=self.leaders.get,
             trouble=lambda: self.trouble,
             disk_full=lambda: self.disk_full,
@@ -113,6 +115,7 @@ def test_refused_servers_of_a_namesake_cluster_are_a_warning() -> None:
         (replace(WELL, meta_recovering=True), "lost the log of the meta group"),
         (replace(WELL, trouble="the disk is full"), "takes no writes: the disk is full"),
         (replace(WELL, founded=False), "waiting for its cluster to form"),
+        (replace(WELL, founded=False, unreachable=("h:1 is an unknown host",)), "form: h:1 is an"),
         (replace(WELL, removed=True), "removed from the cluster"),
         (replace(WELL, leaders={GROUP: NodeId(1)}), "contact with a meta leader"),
         (replace(WELL, lame_duck=True), "lame duck mode"),

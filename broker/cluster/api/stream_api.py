@@ -189,8 +189,9 @@ class StreamApi:
         return self._choose(config, keep=[NodeId(peer) for peer in present])
 
     def _choose(self, config: StreamConfig, *, keep: Sequence[NodeId]) -> list[int]:
+        view = self.placement()
         peers = choose_peers(
-            self.placement(),
+            view,
             name=config.name,
             replicas=config.num_replicas,
             keep=keep,
@@ -198,7 +199,8 @@ class StreamApi:
             placement=config.placement if self.members.clustered else None,
         )
         if isinstance(peers, NoPlacement):
-            raise JetStreamError.of(ErrCode.CLUSTER_NO_PEERS, err=str(peers))
+            why = peers.sentence(view.unique_tag, self.members.name)
+            raise JetStreamError.of(ErrCode.CLUSTER_NO_PEERS, err=why)
         return [int(peer) for peer in peers]
 
     async def restore(self, call: ApiCall, body: RestoreRequest) -> bytes:

@@ -28,6 +28,18 @@ class NoPlacement:
     excluded: bool = False
     not_unique: bool = False
     missing: list[str] = field(default_factory=list)
+    unlabeled: list[NodeId] = field(default_factory=list)  # nodes without a unique tag at all
+    elsewhere: str = ""  # the wanted cluster, which is not this one
+
+    def sentence(self, unique_tag: str, name: Callable[[NodeId], str]) -> str:
+        """With what nats-server does not say: which nodes have no tag, which cluster is wanted."""
+        text = str(self)
+        if self.elsewhere:
+            text += f", no server is in cluster '{self.elsewhere}'"
+        if self.unlabeled:
+            names = ", ".join(sorted(map(name, self.unlabeled)))
+            text += f" (no tag '{unique_tag}...' on {names})"
+        return text
 
     def __str__(self) -> str:
         text = "no suitable peers for placement"
@@ -79,6 +91,7 @@ def choose_peers(
     preferred, in their order, those alive first, and count even when they are disconnected."""
     why = NoPlacement()
     if placement is not None and placement.cluster and placement.cluster != view.cluster:
+        why.elsewhere = placement.cluster
         return why
     wanted = placement.tags if placement is not None else ()
     kept = [node for node in keep if _has_tags(view.tags(node), wanted, NoPlacement())]
@@ -98,6 +111,8 @@ def choose_peers(
             own = _unique_tags(view, node)
             if view.unique_tag and (not own or own & taken):
                 why.not_unique = True
+                if not own:
+                    why.unlabeled.append(node)
             else:
                 chosen.append(node)
                 taken |= own

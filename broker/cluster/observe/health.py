@@ -18,6 +18,7 @@ from broker.server.services import Document, Query, has_flag
 from raft import GroupId, NodeId
 from raft.types import Index, Members
 
+UNREACHABLE_SHOWN = 5  # routes
 REPORTED_MAX = 100  # problems in one answer; the rest is counted
 DISK_FULL = "the disk is full: no messages are stored until space is freed"
 STRANGERS = "refused, of another cluster that was founded under the same name: {}"
@@ -80,6 +81,7 @@ class JetStreamHealth:
     options: JetStreamOptions
     founded: Callable[[], bool]
     removed: Callable[[], bool]  # from the cluster
+    unreachable: Callable[[], list[str]]  # routes, each with the reason
     leaving: Callable[[], bool]  # it has no vote any more, and serves until its replicas have moved
     leader: Callable[[int], NodeId | None]  # of a group
     trouble: Callable[[], str | None]  # why the store takes no writes
@@ -123,7 +125,9 @@ class JetStreamHealth:
         if self.removed():
             return "this node was removed from the cluster"
         if not self.founded():
-            return "JetStream is still waiting for its cluster to form"
+            missing = self.unreachable()
+            why = f": {'; '.join(missing[:UNREACHABLE_SHOWN])}" if missing else ""
+            return f"JetStream is still waiting for its cluster to form{why}"
         if self.leader(META_GROUP) is None:
             return "JetStream has not established contact with a meta leader"
         return None

@@ -191,6 +191,10 @@ class Mesh:
         if self.transport is not None:
             self.transport.update_hello()
 
+    def unreachable(self) -> list[str]:
+        """The configured routes without links, each with the reason."""
+        return self.transport.unreachable() if self.transport is not None else []
+
     def strangers(self) -> list[str]:
         """Servers that were refused lately because they belong to another cluster of this name."""
         since = time.monotonic() - STRANGER_WITHIN_S

@@ -326,7 +326,11 @@ def test_a_node_without_the_unique_tag_gets_no_replicas() -> None:
         tags=lambda node: ["az:1"] if node == A else [], unique_tag="az:",
     )  # fmt: skip
     assert choose_peers(view, name="S", replicas=1) == [A]
-    assert "server tag not unique" in str(choose_peers(view, name="S", replicas=2))
+    refused = choose_peers(view, name="S", replicas=2)
+    assert isinstance(refused, NoPlacement)
+    assert refused.sentence("az:", lambda node: f"n{node}") == (
+        "no suitable peers for placement, server tag not unique (no tag 'az:...' on n2)"
+    )
 
 
 def test_another_cluster_has_no_peers() -> None:
@@ -334,4 +338,7 @@ def test_another_cluster_has_no_peers() -> None:
     here = choose_peers(view, name="S", replicas=1, placement=Placement("c"))
     assert here == [A]
     elsewhere = choose_peers(view, name="S", replicas=1, placement=Placement("other"))
-    assert str(elsewhere) == "no suitable peers for placement"
+    assert isinstance(elsewhere, NoPlacement)
+    assert elsewhere.sentence("", str) == (
+        "no suitable peers for placement, no server is in cluster 'other'"
+    )
