@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.config.account_directory import stored_accounts
 from broker.config.check_accounts import BadAccounts, check_accounts, usable_imports
 from broker.config.check_websocket import BadWebSocket, check_websocket
 from broker.config.claims import BadClaims
@@ -29,6 +30,7 @@ from broker.config.options import (
     Logging,
     Options,
     Ping,
+    ResolverOptions,
     TlsOptions,
     User,
     WebSocketOptions,
@@ -63,8 +65,9 @@ class Draft:
     account_users: list[User] = field(default_factory=list)
     account_stores: dict[str, AccountStore] = field(default_factory=dict)
     operators: list[Token] = field(default_factory=list)
-    resolver: bool = False  # an account resolver is configured (MEMORY is the only kind)
+    resolver: dict[str, Any] | None = None  # an account resolver; empty = MEMORY
     preloaded: dict[str, Token] = field(default_factory=dict)
+    preload: dict[str, str] = field(default_factory=dict)  # the same, as text
     store_dir: str = ""  # given outside the jetstream block; does not enable JetStream by itself
     warnings: list[str] = field(default_factory=list)
 
@@ -97,8 +100,10 @@ class Draft:
             raise BadOptions("operators do not allow users to be configured directly")
         if self.authorization.get("no_auth_user"):
             raise BadOptions("no_auth_user not compatible with Trusted Operator")
-        if not self.resolver:
+        if self.resolver is None:
             raise BadOptions("operators require an account resolver to be configured")
+        if self.resolver:
+            self._full_resolver(self.resolver)
         try:
             trusted = trusted_accounts(self.operators, self.preloaded)
         except BadClaims as bad:
@@ -111,6 +116,27 @@ class Draft:
             self.top.setdefault("system_account", trusted.system_account)
         for account, problem in usable_imports(self.accounts):
             self.warnings.append(f"Account [{account}]: {problem}")
+
+    def _full_resolver(self, settings: dict[str, Any]) -> None:
+        """Stored accounts count like preloaded ones, and more if they are newer."""
+        self.top["resolver"] = ResolverOptions(
+            **settings, operators=tuple(self.operators), preload=dict(self.preload)
+        )
+        try:
+            stored, problems = stored_accounts(settings["directory"])
+        except OSError as error:
+            raise BadOptions(f"resolver: {error}") from error
+        self.warnings += problems
+        for public, token in stored.items():
+            given = self.preloaded.get(public)
+            if given is not None and given.issued_at >= token.issued_at:
+                continue
+            try:
+                trusted_accounts(self.operators, {public: token})
+            except BadClaims as bad:
+                self.warnings.append(str(bad))
+            else:
+                self.preloaded[public] = token
 
     def _http(self, host: str) -> Http | None:
         if "port" not in self.http or not self.http["port"]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from broker.credentials.jwt import Token
+
 SECOND = 1_000_000_000
 KIB = 1024
 MIB = 1024 * 1024
@@ -89,6 +91,17 @@ class Authorization(Struct, frozen=True):
     @property
     def required(self) -> bool:
         return bool(self.token or self.user or self.users) or self.tokens is not None
+
+
+class ResolverOptions(Struct, frozen=True):
+    """Operator mode with account JWTs that clients of the system account push."""
+
+    directory: str
+    allow_delete: bool = False
+    limit: int = 0  # accounts; 0 = any number
+    interval_ns: int = 60 * SECOND  # between two comparisons with the other servers
+    operators: tuple[Token, ...] = ()
+    preload: dict[str, str] = field(default_factory=dict)  # JWTs of the configuration file
 
 
 class Export(Struct, frozen=True):
@@ -310,6 +323,7 @@ class Options(Struct, frozen=True):
     authorization: Authorization = field(default_factory=Authorization)
     accounts: tuple[AccountOptions, ...] = ()
     mappings: tuple[SubjectMapping, ...] = ()  # of the global account
+    resolver: ResolverOptions | None = None
     system_account: str = SYSTEM_ACCOUNT
     tls: TlsOptions | None = None
     allow_non_tls: bool = False

@@ -31,11 +31,11 @@ def trusted_accounts(operators: Sequence[Token], preloaded: Mapping[str, Token])
     """The preloaded accounts that an operator or one of its signing keys has signed; others
     become warnings. Raises BadClaims."""
     found = TrustedAccounts()
-    signers = _signers(operators)
+    trusted = signers(operators)
     for operator in operators:
         found.system_account = found.system_account or operator.claims.get("system_account") or ""
     for public, token in preloaded.items():
-        if token.issuer not in signers:
+        if token.issuer not in trusted:
             found.warnings.append(f"Account [{public}] is not signed by a trusted operator")
             continue
         try:
@@ -49,13 +49,13 @@ def trusted_accounts(operators: Sequence[Token], preloaded: Mapping[str, Token])
     return found
 
 
-def _signers(operators: Sequence[Token]) -> set[str]:
+def signers(operators: Sequence[Token]) -> set[str]:
     """With strict_signing_key_usage, the operator's own key signs nothing."""
-    signers = set()
+    found = set()
     for operator in operators:
         strict = operator.claims.get("strict_signing_key_usage", False)
         keys = operator.claims.get("signing_keys") or []
         for signer in [*keys, *([] if strict else [operator.subject])]:
             if nkeys.is_public(signer, KeyKind.OPERATOR):
-                signers.add(signer)
-    return signers
+                found.add(signer)
+    return found

@@ -25,12 +25,14 @@ ISSUERS = {
     "account": KeyKind.OPERATOR,
     "user": KeyKind.ACCOUNT,
     "authorization_response": KeyKind.ACCOUNT,
+    "generic": KeyKind.OPERATOR,
 }
 SUBJECTS = {
     "operator": KeyKind.OPERATOR,
     "account": KeyKind.ACCOUNT,
     "user": KeyKind.USER,
     "authorization_response": KeyKind.USER,
+    "generic": KeyKind.OPERATOR,
 }
 
 

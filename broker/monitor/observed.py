@@ -19,6 +19,7 @@ from broker.server.client.info import ClientUrls
 from broker.server.client.settings import ServerSettings
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.loop_lag import LoopLag
+from broker.server.process.tasks import Spawn
 from broker.server.process.times import timestamp
 from broker.server.routing.router import Router
 from broker.server.services import Document, Query
@@ -54,6 +55,8 @@ class ObservedServer(Protocol):
     def websocket(self) -> ObservedListener | None: ...
     @property
     def lag(self) -> LoopLag | None: ...
+    @property
+    def spawn(self) -> Spawn: ...
 
 
 class ObservedRuntime(Protocol):

@@ -313,7 +313,7 @@ GOOD = f"operator: {operator()}\nresolver: MEMORY\n"
         ),
         ("resolver: hokus", r"error parsing account resolver, should be MEM or\s+URL"),
         ('resolver: URL("http://x")', "not supported yet"),
-        ("resolver { type: full }", "not supported yet"),
+        ("resolver { type: full }", "dir has no value"),
         ("resolver_preload: 5", "preload should be a map of account_public_key:account_jwt"),
         ("resolver_preload { A: 5 }", "preload map value should be a string JWT"),
         (f"resolver_preload {{ {ACCOUNT.public}: {account(OTHER)} }}", "not of this account"),

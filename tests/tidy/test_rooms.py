@@ -27,7 +27,8 @@ BELOW = {
         "broker.accounts", "broker.config", "broker.subjects", "broker.wire", "broker.credentials",
     ),
     "broker.monitor": (
-        "broker.server", "broker.accounts", "broker.config", "broker.subjects", "broker.wire",
+        "broker.server", "broker.accounts", "broker.config", "broker.credentials",
+        "broker.subjects", "broker.wire",
     ),
     "broker.cluster": (
         "broker.server", "broker.accounts", "broker.config", "broker.jetstream", "broker.scan",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from broker.config.draft import Draft
 from broker.config.file import values
-from broker.config.file.parser import Item
+from broker.config.file.parser import Item, Map
 from broker.config.file.values import BadValue
 from broker.credentials import jwt
 
@@ -43,8 +44,11 @@ def apply_operator(draft: Draft, key: str, item: Item) -> None:
 
 
 def apply_resolver(draft: Draft, key: str, item: Item) -> None:
-    if isinstance(item.value, dict) or (isinstance(item.value, str) and _URL.match(item.value)):
-        raise BadValue('not supported yet: resolvers other than "MEMORY"')
+    if isinstance(item.value, dict):
+        draft.resolver = _directory(item.value)
+        return
+    if isinstance(item.value, str) and _URL.match(item.value):
+        raise BadValue('not supported yet: resolvers other than "MEMORY" and "full"')
     if not isinstance(item.value, str):
         raise BadValue("error parsing operator resolver, wrong type")
     if not _MEMORY.fullmatch(item.value):
@@ -52,7 +56,33 @@ def apply_resolver(draft: Draft, key: str, item: Item) -> None:
             'error parsing account resolver, should be MEM or  URL("url") or a map containing '
             "dir and type state=[FULL|CACHE])"
         )
-    draft.resolver = True
+    draft.resolver = {}
+
+
+def _directory(block: Map) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    kind = ""
+    for raw, item in block.items():
+        key = raw.lower()
+        if key == "type":
+            kind = values.text(key, item).lower()
+        elif key == "dir":
+            settings["directory"] = values.text(key, item)
+        elif key == "allow_delete":
+            settings[key] = values.boolean(key, item)
+        elif key == "limit":
+            settings[key] = values.integer(key, item)
+        elif key == "interval":
+            settings["interval_ns"] = values.duration(key, item)
+        elif key == "timeout":
+            values.duration(key, item)  # of lookups elsewhere: every account is stored here
+        else:
+            raise BadValue(f'not supported: "{raw}" of a resolver')
+    if kind != "full":
+        raise BadValue(f'not supported yet: resolver type "{kind}"; use "full"')
+    if not settings.get("directory"):
+        raise BadValue("dir has no value and needs to point to a directory")
+    return settings
 
 
 def apply_preload(draft: Draft, key: str, item: Item) -> None:
@@ -69,3 +99,4 @@ def apply_preload(draft: Draft, key: str, item: Item) -> None:
         if token.kind != "account" or token.subject != public:
             raise BadValue(f"the JWT for {public} is not of this account")
         draft.preloaded[public] = token
+        draft.preload[public] = text

@@ -12,6 +12,7 @@ from broker.accounts import Account
 from broker.monitor.documents.documents import Documents
 from broker.monitor.observed import Observed
 from broker.monitor.system.account_requests import AccountServices
+from broker.monitor.system.claims import ClaimsRequests
 from broker.monitor.system.events import Events
 from broker.monitor.system.responder import Responder
 from broker.monitor.system.services import Services
@@ -27,12 +28,14 @@ class SystemAccount:
         responder = Responder(observed)
         self._services = Services(responder, documents, reload)
         self._accounts = AccountServices(responder, documents)
+        self._claims = ClaimsRequests(responder, reload)
         self.events = Events(responder, documents)
         self._started = False
 
     def start(self) -> None:
         self._services.start()
         self._accounts.start()
+        self._claims.start()
         self.events.start()
         self._started = True
         for account in list(self._observed.server.accounts.values()):

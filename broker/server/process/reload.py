@@ -19,6 +19,7 @@ RELOADABLE = frozenset(
         "logging",
         "mappings",
         "ping",
+        "resolver",
         "server_tags",
         "tls",
     ]

@@ -1,0 +1,88 @@
+"""The account JWTs of a FULL resolver: one file per account.
+
+Owns: the files of that directory.
+May not touch: which of them count (trusted_accounts.py), who may change them.
+Spec: nats-server, `resolver { type: full, dir }`: `<public key>.jwt`, and `.jwt.deleted` for an
+account that was deleted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from broker.credentials import jwt, nkeys
+from broker.credentials.jwt import Token
+
+SUFFIX = ".jwt"
+DELETED = ".deleted"
+
+
+class AccountDirectory:
+    """Files are replaced as a whole: a crash leaves the old or the new one."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = Path(directory)
+
+    def names(self) -> list[str]:
+        """The public keys of all accounts. Raises OSError."""
+        if not self._path.is_dir():
+            return []
+        stems = sorted(file.stem for file in self._path.glob(f"*{SUFFIX}"))
+        return [stem for stem in stems if _is_account(stem)]
+
+    def text(self, public: str) -> str:
+        """The JWT of one account; empty if there is none. Raises OSError."""
+        return self._read(f"{public}{SUFFIX}") if _is_account(public) else ""
+
+    def deleted(self, public: str) -> str:
+        """The JWT of a deleted account; empty if there is none. Raises OSError."""
+        return self._read(f"{public}{SUFFIX}{DELETED}") if _is_account(public) else ""
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self._path / name).read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+
+    def texts(self) -> dict[str, str]:
+        """The JWTs by public key. Raises OSError."""
+        return {public: self.text(public) for public in self.names()}
+
+    def save(self, public: str, text: str) -> None:
+        """Raises OSError."""
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self._path / f"{public}.new"
+        with new.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path / f"{public}{SUFFIX}")
+
+    def delete(self, public: str) -> bool:
+        """The file is renamed, so that it can be restored. False if there is none."""
+        file = self._path / f"{public}{SUFFIX}"
+        if not file.exists():
+            return False
+        file.replace(file.with_name(file.name + DELETED))
+        return True
+
+
+def _is_account(name: str) -> bool:
+    return nkeys.is_public(name, nkeys.KeyKind.ACCOUNT)
+
+
+def stored_accounts(directory: str) -> tuple[dict[str, Token], list[str]]:
+    """The accounts of the directory, and why others are left out. Raises OSError."""
+    found: dict[str, Token] = {}
+    problems: list[str] = []
+    for public, text in AccountDirectory(directory).texts().items():
+        try:
+            token = jwt.decode(text)
+        except jwt.BadToken as bad:
+            problems.append(f"Account [{public}]: {bad}")
+            continue
+        if token.kind == "account" and token.subject == public:
+            found[public] = token
+        else:
+            problems.append(f"Account [{public}]: the JWT is not of this account")
+    return found, problems
