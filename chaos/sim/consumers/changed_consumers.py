@@ -30,6 +30,8 @@ LATE_S: Final = 30.0  # for as long a change that had no answer may still be mad
 LONG_PAUSE_NS: Final = 36_000 * NS  # longer than any clock is wrong
 SHORT_PAUSE_NS: Final = 2 * NS  # ends by itself
 ACK_WAITS_NS: Final = (700 * MS, 2 * NS)
+# In the end: what one message at a time leaves may take longer than a cluster has to settle.
+SWIFT: Final = {"max_ack_pending": 1000, "ack_wait": ACK_WAITS_NS[0]}
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ class ChangedConsumers:
         settled = False
         while not settled:  # no change without an answer may come after the last ones
             await asyncio.sleep(max(one.certain_ns - self._scene.now_ns(), 0) / NS)
-            settled = await self._update(client, one) and await self._pause(client, one, 0)
+            settled = await self._update(client, one, **SWIFT) and await self._pause(client, one, 0)
 
     async def _ask(
         self, client: WorkClient, one: ChangedConsumer, kind: str, subject: str, body: Any
@@ -148,8 +150,9 @@ class ChangedConsumers:
         one.certain_ns = self._scene.now_ns() + int(LATE_S * NS)
         return False
 
-    async def _update(self, client: WorkClient, one: ChangedConsumer) -> bool:
-        wanted = {**one.record.config, **self._values(), "description": str(one.version + 1)}
+    async def _update(self, client: WorkClient, one: ChangedConsumer, **fixed: int) -> bool:
+        version = {"description": str(one.version + 1)}
+        wanted = {**one.record.config, **self._values(), **fixed, **version}
         one.filters.add(wanted["filter_subject"])
         body = {"stream_name": STREAM, "config": wanted, "action": "update"}
         if not await self._ask(client, one, "update consumer", "CREATE", body):
