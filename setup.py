@@ -1,4 +1,4 @@
-"""Compiles the codecs. Everything else about the package is in pyproject.toml.
+"""Compiles the codecs and the thread that flushes; the rest of the package is in pyproject.toml.
 
 `python setup.py build_ext --inplace` for a source tree, `pip install .` for the rest. The C files
 go to build/ and are never kept. In a source tree the Python modules are compiled too, as pip does
@@ -11,7 +11,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-CODECS = (
+COMPILED = (
     "broker.wire._run",
     "broker.wire._encode",
     "broker.wire._parser",
@@ -20,6 +20,7 @@ CODECS = (
     "broker.store.block._deliveries",
     "broker.store.index._hashes",
     "broker.store.index._index",
+    "raft.store._sync_thread",
 )
 
 
@@ -38,7 +39,7 @@ setup(
     ext_modules=cythonize(
         [
             Extension(name, [name.replace(".", "/") + ".pyx"], extra_compile_args=["-O3"])
-            for name in CODECS
+            for name in COMPILED
         ],
         build_dir="build/cython",
         compiler_directives={"language_level": 3, "boundscheck": True, "wraparound": False},

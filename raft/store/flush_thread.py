@@ -1,19 +1,35 @@
-"""The thread that flushes the log (fsync) when it is asked to.
+"""The threads that flush the log (fsync) when they are asked to.
 
-Owns: the thread, and the callback to the event loop after each flush.
-May not touch: what is flushed (LogStore.flush does it), when a flush is due (raft/host/rounds.py
-decides, raft/host/round_loop.py asks).
-Spec: an executor would do the same with two futures per flush, which cost more locks and two more
-turns of the loop."""
+Owns: both threads, and the callback to the event loop after each flush.
+May not touch: what is flushed (LogStore does it), when a flush is due (raft/host/rounds.py decides,
+raft/host/round_loop.py asks).
+Spec: usually all that is left to a thread is fdatasync, on a thread that never takes the
+interpreter lock (_sync_thread.pyx): a Python thread takes it three times per flush, and each time
+waits for the loop, or the loop for it. A flush that cannot begin on the loop, because another one
+is in flight, runs on a Python thread. JETRAFT_PURE=1: every flush does."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
+from os import environ
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
+from raft.store.log_flush import FlushJob
 from raft.store.log_store import LogStore
+
+if TYPE_CHECKING:
+    from raft.store._sync_thread import SyncThread
+
+
+def _sync_thread() -> SyncThread | None:
+    if environ.get("JETRAFT_PURE") == "1":
+        return None
+    from raft.store._sync_thread import SyncThread
+
+    return SyncThread()
 
 
 class FlushThread:
@@ -30,16 +46,56 @@ class FlushThread:
         self._store = store
         self._flushed = flushed
         self._requests: SimpleQueue[str] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="raft-storage", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # started when it is needed
+        self._job: FlushJob | None = None  # on the thread outside of Python
+        self._syncing = _sync_thread()
+        if self._syncing is not None:
+            loop.add_reader(self._syncing.event, self._synced)
 
     def request(self) -> None:
-        self._requests.put("flush")
+        if self._syncing is None:
+            self._request_thread()
+            return
+        try:
+            begun = self._store.begin_flush(self._syncing)
+        except Exception as error:  # noqa: BLE001 - passed on to the loop
+            self._loop.call_soon(self._flushed, error)
+            return
+        if begun is None:
+            self._request_thread()
+        else:
+            self._job, descriptors = begun
+            self._syncing.start(descriptors)
+
+    def _synced(self) -> None:
+        job, self._job = self._job, None
+        assert self._syncing is not None
+        number = self._syncing.finish()
+        if job is None:
+            return
+        error: BaseException | None = None
+        try:
+            self._store.end_flush(job, number)
+        except Exception as raised:  # noqa: BLE001 - passed on
+            error = raised
+        self._flushed(error)
 
     def stop(self) -> None:
         """Blocking, while a flush is in flight."""
-        self._requests.put("stop")
-        self._thread.join()
+        if self._syncing is not None:
+            self._loop.remove_reader(self._syncing.event)
+            self._syncing.stop()
+        if self._thread is not None:
+            self._requests.put("stop")
+            self._thread.join()
+
+    # the Python thread
+
+    def _request_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="raft-storage", daemon=True)
+            self._thread.start()
+        self._requests.put("flush")
 
     def _run(self) -> None:
         while self._requests.get() == "flush":

@@ -15,7 +15,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -35,6 +34,7 @@ from raft.store.database import (
 )
 from raft.store.disk_space import DiskFacts, DiskSpace, Space
 from raft.store.group_log import GroupLog
+from raft.store.log_flush import FlushJob, SyncInFlight
 from raft.store.migration import migrate, remove_unfinished
 from raft.store.node_log import NO_INDEX, LogPlace, NodeLog
 from raft.store.records import (
@@ -44,6 +44,7 @@ from raft.store.records import (
     StoreError,
     StoreFailed,
     StoreFull,
+    StoreStatistics,
     WrongDirectory,
 )
 from raft.store.segments.files import DiskFiles
@@ -70,16 +71,6 @@ _log = logging.getLogger("raft.store")
 _BUFFERED: Final = "rocksdb.cur-size-all-mem-tables"
 _SMALL_BYTES: Final = 64 << 10  # of entries: such a batch may use the last of the reserve
 CLOSE_WITHIN_S: Final = 30.0  # a flush in flight may delay the end of the process this long
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStatistics:
-    writes: int
-    written_bytes: int
-    flushes: int
-    refusals: int
-    healthy: bool
-    failure: str | None
 
 
 class LogStore:
@@ -119,6 +110,7 @@ class LogStore:
         )
         self._users: list[tuple[Callable[[], None], Callable[[Rdict], None]]] = []
         self._in_use = 0
+        self._syncing = False  # between begin_flush and end_flush
         self._guard = threading.Lock()  # protects _in_use
         self._unused = threading.Condition(self._guard)
         self._one_rewrite = threading.Lock()
@@ -223,7 +215,7 @@ class LogStore:
         cannot be opened, also because iterators keep the old database alive: then nothing can be
         read before the next attempt."""
         with self._guard:
-            if self._in_use:
+            if self._in_use or self._syncing:
                 raise StoreBusy("a flush is in flight")
         trusted_end = self.log.trusted_end
         self._let_go()
@@ -396,13 +388,28 @@ class LogStore:
 
     def flush(self) -> None:
         """Blocking: everything written before the call is on disk after it."""
-        self._begin_use()
+        with self.keep_open():
+            try:
+                self.log.flush()
+            except OSError as error:
+                raise self._failed("flushing the log", error) from error
+        self._flushes += 1
+
+    def begin_flush(self, beside: SyncInFlight) -> tuple[FlushJob, list[int]] | None:
+        """As LogFlush.begin. Raises StoreFailed."""
+        if self.failure is not None:
+            raise StoreFailed("the log store has already failed") from self.failure
+        begun = self.log.flushes.begin(beside)
+        self._syncing = begun is not None
+        return begun
+
+    def end_flush(self, job: FlushJob, number: int) -> None:
+        """As LogFlush.end. Raises StoreFailed."""
+        self._syncing = False
         try:
-            self.log.flush()
+            self.log.flushes.end(job, number)
         except OSError as error:
             raise self._failed("flushing the log", error) from error
-        finally:
-            self._end_use()
         self._flushes += 1
 
     def flush_state(self) -> None:
@@ -414,27 +421,20 @@ class LogStore:
                 self.failure = error
                 raise StoreFailed(f"flushing the state failed: {error}") from error
 
-    def _begin_use(self) -> None:
+    @contextmanager
+    def keep_open(self) -> Iterator[None]:
         """While a call runs on another thread, the database must not be closed. Raises StoreFailed:
         after a failure a flush proves nothing until the database is reopened."""
         with self._guard:
             if self.failure is not None:
                 raise StoreFailed("the log store has already failed") from self.failure
             self._in_use += 1
-
-    def _end_use(self) -> None:
-        with self._guard:
-            self._in_use -= 1
-            if self._closing:
-                self._unused.notify_all()
-
-    @contextmanager
-    def keep_open(self) -> Iterator[None]:
-        self._begin_use()
         try:
             yield
         finally:
-            self._end_use()
+            with self._guard:
+                self._in_use -= 1
+                self._unused.notify_all()
 
     def expunge(self) -> None:
         """Blocking while the database is rewritten: afterwards no file holds what was deleted or

@@ -8,13 +8,13 @@ another one meanwhile. After a failed flush nothing is accepted: what is on disk
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from raft.store.disk_space import Space
 from raft.store.group_log import NOWHERE, GroupLog
+from raft.store.log_flush import LogFlush
 from raft.store.records import NO_SNAPSHOT, DamagedLog, GroupRecord, group_value
 from raft.store.segments.files import LogFiles
 from raft.store.segments.format import GROUP, REMOVED, RESET, LogRecord
@@ -59,11 +59,9 @@ class NodeLog:
     ) -> None:
         """Blocking. `trusted_end`: after a failed flush, the end of what is certainly on disk; what
         is read behind it is written again. Raises OSError."""
-        self.failure: OSError | None = None
         self._logs: dict[GroupId, GroupLog] = {}
         self._damaged: dict[GroupId, DamagedGroup] = {}
         self._dirty: set[GroupId] = set()  # written and not flushed
-        self._one_flush = threading.Lock()
         self._ticks = 0
         self._promises = PromiseTable(disk.promises)
         self._jobs = disk.jobs()
@@ -76,6 +74,7 @@ class NodeLog:
             space=disk.space,
         )
         self._segments = self._keeper.log
+        self.flushes = LogFlush(self._segments, self._promises, self._take_promises)
         highest = self._promises.highest_position()
         found = scan(disk.segments, promised=highest + 1 if highest else 0)
         self.is_new = not found.segments and not self._promises.existed
@@ -143,6 +142,7 @@ class NodeLog:
 
     def close(self) -> None:
         """Without a flush."""
+        self.flushes.wait()  # its files must stay open
         self._keeper.close()
         self._promises.close()
 
@@ -199,7 +199,7 @@ class NodeLog:
         """Written, not flushed, and readable. Returns the bytes. `frees`: the batch frees more than
         it takes, so it may use the reserve. Raises SegmentBusy, OSError; DamagedLog for a group
         that is damaged, unless it is removed."""
-        self._check()
+        self.flushes.check()
         for group in (*batch.entries, *batch.hard_states, *batch.snapshots, *batch.installs):
             self._promises.reserve(group)
         with self._segments.lock:
@@ -315,7 +315,7 @@ class NodeLog:
         (HardState.lives). The new log begins after the `applied` entry if that is known, otherwise
         at the beginning. Written, not flushed. Raises DamagedLog if its promises are not known:
         then it must not take part. Also SegmentBusy, OSError."""
-        self._check()
+        self.flushes.check()
         damaged = self._damaged.get(group)
         hard_state = self.reader(group).hard_state() if damaged is None else damaged.hard_state
         if hard_state is None or not self.exists(group):
@@ -332,32 +332,18 @@ class NodeLog:
         self._keeper.something_died()
         return log
 
-    def _check(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
     # flushing
 
     def flush(self) -> None:
         """Blocking: everything written before the call is on disk after it, and remembered as
         promised. Raises OSError; then nothing is accepted any more."""
-        # One at a time: the kernel reports a page that it could not write only once, so a second
-        # flush beside a failing one might succeed without that page.
-        with self._one_flush:
-            self._check()
-            with self._segments.lock:
-                end, files = self._segments.begin_flush()
-                dirty, self._dirty = self._dirty, set()
-                logs = self._logs
-                promises = [(g, _promise(logs[g])) for g in dirty if g in logs]
-            try:
-                for file in files:
-                    file.sync()
-                self._promises.note(promises)
-            except OSError as error:
-                self.failure = error
-                raise
-            self._segments.finish_flush(end)
+        self.flushes.run()
+
+    def _take_promises(self) -> list[tuple[GroupId, KeptPromise]]:
+        """Of the groups with records since the last flush."""
+        dirty, self._dirty = self._dirty, set()
+        logs = self._logs
+        return [(group, _promise(logs[group])) for group in dirty if group in logs]
 
     def tick(self, *, short: bool = False) -> None:
         """Called at short, regular intervals: background work starts here. `short`: the disk is
@@ -445,7 +431,7 @@ class NodeLog:
         try:
             self._promises.sync()
         except OSError as error:
-            self.failure = error
+            self.flushes.failure = error
             raise
 
 

@@ -79,6 +79,16 @@ class DamagedLog(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    writes: int
+    written_bytes: int
+    flushes: int
+    refusals: int
+    healthy: bool
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRecord:
     """The durable facts of a group besides its entries."""
 

@@ -259,6 +259,7 @@ class GatedFlush:
         self.waiting = threading.Event()
         self._flush = store.flush
         store.flush = self.flush  # type: ignore[method-assign]
+        store.begin_flush = lambda _: None  # type: ignore[method-assign]
 
     def flush(self) -> None:
         self.waiting.set()

@@ -58,43 +58,49 @@ class LogFiles(Protocol):
 class DiskFile:
     """A LogFile of the operating system."""
 
-    __slots__ = ("_descriptor",)
+    __slots__ = ("descriptor",)
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self.descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
     @property
     def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self.descriptor).st_size
 
     def write(self, parts: Sequence[bytes | memoryview], offset: int) -> None:
         for start in range(0, len(parts), _PARTS_MAX):
             some = parts[start : start + _PARTS_MAX]
             wanted = sum(map(len, some))
-            written = os.pwritev(self._descriptor, some, offset)
+            written = os.pwritev(self.descriptor, some, offset)
             if written != wanted:  # a signal, or a disk that is nearly full: write the rest
                 rest = memoryview(b"".join(some))[written:]
                 while rest:
-                    rest = rest[os.pwrite(self._descriptor, rest, offset + wanted - len(rest)) :]
+                    rest = rest[os.pwrite(self.descriptor, rest, offset + wanted - len(rest)) :]
             offset += wanted
 
     def read(self, size: int, offset: int) -> bytes:
-        found = os.pread(self._descriptor, size, offset)
+        found = os.pread(self.descriptor, size, offset)
         while found and len(found) < size:
-            more = os.pread(self._descriptor, size - len(found), offset + len(found))
+            more = os.pread(self.descriptor, size - len(found), offset + len(found))
             if not more:
                 break
             found += more
         return found
 
     def allocate(self, size: int) -> None:
-        os.posix_fallocate(self._descriptor, 0, size)
+        os.posix_fallocate(self.descriptor, 0, size)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        os.fdatasync(self.descriptor)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
+
+
+def descriptors_of(files: Sequence[LogFile]) -> list[int] | None:
+    """For calls outside of Python; None unless all are files of the operating system."""
+    found = [file.descriptor for file in files if isinstance(file, DiskFile)]
+    return found if len(found) == len(files) else None
 
 
 class DiskFiles:

@@ -196,6 +196,10 @@ class SegmentLog:
 
     # flushing
 
+    @property
+    def unflushed(self) -> list[LogFile]:
+        return self._unflushed
+
     def begin_flush(self) -> tuple[int, list[LogFile]]:
         """What a flush has to cover, as of now: the end of the log, and the files."""
         with self.lock:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from raft.host.host import Host
+from raft.store.log_flush import SyncInFlight
 from raft.store.log_store import LogStore
 from raft.store.records import DamagedLog
 from raft.transport.transport import Transport
@@ -29,6 +30,9 @@ class GatedStore(LogStore):
     def flush(self) -> None:
         assert self.gate.wait(60)
         super().flush()
+
+    def begin_flush(self, beside: SyncInFlight) -> None:
+        """Every flush has to pass the gate."""
 
 
 class Solo:
