@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from broker.cluster.clock import ClockWatch
 from broker.cluster.cluster_nodes import ClusterNodes
-from broker.cluster.consumer_requests.forwarding import (
-    RequestForwarder,
-)
+from broker.cluster.consumer_requests.forwarding import RequestForwarder
 from broker.cluster.limits.account_limits import AccountQuotas
 from broker.cluster.limits.full_disks import FullDisks
 from broker.cluster.limits.stored_bytes import StoredBytes
@@ -43,6 +41,7 @@ from broker.cluster.publish.admission import Admission
 from broker.cluster.publish.forwarding import AnswerForwarder, PublishForwarder
 from broker.cluster.publish.late_replies import LateReplies
 from broker.cluster.publish.outbox_table import OutboxTable
+from broker.cluster.publish.outbox_turns import OutboxTurns
 from broker.cluster.replica.hand_over import HandOver
 from broker.cluster.replica.leadership import DeliveryServices
 from broker.cluster.replica.member_changes import MemberChanges
@@ -207,6 +206,7 @@ class StreamNode:
             ),
             session=next_session(self.files),
             later=server.turns.wait,
+            turns=OutboxTurns(self.host.together),
             domain=self.options.domain,
         )
         self.answers = AnswerForwarder(mesh.node, mesh, self.outboxes.answered)

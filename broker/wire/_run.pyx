@@ -124,6 +124,14 @@ cdef class PubRun:
             self.base[payload:end],
         )
 
+    def names(self, Py_ssize_t i):
+        self.check(i, i + 1)
+        cdef PubRecord* record = &self.records[i]
+        return (
+            self.base[record.subject:record.subject + record.subject_size],
+            self.base[record.reply:record.reply + record.reply_size],
+        )
+
     def any_reply(self, Py_ssize_t start, Py_ssize_t stop):
         self.check(start, stop)
         cdef Py_ssize_t i

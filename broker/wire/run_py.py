@@ -53,6 +53,11 @@ class PubRun:
         self._check(i, i + 1)
         return self._messages[i]
 
+    def names(self, i: int) -> tuple[bytes, bytes]:
+        """Subject and reply, without a copy of the payload."""
+        self._check(i, i + 1)
+        return self._messages[i][:2]
+
     def any_reply(self, start: int, stop: int) -> bool:
         self._check(start, stop)
         return any(reply for _, reply, _, _ in self._messages[start:stop])

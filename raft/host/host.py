@@ -284,6 +284,11 @@ class Host:
         self._touch(held)
         return held.core.term, index
 
+    def together(self, work: Callable[[], None]) -> None:
+        """Call it. What it proposes is written and sent in this turn of the loop, not in the next
+        one: for a caller that has collected what others brought in this turn."""
+        self._rounds.together(work)
+
     def change_members(
         self, group: GroupId, *, voters: Sequence[NodeId], learners: Sequence[NodeId] = ()
     ) -> tuple[Term, Index]:

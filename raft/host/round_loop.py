@@ -93,6 +93,17 @@ class RoundLoop:
         if not self._scheduled:
             self._schedule()
 
+    def together(self, work: Callable[[], None]) -> None:
+        """Call it, and then run a round at once for the groups that it marked."""
+        if self._scheduled:
+            work()  # the round comes anyway
+            return
+        self._scheduled = True
+        try:
+            work()
+        finally:
+            self._round()
+
     def forget(self, group: Group) -> None:
         """The group was removed: write and answer nothing more for it."""
         self._rounds.forget(group)

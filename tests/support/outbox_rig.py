@@ -9,6 +9,7 @@ from broker.accounts import Account
 from broker.cluster.publish.held_bytes import AccountPublishes, HeldPublishes
 from broker.cluster.publish.outbox_core import HELD_BYTES_MAX, OutboxCore
 from broker.cluster.publish.outbox_shell import Outbox
+from broker.cluster.publish.outbox_turns import OutboxTurns
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.server.routing.router import Router
 from broker.subjects import Subscription
@@ -41,6 +42,7 @@ class Bench:
             router=self.router,
             transmit=self._transmit,
             publishes=publishes or HeldPublishes().of("$G"),
+            turns=OutboxTurns(),
             silent=silent,
             ack_extra=extra,
         )

@@ -134,6 +134,7 @@ def test_runs_agree(rows: list[Any], start: int, stop: int, headers_ok: bool) ->
         expected = outcome(getattr(twin, name), start, stop)
         assert outcome(getattr(compiled, name), start, stop) == expected
     assert outcome(compiled.message, start) == outcome(twin.message, start)
+    assert outcome(compiled.names, start) == outcome(twin.names, start)
     expected = outcome(encode_py.encode_pub, twin, start, stop)
     assert outcome(_encode.encode_pub, compiled, start, stop) == expected
     arguments = (start, stop, b"17", headers_ok)

@@ -46,7 +46,8 @@ class AccountPublishes:
 
     def wait(self, publisher: PublishingConnection) -> None:
         """Do not read from it if the account holds too much."""
-        if self.held > self.share and publisher not in self._paused:
+        held = self.held
+        if held > LEAST_BYTES and held > self.share and publisher not in self._paused:
             self._paused[publisher] = None
             publisher.pause_reading()
 

@@ -25,6 +25,7 @@ from broker.cluster.publish.outbox_core import (
     SessionRefused,
     TransmitBatch,
 )
+from broker.cluster.publish.outbox_turns import OutboxTurns
 from broker.cluster.publish.pub_acks import PubAcks, ReplyRouter
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.api.responses import encode_pub_error
@@ -59,6 +60,7 @@ class Outbox:
     router: ReplyRouter
     transmit: Transmit
     publishes: AccountPublishes
+    turns: OutboxTurns
     silent: bool  # no_ack: publishers get no answer
     disk_refuses: Callable[[int], bool] = lambda _group: False
     stored_as: Callable[[bytes], tuple[bytes, bool]] = lambda subject: (subject, False)
@@ -114,7 +116,7 @@ class Outbox:
             self._append_sliced(run, start, stop, publisher)
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            self.turns.add(self._turn)
         self._count()
         if publisher is not None:
             if core.overfull:

@@ -17,6 +17,7 @@ from broker.cluster.meta.assignments import Assignment
 from broker.cluster.publish.held_bytes import HeldPublishes
 from broker.cluster.publish.outbox_core import OutboxCore
 from broker.cluster.publish.outbox_shell import Outbox, Transmit
+from broker.cluster.publish.outbox_turns import OutboxTurns
 from broker.cluster.publish.pub_acks import ReplyRouter
 from broker.cluster.publish.publish_batch import BatchAnswer
 from broker.subjects import STEP_ITEMS, Steps, Subscription
@@ -71,6 +72,7 @@ class OutboxTable:
     admission: PublishAdmission
     session: int  # of this run of the node; rises with every restart
     later: Callable[[Callable[[], None], Hashable, Hashable], None]  # in another turn of the loop
+    turns: OutboxTurns
     domain: str = ""
     held: HeldPublishes = field(default_factory=HeldPublishes)
     _outboxes: dict[int, Outbox] = field(default_factory=dict)  # by group
@@ -93,6 +95,7 @@ class OutboxTable:
             router=self.router,
             transmit=self.transmit,
             publishes=self.held.of(account),
+            turns=self.turns,
             silent=assignment.config.no_ack,
             disk_refuses=partial(self.admission.disk_refuses, account, name),
             stored_as=partial(self.admission.stored_as, account, name),

@@ -226,7 +226,14 @@ class Operations:
             self._client.queue(OK)
 
     def _publish(self, run: PubRun) -> None:
-        traced = tracing.rows(run, self._client.account) if run.has_headers else None
+        if not run.has_headers:
+            client = self._client
+            client.in_msgs += len(run)
+            client.in_bytes += run.total_bytes
+            self._timers.activity()
+            self._publish_untraced(run)
+            return
+        traced = tracing.rows(run, self._client.account)
         if not traced:
             self._publish_run(run)
             return

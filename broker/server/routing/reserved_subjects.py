@@ -24,6 +24,10 @@ SERVICES = (b"$JS.", b"$SYS.")
 def refusals(run: PubRun, rules: PublishRules | None) -> dict[int, str]:
     """Row -> text of the -ERR. Checked per segment; row by row only where replies differ."""
     suspect = REPLIES if rules is None else REPLIES + SERVICES
+    if len(run) == 1:
+        subject, reply = run.names(0)
+        if not subject.startswith(SUBJECTS) and not reply.startswith(suspect):
+            return {}
     found: dict[int, str] = {}
     for subject, start, stop in run.segments():
         if subject.startswith(SUBJECTS):
@@ -31,7 +35,7 @@ def refusals(run: PubRun, rules: PublishRules | None) -> dict[int, str]:
             found.update(dict.fromkeys(range(start, stop), text))
         elif run.any_reply(start, stop) and not _none_suspect(run, start, stop, suspect):
             for row in range(start, stop):
-                reply = run.message(row)[1]
+                reply = run.names(row)[1]
                 if reply.startswith(REPLIES) or _is_closed_service(reply, rules):
                     text = f'Permissions Violation for Publish with Reply of "{_shown(reply)}"'
                     found[row] = text
@@ -45,7 +49,7 @@ def _is_closed_service(reply: bytes, rules: PublishRules | None) -> bool:
 def _none_suspect(run: PubRun, start: int, stop: int, suspect: tuple[bytes, ...]) -> bool:
     """Whether all replies share a prefix that is not suspect: then none of them is."""
     if stop - start == 1:
-        return not run.message(start)[1].startswith(suspect)
+        return not run.names(start)[1].startswith(suspect)
     replies = ReplyColumn()
     replies.append_run(run, start, stop)
     shared = replies.prefix(0, stop - start)

@@ -138,7 +138,7 @@ class Router:
 
     def _published_one(self, publisher: Publisher, run: PubRun) -> bool:
         """The most common run: one message for one recipient. False: it is not that simple."""
-        subject = run.segments()[0][0]
+        subject = run.names(0)[0]
         if publisher.guarded or subject[:1] == self._family_start:
             return False
         found = publisher.account.subs.match(subject)
@@ -209,7 +209,7 @@ class Router:
                 return row
             end = min(row + share, stop)
             if publisher.guarded:
-                end = publisher.check_publish(run.message(row)[0], row, end)
+                end = publisher.check_publish(run.names(row)[0], row, end)
                 if end == row:
                     continue
             if sub is not None and not sub.max_msgs:
@@ -228,7 +228,7 @@ class Router:
     ) -> int:  # fmt: skip
         """Returns the row it stopped at: less than `stop` when requests used up the turn."""
         bulk = self._bulk
-        if bulk is not None and sub.sink is bulk and run.message(start)[0].startswith(self._timed):
+        if bulk is not None and sub.sink is bulk and run.names(start)[0].startswith(self._timed):
             reached, missing = bulk.deliver_timed(
                 sub, run, start, stop, publisher, deadline=deadline
             )

@@ -11,6 +11,7 @@ from broker.cluster.meta.assignments import Assignment
 from broker.cluster.peers.channels import CHANNEL_PUBLISH, CHANNEL_PUBLISH_FAST, CHANNEL_PUBLISHED
 from broker.cluster.publish.forwarding import AnswerForwarder, PublishForwarder
 from broker.cluster.publish.outbox_table import SESSION_BITS, OutboxTable
+from broker.cluster.publish.outbox_turns import OutboxTurns
 from broker.cluster.publish.publish_batch import BatchAnswer, PublishBatch
 from broker.jetstream.commands.publish_entry import FastOp, FastSpan, encode_marks
 from broker.jetstream.config import StreamConfig
@@ -134,6 +135,7 @@ class TableRig:
             admission=DiskIsFine(),
             session=3,
             later=lambda act, _account, _owner: self.waiting.append(act),
+            turns=OutboxTurns(),
             domain="hub",
         )
         self.client = Client(self.account)

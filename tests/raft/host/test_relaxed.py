@@ -179,3 +179,18 @@ def test_a_log_that_lost_its_end_goes_on_after_the_state(tmp_path: Path) -> None
         assert solo.store.reader(G).snapshot().term == term == Term(1)
 
     run_solo(tmp_path, body, interval_s=LONG_S)
+
+
+def test_what_is_proposed_together_is_written_at_once_and_in_one_round(tmp_path: Path) -> None:
+    async def body(solo: Solo) -> None:
+        await solo.leads()
+        await solo.put()
+        await until(lambda: not solo.host._rounds.flushing)
+        before = solo.store.statistics().writes
+        proposed: list[Index] = []
+        solo.host.together(lambda: proposed.extend(solo.propose() for _ in range(3)))
+        assert solo.store.statistics().writes == before + 1, "in the same turn of the loop"
+        await until(lambda: solo.ledger.applied >= proposed[-1])
+        assert solo.store.statistics().writes == before + 1
+
+    run_solo(tmp_path, body, interval_s=None, relaxed=False)
