@@ -67,7 +67,7 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "double ack before commit": BrokerBug(
         "a double ack is answered when its entry is committed",
         (Replacement(Replica, "propose_all", _confirm_before_commit),),
-        found_by=121,
+        found_by=200,
         workloads=PULL,
         faults=("isolate", "kill"),
     ),
@@ -93,7 +93,7 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "waits by the time of the cluster": BrokerBug(
         "a step of the time shortens no wait",
         (Replacement(LeaderTime, "now", _wait_by_cluster_time),),
-        found_by=96,
+        found_by=160,
         workloads=("push consumers", *PULL),
         faults=("clock jump", "kill", "isolate"),
     ),
