@@ -399,7 +399,7 @@ class StreamNode:
     def _leave_groups(self) -> None:
         """This node was removed from the cluster."""
         for assignment in self.assignments:
-            self.outboxes.removed(assignment)
+            self.outboxes.left(assignment)
             self.requests.forget(assignment.group)
         for replica in self.replicas:
             self.replicas.leave(replica)

@@ -27,8 +27,13 @@ if TYPE_CHECKING:
 def _sync_thread() -> SyncThread | None:
     if environ.get("JETRAFT_PURE") == "1":
         return None
-    from raft.store._sync_thread import SyncThread
-
+    try:
+        from raft.store._sync_thread import SyncThread
+    except ImportError as error:
+        raise ImportError(
+            "a compiled module is missing: run `python setup.py build_ext --inplace`, or set "
+            "JETRAFT_PURE=1 to do without it"
+        ) from error
     return SyncThread()
 
 

@@ -317,6 +317,14 @@ class OutboxCore:
         effects += [AnswerNoResponders(batch) for batch in unanswered]
         return effects
 
+    def left(self) -> list[OutboxEffect]:
+        """This node has left the cluster, the stream stays. What was sent may be stored, so it
+        gets no answer; what was not is refused for certain."""
+        waiting = tuple(self._waiting)
+        effects = self.close()
+        effects += [AnswerNoResponders(batch) for batch in waiting]
+        return effects
+
     def close(self) -> list[OutboxEffect]:
         """Send nothing more. Publishers that wait for an ack time out."""
         self.closed = True

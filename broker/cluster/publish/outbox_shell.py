@@ -245,6 +245,14 @@ class Outbox:
         self._count()
         self._perform(effects)
 
+    def left(self) -> None:
+        """This node was removed from the cluster."""
+        if self._builder.rows:
+            self._seal()
+        effects = self.core.left()
+        self._count()
+        self._perform(effects)
+
     def close(self) -> None:
         self._start_block()
         effects = self.core.close()

@@ -114,6 +114,13 @@ class OutboxTable:
         if outbox is not None:
             outbox.removed()
 
+    def left(self, assignment: Assignment) -> None:
+        """This node was removed from the cluster."""
+        self._release(assignment)
+        outbox = self._outboxes.pop(assignment.group, None)
+        if outbox is not None:
+            outbox.left()
+
     def _capture(self, assignment: Assignment) -> None:
         """Subscribe the outbox to the stream's subjects, in place of the previous ones."""
         group, subjects = assignment.group, assignment.config.subjects

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 REGRESSIONS: dict[int, str] = {
     10206: "a stopping meta leader chose a successor that was no voter, and did not flush its log",
     10182: "a node was started on a disk that did not work",
+    106_520_725_394: "a node that was removed refused publishes that it had sent to the leader",
 }
 
 SEEN: Counter[str] = Counter()  # events in the portions below

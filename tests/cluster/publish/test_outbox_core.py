@@ -435,3 +435,14 @@ def test_a_refusal_that_two_leaders_repeat_stores_nothing_twice() -> None:
     leader.heal()
     assert leader.stored == [b"1", b"2"]
     assert leader.core.session == SESSION
+
+
+def test_a_node_that_leaves_refuses_only_what_it_has_not_sent() -> None:
+    core = OutboxCore(SESSION)
+    for _ in range(IN_FLIGHT_MAX + 2):
+        core.enqueue(make_batch())
+    core.send(0.0)
+    refused = [effect.batch.number for effect in core.left() if hasattr(effect, "batch")]
+    assert refused == [IN_FLIGHT_MAX + 1, IN_FLIGHT_MAX + 2]
+    assert core.closed
+    assert not core.held_bytes
