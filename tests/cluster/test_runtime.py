@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from broker.cluster import cluster_nodes
-from broker.cluster.meta import feature_level
+from broker.cluster.meta.feature_level import TooNew
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.runtime import Runtime, build
+from broker.cluster.stream_node import StreamNode
 from broker.config.options import ClusterOptions, JetStreamOptions, Options
 from broker.server.services import StartFailed
 from raft.types import NodeId
-from tests.support.server import broker_of, run, running, until
 
 ROUTES = ("nats://other:6222",)
 OPTIONS = Options(
@@ -40,32 +38,21 @@ def test_a_jetstream_cluster_needs_names_and_routes(options: Options, sentence: 
         build(options)
 
 
-def test_an_earlier_version_does_not_start_with_the_table_of_a_newer_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And changes nothing: the newer version starts again."""
-    options = JetStreamOptions(store_dir=str(tmp_path))
+def test_the_table_of_a_newer_version_is_not_damage() -> None:
+    """A version that is too old does not start. It gives up nothing, though it has peers."""
 
-    async def newer() -> None:
-        level = feature_level.NEWEST_LEVEL + 1
-        with monkeypatch.context() as patch:
-            for module in (feature_level, cluster_nodes):
-                patch.setattr(module, "NEWEST_LEVEL", level)
-            async with running(jetstream=options) as server:
-                runtime = broker_of(server).runtime
-                assert isinstance(runtime, Runtime)
-                assert runtime.jetstream is not None
-                node = runtime.jetstream._node
-                await until(lambda: node.assignments.level == level)
-                await until(lambda: node.meta_group.is_durable)
+    def load() -> None:
+        raise TooNew("the cluster has feature level 9")
 
-    async def earlier() -> None:
-        with pytest.raises(StartFailed, match=r"has feature level .* Nothing was changed"):
-            async with running(jetstream=options):
-                pass
-
-    for work in (newer, earlier, newer, earlier):
-        run(work())
+    wiped: list[int] = []
+    node = SimpleNamespace(
+        meta_group=SimpleNamespace(load=load),
+        mesh=SimpleNamespace(transport=object()),
+        storage=SimpleNamespace(wipe_state=wiped.append),
+    )
+    with pytest.raises(StartFailed, match=r"has feature level 9\. Nothing was changed"):
+        StreamNode._load_table(cast(Any, node))
+    assert not wiped
 
 
 def test_without_jetstream_or_without_a_cluster_no_routes_are_needed() -> None:
