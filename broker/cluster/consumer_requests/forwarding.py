@@ -57,6 +57,9 @@ class RequestForwarder:
     _collected_bytes: int = 0
     _scheduled: bool = False
 
+    def __post_init__(self) -> None:
+        self._held.on_expired = self.lost
+
     def add(self, request: ForwardedRequest) -> bool:
         """False if it is dropped: no leader is known, and the queue for that case is full."""
         leader = self.leader(request[0])
@@ -94,10 +97,12 @@ class RequestForwarder:
     # -- without a leader -----------------------------------------------------------------------
 
     def hold(self, request: ForwardedRequest) -> bool:
-        """Queue it until `release`. False if the queue is full."""
+        """Queue it until `release`. False if the queue is full: then the client is told."""
         size = HELD_OVERHEAD_BYTES + _size(request)
         held = self._held.keep(request[0], request, size, now_s=time.monotonic())
-        self.dropped += not held
+        if not held:
+            self.dropped += 1
+            self.lost(request)
         return held
 
     def hold_acks(self, acks: ForwardedAcks) -> None:

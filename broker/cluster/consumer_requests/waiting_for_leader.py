@@ -6,6 +6,7 @@ Losing an ack or a pull request is allowed, but an ordinary election should not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -19,6 +20,7 @@ HELD_BYTES_MAX = 4 << 20  # of all groups; beyond it new requests are refused
 class WaitingForLeader(Generic[T]):
     """Requests by group, in order of arrival."""
 
+    on_expired: Callable[[T], None] = lambda _item: None  # dropped to make room for another
     _by_group: dict[int, list[tuple[float, int, T]]] = field(default_factory=dict)  # expiry, size
     _bytes: int = 0
 
@@ -47,6 +49,8 @@ class WaitingForLeader(Generic[T]):
         held = self._by_group.get(group, [])
         alive = [entry for entry in held if entry[0] > now_s]
         self._bytes -= sum(size for _, size, _ in held) - sum(size for _, size, _ in alive)
+        for _, _, item in [entry for entry in held if entry[0] <= now_s]:
+            self.on_expired(item)
         if alive:
             self._by_group[group] = alive
         else:

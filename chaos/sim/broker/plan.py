@@ -23,6 +23,7 @@ class Plan:
     work_ns: int  # no fault begins later
     script: tuple[Fault, ...]
     short_logs: bool  # logs are cut after a few entries, so that snapshots are needed
+    small_queues: bool  # bounds of queues are reached (chaos/sim/broker/queue_bounds.py)
 
     @classmethod
     def drawn_from(cls, seed: int, kinds: tuple[str, ...] = ()) -> Plan:
@@ -41,6 +42,7 @@ class Plan:
             ),
             work_ns=work_ns,
             short_logs=rng.random() < 0.7,
+            small_queues=rng_for(seed, "queues").random() < 0.3,
             script=draw_script(
                 faults,
                 kinds=kinds or drawn,

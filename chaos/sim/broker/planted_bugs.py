@@ -18,6 +18,7 @@ from chaos.sim.bugs.change_bugs import CHANGE_BUGS
 from chaos.sim.bugs.consumer_bugs import CONSUMER_BUGS
 from chaos.sim.bugs.node_bugs import NODE_BUGS
 from chaos.sim.bugs.publish_bugs import PUBLISH_BUGS
+from chaos.sim.bugs.queue_bugs import QUEUE_BUGS
 from chaos.sim.bugs.read_bugs import READ_BUGS
 from chaos.sim.bugs.retention_bugs import RETENTION_BUGS
 from chaos.sim.bugs.schedule_bugs import SCHEDULE_BUGS
@@ -30,6 +31,7 @@ BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {
     **CHANGE_BUGS,
     **RETENTION_BUGS,
     **PUBLISH_BUGS,
+    **QUEUE_BUGS,
     **READ_BUGS,
     **SCHEDULE_BUGS,
 }

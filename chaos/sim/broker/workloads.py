@@ -11,6 +11,7 @@ from typing import Final
 from chaos.sim.clients.administrator import StreamAdministration
 from chaos.sim.clients.batches import BatchPublishers
 from chaos.sim.clients.expiring import ExpiringMessages
+from chaos.sim.clients.flood import Flood
 from chaos.sim.clients.lifecycle import RebornStream
 from chaos.sim.clients.mirrors import Mirrors
 from chaos.sim.clients.publisher import AckedPublishers, TimedPublishers
@@ -33,6 +34,7 @@ WORKLOADS: Final[Mapping[str, Callable[[Scene], SimWorkload]]] = {
     "changed consumers": ChangedConsumers,
     "compare and set": CompareAndSet,
     "expiring messages": ExpiringMessages,
+    "flood": Flood,
     "inactive consumers": InactiveConsumers,
     "key-value watch": KeyValueWatch,
     "reborn stream": RebornStream,

@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.replica.leadership import Leadership
 from broker.cluster.replica.replica import Replica
 from broker.jetstream.api.responses import encode_response
 from broker.jetstream.api.subjects import ApiKind
+from broker.jetstream.commands.stream_commands import CommandKind
 from broker.jetstream.delivery.cursor import Cursor
 from broker.jetstream.delivery.leader_time import LeaderTime
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
+from raft.core.messages import Entry, EntryKind
 
 PULL: Final = ("pull consumers",)
 
@@ -63,11 +66,33 @@ def _wait_by_cluster_time(_: object) -> object:
     return now
 
 
+def _resume_at_once(_: object) -> object:
+    def resume_leading(self: Replica, lost: Leadership) -> None:
+        if self.leading is lost:
+            self.leading = Leadership(self, self._services.delivery)
+
+    return resume_leading
+
+
+def _consumers_first(original: Callable[..., None]) -> object:
+    """Of the entries that are applied together, the creations of consumers come first."""
+
+    def apply(self: Replica, entries: Sequence[Entry]) -> None:
+        normal = [entry for entry in entries if entry.kind is EntryKind.NORMAL]
+        created = [one.data for one in normal if one.data[0] == CommandKind.CREATE_CONSUMER]
+        others = [one.data for one in normal if one.data[0] != CommandKind.CREATE_CONSUMER]
+        moved = iter([*created, *others])
+        swapped = {one.index: Entry(one.index, one.term, next(moved)) for one in normal}
+        original(self, [swapped.get(entry.index, entry) for entry in entries])
+
+    return apply
+
+
 CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "double ack before commit": BrokerBug(
         "a double ack is answered when its entry is committed",
         (Replacement(Replica, "propose_all", _confirm_before_commit),),
-        found_by=200,
+        found_by=0,
         workloads=PULL,
         faults=("isolate", "kill"),
     ),
@@ -96,5 +121,18 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
         found_by=160,
         workloads=("push consumers", *PULL),
         faults=("clock jump", "kill", "isolate"),
+    ),
+    "engines restarted early": BrokerBug(
+        "engines whose commands were refused start again when those before them are applied",
+        (Replacement(Replica, "_resume_leading", _resume_at_once),),
+        found_by=8,
+        workloads=(*PULL, "flood"),
+        faults=("slow disk", "slow link", "full disk"),
+    ),
+    "a consumer applied before its stream": BrokerBug(
+        "a consumer begins after all that its stream had stored when it was created",
+        (Replacement(Replica, "apply", _consumers_first),),
+        found_by=0,
+        workloads=("key-value watch",),
     ),
 }

@@ -19,7 +19,7 @@ from raft.core.follower import Follower
 from raft.core.leader import LeaderState
 from raft.core.log_matching import LogMatching
 from raft.core.membership import MembersInUse
-from raft.core.messages import Entry, Message
+from raft.core.messages import Entry, Message, MessageKind
 from raft.core.raft_core import STANDARD_PARTS, CoreParts
 from raft.core.vote_granting import VoteGranting
 from raft.host.rounds import Effects, Rounds
@@ -105,6 +105,34 @@ class CountsNewVotersOnly(LeaderState):
 
     def voter_sets(self, members: Members) -> list[tuple[NodeId, ...]]:
         return super().voter_sets(members)[:1]
+
+
+class CountsRemovedMembers(Election):
+    """Section 6: an election is decided by the voters of the configuration in use. Here members
+    that were removed are asked as well, and a vote is a vote."""
+
+    __slots__ = ()
+
+    def _request_votes(
+        self, kind: MessageKind, term: Term, box: list[Message], *, context: int
+    ) -> None:
+        super()._request_votes(kind, term, box, context=context)
+        asked = {self.node, *self._members.other_voters()}
+        for request in box[-1:]:
+            box += [replace(request, to=one) for one in self._begun() if one not in asked]
+
+    def _begun(self) -> tuple[NodeId, ...]:
+        return self._members.at(Index(0)).voters
+
+    def _count_vote(self, voter: NodeId, *, granted: bool) -> None:
+        voters = self._members.members.voters
+        if granted and voter not in voters:
+            silent = (one for one in voters if one not in self._answered())
+            voter = next(silent, voter)
+        super()._count_vote(voter, granted=granted)
+
+    def _answered(self) -> dict[NodeId, bool]:
+        return {} if self._ballot is None else self._ballot._answers  # noqa: SLF001
 
 
 class UsesMembersWhenCommitted(MembersInUse):
@@ -234,6 +262,7 @@ PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
     "truncate_stale": PlantedBug(CoreParts(log_matching=TruncatesOnStaleAppend)),
     "count_learner": PlantedBug(CoreParts(leader=CountsLearnersAsVoters)),
     "joint_new_only": PlantedBug(CoreParts(leader=CountsNewVotersOnly)),
+    "removed_votes": PlantedBug(CoreParts(election=CountsRemovedMembers)),
     "late_members": PlantedBug(
         CoreParts(members=UsesMembersWhenCommitted), TakesUpMembersAfterStep
     ),

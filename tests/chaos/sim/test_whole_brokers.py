@@ -86,6 +86,7 @@ def test_only_bugs_observers_and_limits_replace_functions_of_the_broker() -> Non
     }
     assert users == {
         "chaos/sim/broker/cluster.py",
+        "chaos/sim/broker/queue_bounds.py",
         "chaos/sim/promises/consumer_states.py",
         "chaos/sim/promises/every_step.py",
     }

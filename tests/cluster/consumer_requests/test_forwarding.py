@@ -156,6 +156,8 @@ def test_requests_beyond_the_age_or_size_bound_are_dropped(monkeypatch: pytest.M
     bench.forwarder.release(41)
     assert bench.taken == [request(41, 3), request(41, 4, b"p" * 300)]
     assert bench.forwarder.dropped == 21
+    # The clients of the refused one, and of the one that was dropped for another, are told.
+    assert bench.lost == [request(41, 2, b"p" * 500), request(40, 1, b"p" * 500)]
 
 
 def test_held_requests_leave_when_the_link_to_their_leader_is_back() -> None:
