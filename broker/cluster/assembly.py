@@ -47,6 +47,7 @@ from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.stream_node import Spawn, StreamNode
 from broker.config.options import JetStreamOptions
 from broker.jetstream.api.stream_access import may_scan, scan_subject
+from broker.scan.admission import ScanAdmission, ScanLimits
 from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from raft import NodeId
@@ -65,7 +66,7 @@ class JetStream:
     def __init__(self, node: StreamNode) -> None:
         server, mesh, options = node.server, node.mesh, node.options
         self._node = node
-        self._scans = Scans(ScanTurns(server.turns))
+        self._scans = Scans(ScanTurns(server.turns), ScanAdmission(scan_limits(options)))
         calls = LeaderCalls(node.leaders, mesh.rpc)
         budget = RequestBudget()
         self._leader_api = LeaderApi(
@@ -420,3 +421,12 @@ def open_jetstream(
     log = logger.info if options.flush_interval_s is None else logger.warning
     log("  %s", options.sync_sentence)
     return jetstream
+
+
+def scan_limits(options: JetStreamOptions) -> ScanLimits:
+    return ScanLimits(
+        open_max=options.max_scans,
+        open_per_account_max=options.max_account_scans,
+        held_bytes_max=options.max_scan_bytes,
+        held_bytes_per_account_max=options.max_account_scan_bytes,
+    )

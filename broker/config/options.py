@@ -244,6 +244,11 @@ class JetStreamOptions(Struct, frozen=True):
     replace_after_ns: int = 600 * SECOND  # replicas of a node that is away move; 0: never
     scrub_interval_ns: int = 7 * 86_400 * SECOND  # all stored data is read and checked; 0: never
     feature_level: int | None = None  # the highest to take part in; None: the newest known
+    # Bulk reads (broker/scan/admission.py says what happens beyond these).
+    max_scans: int = 1024
+    max_account_scans: int = 256
+    max_scan_bytes: int = 512 << 20
+    max_account_scan_bytes: int = 64 << 20
     remotes: dict[str, Remote] = field(default_factory=dict)
     limits: JetStreamLimits = JetStreamLimits()
     # Accounts that have JetStream, by name. Empty = no accounts block: the global one, unlimited.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.cluster.assembly import scan_limits
 from broker.config.file.parser import Item, ParseError, parse
 from broker.config.file.values import BadValue, parse_duration
 from broker.config.load import BadSettings, load, parse_flags
@@ -289,3 +290,15 @@ def test_only_a_duration_disables_fsync_before_every_ack(
     options = from_text(tmp_path, f"jetstream {text}")
     assert options.jetstream is not None
     assert options.jetstream.flush_interval_s == interval_s
+
+
+def test_limits_of_scans_are_read(tmp_path: Path) -> None:
+    text = "jetstream { max_scans: 10, max_account_scans: 5, max_scan_bytes: 32M }"
+    options = from_text(tmp_path, text).jetstream
+    assert options is not None
+    limits = scan_limits(options)
+    assert (limits.open_max, limits.open_per_account_max) == (10, 5)
+    assert limits.held_bytes_max in (32 * MIB, 32_000_000)
+    assert limits.held_bytes_per_account_max == 64 * MIB
+    with pytest.raises(BadSettings, match="max_scans must be at least 1"):
+        from_text(tmp_path, "jetstream { max_scans: 0 }")

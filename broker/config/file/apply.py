@@ -239,6 +239,10 @@ _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "replace_after": ("replace_after_ns", values.duration),
     "scrub_interval": ("scrub_interval_ns", values.duration),
     "feature_level": ("feature_level", values.integer),
+    "max_scans": ("max_scans", values.positive),
+    "max_account_scans": ("max_account_scans", values.positive),
+    "max_scan_bytes": ("max_scan_bytes", values.positive),
+    "max_account_scan_bytes": ("max_account_scan_bytes", values.positive),
 }
 
 

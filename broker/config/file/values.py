@@ -94,6 +94,14 @@ def size(key: str, item: Item) -> int:
     return integer(key, item)
 
 
+def positive(key: str, item: Item) -> int:
+    """A size or a number, at least 1."""
+    found = size(key, item)
+    if found < 1:
+        raise BadValue(f"{key} must be at least 1")
+    return found
+
+
 def texts(key: str, item: Item) -> list[str]:
     """A string or a list of strings."""
     if isinstance(item.value, list):
