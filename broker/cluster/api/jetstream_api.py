@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from broker.cluster.api.direct_get import BATCH_BYTES_MAX
 from broker.cluster.api.leader_api import REFUSED
 from broker.cluster.api.leader_calls import ApiCall, LeaderCalls
 from broker.cluster.api.message_gets import DIRECT_GET, MessageGets, StartWork
@@ -62,6 +63,7 @@ NEXT_SUBJECTS = b".API.CONSUMER.MSG.NEXT."
 FLOW_SUBJECTS = b"$JS.FC.>"
 REQUEST_BYTES = 2048  # of a request, besides its body
 HELD_PER_BYTE = 8  # decoded values and the answer, for each byte of a body
+MESSAGE_BYTES = 256 << 10  # of the answer to a get of one message: few are larger
 REQUESTS_MAX = 10_000  # being answered at once; more are dropped, as nats-server does
 ANSWER_WITHIN_S = 10.0
 LEADER_WITHIN_S = 5.0
@@ -209,7 +211,7 @@ class ApiService:
         if request.kind is ApiKind.CONSUMER_MSG_NEXT:
             return self._pull(call)
         if request.kind is ApiKind.DIRECT_GET:
-            return self.gets.direct(call, self._spawn)
+            return self.gets.direct(call, partial(self._spawn_get, call))
         if request.kind is ApiKind.STREAM_MSG_GET and self._get_here(call):
             return True
         self._begin(call)
@@ -237,6 +239,21 @@ class ApiService:
         try:
             async with self.budget.holding(call.account.name, size * HELD_PER_BYTE):
                 await self._answer(call)
+        finally:
+            self.budget.answered(call.publisher, size)
+
+    def _spawn_get(self, call: ApiCall, work: StartWork) -> None:
+        """A get that waits for a leader. Its answer counts against the budget like a request."""
+        if self._running >= REQUESTS_MAX:
+            return
+        size = len(call.payload) + REQUEST_BYTES
+        self.budget.received(call.publisher, size)
+        self._spawn(partial(self._held_get, call, work, size))
+
+    async def _held_get(self, call: ApiCall, work: StartWork, size: int) -> None:
+        try:
+            async with self.budget.holding(call.account.name, answer_bytes(call.payload)):
+                await work()
         finally:
             self.budget.answered(call.publisher, size)
 
@@ -358,6 +375,12 @@ class ApiService:
             repeatable=kind in _REPEATABLE,
         )
         return answer[:1] == REFUSED, headers, answer[1:]
+
+
+def answer_bytes(payload: bytes) -> int:
+    """What the answer to a direct get may hold: one message, or a batch of them."""
+    several = b"batch" in payload or b"multi_last" in payload
+    return BATCH_BYTES_MAX if several else MESSAGE_BYTES
 
 
 def _required_level(headers: bytes) -> bytes | None:

@@ -112,6 +112,9 @@ class PullRequest:
         return self.expires_at
 
 
+PIN_ID_MAX: Final = 64  # characters; ours have 22
+
+
 class _Body(msgspec.Struct):
     batch: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
     expires: int = 0
@@ -161,7 +164,7 @@ def _request(body: _Body, reply: bytes, now: int) -> PullRequest:
     request.min_pending = body.min_pending
     request.min_ack_pending = body.min_ack_pending
     request.grouped = bool(body.group)
-    request.pin_id = body.id
+    request.pin_id = body.id[:PIN_ID_MAX]  # it waits here; a longer one matches no pin anyway
     if body.expires > 0:
         request.expires_at = now + body.expires
     if body.idle_heartbeat > 0:
