@@ -328,7 +328,9 @@ class JetStream:
         await self._scans.serve(reader, request_json, find)
 
 
-_STATS = ("memory", "storage", "accounts", "ha_assets", "api")
+_STATS = (
+    "memory", "storage", "reserved_memory", "reserved_storage", "accounts", "ha_assets", "api",
+)  # fmt: skip
 
 
 def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:

@@ -18,9 +18,9 @@ from tests.support.clusters import WITHIN_S, nats_server, run
 LEFT_OUT = {
     "": {"feature_flags"},
     "STATSZ": set(),
-    "VARZ": {"git_commit", "feature_flags", "stale_connection_stats", "disk_io_wait_stats"},
+    "VARZ": {"git_commit", "feature_flags", "disk_io_wait_stats"},
     "JSZ": {"limits"},
-    "ACCOUNT.A.INFO": {"imports", "name_tag"},
+    "ACCOUNT.A.INFO": {"imports"},
 }  # fmt: skip
 SERVICES = (
     "SERVER.PING", "SERVER.PING.VARZ", "SERVER.PING.CONNZ", "SERVER.PING.ROUTEZ",

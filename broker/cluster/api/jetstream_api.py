@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -115,8 +115,8 @@ class ApiService:
     budget: RequestBudget
     spawn: Callable[[Awaitable[None], str], object]
     kind: SinkKind = SinkKind.SERVICE
-    total: int = 0
-    errors: int = 0
+    # Requests answered, and errors among them: of each account, and of all under "".
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     # The router passes these in whole runs (broker/server/routing/bulk_service.py).
     timed_prefixes: tuple[bytes, ...] = READS
     family_prefix: bytes = DIRECT_GET
@@ -129,8 +129,10 @@ class ApiService:
             subjects.append(b"$JS." + self.domain + b".API.>")
         return [Subscription(sink=self, account=account, subject=subject) for subject in subjects]
 
-    def statistics(self) -> ApiStats:
-        return ApiStats(total=self.total, errors=self.errors)
+    def statistics(self, account: str = "") -> ApiStats:
+        """The requests of an account, or of all."""
+        total, errors = self.counts.get(account, (0, 0))
+        return ApiStats(total=total, errors=errors)
 
     # -- the sink -------------------------------------------------------------------------------
 
@@ -317,7 +319,7 @@ class ApiService:
                 if kind in LEADER_KINDS:
                     failed, headers, body = await self._ask_leader(call)
                 else:
-                    body = await self.streams.answer(call, self.statistics())
+                    body = await self.streams.answer(call, self.statistics(call.account.name))
         except JetStreamError as refused:
             failed, body = True, encode_error(kind, refused)
         except (TimeoutError, CallFailed):
@@ -350,8 +352,9 @@ class ApiService:
             self.router.publish(call.account, call.reply, b"", headers, body)
         # A read that succeeds does not count as a use of the API.
         if call.request.kind is not ApiKind.STREAM_MSG_GET or failed:
-            self.total += 1
-            self.errors += failed
+            for name in ("", call.account.name):
+                total, errors = self.counts.get(name, (0, 0))
+                self.counts[name] = (total + 1, errors + failed)
             self.advisories.audit(call.account, call.publisher, call.subject, call.payload, body)
 
     async def _ask_leader(self, call: ApiCall) -> tuple[bool, bytes, bytes]:

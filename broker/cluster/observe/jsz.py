@@ -35,10 +35,10 @@ class JetStreamDocument:
     replicas: ReplicaTable
     assignments: AssignmentTable
     info: AssetInfo
-    api: Callable[[], ApiStats]
+    api: Callable[[str], ApiStats]  # of an account, of all under ""
 
     def jsz(self, query: Query) -> Document:
-        replicas, api = list(self.replicas), self.api()
+        replicas, api = list(self.replicas), self.api("")
         document: Document = {
             "server_id": self.server_id,
             "now": rfc3339(self.info.now_ns()),
@@ -48,7 +48,8 @@ class JetStreamDocument:
                 "store_dir": self.options.store_dir,
                 "sync_interval": self.options.sync_interval_ns,
                 **({"sync_always": True} if self.options.flush_interval_s is None else {}),
-                "domain": self.options.domain,
+                **({"domain": self.options.domain} if self.options.domain else {}),
+                "strict": self.options.strict,
             },
             "memory": _stored(replicas, "memory"),
             "storage": _stored(replicas, "file"),
@@ -63,6 +64,10 @@ class JetStreamDocument:
             "bytes": sum(r.stream.store.bytes for r in replicas),
             "total": len(replicas),
         }
+        if has_flag(query, "raft"):
+            led = [replica for replica in replicas if replica.leading is not None]
+            document["streams_leader"] = len(led)
+            document["consumers_leader"] = sum(replica.consumer_count for replica in led)
         if self.info.members.clustered:
             document["meta_cluster"] = self._meta_cluster()
         if has_flag(query, "accounts", "streams", "consumers") or query.get("acc"):
@@ -106,8 +111,7 @@ class JetStreamDocument:
             {
                 "name": account,
                 "id": account,
-                "memory": _stored(held, "memory"),
-                "storage": _stored(held, "file"),
+                **self._numbers(account, held),
                 "stream_detail": [
                     self._stream(replica, query)
                     for replica in held
@@ -116,6 +120,18 @@ class JetStreamDocument:
             }
             for account, held in by_account.items()
         ]
+
+    def _numbers(self, account: str, held: list[Replica]) -> Document:
+        api = self.api(account)
+        return {
+            "memory": _stored(held, "memory"),
+            "storage": _stored(held, "file"),
+            "reserved_memory": 0,
+            "reserved_storage": 0,
+            "accounts": 0,
+            "ha_assets": sum(len(replica.assignment.peers) > 1 for replica in held),
+            "api": {"level": 0, "total": api.total, "errors": api.errors},
+        }
 
     def _stream(self, replica: Replica, query: Query) -> Document:
         wire = to_wire(self.info.stream(replica, shown=False))
@@ -128,11 +144,17 @@ class JetStreamDocument:
         if has_flag(query, "config"):
             detail["config"] = wire["config"]
         if has_flag(query, "consumers"):
+            hidden = () if has_flag(query, "config") else ("config",)
             detail["consumer_detail"] = [
-                to_wire(self.info.consumer(replica, consumer, shown=False))
+                _without(to_wire(self.info.consumer(replica, consumer, shown=False)), *hidden)
                 for consumer in replica.consumers()
             ]
         return detail
+
+
+def _without(wire: object, *names: str) -> Document:
+    assert isinstance(wire, dict)
+    return {name: value for name, value in wire.items() if name not in names}
 
 
 def _stored(replicas: list[Replica], storage: str) -> int:

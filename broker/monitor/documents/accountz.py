@@ -32,7 +32,7 @@ def account_info(observed: Observed, name: str) -> Document:
     account = observed.server.accounts.get(name)
     if account is None:
         raise BadQuery(f"Account {name} does not exist")
-    document: Document = {"account_name": name}
+    document: Document = {"account_name": name, "name_tag": name}
     document["update_time"] = timestamp(observed.server.settings.loaded)
     if name == observed.server.options.system_account:
         document["is_system"] = True

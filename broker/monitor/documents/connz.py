@@ -53,6 +53,8 @@ def connz(observed: Observed, query: Query) -> Document:
     sort = query.get("sort") or "cid"
     if sort not in SORTS:
         raise BadQuery(f"invalid sorting option: {sort}")
+    if sort == "stop" and (query.get("state") or "open").lower() == "open":
+        raise BadQuery("sort by stop only valid on closed connections")
     detail = query.get("subs", "")
     with_subs = detail == "detail" or boolean({"subs": detail}, "subs")
     offset, limit = _page(query)
@@ -173,7 +175,7 @@ def _connection(found: ConnectionRecord, now: float, *, auth: bool) -> Document:
         document["tls_version"], document["tls_cipher_suite"] = found.tls
     if auth:
         document["authorized_user"] = found.user
-        document["account"] = found.account
+        document["account"] = document["name_tag"] = found.account
     return document
 
 
@@ -199,6 +201,9 @@ def subsz(observed: Observed, query: Query) -> Document:
         "server_id": observed.id,
         "now": timestamp(time.time()),
         **sublist(accounts),
+        "total": 0,
+        "offset": offset,
+        "limit": limit,
     }
     if boolean(query, "subs") or query.get("test"):
         document |= _listed(observed, query, offset=offset, limit=limit)
@@ -233,6 +238,7 @@ def _listed(observed: Observed, query: Query, *, offset: int, limit: int) -> Doc
 def _subscription_entry(connection: OpenConnection, sub: Subscription) -> Document:
     entry: Document = {
         "account": connection.account.name,
+        "account_tag": connection.account.name,
         "subject": sub.subject.decode(errors="replace"),
         "sid": sub.sid.decode(errors="replace"),
         "msgs": sub.delivered,

@@ -95,14 +95,14 @@ def varz(observed: Observed, *, cpu: float, requests: dict[str, int], http_port:
         "config_digest": options.config_digest,
         "tags": list(options.server_tags),
         "system_account": options.system_account,
-        "slow_consumer_stats": {
-            "clients": traffic.slow_consumers,
-            "routes": 0,
-            "gateways": 0,
-            "leafs": 0,
-        },
+        "slow_consumer_stats": _by_kind(traffic.slow_consumers),
+        "stale_connection_stats": _by_kind(traffic.stale_connections),
     }
     return document | _urls(server.urls)
+
+
+def _by_kind(clients: int) -> Document:
+    return {"clients": clients, "routes": 0, "gateways": 0, "leafs": 0}
 
 
 def _urls(urls: ClientUrls) -> Document:
