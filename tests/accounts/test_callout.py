@@ -282,7 +282,11 @@ authorization { auth_callout %s }
             'auth_callout: "other" is not a user of account "AUTH"',
         ),
     ],
-)
+    ids=[
+        "a number", "no issuer", "a bad issuer", "no users", "a bad xkey", "a strange key",
+        "an unknown account", "an unknown user",
+    ],
+)  # fmt: skip
 def test_bad_blocks_are_refused(tmp_path: Path, block: str, text: str) -> None:
     path = tmp_path / "server.conf"
     path.write_text(AUTH % block)

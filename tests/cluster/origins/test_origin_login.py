@@ -101,6 +101,7 @@ def test_a_private_ca_and_a_client_certificate(*, first: bool) -> None:
         (NKEY.public, "not a seed"),
         ("\x00\xff", "base32|not a seed"),
     ],
+    ids=["no file", "a word", "damaged", "a public key", "bytes"],
 )
 def test_a_bad_seed_is_named_with_its_file(tmp_path: Path, text: str | None, reason: str) -> None:
     seed = tmp_path / "seed"
