@@ -27,6 +27,7 @@ LETTERS = {
     KeyKind.CLUSTER: "C",
     KeyKind.ACCOUNT: "A",
     KeyKind.USER: "U",
+    KeyKind.CURVE: "X",
 }
 KNOWN = "UCK5N7N66OBOINFXAYC2ACJQYFSOD4VYNU6APEJTAVFZB2SVHLKGEW7L"  # created by another program
 

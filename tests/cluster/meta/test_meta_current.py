@@ -184,7 +184,7 @@ def test_creates_and_restores_wait_for_a_current_table(subject: bytes, waits: bo
         service = SimpleNamespace(
             meta_requests=SimpleNamespace(current=current),
             streams=SimpleNamespace(answer=answer, members=SimpleNamespace(founded=founded)),
-            statistics=ApiStats,
+            statistics=lambda _account: ApiStats(),
             _is_unknown=lambda _call: False,
             _reply=lambda *_, **__: None,
         )
