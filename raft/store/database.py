@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -106,9 +108,10 @@ def open_database(
     except Exception as error:
         raise _open_error(str(path), str(error)) from error
     try:
-        if used and db.get(_IDENTITY_KEY) is None:
-            raise DamagedDatabase(f"{path}: the identity record is missing")
-        return db, claim(db, str(path), node_name=node_name, cluster_name=cluster_name)
+        with _corruption_as_damage(path):
+            if used and db.get(_IDENTITY_KEY) is None:
+                raise DamagedDatabase(f"{path}: the identity record is missing")
+            return db, claim(db, str(path), node_name=node_name, cluster_name=cluster_name)
     except BaseException:
         db.close()
         raise
@@ -141,8 +144,10 @@ def write_identity(db: Rdict, identity: StoreIdentity) -> None:
 
 
 def has_log(db: Rdict) -> bool:
-    """Whether a log was begun in this directory: then an empty one has lost what was promised."""
-    return db.get(_LOG_KEY) is not None
+    """Whether a log was begun in this directory: then an empty one has lost what was promised.
+    Raises DamagedDatabase."""
+    with _corruption_as_damage(Path(db.path())):
+        return db.get(_LOG_KEY) is not None
 
 
 def note_log(db: Rdict) -> None:
@@ -167,6 +172,20 @@ def corruption(error: BaseException | None) -> str | None:
             return str(error)
         error = error.__cause__
     return None
+
+
+@contextmanager
+def _corruption_as_damage(path: Path) -> Iterator[None]:
+    """RocksDB checks a block when it is read, not when the database is opened."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:
+        found = corruption(error)
+        if found is None:
+            raise
+        raise DamagedDatabase(f"{path}: {found}") from error
 
 
 def _database_options(tuning: StoreTuning) -> Options:

@@ -44,6 +44,21 @@ def test_damage_is_called_damage(tmp_path: Path, pattern: str, way: str) -> None
         open_store(tmp_path)
 
 
+def test_a_damaged_block_of_any_table_is_damage(tmp_path: Path) -> None:
+    """A block is checked when it is read: that of the identity is in one of these tables, the note
+    that a log was begun in another."""
+    store_with_entries(tmp_path)
+    tables = sorted(tmp_path.glob("*.sst"))
+    assert len(tables) > 1
+    for table in tables:
+        sound = table.read_bytes()
+        table.write_bytes(bytes((sound[0] ^ 1,)) + sound[1:])
+        with pytest.raises(DamagedDatabase):
+            open_store(tmp_path)
+        table.write_bytes(sound)
+    open_store(tmp_path).close()
+
+
 def test_a_lost_write_ahead_log_loses_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     identity = store.identity
