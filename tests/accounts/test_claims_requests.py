@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import nats
 import pytest
+from msgspec.structs import replace
 
 from broker.config.account_directory import AccountDirectory
 from broker.config.load import BadSettings, load, parse_flags
 from broker.credentials.nkeys import KeyKind
 from broker.main import Broker
-from broker.server.process.reload import merge
+from broker.server.process.reload import NotReloadable, merge
 from broker.server.process.tasks import Tasks
 from tests.accounts.test_operator_mode import (
     ACCOUNT,
@@ -230,6 +231,15 @@ def test_servers_tell_each_other_what_one_of_them_missed(tmp_path: Path) -> None
             assert not server.directory.text(ACCOUNT.public)
 
     run(test())
+
+
+def test_a_reload_cannot_switch_to_another_kind_of_resolver(tmp_path: Path) -> None:
+    full = Pushing(tmp_path, "").options()
+    memory = replace(full, resolver=None)
+    assert merge(full, full) == full
+    for before, after in ((full, memory), (memory, full)):
+        with pytest.raises(NotReloadable, match="resolver"):
+            merge(before, after)
 
 
 def test_damaged_files_are_left_out(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def merge(current: Options, wanted: Options) -> Options:
             raise NotReloadable(f"config reload not supported for {name}")
     if (current.tls is None) != (wanted.tls is None):
         raise NotReloadable("config reload not supported for switching TLS on or off")
+    if (current.resolver is None) != (wanted.resolver is None):  # its requests are served or not
+        raise NotReloadable("config reload not supported for switching the account resolver")
     if current.authorization.callout is None and wanted.authorization.callout is not None:
         # The id of this server has no private key to sign requests with.
         raise NotReloadable("config reload not supported for switching auth_callout on")
