@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -12,13 +14,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from broker.credentials.nkeys import KeyKind, crc16, encode
 
 SEED_PREFIX = 0x90  # S
+_drawn = count()
 
 
 class Key:
-    """A fresh key pair; the seed is what `nats.connect(nkeys_seed_str=...)` wants."""
+    """A fresh key pair, the same in every run; the seed is what clients log in with."""
 
     def __init__(self, kind: KeyKind) -> None:
-        self._private = Ed25519PrivateKey.generate()
+        self._private = Ed25519PrivateKey.from_private_bytes(sha256(b"%d" % next(_drawn)).digest())
         public = self._private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.public = encode(kind, public)
         head = bytes((SEED_PREFIX | kind >> 5, (kind & 31) << 3))
