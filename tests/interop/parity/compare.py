@@ -41,7 +41,7 @@ DOCUMENTS = frozenset({
     "avg_fanout", "max_fanout", "subscriptions", "in_client_msgs", "in_client_bytes",
     "out_client_msgs", "out_client_bytes", "num_connections", "total_connections", "connections",
     "bytes", "msgs", "seq", "total", "active_accounts", "client_connections", "conns", "ver", "cert",
-    "total_conns", "consumers", "accounts", "tls_timeout", "memory", "storage", "api_errors", "http_req_stats", "client_id",
+    "total_conns", "consumers", "consumers_leader", "accounts", "tls_timeout", "memory", "storage", "api_errors", "http_req_stats", "client_id",
     "closed_clients", "sublist_stats", "accounts_loaded", "errors", "tls_ocsp_peer_verify",
 })  # fmt: skip
 # Where the order of a list means nothing: the field that orders its entries.

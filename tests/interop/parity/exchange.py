@@ -13,7 +13,9 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A message with a reply subject. `must`: set-up that has to succeed on both sides."""
+    """A message with a reply subject. `must`: set-up that has to succeed on both sides.
+
+    `replies` 0: neither server answers."""
 
     subject: str
     body: bytes = b""
@@ -99,6 +101,10 @@ def api(subject: str, body: object = b"", *, must: bool = False, **headers: str)
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Request(f"$JS.API.{subject}", payload, named, must=must)
+
+
+def unanswered(one: Request) -> Request:
+    return Request(one.subject, one.body, one.headers, replies=0)
 
 
 def publish(subject: str, body: bytes = b"1", **headers: str) -> Request:

@@ -132,7 +132,7 @@ BATCHES: tuple[tuple[dict[str, object], int], ...] = (
     ({"seq": 1, "batch": 100}, 7),
     ({"seq": 4, "batch": 2, "next_by_subj": "s.b"}, 2),
     ({"batch": 3, "next_by_subj": "s.>"}, 4),
-    ({"seq": 1, "batch": 3, "max_bytes": 20}, 3),
+    ({"seq": 1, "batch": 3, "max_bytes": 20}, 2),
     ({"batch": 3}, 1),
     ({"seq": 9, "batch": 3}, 1),
     ({"multi_last": ["s.a", "s.b"]}, 3),

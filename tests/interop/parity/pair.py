@@ -1,8 +1,8 @@
 """Both servers, and a conversation that sends each step of a scene to both at once.
 
 Owns: the connections of a scene and what was heard on them. May not touch: what is accepted.
-A request counts as unanswered when neither server answers in QUIET_S; when one of them answers,
-the other one has PATIENT_S, so that a slow machine makes no difference."""
+A request without an answer (`replies` 0, or a pull that waits) ends when neither server answered
+in QUIET_S; all others have PATIENT_S, so that a slow machine makes no difference."""
 
 from __future__ import annotations
 
@@ -156,7 +156,8 @@ class Conversation:
             await side.client.publish(
                 step.subject, step.body, reply=inbox, headers=step.headers or None
             )
-        found = await self._settled(lambda side: side.answers[inbox], step.replies)
+        quiet_s = QUIET_S if step.replies == 0 or ".MSG.NEXT." in step.subject else PATIENT_S
+        found = await self._settled(lambda side: side.answers[inbox], step.replies or 1, quiet_s)
         of_system = step.subject.startswith("$SYS.")
         shown = self._compared(found, volatile=None if of_system else ANSWERS)
         if step.must:
@@ -164,7 +165,7 @@ class Conversation:
         return shown
 
     async def _heard(self, step: Heard) -> tuple[Any, Any]:
-        found = await self._settled(lambda side: side.heard, step.count, quiet_s=PATIENT_S)
+        found = await self._settled(lambda side: side.heard, step.count, PATIENT_S)
         shown = self._compared(found, ordered=step.ordered, volatile=EVENTS)
         for side in self._sides:
             del side.heard[: step.count]
@@ -180,11 +181,11 @@ class Conversation:
                     f"{side.node.directory}: nothing was delivered that {step} answers"
                 )
             await side.client.publish(delivered[-step.which].reply, step.body, reply=inbox)
-        found = await self._settled(lambda side: side.answers[inbox], 1)
+        found = await self._settled(lambda side: side.answers[inbox], 1, QUIET_S)
         return self._compared(found, volatile=ANSWERS)
 
     async def _settled(
-        self, got: Callable[[Side], list[Any]], count: int, quiet_s: float = QUIET_S
+        self, got: Callable[[Side], list[Any]], count: int, quiet_s: float
     ) -> tuple[list[Any], list[Any]]:
         """What each side got: `count` messages, or as many as both got when all was quiet."""
         ours, theirs = self._sides
