@@ -90,6 +90,7 @@ class JetStream:
             leader_api=self._leader_api,
             calls=calls,
             disk_failed=lambda: node.host.trouble() is not None,
+            spawn=node.spawn,
         )
         self._streams = _stream_api(node, calls)
         self._admin = ServerAdmin(

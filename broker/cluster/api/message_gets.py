@@ -3,15 +3,16 @@
 Owns: whether a get is answered here or by the stream's leader, and the loop that answers many gets
 of single keys together.
 May not touch: how a message is found (direct_get.py).
-A get is answered here when this node leads the stream and its reads are current. Every other get is
-forwarded to the leader.
+A get is answered here when this node leads the stream and its reads are current. A direct get is
+also answered by a replica that follows, if it has applied all that the leader says was acknowledged
+before. Every other get is forwarded to the leader.
 Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
@@ -21,13 +22,15 @@ from broker.cluster.api.direct_get import ReadableStream, direct_get, last_of_su
 from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.api.leader_calls import ApiCall, LeaderCalls, decode_api_call
 from broker.cluster.meta.assignments import Assignment, AssignmentTable
-from broker.cluster.peers.rpc import CallFailed
+from broker.cluster.peers.rpc import CallFailed, CallRefused
+from broker.cluster.replica.read_indexes import ReadIndexes
 from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.errors import JetStreamError
+from broker.store.block.codec import BlockDamaged
 from broker.subjects import Subscription, has_wildcard
 from broker.wire import PubRun, encode_msg
-from raft import NodeId
+from raft import Index, NodeId
 
 if TYPE_CHECKING:
     from broker.accounts import Account
@@ -43,6 +46,7 @@ StartWork = Callable[[], Awaitable[None]]
 
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
+_index = msgspec.msgpack.Decoder(int)
 
 
 class _Answers:
@@ -92,9 +96,15 @@ class MessageGets:
     leader_api: LeaderApi
     calls: LeaderCalls
     disk_failed: Callable[[], bool]
+    spawn: Callable[[Awaitable[None], str], object]
+    read_indexes: ReadIndexes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.read_indexes = ReadIndexes(self._ask_index, self.spawn)
 
     def start(self) -> None:
         self.calls.rpc.register("direct", self._serve)
+        self.calls.rpc.register("read index", self._serve_index)
 
     # -- many gets of single keys ---------------------------------------------------------------
 
@@ -163,7 +173,7 @@ class MessageGets:
             rest = call.request.rest
             self._send(call, direct_get(replica.stream, rest, call.headers, call.payload))
         else:
-            spawn(partial(self._ask_leader, call, assignment.group))
+            spawn(partial(self._get_elsewhere, call, assignment.group))
         return True
 
     def get_message(self, call: ApiCall) -> bytes | None:
@@ -181,8 +191,29 @@ class MessageGets:
         opened again has that only after it has led: its log is applied then."""
         return assignment.holders == {self.node} and self.disk_failed() and replica.led_last
 
+    async def _get_elsewhere(self, call: ApiCall, group: int) -> None:
+        """Answer from the replica of this node as soon as the leader has said that it is current,
+        or ask the leader for the answer. It may be this node, which then first confirms that it
+        still leads."""
+        if not await self._answer_as_follower(call, group):
+            await self._ask_leader(call, group)
+
+    async def _answer_as_follower(self, call: ApiCall, group: int) -> bool:
+        replica = self.replicas.get(group)
+        if replica is None or replica.leading is not None:
+            return False
+        index = await self.read_indexes.get(group)
+        replica = self.replicas.get(group)  # another one, if it was opened again
+        if replica is None or index is None or replica.stream.applied < index:
+            return False
+        try:
+            found = direct_get(replica.stream, call.request.rest, call.headers, call.payload)
+        except BlockDamaged:
+            return False  # the replica mends itself
+        self._send(call, found)
+        return True
+
     async def _ask_leader(self, call: ApiCall, group: int) -> None:
-        """Ask the leader. It may be this node, which then first confirms that it still leads."""
         try:
             answer = await self.calls.call(
                 group, "direct", call.encoded(), within_s=DIRECT_WITHIN_S
@@ -196,6 +227,23 @@ class MessageGets:
         request, replica = self.leader_api.find(account, subject)
         await self.leader_api.wait_current(replica)
         return _encode(direct_get(replica.stream, request.rest, headers, payload))
+
+    async def _ask_index(self, group: int) -> Index:
+        """How far the leader has applied the log of the group. A leader of an older version does
+        not know the question and refuses it."""
+        leader = self.calls.leader(group)
+        if leader is None:
+            raise CallRefused("no leader is known")
+        rpc = self.calls.rpc
+        answer = await rpc.call(leader, "read index", _encode(group), timeout_s=DIRECT_WITHIN_S)
+        return Index(_index.decode(answer))
+
+    async def _serve_index(self, _peer: NodeId, body: bytes) -> bytes:
+        replica = self.replicas.led(_index.decode(body))
+        if replica is None:
+            raise CallRefused("not led here")
+        await self.leader_api.wait_current(replica)
+        return _encode(replica.stream.applied)
 
     def _send(self, call: ApiCall, messages: Sequence[tuple[bytes, bytes]]) -> None:
         for headers, payload in messages:

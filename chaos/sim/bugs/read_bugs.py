@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.replica.read_indexes import ReadIndexes
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
+from raft import Index
 from raft.host.reads import GroupReads
 from raft.host.ticker import TickPace
 from raft.types import Role
@@ -42,6 +44,27 @@ def _wait_for_nothing(_: object) -> Callable[..., Awaitable[None]]:
     return wait_current
 
 
+def _follow_blindly(_: object) -> Callable[..., Awaitable[Index]]:
+    async def get(_self: ReadIndexes, _group: int) -> Index:
+        return Index(0)
+
+    return get
+
+
+def _keep_the_index(
+    original: Callable[..., Awaitable[Index | None]],
+) -> Callable[..., Awaitable[Index | None]]:
+    answers: dict[tuple[int, int], Index] = {}
+
+    async def get(self: ReadIndexes, group: int) -> Index | None:
+        known = answers.get((id(self), group))
+        if known is None:
+            known = answers[id(self), group] = await original(self, group) or Index(0)
+        return known
+
+    return get
+
+
 READ_BUGS: Final[dict[str, BrokerBug]] = {
     "a sleeping leader reads": BrokerBug(
         "a group that sleeps holds no lease: a read asks the others first (Raft thesis 6.4)",
@@ -63,5 +86,17 @@ READ_BUGS: Final[dict[str, BrokerBug]] = {
         found_by=0,
         workloads=_READERS,
         faults=_OLD_LEADERS,
+    ),
+    "a follower reads without asking": BrokerBug(
+        "a follower answers a get when it has applied what the leader has (Raft thesis 6.4)",
+        (Replacement(ReadIndexes, "get", _follow_blindly),),
+        found_by=0,
+        workloads=_READERS,
+    ),
+    "a read index that is kept": BrokerBug(
+        "a read index is asked for after the get has arrived (Raft thesis 6.4)",
+        (Replacement(ReadIndexes, "get", _keep_the_index),),
+        found_by=0,
+        workloads=_READERS,
     ),
 }

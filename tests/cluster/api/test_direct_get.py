@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from broker.accounts import Account
 from broker.cluster.api.direct_get import direct_get, last_of_subject
 from broker.cluster.api.leader_calls import ApiCall
-from broker.cluster.api.message_gets import MessageGets
+from broker.cluster.api.message_gets import MessageGets, StartWork
+from broker.cluster.peers.rpc import CallRefused
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.stream.stream import Stream
 from broker.server.routing.router import Router
@@ -19,6 +22,7 @@ from broker.store.messages import MessageStore
 from broker.subjects import SinkKind, Subscription
 from broker.wire import PubRun
 from raft import NodeId
+from tests.support.server import run
 
 HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"
 
@@ -98,6 +102,7 @@ def asked(
         leader_api=cast(Any, None),
         calls=cast(Any, None),
         disk_failed=lambda: False,
+        spawn=lambda *_: None,
     )
     run = PubRun.of([(b"$JS.API.DIRECT.GET." + s, reply, b"", body) for s, reply, body in gets])
     passed: list[int] = []
@@ -173,9 +178,55 @@ def test_the_only_copy_on_a_failed_disk_answers_only_if_its_log_was_applied(
         leader_api=cast(Any, None),
         calls=cast(Any, None),
         disk_failed=lambda: True,
+        spawn=lambda *_: None,
     )
     request = SimpleNamespace(stream="S", rest="k.a")
     call = ApiCall(Account("A"), cast(Any, request), b"", b"in.1", b"", b"")
     asked_leader: list[Any] = []
     assert service.direct(call, asked_leader.append)
     assert (len(sent), len(asked_leader)) == (answers, 1 - answers)
+
+
+@pytest.mark.parametrize(("leader_has", "found"), [(5, [b"new"]), (6, []), (None, [])])
+def test_a_follower_answers_if_it_has_applied_all_that_the_leader_has(
+    stream: Stream, leader_has: int | None, found: list[bytes]
+) -> None:
+    stream.applied = 5
+    group = SimpleNamespace(group=1, config=SimpleNamespace(allow_direct=True), holders={1, 2})
+    replica = SimpleNamespace(stream=stream, leading=None, reads_are_current=False)
+    sent: list[bytes] = []
+    forwarded: list[str] = []
+
+    async def call_leader(_group: int, method: str, *_: object, **__: object) -> bytes:
+        forwarded.append(method)
+        return msgspec.msgpack.encode([(b"", b"from the leader")])
+
+    async def ask(_leader: NodeId, method: str, body: bytes, **_: object) -> bytes:
+        assert (method, msgspec.msgpack.decode(body)) == ("read index", 1)
+        if leader_has is None:
+            raise CallRefused("read index: unknown method")  # as an older version answers
+        return msgspec.msgpack.encode(leader_has)
+
+    async def test() -> None:
+        calls = SimpleNamespace(
+            leader=lambda _: NodeId(2), call=call_leader, rpc=SimpleNamespace(call=ask)
+        )
+        service = MessageGets(
+            node=NodeId(1),
+            router=cast(Any, SimpleNamespace(publish=lambda *message: sent.append(message[4]))),
+            assignments=cast(Any, SimpleNamespace(get=lambda *_: group)),
+            replicas=cast(Any, SimpleNamespace(get=lambda _: replica)),
+            leader_api=cast(Any, None),
+            calls=cast(Any, calls),
+            disk_failed=lambda: False,
+            spawn=lambda work, _: asyncio.ensure_future(work),
+        )
+        request = SimpleNamespace(stream="S", rest="k.a")
+        call = ApiCall(Account("A"), cast(Any, request), b"", b"in.1", b"", b"")
+        work: list[StartWork] = []
+        assert service.direct(call, work.append)
+        await work[0]()
+
+    run(test())
+    assert sent == (found or [b"from the leader"])
+    assert forwarded == ([] if found else ["direct"])
