@@ -244,10 +244,8 @@ class StreamNode:
             rpc=mesh.rpc,
             replicas=self.replicas,
         )
-        access = OriginAccess(
-            self.options.remotes, lambda account: internal_client.connect(server, account)
-        )
-        self.origins = MirrorsAndSources(access, self.spawn)
+        connect = partial(internal_client.connect, server)
+        self.origins = MirrorsAndSources(OriginAccess(self.options.remotes, connect), self.spawn)
         self.member_changes = MemberChanges(
             host=self.host,
             meta_group=self.meta_group,
@@ -265,6 +263,7 @@ class StreamNode:
             status=self.host.status,
             member_changes=self.member_changes,
             origin_infos=self.origins.infos,
+            mirrors=self.assignments.sums.mirrors_of,
             now_ns=self.now_ns,
         )
         self.advisories = Advisories(server.router, self.info, server.connections.get, self.now_ns)

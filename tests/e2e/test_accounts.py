@@ -228,7 +228,8 @@ def test_mirrors_read_the_streams_of_their_own_account(cluster: LocalCluster) ->
     async def work() -> None:
         a, b = await client(cluster, "a"), await client(cluster, "b")
         for user, body in ((a, b"of A"), (b, b"of B")):
-            await user.jetstream().add_stream(StreamConfig(name="SAME", subjects=["same"]))
+            direct = StreamConfig(name="SAME", subjects=["same"], allow_direct=True)
+            await user.jetstream().add_stream(direct)
             await user.jetstream().publish("same", body)
         await b.jetstream().add_stream(StreamConfig(name="COPY", mirror=StreamSource(name="SAME")))
 
@@ -237,7 +238,18 @@ def test_mirrors_read_the_streams_of_their_own_account(cluster: LocalCluster) ->
 
         found = await eventually(copied, "the mirror has its message")
         assert found.data == b"of B"
-        for user, stream in ((b, "COPY"), (b, "SAME"), (a, "SAME")):
+        info = json.loads((await b.request("$JS.API.STREAM.INFO.SAME", timeout=10)).data)
+        alternates = [one["name"] for one in info.get("alternates", ())]
+        assert alternates == (["SAME", "COPY"] if cluster.size > 1 else [])
+        await b.jetstream().delete_stream("SAME")
+
+        async def answered_by_the_mirror() -> Any:
+            got = await b.request("$JS.API.DIRECT.GET.SAME.same", timeout=10)
+            return got if got.headers["Nats-Stream"] == "COPY" else None
+
+        got = await eventually(answered_by_the_mirror, "the mirror answers for its origin")
+        assert got.data == b"of B"
+        for user, stream in ((b, "COPY"), (a, "SAME")):
             await user.jetstream().delete_stream(stream)
         await a.close()
         await b.close()

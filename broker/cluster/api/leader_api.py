@@ -256,7 +256,11 @@ class LeaderApi:
         paged: Paged,
     ) -> bytes:
         info = self.info.stream(
-            replica, shown=True, deleted_details=body.deleted_details, subjects=counts
+            replica,
+            shown=True,
+            deleted_details=body.deleted_details,
+            subjects=counts,
+            with_alternates=True,
         )
         return encode_response(ApiKind.STREAM_INFO, paged, info)
 

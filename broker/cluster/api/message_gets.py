@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
@@ -162,11 +162,13 @@ class MessageGets:
 
     def direct(self, call: ApiCall, spawn: Callable[[StartWork], None]) -> bool:
         """False when there is no such stream, or none that allows direct gets."""
-        assignment = self.assignments.get(call.account.name, call.request.stream)
-        if assignment is None or not assignment.config.allow_direct:
+        assignment = self._answering(call.account.name, call.request.stream)
+        if assignment is None:
             return False
         if not call.reply:
             return True
+        if assignment.name != call.request.stream:
+            call = _to_mirror(call, assignment.name)
         replica = self.replicas.get(assignment.group)
         ours = replica is not None and replica.leading is not None and replica.reads_are_current
         if replica is not None and (ours or self._only_copy(assignment, replica)):
@@ -175,6 +177,20 @@ class MessageGets:
         else:
             spawn(partial(self._get_elsewhere, call, assignment.group))
         return True
+
+    def _answering(self, account: str, name: str) -> Assignment | None:
+        """The stream of this name, if it allows direct gets. If it is not in this cluster, a mirror
+        of it that may answer in its place: one without a filter, if there is one. A mirror does not
+        answer beside its origin, because it may lack what the origin has acknowledged."""
+        assignment = self.assignments.get(account, name)
+        if assignment is not None:
+            return assignment if assignment.config.allow_direct else None
+        mirrors = [
+            mirror
+            for mirror in self.assignments.sums.mirrors_of(account, name)
+            if mirror.config.mirror_direct
+        ]
+        return min(mirrors, key=_is_filtered, default=None)
 
     def get_message(self, call: ApiCall) -> bytes | None:
         """The answer to MSG.GET, if this node can give it at once. It runs in the client's time
@@ -248,3 +264,15 @@ class MessageGets:
     def _send(self, call: ApiCall, messages: Sequence[tuple[bytes, bytes]]) -> None:
         for headers, payload in messages:
             self.router.publish(call.account, call.reply, b"", headers, payload)
+
+
+def _is_filtered(mirror: Assignment) -> bool:
+    origin = mirror.config.mirror
+    return origin is not None and bool(origin.filter_subject or origin.subject_transforms)
+
+
+def _to_mirror(call: ApiCall, name: str) -> ApiCall:
+    """The same get, of the mirror: its leader finds the stream by the subject."""
+    rest = f".{call.request.rest}" if call.request.rest else ""
+    subject = DIRECT_GET + f"{name}{rest}".encode()
+    return replace(call, request=replace(call.request, stream=name), subject=subject)

@@ -36,16 +36,26 @@ class TableSums(Generic[A]):
         self.count = 0
         self.load: Counter[int] = Counter()  # replicas by node
         self.unsettled: dict[int, A] = {}  # moving, or with too few replicas; by group
+        # The mirrors of a stream, by account and name of the stream, then by group.
+        self._mirrors: dict[tuple[str, str], dict[int, A]] = {}
         self._reserved: Counter[tuple[str, Storage]] = Counter()  # bytes by account and storage
 
     def add(self, assignment: A) -> None:
         self._count(assignment, 1)
         if not assignment.is_settled:
             self.unsettled[assignment.group] = assignment
+        if (mirror := assignment.config.mirror) is not None:
+            mirrors = self._mirrors.setdefault((assignment.account, mirror.name), {})
+            mirrors[assignment.group] = assignment
 
     def subtract(self, assignment: A) -> None:
         self._count(assignment, -1)
         self.unsettled.pop(assignment.group, None)
+        if (mirror := assignment.config.mirror) is not None:
+            mirrors = self._mirrors[assignment.account, mirror.name]
+            del mirrors[assignment.group]
+            if not mirrors:
+                del self._mirrors[assignment.account, mirror.name]
 
     def _count(self, assignment: A, sign: int) -> None:
         self.count += sign
@@ -60,6 +70,11 @@ class TableSums(Generic[A]):
     def holders(self) -> set[int]:
         """The nodes that hold a replica of any stream, or shall hold one."""
         return {node for node, count in self.load.items() if count}
+
+    def mirrors_of(self, account: str, name: str) -> list[A]:
+        """The mirrors in the account of a stream that is here, or elsewhere; the oldest first."""
+        mirrors = self._mirrors.get((account, name), {})
+        return [mirrors[group] for group in sorted(mirrors)]
 
     def reserved(self, account: str) -> dict[Storage, int]:
         """Bytes that the account's streams reserve, on all their replicas."""

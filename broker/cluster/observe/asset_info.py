@@ -6,17 +6,18 @@ Spec: NATS JetStream API, STREAM.INFO and CONSUMER.INFO."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from broker.cluster.meta.assignments import META_GROUP
+from broker.cluster.meta.assignments import META_GROUP, Assignment
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.replica.member_changes import MemberChanges
 from broker.cluster.replica.reconfiguration import Record, Step, Wait
 from broker.cluster.replica.replica import Replica
 from broker.jetstream.api.info import (
     DELETED_DETAILS_LIMIT,
+    Alternate,
     ClusterInfo,
     ConsumerInfo,
     DesiredCluster,
@@ -74,6 +75,7 @@ class AssetInfo:
     status: Callable[[GroupId], GroupStatus]
     member_changes: MemberChanges
     origin_infos: Callable[[int], Mapping[StreamSource, SourceInfo]]
+    mirrors: Callable[[str, str], Sequence[Assignment]]
     now_ns: Callable[[], int]
 
     def stream(
@@ -83,6 +85,7 @@ class AssetInfo:
         shown: bool,
         deleted_details: bool = False,
         subjects: dict[str, int] | None = None,
+        with_alternates: bool = False,
     ) -> StreamInfo:
         """`subjects` are the counts to show, see subject_counts."""
         stream = replica.stream
@@ -97,8 +100,18 @@ class AssetInfo:
             cluster=self.cluster(replica),
             mirror=origins[mirror] if mirror is not None else None,
             sources=tuple(origins[source] for source in stream.config.sources),
+            alternates=self._alternates(replica) if with_alternates else (),
             ts=self.now_ns(),
         )
+
+    def _alternates(self, replica: Replica) -> tuple[Alternate, ...]:
+        """The stream and its mirrors in this cluster, if it has any."""
+        mirrors = self.mirrors(replica.account.name, replica.name)
+        if not mirrors or not self.members.clustered:
+            return ()
+        names = (replica.name, *(mirror.name for mirror in mirrors))
+        cluster = self.links.cluster
+        return tuple(Alternate(name=name, domain=self.domain, cluster=cluster) for name in names)
 
     def consumer(
         self, replica: Replica, consumer: Consumer, *, shown: bool, fresh: bool = False

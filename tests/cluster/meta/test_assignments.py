@@ -307,3 +307,22 @@ def test_streams_of_many_subjects_are_compared_in_one_pass() -> None:
     assert isinstance(refused, JetStreamError)
     assert refused.err_code == 10065
     assert time.thread_time() - began < 5
+
+
+def test_the_table_knows_the_mirrors_of_a_stream() -> None:
+    log = Log()
+
+    def names(account: str = "$G", origin: str = "S") -> list[str]:
+        return [one.name for one in log.meta.sums.mirrors_of(account, origin)]
+
+    log.assign("S", "s")
+    log.assign("Z", mirror=StreamSource(name="S"))
+    log.assign("M", mirror=StreamSource(name="S"))
+    log.assign("M", account="A", mirror=StreamSource(name="S"))
+    assert (names(), names("A"), names(origin="Z")) == (["Z", "M"], ["M"], [])
+    log.remove("Z")
+    log.remove("S")
+    assert names() == ["M"]
+    log.reconfigure("M", "m")  # it is a stream of its own from now on
+    assert names() == []
+    assert names("A") == ["M"]

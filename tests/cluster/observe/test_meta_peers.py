@@ -32,6 +32,7 @@ def info(core: Any, *connected: NodeId) -> AssetInfo:
         status=status,
         member_changes=unused,
         origin_infos=unused,
+        mirrors=unused,
         now_ns=unused,
     )
 
