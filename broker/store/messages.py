@@ -12,22 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from broker.store import search
 from broker.store.block.codec import Block, BlockBuilder, Rows
 from broker.store.block.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
 from broker.store.index import SubjectIndex
-from broker.store.index.subject_filter import SubjectFilter, matching_subjects
+from broker.store.index.subject_filter import SubjectFilter, counted, matching_parts
 from broker.store.memory_db import MemoryDb
 from broker.store.removal import Removal
 from broker.store.segments import BlockCache, Segments
 from broker.store.state_keys import BlockFiles
+from broker.subjects import Steps, finish
 
 TRAIL_MAX = 4096  # messages per subject; larger subjects are searched for in blocks
 FILTERS_KEPT_MAX = 256
-SEGMENTS_PER_TAKE_MAX = 64
+SEGMENTS_PER_TAKE_MAX = 4  # blocks that are read, a millisecond each
+NAMES_PER_TAKE_MAX = 8192  # subjects that are compared: a few milliseconds
 FEW_SUBJECTS = 64  # a purge of at most so many subjects is not split into parts
 PURGE_SPAN = 8192  # sequences that one part of a purge covers
 _EVERYTHING = SubjectFilter(())
@@ -360,9 +362,13 @@ class MessageStore:
         return entry.count, self._first_of(subject), self._last_of(subject)
 
     def subjects_matching(self, *patterns: bytes) -> Iterator[bytes]:
-        """Each subject once; sorted for a single pattern. The store must not change during the
-        iteration."""
-        return matching_subjects(self.index, SubjectFilter(patterns))
+        """Each subject once; sorted for a single pattern."""
+        return chain.from_iterable(self.subject_parts(*patterns))
+
+    def subject_parts(self, *patterns: bytes) -> Iterator[list[bytes]]:
+        """As `subjects_matching`, in steps: lists of subjects, some of them empty. The store may
+        change between two lists."""
+        return matching_parts(self.index, SubjectFilter(patterns))
 
     def last_row(self, subject: bytes) -> tuple[Rows, int] | None:
         """Block and row of the last message of a subject, None if it has none."""
@@ -376,31 +382,32 @@ class MessageStore:
         return self._last_of(subject) if subject in self.index else 0
 
     def next_matching(self, filters: tuple[bytes, ...], start: int) -> int:
+        return finish(self.next_matching_steps(filters, start))
+
+    def next_matching_steps(self, filters: tuple[bytes, ...], start: int) -> Steps[int]:
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
             return 0
-        return search.next_matching(self.segments, wanted, start=start, last=self.last_seq)
+        segments, last = self.segments, self.last_seq
+        return (yield from search.next_matching_steps(segments, wanted, start=start, last=last))
 
     def last_matching(self, filters: tuple[bytes, ...], up_to: int | None = None) -> int:
+        return finish(self.last_matching_steps(filters, up_to))
+
+    def last_matching_steps(
+        self, filters: tuple[bytes, ...], up_to: int | None = None
+    ) -> Steps[int]:
         wanted = self._filter(filters)
         if up_to is None and wanted.literals:
             return max(self.last_of_subject(subject) for subject in wanted.literals)
         last = self.last_seq if up_to is None else min(up_to, self.last_seq)
-        return search.last_matching(self.segments, wanted, last=last)
-
-    def take(
-        self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
-    ) -> list[tuple[Rows, list[int]]]:
-        """Matching rows from `start` on, grouped by block; `examine` does so with bounded work."""
-        taken = self.examine(filters, start, limit_rows, limit_bytes)
-        while not taken.count and taken.next_seq <= self.last_seq and limit_rows > 0:
-            taken = self.examine(filters, taken.next_seq, limit_rows, limit_bytes)
-        return taken.groups
+        return (yield from search.last_matching_steps(self.segments, wanted, last=last))
 
     def examine(
         self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
     ) -> search.MatchedRows:
-        """As `take`, but stops after a bounded number of blocks; continue at its `next_seq`."""
+        """Matching rows from `start` on, grouped by block. Stops after bounded work: continue at
+        its `next_seq`."""
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
             return search.MatchedRows([], self.last_seq + 1, 0)
@@ -411,21 +418,22 @@ class MessageStore:
             limit_rows=limit_rows,
             limit_bytes=limit_bytes,
             limit_segments=SEGMENTS_PER_TAKE_MAX,
+            limit_names=NAMES_PER_TAKE_MAX,
             last=self.last_seq,
         )
 
     def count_matching(self, filters: tuple[bytes, ...], start: int) -> int:
-        """Stored messages at or above `start` that match."""
-        if start <= self.first_seq:
-            if not filters:
-                return self.messages
-            # The index has a count per subject: no look at the blocks.
-            entries = map(self.index.get, matching_subjects(self.index, self._filter(filters)))
-            return sum(entry.count for entry in entries if entry is not None)
+        return finish(self.count_matching_steps(filters, start, self.last_seq))
+
+    def count_matching_steps(self, filters: tuple[bytes, ...], start: int, last: int) -> Steps[int]:
+        """Stored messages from `start` to `last` that match."""
         wanted = self._filter(filters)
+        if start <= self.first_seq and last >= self.last_seq:
+            return (yield from counted(self.index, wanted)) if filters else self.messages
         if wanted.literals and self._beyond(wanted.literals, start):
             return 0
-        return search.count_matching(self.segments, wanted, start=start)
+        segments = self.segments
+        return (yield from search.count_matching_steps(segments, wanted, start=start, last=last))
 
     def first_at_time(self, time_ns: int) -> int:
         """Sequence of the first message that is not older, 0 if there is none."""

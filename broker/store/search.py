@@ -4,19 +4,23 @@ Owns: the walk over segments that skips removed rows and segments that cannot ma
 May not touch: what it reads; it changes nothing but caches.
 Spec: NATS JetStream: next and last by subject, num_pending, deliver policies.
 
-Work is bounded by the caller's limits; a segment that its summary rules out costs one lookup."""
+Work is bounded by the caller's limits, or done in steps; a segment that its summary rules out costs
+one look at its subjects."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from broker.store.block.codec import Block, BlockBuilder, Rows
 from broker.store.block.columns import Columns, Sizing
 from broker.store.index.subject_filter import SubjectFilter
 from broker.store.segments import Segment, Segments
+from broker.subjects import Steps
 
+NAMES_PER_STEP = 512  # subjects that one step compares with a filter
 _EVERYTHING = SubjectFilter(())
 
 
@@ -78,27 +82,99 @@ def row_at(segment: Segment, rows: Rows, seq: int) -> int:
     return rows.first_at_or_after(seq)
 
 
-def next_matching(segments: Segments, wanted: SubjectFilter, *, start: int, last: int) -> int:
-    """The first matching sequence at or above `start`, 0 if there is none."""
-    for segment in segments.from_seq(start):
-        if segments.may_hold(segment, wanted):
-            for begin, _ in live_stretches(segments, segment, wanted, start=start, stop=last + 1):
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A segment between two steps, during which it may be removed or rewritten."""
+
+    segments: Segments
+    segment: Segment
+    rows: int
+
+    @classmethod
+    def now(cls, segments: Segments, segment: Segment) -> _Seen:
+        return cls(segments, segment, segment.rows)
+
+    @property
+    def changed(self) -> bool:
+        """The tail only grows; it is read in one step."""
+        segments, segment = self.segments, self.segment
+        if segment is segments.tail:
+            return False
+        return segments.last_up_to(segment.first_seq) is not segment or segment.rows != self.rows
+
+    def subjects(self) -> Iterator[list[tuple[bytes, list[int]]]]:
+        """Its subjects and their facts, in parts; ends early when it changes."""
+        for at in range(0, self.rows, NAMES_PER_STEP):
+            if self.changed:
+                return
+            subjects = self.segments.subjects(self.segment)
+            if at >= len(subjects):
+                return
+            yield list(islice(subjects.items(), at, at + NAMES_PER_STEP))
+
+
+def may_hold_steps(seen: _Seen, wanted: SubjectFilter) -> Steps[bool]:
+    """As Segments.may_hold. Afterwards the filter knows all subjects of the segment."""
+    segments, segment = seen.segments, seen.segment
+    if not wanted.patterns or segment is segments.tail:
+        return True
+    names = wanted.literals
+    held = False
+    if not names:
+        for part in seen.subjects():
+            held = any([wanted(subject) for subject, _ in part]) or held
+            yield
+        return held
+    for at in range(0, len(names), NAMES_PER_STEP):
+        if any(segments.holds(segment, name) for name in names[at : at + NAMES_PER_STEP]):
+            return True
+        yield
+    return False
+
+
+def next_matching_steps(
+    segments: Segments, wanted: SubjectFilter, *, start: int, last: int
+) -> Steps[int]:
+    """The first matching sequence at or above `start`, 0 if there is none. The store may change
+    between two steps: what was stored from the first step to the last one is not missed."""
+    cursor = start
+    while cursor <= last:
+        segment = segments.first_from(cursor)
+        if segment is None:
+            return 0
+        seen = _Seen.now(segments, segment)
+        held = yield from may_hold_steps(seen, wanted)
+        if seen.changed:
+            continue
+        if held:
+            stop = last + 1
+            for begin, _ in live_stretches(segments, segment, wanted, start=cursor, stop=stop):
                 return segments.view(segment).rows.seq(begin)
+        cursor = max(cursor, segment.last_seq) + 1
+        yield
     return 0
 
 
-def last_matching(segments: Segments, wanted: SubjectFilter, *, last: int) -> int:
-    """The last matching sequence at or below `last`, 0 if there is none."""
-    for position in range(segments.at(last), -1, -1):
-        segment = segments.all[position]
-        if not segments.may_hold(segment, wanted):
+def last_matching_steps(segments: Segments, wanted: SubjectFilter, *, last: int) -> Steps[int]:
+    """The last matching sequence at or below `last`, 0 if there is none; see
+    next_matching_steps."""
+    cursor = last
+    while True:
+        segment = segments.last_up_to(cursor)
+        if segment is None:
+            return 0
+        seen = _Seen.now(segments, segment)
+        held = yield from may_hold_steps(seen, wanted)
+        if seen.changed:
             continue
         found = -1
-        for _, end in live_stretches(segments, segment, wanted, start=0, stop=last + 1):
-            found = end - 1
+        if held:
+            for _, end in live_stretches(segments, segment, wanted, start=0, stop=cursor + 1):
+                found = end - 1
         if found >= 0:
             return segments.view(segment).rows.seq(found)
-    return 0
+        cursor = segment.first_seq - 1
+        yield
 
 
 def take(
@@ -109,16 +185,19 @@ def take(
     limit_rows: int,
     limit_bytes: int,
     limit_segments: int,
+    limit_names: int,
     last: int,
 ) -> MatchedRows:
-    """Matching rows from `start` on. The first match is taken even if it exceeds limit_bytes."""
+    """Matching rows from `start` on. The first match is taken even if it exceeds limit_bytes. Ends
+    when so many blocks were read, or so many subjects compared."""
     groups: list[tuple[Rows, list[int]]] = []
     count = size = 0
     next_seq = start
     for segment in segments.from_seq(start):
-        if count >= limit_rows or limit_segments <= 0:
+        if count >= limit_rows or limit_segments <= 0 or limit_names <= 0:
             break
         next_seq = max(start, segment.first_seq)
+        limit_names -= len(wanted.literals) or segment.rows if wanted.patterns else 1
         if segments.may_hold(segment, wanted):
             limit_segments -= 1
             rows = segments.view(segment).rows
@@ -161,27 +240,43 @@ def _within(rows: Rows, begin: int, end: int, *, size: int, limit: int) -> tuple
     return end, size
 
 
-def count_matching(segments: Segments, wanted: SubjectFilter, *, start: int) -> int:
-    """Stored messages at or above `start` that match."""
-    total = 0
-    for segment in segments.from_seq(start):
-        whole = segment.first_seq >= max(start, segments.floor)
-        if whole and not wanted.patterns:
-            total += segment.live
-        elif (
-            whole
-            and not wanted.literals  # literal subjects are in few segments and found quickly
-            and segment.live == segment.rows
-            and segment is not segments.tail
-        ):
-            subjects = segments.subjects(segment)
-            total += sum(facts[0] for subject, facts in subjects.items() if wanted(subject))
-        elif segments.may_hold(segment, wanted):
-            for begin, end in live_stretches(
-                segments, segment, wanted, start=start, stop=segment.last_seq + 1
-            ):
-                total += end - begin
+def count_matching_steps(
+    segments: Segments, wanted: SubjectFilter, *, start: int, last: int
+) -> Steps[int]:
+    """Stored messages from `start` to `last` that match. A message that is removed between two
+    steps may be in the number or not."""
+    total, cursor = 0, start
+    while cursor <= last:
+        segment = segments.first_from(cursor)
+        if segment is None:
+            break
+        seen = _Seen.now(segments, segment)
+        counted = yield from _count_in(seen, wanted, start=cursor, last=last)
+        if seen.changed:
+            continue
+        total += counted
+        cursor = max(cursor, segment.last_seq) + 1
+        yield
     return total
+
+
+def _count_in(seen: _Seen, wanted: SubjectFilter, *, start: int, last: int) -> Steps[int]:
+    segments, segment = seen.segments, seen.segment
+    whole = segment.first_seq >= max(start, segments.floor) and segment.last_seq <= last
+    if whole and not wanted.patterns:
+        return segment.live
+    untouched = segment.live == segment.rows and segment is not segments.tail
+    if whole and untouched and not wanted.literals:  # literals are in few segments, found quickly
+        total = 0
+        for part in seen.subjects():
+            total += sum(facts[0] for subject, facts in part if wanted(subject))
+            yield
+        return total
+    held = yield from may_hold_steps(seen, wanted)
+    if not held or seen.changed:
+        return 0
+    stretches = live_stretches(segments, segment, wanted, start=start, stop=last + 1)
+    return sum(end - begin for begin, end in stretches)
 
 
 def first_at_time(segments: Segments, time_ns: int) -> int:

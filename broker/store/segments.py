@@ -24,6 +24,7 @@ from broker.store.state_keys import BLOCK, SUMMARY, BlockFiles, BlockReader
 
 SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192
+SUBJECTS_KEPT_MAX: Final = 16  # segments whose subjects were read from disk
 SUBJECTS_HELD_MAX: Final = 64  # of a segment; more are read from its summary when needed
 CACHE_BYTES_MAX: Final = 48 << 20  # for all streams of a node together
 _SEARCHES_MAX: Final = 32  # searches for single subjects before all subjects are listed
@@ -164,7 +165,15 @@ class View:
 class BlockCache:
     """LRU cache of loaded blocks; one cache serves all streams of a node."""
 
-    __slots__ = ("_bytes", "_max_bytes", "_unwritten", "_views", "on_damage", "unwritten_bytes")
+    __slots__ = (
+        "_bytes",
+        "_max_bytes",
+        "_subjects",
+        "_unwritten",
+        "_views",
+        "on_damage",
+        "unwritten_bytes",
+    )
 
     def __init__(self, max_bytes: int = CACHE_BYTES_MAX) -> None:
         self.unwritten_bytes = 0  # of all streams, blocks that are in memory only
@@ -172,6 +181,8 @@ class BlockCache:
         self._views: OrderedDict[tuple[int, int], View] = OrderedDict()
         self._bytes = 0
         self._max_bytes = max_bytes
+        # Read from summaries, for searches that go on after other work; two megabytes each at most.
+        self._subjects: OrderedDict[tuple[int, int], Subjects] = OrderedDict()
         # Called with the group of a block that cannot be read, before the error is raised.
         self.on_damage: Callable[[int, Exception], None] = lambda _group, _error: None
 
@@ -189,7 +200,19 @@ class BlockCache:
             _, oldest = self._views.popitem(last=False)
             self._bytes -= _weight(oldest)
 
+    def subjects_of(self, group: int, first_seq: int) -> Subjects | None:
+        found = self._subjects.get((group, first_seq))
+        if found is not None:
+            self._subjects.move_to_end((group, first_seq))
+        return found
+
+    def keep_subjects(self, group: int, first_seq: int, subjects: Subjects) -> None:
+        self._subjects[(group, first_seq)] = subjects
+        if len(self._subjects) > SUBJECTS_KEPT_MAX:
+            self._subjects.popitem(last=False)
+
     def discard(self, group: int, first_seq: int) -> None:
+        self._subjects.pop((group, first_seq), None)
         view = self._views.pop((group, first_seq), None)
         if view is not None:
             self._bytes -= _weight(view)
@@ -201,7 +224,7 @@ class BlockCache:
 
     def discard_group(self, group: int) -> None:
         self.unwritten_bytes -= self._unwritten.pop(group, 0)
-        for known, first_seq in list(self._views):
+        for known, first_seq in [*self._views, *self._subjects]:
             if known == group:
                 self.discard(known, first_seq)
 
@@ -254,6 +277,18 @@ class Segments:
         """Segments that may contain rows at or above `seq`."""
         for position in range(max(self.at(seq), 0), len(self.all)):
             yield self.all[position]
+
+    def first_from(self, seq: int) -> Segment | None:
+        """The first segment that may contain a row at or above `seq`."""
+        for segment in self.from_seq(seq):
+            if segment.last_seq >= seq or segment is self.tail:
+                return segment
+        return None
+
+    def last_up_to(self, seq: int) -> Segment | None:
+        """The last segment that may contain a row at or below `seq`."""
+        position = self.at(seq)
+        return self.all[position] if position >= 0 else None
 
     def growing(self, next_seq: int) -> Segment:
         """The segment to which the row `next_seq` is appended."""
@@ -328,10 +363,14 @@ class Segments:
             if segment is not self.tail:
                 segment.subjects = subjects
             return subjects
-        raw = self.files.get(SUMMARY, segment.first_seq)
-        if raw is None:
-            raise BlockDamaged(f"the summary of sequence {segment.first_seq} is missing")
-        return msgspec.msgpack.decode(raw, type=SegmentSummary).subjects
+        read = self.cache.subjects_of(self.files.group, segment.first_seq)
+        if read is None:
+            raw = self.files.get(SUMMARY, segment.first_seq)
+            if raw is None:
+                raise BlockDamaged(f"the summary of sequence {segment.first_seq} is missing")
+            read = msgspec.msgpack.decode(raw, type=SegmentSummary).subjects
+            self.cache.keep_subjects(self.files.group, segment.first_seq, read)
+        return read
 
     def may_hold(self, segment: Segment, wanted: SubjectFilter) -> bool:
         """False only if no row of the segment can match."""

@@ -6,77 +6,12 @@ May not touch: the measurement (neighbours.py); anything but one account of the 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
 
-from plain_client import PlainClient
-
-USER = "attacker"
-Step = Callable[["Attack"], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class Attack:
-    port: int
-    seconds: float
-    until: float = 0.0
-    done: int = 0  # requests answered, or messages sent
-    clients: list[PlainClient] = field(default_factory=list)
-    kept: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def running(self) -> bool:
-        return time.perf_counter() < self.until
-
-    async def client(self) -> PlainClient:
-        opened = await PlainClient.open(self.port, USER)
-        self.clients.append(opened)
-        return opened
-
-    async def flood(self, make: Callable[[int], bytes], *, connections: int = 2) -> None:
-        """Send what `make` returns as fast as the server reads it."""
-
-        async def one(number: int) -> None:
-            client = await self.client()
-            for at in itertools.count(number, connections):
-                if not self.running or client.closed:
-                    return
-                await client.flood(make(at))
-                self.done += 1
-
-        await asyncio.gather(*(one(number) for number in range(connections)))
-
-    async def requests(
-        self, subject: Callable[[int], str], body: Callable[[int], object], *, under_way: int = 16
-    ) -> None:
-        """So many API requests at a time, each sent when an earlier one was answered."""
-        client = await self.client()
-        numbers = itertools.count()
-
-        async def one() -> None:
-            while self.running:
-                at = next(numbers)
-                await client.api(subject(at), body(at))
-                self.done += 1
-
-        await asyncio.gather(*(one() for _ in range(under_way)))
-
-
-def publish(subject: str, payload: bytes, reply: bytes = b"") -> bytes:
-    return b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply, len(payload), payload)
-
-
-def publish_headers(subject: str, headers: bytes, payload: bytes) -> bytes:
-    block = b"NATS/1.0\r\n" + headers + b"\r\n"
-    return b"HPUB %s %d %d\r\n%s%s\r\n" % (
-        subject.encode(), len(block), len(block) + len(payload), block, payload,
-    )  # fmt: skip
-
+from attack import Attack, Step, publish, publish_headers
+from read_attacks import READS
 
 # -- preparations
 
@@ -424,6 +359,7 @@ ATTACKS: dict[str, tuple[Step, Step]] = {
     "ephemeral consumers": (many_subjects, ephemeral_consumers),
     "wrong acks": (plain_stream, wrong_acks),
     "fifty streams": (nothing, many_streams),
+    **READS,
 }
 
 

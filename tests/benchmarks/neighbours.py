@@ -26,7 +26,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attacks import ATTACKS, USER
+from attack import USER
+from attacks import ATTACKS
 from attacks import main as attack_main
 from plain_client import PlainClient
 

@@ -6,6 +6,7 @@ import pytest
 
 from broker.store import search
 from broker.store.messages import MessageStore
+from broker.subjects import finish
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,9 @@ def test_a_new_consumer_counts_by_the_index(
     for _ in range(10):
         for subject in (*(b"a.%d" % at for at in range(5)), b"b.1", b"c"):
             store.append(subject, b"", b"x", time_ns=1)
-    start = store.first_seq
-    assert search.count_matching(store.segments, store._filter(filters), start=start) == count
-    monkeypatch.setattr(search, "count_matching", blocks_read)
+    start, last = store.first_seq, store.last_seq
+    wanted = store._filter(filters)
+    by_blocks = search.count_matching_steps(store.segments, wanted, start=start, last=last)
+    assert finish(by_blocks) == count
+    monkeypatch.setattr(search, "count_matching_steps", blocks_read)
     assert store.count_matching(filters, start) == count

@@ -7,7 +7,6 @@ Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import islice
 from typing import Protocol
 
 from broker.jetstream.api.info import StoredMessageInfo
@@ -19,16 +18,19 @@ from broker.jetstream.api.requests import (
     StatusAnswer,
     parse_direct_get,
 )
+from broker.jetstream.api.responses import GotMessage, encode_response
+from broker.jetstream.api.subjects import ApiKind
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER
+from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.times import rfc3339
 from broker.store.messages import MessageStore, StoredMessage
-from broker.subjects import has_wildcard
+from broker.subjects import Steps, has_wildcard
 from broker.wire import headers as wire_headers
 
 Answer = tuple[bytes, bytes]  # headers, payload
 MULTI_LAST_MAX = 1024
-# An answer is built in one turn of the loop: a longer batch ends early. Its last message says how
+# An answer is built in memory: a longer batch ends early. Its last message says how
 # many messages are left, so a client that wants more asks again.
 BATCH_ROWS_MAX = 2048
 BATCH_BYTES_MAX = 8 << 20
@@ -47,31 +49,34 @@ def time_text(ns: int) -> bytes:
     return rfc3339(ns).encode()
 
 
-def find_message(store: MessageStore, request: MsgGetRequest) -> StoredMessage | None:
+def find_message(store: MessageStore, request: MsgGetRequest) -> Steps[StoredMessage | None]:
     """The one message a request selects."""
     if request.last_by_subj:
-        return _get(store, store.last_matching((request.last_by_subj.encode(),)))
+        found = yield from store.last_matching_steps((request.last_by_subj.encode(),))
+        return _get(store, found)
     start = request.seq
     if request.start_time is not None:
         start = store.first_at_time(request.start_time)
         if not start:
             return None
-    if request.next_by_subj:
-        filters = (request.next_by_subj.encode(),)
-        return _get(store, store.next_matching(filters, max(start, 1)))
-    if request.start_time is not None:
-        return _get(store, store.next_matching((), start))
+    if request.next_by_subj or request.start_time is not None:
+        filters = (request.next_by_subj.encode(),) if request.next_by_subj else ()
+        return _get(store, (yield from store.next_matching_steps(filters, max(start, 1))))
     return _get(store, request.seq)
 
 
-def shown(message: StoredMessage, *, no_hdr: bool) -> StoredMessageInfo:
-    return StoredMessageInfo(
+def shown(message: StoredMessage | None, request: MsgGetRequest) -> bytes:
+    """The answer to MSG.GET. Raises JetStreamError when there is no such message."""
+    if message is None:
+        raise JetStreamError(ErrCode.NO_MESSAGE_FOUND)
+    info = StoredMessageInfo(
         subject=message.subject.decode(errors="replace"),
         seq=message.seq,
-        hdrs=b"" if no_hdr else message.headers,
+        hdrs=b"" if request.no_hdr else message.headers,
         data=message.data,
         time=message.time_ns,
     )
+    return encode_response(ApiKind.STREAM_MSG_GET, GotMessage(info))
 
 
 def last_of_subject(stream: ReadableStream, subject: bytes) -> Answer:
@@ -87,7 +92,7 @@ def last_of_subject(stream: ReadableStream, subject: bytes) -> Answer:
 
 def direct_get(
     stream: ReadableStream, subject: str, headers: bytes, payload: bytes
-) -> list[Answer]:
+) -> Steps[list[Answer]]:
     """Everything to send to the requester, in order."""
     if subject and not headers and not payload and not has_wildcard(subject.encode()):
         return [last_of_subject(stream, subject.encode())]
@@ -97,68 +102,88 @@ def direct_get(
         return [(request.header, b"")]
     name = stream.config.name
     if request.multi_last:
-        return _multi_last(stream.store, name, request)
+        return (yield from _multi_last(stream.store, name, request))
     if request.batch > 0:
-        return _batch(stream.store, name, request)
-    message = find_message(stream.store, request)
+        return (yield from _batch(stream.store, name, request))
+    message = yield from find_message(stream.store, request)
     if message is None:
         return [(MESSAGE_NOT_FOUND.header, b"")]
     return [(b"" if request.no_hdr else _headers(name, message), message.data)]
 
 
-def _batch(store: MessageStore, name: str, request: MsgGetRequest) -> list[Answer]:
+class _Batch:
+    """The answers of a batch, each with the number of those that are left."""
+
+    def __init__(self, name: str, request: MsgGetRequest) -> None:
+        self.answers: list[Answer] = []
+        self.previous = 0
+        self._name = name
+        self._budget = min(request.max_bytes or BATCH_BYTES_MAX, BATCH_BYTES_MAX)
+
+    @property
+    def full(self) -> bool:
+        return self._budget <= 0
+
+    def add(self, message: StoredMessage, left: int) -> None:
+        pairs = [
+            (b"Nats-Num-Pending", b"%d" % left),
+            (b"Nats-Last-Sequence", b"%d" % self.previous),
+        ]
+        self.answers.append((_headers(self._name, message, pairs), message.data))
+        self._budget -= len(message.subject) + len(message.headers) + len(message.data)
+        self.previous = message.seq
+
+
+def _batch(store: MessageStore, name: str, request: MsgGetRequest) -> Steps[list[Answer]]:
     filters = (request.next_by_subj.encode(),) if request.next_by_subj else ()
     start = max(request.seq, 1)
     if request.start_time is not None:
         start = store.first_at_time(request.start_time)
-    budget = min(request.max_bytes or BATCH_BYTES_MAX, BATCH_BYTES_MAX)
     rows_max = min(request.batch, BATCH_ROWS_MAX)
-    answers: list[Answer] = []
-    previous = 0
-    seq = store.next_matching(filters, start) if start else 0
-    pending = store.count_matching(filters, seq) if seq else 0
-    while seq and len(answers) < rows_max and budget > 0:
+    batch = _Batch(name, request)
+    seq = (yield from store.next_matching_steps(filters, start)) if start else 0
+    pending = (yield from store.count_matching_steps(filters, seq, store.last_seq)) if seq else 0
+    while seq and len(batch.answers) < rows_max and not batch.full:
         message = store.get(seq)
-        assert message is not None, "a matching sequence is stored"
-        pending -= 1
-        extra = [(b"Nats-Num-Pending", b"%d" % pending), (b"Nats-Last-Sequence", b"%d" % previous)]
-        answers.append((_headers(name, message, extra), message.data))
-        budget -= len(message.subject) + len(message.headers) + len(message.data)
-        previous = seq
-        seq = store.next_matching(filters, seq + 1)
-    if not answers:
+        if message is not None:  # it was not removed since
+            pending = max(pending - 1, 0)
+            batch.add(message, pending)
+            yield
+        seq = yield from store.next_matching_steps(filters, seq + 1)
+    if not batch.answers:
         return [(MESSAGE_NOT_FOUND.header, b"")]
-    return [*answers, (_end_of_batch(pending, previous), b"")]
+    return [*batch.answers, (_end_of_batch(pending, batch.previous), b"")]
 
 
-def _multi_last(store: MessageStore, name: str, request: MsgGetRequest) -> list[Answer]:
+def _multi_last(store: MessageStore, name: str, request: MsgGetRequest) -> Steps[list[Answer]]:
     up_to = request.up_to_seq or store.last_seq
     if request.up_to_time is not None:
         first_after = store.first_at_time(request.up_to_time)
         up_to = first_after - 1 if first_after else store.last_seq
-    found = store.subjects_matching(*(pattern.encode() for pattern in request.multi_last))
-    subjects = list(islice(found, MULTI_LAST_MAX + 1))
-    if len(subjects) > MULTI_LAST_MAX:
-        return [(TOO_MANY_RESULTS.header, b"")]
-    last = sorted(store.last_matching((subject,), up_to) for subject in subjects)
-    wanted = [seq for seq in last if seq and seq >= request.seq]
+    subjects: list[bytes] = []
+    for part in store.subject_parts(*(pattern.encode() for pattern in request.multi_last)):
+        subjects += part
+        if len(subjects) > MULTI_LAST_MAX:
+            return [(TOO_MANY_RESULTS.header, b"")]
+        yield
+    found: list[int] = []
+    for subject in subjects:
+        found.append((yield from store.last_matching_steps((subject,), up_to)))
+        yield
+    wanted = sorted(seq for seq in found if seq and seq >= request.seq)
     if not wanted:
         return [(NO_RESULTS.header, b"")]
-    budget = min(request.max_bytes or BATCH_BYTES_MAX, BATCH_BYTES_MAX)
-    answers: list[Answer] = []
-    previous = 0
-    for position, seq in enumerate(wanted[: request.batch or None]):
-        if budget <= 0:
+    batch = _Batch(name, request)
+    left = len(wanted)
+    for seq in wanted[: request.batch or None]:
+        if batch.full:
             break
+        left -= 1
         message = store.get(seq)
-        assert message is not None, "the last message of a subject is stored"
-        left = len(wanted) - position - 1
-        extra = [(b"Nats-Num-Pending", b"%d" % left), (b"Nats-Last-Sequence", b"%d" % previous)]
-        answers.append((_headers(name, message, extra), message.data))
-        budget -= len(message.subject) + len(message.headers) + len(message.data)
-        previous = seq
-    end = _end_of_batch(len(wanted) - len(answers), previous, up_to=up_to)
-    return [*answers, (end, b"")]
+        if message is not None:  # it was not removed since
+            batch.add(message, left)
+            yield
+    return [*batch.answers, (_end_of_batch(left, batch.previous, up_to=up_to), b"")]
 
 
 def _get(store: MessageStore, seq: int) -> StoredMessage | None:

@@ -44,7 +44,6 @@ from broker.jetstream.api.responses import (
     LIST_LIMIT,
     SUBJECT_DETAILS_LIMIT,
     ConsumerList,
-    GotMessage,
     Paged,
     Paused,
     Purged,
@@ -89,7 +88,7 @@ from broker.jetstream.config.stream_update import check_consumer_limits
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.purge import purge_scope
-from broker.server.routing.fair_queue import Turns
+from broker.server.routing.fair_queue import Turns, some_steps
 from broker.store.messages import PurgePart
 from raft import NodeId, RaftError
 from raft.host.group import GroupStopped
@@ -157,7 +156,8 @@ class LeaderApi:
                 return await self._purge(replica, body)
             case MsgGetRequest():
                 await self.wait_current(replica)
-                return self._get_message(replica, body)
+                find = direct.find_message(replica.stream.store, body)
+                return direct.shown(await self.turns.run(find, account, replica), body)
             case MsgDeleteRequest():
                 return await self._delete_message(replica, body)
             case SnapshotRequest():
@@ -165,7 +165,7 @@ class LeaderApi:
             case StepdownRequest():
                 return self._stepdown(replica, request.kind, body)
             case PagedRequest():
-                return self._consumers(replica, request.kind, body.offset)
+                return await self._consumers(replica, request.kind, body.offset)
             case _:
                 return await self._answer_consumer(replica, request, body)
 
@@ -194,16 +194,17 @@ class LeaderApi:
         return encode_response(kind, Success(success=True))
 
     async def _consumer_info(self, replica: Replica, consumer: Consumer) -> bytes:
-        """The numbers of this moment, once they are committed: the next leader must not show an
-        ack floor below one that was shown."""
+        """The numbers of this moment, once committed: no later leader shows a lower ack floor."""
         await self.wait_current(replica)
+        await self._count(replica, consumer)
         shown = self.info.consumer(replica, consumer, shown=True)
         acked = consumer.config.ack_policy is not AckPolicy.NONE
         if acked and shown.ack_floor.stream_seq > consumer.state.floor_stream_seq:
             await self._settle(replica)
             if shown.ack_floor.stream_seq > consumer.state.floor_stream_seq:
                 # The acks were refused, as on a full disk: the committed numbers are what is left.
-                shown = self.info.consumer(replica, consumer, shown=True, fresh=True)
+                pending = consumer.num_pending()
+                shown = self.info.consumer(replica, consumer, shown=True, fresh_pending=pending)
         return encode_response(ApiKind.CONSUMER_INFO, shown)
 
     async def _settle(self, replica: Replica) -> None:
@@ -264,19 +265,13 @@ class LeaderApi:
         )
         return encode_response(ApiKind.STREAM_INFO, paged, info)
 
-    def get_message(self, replica: Replica, payload: bytes) -> bytes:
-        """MSG.GET of a stream whose reads are current. Raises the JetStreamError to answer."""
-        strict = self.strict
-        body = decode_request(ApiKind.STREAM_MSG_GET, payload, strict=strict)
+    def get_message(self, replica: Replica, payload: bytes) -> bytes | None:
+        """MSG.GET of a stream whose reads are current; None if it takes a long search. Raises the
+        JetStreamError to answer."""
+        body = decode_request(ApiKind.STREAM_MSG_GET, payload, strict=self.strict)
         assert isinstance(body, MsgGetRequest)
-        return self._get_message(replica, body)
-
-    def _get_message(self, replica: Replica, body: MsgGetRequest) -> bytes:
-        message = direct.find_message(replica.stream.store, body)
-        if message is None:
-            raise JetStreamError(ErrCode.NO_MESSAGE_FOUND)
-        shown = direct.shown(message, no_hdr=body.no_hdr)
-        return encode_response(ApiKind.STREAM_MSG_GET, GotMessage(shown))
+        done, message = some_steps(direct.find_message(replica.stream.store, body))
+        return direct.shown(message, body) if done else None
 
     async def _purge(self, replica: Replica, body: PurgeRequest) -> bytes:
         pattern = body.filter.encode()
@@ -421,8 +416,20 @@ class LeaderApi:
         consumer = stream.consumers.get(name)
         if consumer is None:
             raise JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
-        shown = self.info.consumer(replica, consumer, shown=True, fresh=known is None)
+        if known is None:
+            pending = await self.turns.run(consumer.counting(), replica.account.name, replica)
+            shown = self.info.consumer(replica, consumer, shown=True, fresh_pending=pending)
+        else:
+            await self._count(replica, consumer)
+            shown = self.info.consumer(replica, consumer, shown=True)
         return encode_response(ApiKind.CONSUMER_CREATE, shown)
+
+    async def _count(self, replica: Replica, *consumers: Consumer) -> None:
+        """Count in steps what their infos show."""
+        for consumer in consumers:
+            if replica.leading is not None:
+                steps = replica.leading.counting(consumer.name)
+                await self.turns.run(steps, replica.account.name, replica)
 
     def _check_bound_change(self, replica: Replica, name: str, config: ConsumerConfig) -> None:
         """Only the leader knows whether a subscriber is bound, so this is checked before it is
@@ -431,12 +438,11 @@ class LeaderApi:
         if known is None or known.config.deliver_subject == config.deliver_subject:
             return
         assert replica.leading is not None
-        live = replica.leading.numbers(name)
-        bound = live is not None and live.push_bound
+        bound = replica.leading.push_bound(name)
         if known.config.is_push and config.is_push:
             check_consumer_update(known.config, config, is_bound=bound)
 
-    def _consumers(self, replica: Replica, kind: ApiKind, offset: int) -> bytes:
+    async def _consumers(self, replica: Replica, kind: ApiKind, offset: int) -> bytes:
         visible = sorted(
             (c for c in replica.consumers() if not is_internal(c.config)),
             key=lambda consumer: consumer.name,
@@ -444,6 +450,7 @@ class LeaderApi:
         if kind is ApiKind.CONSUMER_NAMES:
             return encode_consumer_names([c.name for c in visible], offset)
         part, paged = page(visible, offset, limit=LIST_LIMIT)
+        await self._count(replica, *part)
         infos = tuple(self.info.consumer(replica, c, shown=False) for c in part)
         return encode_response(kind, paged, ConsumerList(infos))
 
@@ -467,6 +474,7 @@ class LeaderApi:
         result = await self._propose(
             replica, ResetConsumer(replica.stamp(), request.consumer, body.seq)
         )
+        await self._count(replica, consumer)
         info = self.info.consumer(replica, consumer, shown=True)
         reset_seq = result if isinstance(result, int) else 0
         return encode_response(ApiKind.CONSUMER_RESET, info, Reset(reset_seq))

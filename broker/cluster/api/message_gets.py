@@ -11,14 +11,19 @@ Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from broker.cluster.api.direct_get import ReadableStream, direct_get, last_of_subject
+from broker.cluster.api.direct_get import (
+    Answer,
+    ReadableStream,
+    direct_get,
+    last_of_subject,
+)
 from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.api.leader_calls import ApiCall, LeaderCalls, decode_api_call
 from broker.cluster.meta.assignments import Assignment, AssignmentTable
@@ -27,8 +32,9 @@ from broker.cluster.replica.read_indexes import ReadIndexes
 from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.errors import JetStreamError
+from broker.server.routing.fair_queue import some_steps
 from broker.store.block.codec import BlockDamaged
-from broker.subjects import Subscription, has_wildcard
+from broker.subjects import Steps, Subscription, has_wildcard
 from broker.wire import PubRun, encode_msg
 from raft import Index, NodeId
 
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
 DIRECT_GET: Final = b"$JS.API.DIRECT.GET."
 DIRECT_WITHIN_S: Final = 2.0
 LOOK_BYTES: Final = 64 * 1024  # answered between two reads of the clock
+ANSWERS_PER_STEP: Final = 32  # messages of one batch
 
 # Begins the work of a task. A coroutine that a cancelled task never began would be a warning.
 StartWork = Callable[[], Awaitable[None]]
@@ -172,8 +179,7 @@ class MessageGets:
         replica = self.replicas.get(assignment.group)
         ours = replica is not None and replica.leading is not None and replica.reads_are_current
         if replica is not None and (ours or self._only_copy(assignment, replica)):
-            rest = call.request.rest
-            self._send(call, direct_get(replica.stream, rest, call.headers, call.payload))
+            self._answer(call, replica.stream, spawn)
         else:
             spawn(partial(self._get_elsewhere, call, assignment.group))
         return True
@@ -191,6 +197,35 @@ class MessageGets:
             if mirror.config.mirror_direct
         ]
         return min(mirrors, key=_is_filtered, default=None)
+
+    def _answer(
+        self, call: ApiCall, stream: ReadableStream, spawn: Callable[[StartWork], None]
+    ) -> None:
+        """At once, in the client's time slice; a search that takes longer begins again, within the
+        budget of the account, and in turns."""
+        rest = call.request.rest
+        done, answers = some_steps(direct_get(stream, rest, call.headers, call.payload))
+        if done and answers is not None and len(answers) <= ANSWERS_PER_STEP:
+            self._send(call, answers)
+        elif done and answers is not None:
+            spawn(partial(self._in_turns, call, _found(answers)))
+        else:
+            again = direct_get(stream, rest, call.headers, call.payload)
+            spawn(partial(self._in_turns, call, again))
+
+    def _send(self, call: ApiCall, answers: list[Answer]) -> None:
+        for headers, payload in answers:
+            self.router.publish(call.account, call.reply, b"", headers, payload)
+
+    def _steps(self, call: ApiCall, found: Steps[list[Answer]]) -> Steps[None]:
+        answers = yield from found
+        for at in range(0, len(answers), ANSWERS_PER_STEP):
+            self._send(call, answers[at : at + ANSWERS_PER_STEP])
+            yield
+
+    async def _in_turns(self, call: ApiCall, found: Steps[list[Answer]]) -> None:
+        steps = self._steps(call, found)
+        await self.leader_api.turns.run(steps, call.account.name, id(call.publisher))
 
     def get_message(self, call: ApiCall) -> bytes | None:
         """The answer to MSG.GET, if this node can give it at once. It runs in the client's time
@@ -222,11 +257,12 @@ class MessageGets:
         replica = self.replicas.get(group)  # another one, if it was opened again
         if replica is None or index is None or replica.stream.applied < index:
             return False
+        steps = direct_get(replica.stream, call.request.rest, call.headers, call.payload)
         try:
-            found = direct_get(replica.stream, call.request.rest, call.headers, call.payload)
+            found = await self.leader_api.turns.run(steps, call.account.name, id(call.publisher))
         except BlockDamaged:
             return False  # the replica mends itself
-        self._send(call, found)
+        await self._in_turns(call, _found(found))
         return True
 
     async def _ask_leader(self, call: ApiCall, group: int) -> None:
@@ -236,13 +272,14 @@ class MessageGets:
             )
         except (CallFailed, JetStreamError, TimeoutError):
             return  # without an answer the client retries
-        self._send(call, _answers.decode(answer))
+        await self._in_turns(call, _found(_answers.decode(answer)))
 
     async def _serve(self, _peer: NodeId, body: bytes) -> bytes:
         account, subject, headers, payload = decode_api_call(body)
         request, replica = self.leader_api.find(account, subject)
         await self.leader_api.wait_current(replica)
-        return _encode(direct_get(replica.stream, request.rest, headers, payload))
+        steps = direct_get(replica.stream, request.rest, headers, payload)
+        return _encode(await self.leader_api.turns.run(steps, account, replica))
 
     async def _ask_index(self, group: int) -> Index:
         """How far the leader has applied the log of the group. A leader of an older version does
@@ -261,10 +298,6 @@ class MessageGets:
         await self.leader_api.wait_current(replica)
         return _encode(replica.stream.applied)
 
-    def _send(self, call: ApiCall, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        for headers, payload in messages:
-            self.router.publish(call.account, call.reply, b"", headers, payload)
-
 
 def _is_filtered(mirror: Assignment) -> bool:
     origin = mirror.config.mirror
@@ -276,3 +309,8 @@ def _to_mirror(call: ApiCall, name: str) -> ApiCall:
     rest = f".{call.request.rest}" if call.request.rest else ""
     subject = DIRECT_GET + f"{name}{rest}".encode()
     return replace(call, request=replace(call.request, stream=name), subject=subject)
+
+
+def _found(answers: list[Answer]) -> Steps[list[Answer]]:
+    yield from ()
+    return answers

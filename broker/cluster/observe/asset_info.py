@@ -114,13 +114,22 @@ class AssetInfo:
         return tuple(Alternate(name=name, domain=self.domain, cluster=cluster) for name in names)
 
     def consumer(
-        self, replica: Replica, consumer: Consumer, *, shown: bool, fresh: bool = False
+        self,
+        replica: Replica,
+        consumer: Consumer,
+        *,
+        shown: bool,
+        fresh_pending: int | None = None,
     ) -> ConsumerInfo:
-        """`fresh`: as it was created, before the leader delivered anything."""
-        now = self.now_ns()
-        live = replica.leading.numbers(consumer.name) if replica.leading is not None else None
-        numbers = consumer.numbers(now) if fresh or live is None else live
-        bound = live is not None and live.push_bound
+        """With `fresh_pending`, its num_pending: as it was created, before the leader delivered
+        anything."""
+        now, leading = self.now_ns(), replica.leading
+        numbers = None
+        if fresh_pending is None and leading is not None:
+            numbers = leading.numbers(consumer.name)
+        if numbers is None:
+            numbers = consumer.numbers(now, num_pending=fresh_pending)
+        bound = leading is not None and leading.push_bound(consumer.name)
         config = shown_consumer(consumer.config) if shown else stored_consumer(consumer.config)
         return ConsumerInfo(
             stream_name=replica.name,

@@ -38,6 +38,7 @@ from broker.jetstream.delivery.leader_time import LeaderTime
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED, LEADERSHIP_CHANGE
 from broker.jetstream.delivery.replication import flush
 from broker.server.routing.fair_queue import TURN_S
+from broker.subjects import Steps
 from raft.clock.boot_clock import boot_ns
 
 if TYPE_CHECKING:
@@ -174,6 +175,16 @@ class Leadership:
             if engine.consumer.config.is_push:
                 self._watch(engine)
             self._wake(engine)
+
+    def counting(self, name: str) -> Steps[None]:
+        """What `numbers` has to count, in steps."""
+        engine = self.engines.get(name)
+        if engine is not None:
+            yield from engine.counting(self._time.now())
+
+    def push_bound(self, name: str) -> bool:
+        engine = self.engines.get(name)
+        return engine is not None and engine.push_bound
 
     def numbers(self, name: str) -> ConsumerNumbers | None:
         """Of a consumer that is served here."""

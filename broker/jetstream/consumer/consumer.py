@@ -26,7 +26,7 @@ from broker.jetstream.consumer.ack_floor import AckFloor
 from broker.jetstream.consumer.start_position import Start, reset_start, start_of
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import JetStreamError
-from broker.subjects import Patterns
+from broker.subjects import Patterns, Steps, finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Consumer:
     ) -> None:
         self.stream = stream
         self.name = name
+        self._filter_tree: Patterns | None = None  # built when `wants` is asked
         self._set_config(config)
         self.incarnation = index
         self.epoch = index
@@ -201,7 +202,11 @@ class Consumer:
     # Questions
 
     def wants(self, subject: bytes) -> bool:
-        return not self.filters or self._filter_tree.take(subject)
+        if not self.filters:
+            return True
+        if self._filter_tree is None:
+            self._filter_tree = Patterns(self.filters)
+        return self._filter_tree.take(subject)
 
     def settled(self, seq: int) -> bool:
         """This consumer no longer needs `seq`: acked, skipped, or not selected at creation."""
@@ -217,15 +222,20 @@ class Consumer:
         until = self.config.pause_until or 0
         return until if until > now_ns else 0
 
-    def num_pending(self) -> int:
-        """Messages not yet delivered. Counts them; the leader keeps a running number instead
-        (delivery/num_pending.py)."""
+    def counting(self) -> Steps[int]:
+        """num_pending: messages not yet delivered. Counts them; the leader keeps a running number
+        instead (delivery/num_pending.py)."""
         store, filters = self.stream.store, self.filters
+        before, start = 0, self.state.stream_seq + 1
         if self.state.stream_seq < self.resume_after:
-            return len(self.initial) + store.count_matching(filters, self.resume_after + 1)
-        return store.count_matching(filters, self.state.stream_seq + 1)
+            before, start = len(self.initial), self.resume_after + 1
+        counted = yield from store.count_matching_steps(filters, start, store.last_seq)
+        return before + counted
 
-    def numbers(self, now_ns: int) -> ConsumerNumbers:
+    def num_pending(self) -> int:
+        return finish(self.counting())
+
+    def numbers(self, now_ns: int, *, num_pending: int | None = None) -> ConsumerNumbers:
         """The committed numbers. Delivery.numbers on the leader is ahead of these; the reply to a
         create request shows these, which are the numbers before the first delivery."""
         state = self.state
@@ -239,7 +249,7 @@ class Consumer:
             num_ack_pending=len(state.pending),
             num_redelivered=0 if self.config.max_deliver == 1 else len(state.redelivered),
             num_waiting=0,
-            num_pending=self.num_pending(),
+            num_pending=self.num_pending() if num_pending is None else num_pending,
             push_bound=False,
             paused_until_ns=self.paused_until_ns(now_ns),
         )
@@ -287,7 +297,7 @@ class Consumer:
         self.config = config
         # Cached: there may be thousands of filters, and every delivery reads them.
         self.filters = config.filters
-        self._filter_tree = Patterns(self.filters)
+        self._filter_tree = None
 
     def _configure(self, config: ConsumerConfig) -> None:
         old = self.config

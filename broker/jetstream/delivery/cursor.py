@@ -58,6 +58,7 @@ class Cursor:
         self._num_pending = NumPending(self.store, consumer.filters)
         self._max_ack_pending = MaxAckPending(config)
         self.next_seq = 1
+        self.searching = False  # the last `take` found nothing, and stopped before the end
         self._initial: list[int] = []
         self.headers_only = config.headers_only
         self._ack_prefix = f"$JS.ACK.{consumer.stream.config.name}.{consumer.name}".encode()
@@ -96,6 +97,11 @@ class Cursor:
         start = self._consumer.resume_after + 1 if self._initial else self.next_seq
         return len(self._initial) + self._num_pending.count(start, now=now, exact=exact)
 
+    def counted(self, now: int, *, exact: bool = False) -> bool:
+        """Count on what is pending, for some steps. True when `count` has little left to do."""
+        start = self._consumer.resume_after + 1 if self._initial else self.next_seq
+        return self._num_pending.counted(start, now=now, exact=exact)
+
     def take(self, *, limit_rows: int, limit_bytes: int) -> RowGroups:
         """The next messages for first delivery. The position moves only past messages that do not
         match; `first_deliveries` moves it past the messages returned here."""
@@ -104,13 +110,14 @@ class Cursor:
             if groups or self._initial:
                 return groups
         store, filters = self.store, self._consumer.filters
-        last_seq = store.last_seq
-        if self.next_seq > last_seq:
+        self.searching = False
+        if self.next_seq > store.last_seq:
             return []
-        groups = store.take(filters, self.next_seq, limit_rows, limit_bytes)
-        if not groups:
-            self.next_seq = last_seq + 1
-        return groups
+        taken = store.examine(filters, self.next_seq, limit_rows, limit_bytes)
+        if not taken.count:
+            self.next_seq = taken.next_seq
+            self.searching = self.next_seq <= store.last_seq
+        return taken.groups
 
     def first_deliveries(self, rows: Rows, indices: list[int], now: int) -> None:
         """Record that these rows, the next ones from `take`, were sent as Deliver effects built

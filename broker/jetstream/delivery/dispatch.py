@@ -87,6 +87,9 @@ class Dispatch:
             return 0
         groups = self._replay.take(self._cursor, limit, self._limits.size, now)
         rows_taken = sum(len(indices) for _, indices in groups)
+        if self._cursor.searching:
+            self.more_work = True
+            return 0
         sent = self._hand_out(receivers, groups, rows_taken, now)
         self.more_work = (
             0 < sent == rows_taken

@@ -38,8 +38,15 @@ from broker.jetstream.delivery.effects import Advisory, Effect, Propose, StatusM
 from broker.jetstream.delivery.flow_control import ReplayPace
 from broker.jetstream.delivery.inactivity import RETRY_NS, Inactivity
 from broker.jetstream.delivery.leader_time import LeaderTime
-from broker.jetstream.delivery.pull_queue import CONSUMER_IS_PUSH, Interest, status
+from broker.jetstream.delivery.pull_queue import (
+    CONSUMER_IS_PUSH,
+    EXCEEDED_MAX_WAITING,
+    Interest,
+    PullRequest,
+    status,
+)
 from broker.jetstream.delivery.receivers import PullReceivers, PushReceiver, Receivers
+from broker.subjects import Steps
 
 
 class Delivery:
@@ -65,6 +72,7 @@ class Delivery:
         self._limits = limits
         self._closed = False
         self._acks_came = False  # since the last pump
+        self._early: list[PullRequest] = []  # that do not wait, while pending messages are counted
         self._pumped_at = now
         self._last_delivered_ns = consumer.last_delivered_ns
         replay = ReplayPace(consumer.config, self._cursor.store)
@@ -89,7 +97,7 @@ class Delivery:
     def has_receiver(self) -> bool:
         """Whether anyone waits for new messages."""
         if self._pull is not None:
-            return len(self._pull.waiting) > 0
+            return len(self._pull.waiting) > 0 or bool(self._early)
         return self._push is not None and self._push.bound
 
     def pull(self, body: bytes, reply: bytes, now: int) -> None:
@@ -105,7 +113,18 @@ class Delivery:
             return
         if request.no_wait:
             self._acks.settle(now)  # whether there is a message for it depends on the acks
+            if self._early or not self._cursor.counted(now, exact=True):
+                self._take_early(request)
+                return
         self._pull.add(request, now)
+
+    def _take_early(self, request: PullRequest) -> None:
+        """Whether there is a message for it is known when the pending ones are counted."""
+        assert self._pull is not None
+        if len(self._early) < self._pull.waiting.capacity:
+            self._early.append(request)
+        else:
+            self._effects.append(StatusMessage(request.reply, status(EXCEEDED_MAX_WAITING)))
 
     def ack(self, parsed: AckSubject, payload: bytes, reply: bytes, now: int) -> None:
         """An acknowledgement. Plain ones are collected and applied together, once per turn."""
@@ -160,7 +179,10 @@ class Delivery:
         self._closed = True
         if self.consumer.watcher is self:
             self.consumer.watcher = None
-        return [*self._pull.waiting.close_all(line)] if self._pull is not None else []
+        if self._pull is None:
+            return []
+        early = [StatusMessage(request.reply, status(line)) for request in self._early]
+        return [*self._pull.waiting.close_all(line), *early]
 
     # Output
 
@@ -178,7 +200,9 @@ class Delivery:
         if self._pull is not None:
             self._pull.due(now)
         self._check_pause(now)
-        if not self._paused:
+        if not self._is_counted(now):
+            self.more_work = True
+        elif not self._paused:
             self._deliver(now)
         if self._push is not None:
             self._push.due(now)
@@ -218,8 +242,19 @@ class Delivery:
         replication.flush."""
         return self._acks.take_all(now)
 
+    def counting(self, now: int) -> Steps[None]:
+        """What `numbers` has to count, in steps."""
+        while not self._cursor.counted(now, exact=True):
+            yield
+
+    @property
+    def push_bound(self) -> bool:
+        """Whether the deliver subject of a push consumer has a subscriber."""
+        return self._push is not None and self._push.bound
+
     def numbers(self, now: int) -> ConsumerNumbers:
-        """The numbers of consumer info, as of now."""
+        """The numbers of consumer info, as of now; num_pending since `counting` if messages were
+        removed after that."""
         self._acks.settle(now)
         if self._pull is not None:
             self._pull.sweep(now)
@@ -235,8 +270,8 @@ class Delivery:
             num_ack_pending=len(live.pending),
             num_redelivered=0 if consumer.config.max_deliver == 1 else len(live.redelivered),
             num_waiting=len(self._pull.waiting) if self._pull is not None else 0,
-            num_pending=self._cursor.count(now, exact=True),
-            push_bound=self._push is not None and self._push.bound,
+            num_pending=self._cursor.count(now),
+            push_bound=self.push_bound,
             paused_until_ns=consumer.paused_until_ns(self._time.to_cluster(now)),
             pinned_id=pin.id if pin is not None else "",
             pinned_ns=self._time.to_cluster(pin.since_ns) if pin is not None and pin.id else 0,
@@ -290,6 +325,19 @@ class Delivery:
         self._acks.align_floor()
 
     # Steps of a pump
+
+    def _is_counted(self, now: int) -> bool:
+        """Whether deliveries can go on: every message tells how many are pending. Counting takes
+        many pumps if the stream is large."""
+        if not self._early and not self.has_receiver():
+            return True
+        if not self._cursor.counted(now, exact=bool(self._early)):
+            return False
+        early, self._early = self._early, []
+        for request in early:
+            assert self._pull is not None
+            self._pull.add(request, now)
+        return True
 
     def _deliver(self, now: int) -> None:
         if self._dispatch.run(self._receivers, now):

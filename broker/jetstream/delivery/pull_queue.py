@@ -217,10 +217,10 @@ class PullQueue:
     Priority 0 is served before 1 and so on. Bound: `capacity`; a request beyond it is refused.
     """
 
-    __slots__ = ("_capacity", "_levels", "_serial", "_size", "_timers")
+    __slots__ = ("_levels", "_serial", "_size", "_timers", "capacity")
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity if capacity > 0 else MAX_WAITING_DEFAULT
+        self.capacity = capacity if capacity > 0 else MAX_WAITING_DEFAULT
         # By priority, in its order. Most consumers use one, many none: a deque takes 760 bytes.
         self._levels: dict[int, deque[PullRequest]] = {}
         self._size = 0
@@ -239,14 +239,14 @@ class PullQueue:
 
     @property
     def full(self) -> bool:
-        return self._size >= self._capacity
+        return self._size >= self.capacity
 
     def add(self, request: PullRequest) -> None:
         level = self._levels.get(request.priority)
         if level is None:
             level = self._levels[request.priority] = deque()
             self._levels = dict(sorted(self._levels.items()))
-        if len(level) > 2 * self._capacity:  # expired ones are removed only when their turn comes
+        if len(level) > 2 * self.capacity:  # expired ones are removed only when their turn comes
             self._levels[request.priority] = level = deque(r for r in level if not r.closed)
         level.append(request)
         self._size += 1

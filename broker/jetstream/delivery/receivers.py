@@ -123,7 +123,9 @@ class PullReceivers:
 
     def end_no_wait(self, now: int) -> None:
         """End no_wait requests when there is nothing left to deliver."""
-        if any(request.no_wait for request in self.waiting) and not self._available(now):
+        if not any(request.no_wait for request in self.waiting):
+            return
+        if self._cursor.counted(now, exact=True) and not self._available(now):
             self._effects += self.waiting.at_end_of_stream()
 
     @property

@@ -113,7 +113,7 @@ class FairQueue:
         if not self.exhausted(account):
             began = time.perf_counter()
             try:
-                done, result = _some(steps)
+                done, result = some_steps(steps)
             finally:
                 self.used(account, time.perf_counter() - began)
             if done:
@@ -139,7 +139,7 @@ class FairQueue:
         if ended.done():
             return
         try:
-            done, result = _some(steps)
+            done, result = some_steps(steps)
         except Exception as problem:  # noqa: BLE001 - raised in the task that waits
             ended.set_exception(problem)
             del ended  # the error refers to this frame, see `run`
@@ -191,7 +191,7 @@ class Turns(Protocol):
     ) -> T: ...
 
 
-def _some(steps: Steps[T]) -> tuple[bool, T | None]:
+def some_steps(steps: Steps[T]) -> tuple[bool, T | None]:
     """Carry out steps for a moment. Whether they have ended, and with which result."""
     deadline = time.perf_counter() + STEPS_S
     while True:

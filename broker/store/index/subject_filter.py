@@ -7,13 +7,14 @@ Spec: NATS JetStream, filter subjects of consumers."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from broker.store.index import SubjectIndex
 from broker.store.index.index_py import literal_prefix
-from broker.subjects import Patterns, has_wildcard
+from broker.subjects import Patterns, Steps, has_wildcard, matcher
 
+NAMES_PER_PART: Final = 512  # subjects that are looked at in one step
 _REST: Final = b">"
 _CACHED_MATCHES_MAX = 65536  # per filter; the cache is cleared when it is full
 
@@ -21,7 +22,7 @@ _CACHED_MATCHES_MAX = 65536  # per filter; the cache is cleared when it is full
 class SubjectFilter:
     """The filters of one reader, with a cache of results. No filters: every subject matches."""
 
-    __slots__ = ("_cached", "_named", "_tree", "literals", "patterns")
+    __slots__ = ("_cached", "_fits", "_named", "literals", "patterns")
 
     def __init__(self, patterns: tuple[bytes, ...]) -> None:
         self.patterns = patterns
@@ -29,39 +30,67 @@ class SubjectFilter:
         # The patterns, if none of them has a wildcard; otherwise empty.
         self.literals = patterns if literal else ()
         self._named = frozenset(self.literals)
-        self._tree = None if literal else Patterns(patterns)
+        self._fits: Callable[[bytes], object] | None = None
+        if not literal:
+            single = len(patterns) == 1
+            self._fits = matcher(patterns[0]) if single else Patterns(patterns).take
         self._cached: dict[bytes, bool] = {}
 
     def __call__(self, subject: bytes) -> bool:
-        if self._tree is None:
+        if self._fits is None:
             return not self.patterns or subject in self._named
         matched = self._cached.get(subject)
         if matched is None:
             if len(self._cached) >= _CACHED_MATCHES_MAX:
                 self._cached.clear()
-            matched = self._cached[subject] = self._tree.take(subject)
+            matched = self._cached[subject] = bool(self._fits(subject))
         return matched
 
     def any_of(self, subjects: Iterable[bytes]) -> bool:
         return any(self(subject) for subject in subjects)
 
 
-def matching_subjects(index: SubjectIndex, wanted: SubjectFilter) -> Iterator[bytes]:
-    """Stored subjects that some pattern matches, each once. The index must not change during the
-    iteration.
+def matching_parts(index: SubjectIndex, wanted: SubjectFilter) -> Iterator[list[bytes]]:
+    """Stored subjects that some pattern matches, each once, in lists of bounded work, some of them
+    empty. The index may change between two lists.
 
     Patterns with a common prefix share one walk, so thousands of them cost no more than one."""
-    if len(wanted.patterns) == 1:
-        yield from index.matching(wanted.patterns[0])
-        return
-    prefixes: list[bytes] = []
-    for prefix in sorted({literal_prefix(p) for p in wanted.patterns if has_wildcard(p)}):
-        if not prefixes or not prefix.startswith(prefixes[-1]):
-            prefixes.append(prefix)
-    for prefix in prefixes:
-        yield from filter(wanted, index.matching(prefix + _REST))
-    for subject in dict.fromkeys(wanted.patterns):
-        if not has_wildcard(subject) and subject in index:
-            at = bisect_right(prefixes, subject)
-            if not at or not subject.startswith(prefixes[at - 1]):
-                yield subject
+    named = wanted.literals
+    if not named:
+        prefixes = _prefixes(wanted.patterns)
+        single = len(wanted.patterns) == 1
+        for prefix in prefixes:
+            pattern = wanted.patterns[0] if single else prefix + _REST
+            last: bytes | None = b""
+            while last is not None:
+                part, last = index.matching_part(pattern, last, NAMES_PER_PART)
+                yield part if single else [subject for subject in part if wanted(subject)]
+        named = tuple(p for p in wanted.patterns if not _covered(p, prefixes))
+    unique = tuple(dict.fromkeys(named))
+    for at in range(0, len(unique), NAMES_PER_PART):
+        yield [subject for subject in unique[at : at + NAMES_PER_PART] if subject in index]
+
+
+def _prefixes(patterns: tuple[bytes, ...]) -> list[bytes]:
+    """Ascending, and none begins with another one."""
+    kept: list[bytes] = []
+    for prefix in sorted({literal_prefix(p) for p in patterns if has_wildcard(p)}):
+        if not kept or not prefix.startswith(kept[-1]):
+            kept.append(prefix)
+    return kept
+
+
+def _covered(pattern: bytes, prefixes: list[bytes]) -> bool:
+    """Whether the walk of a prefix finds it, or it is no literal."""
+    at = bisect_right(prefixes, pattern)
+    return has_wildcard(pattern) or bool(at and pattern.startswith(prefixes[at - 1]))
+
+
+def counted(index: SubjectIndex, wanted: SubjectFilter) -> Steps[int]:
+    """Messages of the subjects that match. The index has a count per subject: no look at blocks."""
+    total = 0
+    for part in matching_parts(index, wanted):
+        entries = map(index.get, part)
+        total += sum(entry.count for entry in entries if entry is not None)
+        yield
+    return total

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker.cluster.api.direct_get import direct_get
 from broker.cluster.api.message_gets import MessageGets
 from broker.cluster.publish.outbox_core import OutboxCore, OutboxEffect
 from broker.cluster.publish.outbox_table import OutboxTable
@@ -127,8 +126,7 @@ def _get_from_any_replica(original: Any) -> Any:
         replica = self.replicas.of_stream(call.account.name, call.request.stream)
         if replica is None or not call.reply:
             return bool(original(self, call, spawn))
-        rest = call.request.rest
-        self._send(call, direct_get(replica.stream, rest, call.headers, call.payload))
+        self._answer(call, replica.stream, spawn)
         return True
 
     return direct

@@ -20,21 +20,30 @@ def test_acks_that_could_not_be_proposed_are_not_shown(
     """On a full disk the leader has acks up to 8, which are refused, and forgets them."""
     monkeypatch.setattr(module, "encode_response", lambda _kind, info: info)
     state = SimpleNamespace(floor_stream_seq=7)
-    consumer = SimpleNamespace(config=SimpleNamespace(ack_policy=AckPolicy.EXPLICIT), state=state)
+    config = SimpleNamespace(ack_policy=AckPolicy.EXPLICIT)
+    consumer = SimpleNamespace(config=config, state=state, num_pending=lambda: 0)
 
     async def wait_current(_replica: object) -> None:
         """It is."""
 
+    async def count(_replica: object, _consumer: object) -> None:
+        """Nothing is pending."""
+
     async def settle(_replica: object) -> None:
         state.floor_stream_seq = committed
 
-    def info(_replica: object, _consumer: object, *, shown: bool, fresh: bool = False) -> object:
+    def info(
+        _replica: object, _consumer: object, *, shown: bool, fresh_pending: int | None = None
+    ) -> object:
         assert shown
-        floor = state.floor_stream_seq if fresh else 8
+        floor = 8 if fresh_pending is None else state.floor_stream_seq
         return SimpleNamespace(ack_floor=SimpleNamespace(stream_seq=floor))
 
     api = SimpleNamespace(
-        wait_current=wait_current, _settle=settle, info=SimpleNamespace(consumer=info)
+        wait_current=wait_current,
+        _count=count,
+        _settle=settle,
+        info=SimpleNamespace(consumer=info),
     )
 
     async def test() -> None:

@@ -17,9 +17,10 @@ from broker.cluster.api.message_gets import MessageGets, StartWork
 from broker.cluster.peers.rpc import CallRefused
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.stream.stream import Stream
+from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.router import Router
 from broker.store.messages import MessageStore
-from broker.subjects import SinkKind, Subscription
+from broker.subjects import SinkKind, Subscription, finish
 from broker.wire import PubRun
 from raft import NodeId
 from tests.support.server import run
@@ -46,8 +47,9 @@ def stream() -> Stream:
 @pytest.mark.parametrize("subject", ["k.a", "k.b", "k.c", "k.gone", "k.never"])
 def test_the_fast_path_answers_like_the_general_one(stream: Stream, subject: str) -> None:
     body = b'{"last_by_subj":"%b"}' % subject.encode()
-    assert [last_of_subject(stream, subject.encode())] == direct_get(stream, "", b"", body)
-    assert direct_get(stream, subject, b"", b"") == direct_get(stream, "", b"", body)
+    general = finish(direct_get(stream, "", b"", body))
+    assert [last_of_subject(stream, subject.encode())] == general
+    assert finish(direct_get(stream, subject, b"", b"")) == general
 
 
 def test_direct_get_headers_are_appended_to_those_of_the_message(stream: Stream) -> None:
@@ -59,7 +61,7 @@ def test_direct_get_headers_are_appended_to_those_of_the_message(stream: Stream)
 
 
 def test_a_wildcard_finds_the_last_message_that_matches(stream: Stream) -> None:
-    (answer,) = direct_get(stream, "k.*", b"", b"")
+    (answer,) = finish(direct_get(stream, "k.*", b"", b""))
     assert b"Nats-Sequence: 5\r\n" in answer[0]
 
 
@@ -164,7 +166,7 @@ def test_the_only_copy_on_a_failed_disk_answers_only_if_its_log_was_applied(
 ) -> None:
     """A replica that was opened again may not have applied what it had acknowledged before."""
     config = SimpleNamespace(allow_direct=True)
-    group = SimpleNamespace(group=1, config=config, holders={1})
+    group = SimpleNamespace(name="S", group=1, config=config, holders={1})
     replica = SimpleNamespace(
         stream=stream, leading=None, reads_are_current=False, led_last=led_last
     )
@@ -192,7 +194,9 @@ def test_a_follower_answers_if_it_has_applied_all_that_the_leader_has(
     stream: Stream, leader_has: int | None, found: list[bytes]
 ) -> None:
     stream.applied = 5
-    group = SimpleNamespace(group=1, config=SimpleNamespace(allow_direct=True), holders={1, 2})
+    group = SimpleNamespace(
+        name="S", group=1, config=SimpleNamespace(allow_direct=True), holders={1, 2}
+    )
     replica = SimpleNamespace(stream=stream, leading=None, reads_are_current=False)
     sent: list[bytes] = []
     forwarded: list[str] = []
@@ -216,7 +220,7 @@ def test_a_follower_answers_if_it_has_applied_all_that_the_leader_has(
             router=cast(Any, SimpleNamespace(publish=lambda *message: sent.append(message[4]))),
             assignments=cast(Any, SimpleNamespace(get=lambda *_: group)),
             replicas=cast(Any, SimpleNamespace(get=lambda _: replica)),
-            leader_api=cast(Any, None),
+            leader_api=cast(Any, SimpleNamespace(turns=FairQueue())),
             calls=cast(Any, calls),
             disk_failed=lambda: False,
             spawn=lambda work, _: asyncio.ensure_future(work),

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from broker.cluster.api import direct_get
 from broker.cluster.api import message_gets as gets
-from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.replica import leadership as leading
 from broker.config.options import JetStreamOptions
 from broker.server.client import operations
 from broker.server.client.client_sink import ClientSink
 from broker.server.routing import fair_queue, router
 from broker.store.block.codec import BlockDamaged
+from broker.subjects import Steps
 from tests.server.routing.test_fair_queue import LoopTurns
 from tests.support.server import RawClient, run, running, until
 
@@ -102,12 +103,13 @@ def test_one_read_per_turn_of_the_loop_when_each_takes_a_slice(
 def test_a_damaged_message_does_not_close_the_connection(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def damaged(*_: object) -> bytes:
+    def damaged(*_: object) -> Steps[None]:
+        yield
         raise BlockDamaged("simulated damage")
 
     async def test() -> None:
         async with asker(tmp_path) as client:
-            monkeypatch.setattr(LeaderApi, "_get_message", damaged)
+            monkeypatch.setattr(direct_get, "find_message", damaged)
             client.send(b'PUB $JS.API.STREAM.MSG.GET.S in.0 9\r\n{"seq":1}\r\n')
             assert await client.flush() == b""
             await until(lambda: "simulated damage" in caplog.text)

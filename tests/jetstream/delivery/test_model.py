@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from broker.subjects import finish
 from tests.support.consumer_rig import Bench, S
 
 ACK_WAIT = 10 * S
@@ -167,6 +168,7 @@ class ConsumerMachine(RuleBasedStateMachine):
     def numbers_are_exact(self) -> None:
         if not hasattr(self, "bench"):
             return
+        finish(self.bench.delivery.counting(self.bench.now))
         numbers = self.bench.delivery.numbers(self.bench.now)
         later = [s for s in self.matching() if s >= self.bench.delivery._cursor.next_seq]
         assert numbers.num_pending == len(later)
@@ -190,6 +192,7 @@ class ConsumerMachine(RuleBasedStateMachine):
                 self.acked.add(seq)
             self.commit()
             self.bench.advance(ACK_WAIT)
+        finish(self.bench.delivery.counting(self.bench.now))
         numbers = self.bench.delivery.numbers(self.bench.now)
         assert numbers.num_ack_pending == 0
         assert numbers.num_pending == 0

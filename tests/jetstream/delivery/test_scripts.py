@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from broker.jetstream.errors import JetStreamError
+from broker.subjects import finish
 from tests.support.consumer_rig import MS, START, Bench, S
 
 SCRIPTS = sorted((Path(__file__).parent / "consumer_scripts").glob("*.txt"))
@@ -91,6 +92,7 @@ def run_line(bench: Bench, line: str) -> list[str]:
         case "settled":
             return [str(sorted(bench.stream.settled))]
         case "info":
+            finish(bench.delivery.counting(bench.now))
             n = bench.delivery.numbers(bench.now)
             return [
                 f"delivered {n.consumer_seq}/{n.stream_seq} floor {n.floor_consumer_seq}/"
