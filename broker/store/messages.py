@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from broker.store import search
-from broker.store.block.codec import Block, BlockBuilder, Rows
+from broker.store.block.codec import Block, BlockBuilder, Rows, stamped
 from broker.store.block.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
 from broker.store.index import SubjectIndex
 from broker.store.index.subject_filter import SubjectFilter, counted, matching_parts
 from broker.store.memory_db import MemoryDb
 from broker.store.removal import Removal
-from broker.store.segments import BlockCache, Segments
+from broker.store.segments import WHOLE_BYTES, BlockCache, Segment, Segments
 from broker.store.state_keys import BlockFiles
 from broker.subjects import Steps, finish
 
@@ -109,7 +109,7 @@ class MessageStore:
         if view is not None and view.tracked:
             view.grown([(subject, 0, 1)], builder.rows - 1)
         size = self.sizing.of(subject, headers, data)
-        self._grew(count=1, size=size, last_seq=seq, max_time=time_ns, last_time=time_ns)
+        self._grew(segment, count=1, size=size, last_seq=seq, last_time=time_ns)
         entry = self.index.added(subject, count=1, first=seq, last=seq)
         if self.trail_max:
             entry.trail_grew(1, (seq, size))
@@ -119,7 +119,10 @@ class MessageStore:
     def append_block(self, block: Block, *, time_ns: int) -> int:
         """All rows of the block, numbered from last_seq + 1. Returns the first sequence."""
         first = self.last_seq + 1
-        if block.rows:
+        if block.nbytes >= WHOLE_BYTES and self.segments.tail is None and not block.first_seq:
+            raw = stamped(block, time_ns=time_ns, first_seq=first)
+            self._appended(self.segments.add_whole(raw), block, first, time_ns)
+        elif block.rows:
             segment = self.segments.growing(first)
             builder = self.segments.builder
             offset = builder.rows
@@ -127,14 +130,14 @@ class MessageStore:
             view = segment.view
             if view is not None and view.tracked:
                 view.grown(block.subject_runs(), offset)
-            last = first + block.rows - 1
-            size = self.sizing.of_block(block)
-            self._grew(
-                count=block.rows, size=size, last_seq=last, max_time=time_ns, last_time=time_ns
-            )
-            self._index_rows(block, first_seq=first)
+            self._appended(segment, block, first, time_ns)
             self.segments.seal_if_full()
         return first
+
+    def _appended(self, segment: Segment, block: Block, first: int, time_ns: int) -> None:
+        last, size = first + block.rows - 1, self.sizing.of_block(block)
+        self._grew(segment, count=block.rows, size=size, last_seq=last, last_time=time_ns)
+        self._index_rows(block, first_seq=first)
 
     def append_sequenced(self, block: Block) -> int:
         """Rows that carry their sequences and times (mirrors). Gaps become skipped sequences; rows
@@ -156,12 +159,13 @@ class MessageStore:
         if view is not None and view.tracked:
             view.grown(block.subject_runs(), offset)
         self._grew(
+            segment,
             count=block.rows,
             size=self.sizing.of_block(block),
             last_seq=block.last_seq,
-            max_time=block.max_time,
             last_time=block.time(block.rows - 1),
         )
+        segment.max_time = max(segment.max_time, block.max_time)
         self._index_rows(block)
         self.segments.seal_if_full()
         return block.rows
@@ -189,14 +193,14 @@ class MessageStore:
         """A message of this time was stored before (restore): later ones must not be older."""
         self.last_time = max(self.last_time, time_ns)
 
-    def _grew(self, *, count: int, size: int, last_seq: int, max_time: int, last_time: int) -> None:
-        segment = self.segments.tail
-        assert segment is not None
+    def _grew(
+        self, segment: Segment, *, count: int, size: int, last_seq: int, last_time: int
+    ) -> None:
         segment.rows += count
         segment.live += count
         segment.live_size += size
         segment.last_seq = last_seq
-        segment.max_time = max(segment.max_time, max_time)
+        segment.max_time = max(segment.max_time, last_time)
         segment.written = False
         self.messages += count
         self.bytes += size

@@ -25,6 +25,7 @@ from broker.store.state_keys import BLOCK, SUMMARY, BlockFiles, BlockReader
 SEAL_BYTES: Final = 1 << 20
 SEAL_ROWS: Final = 8192
 SUBJECTS_KEPT_MAX: Final = 16  # segments whose subjects were read from disk
+WHOLE_BYTES: Final = 3 << 18  # a block of this size is stored as it is, not appended to another
 SUBJECTS_HELD_MAX: Final = 64  # of a segment; more are read from its summary when needed
 CACHE_BYTES_MAX: Final = 48 << 20  # for all streams of a node together
 _SEARCHES_MAX: Final = 32  # searches for single subjects before all subjects are listed
@@ -318,6 +319,15 @@ class Segments:
         segment.view = View(Block(raw, verify=False))
         segment.subjects = segment.hashes = segment.summary = None
         self.unwritten_bytes += segment.nbytes
+
+    def add_whole(self, raw: bytes) -> Segment:
+        """Add a sealed block behind all others, while none is growing."""
+        assert self.tail is None
+        block = Block(raw, verify=False)
+        segment = Segment(block.first_seq, nbytes=block.nbytes, view=View(block))
+        self.add(segment)
+        self.unwritten_bytes += segment.nbytes
+        return segment
 
     def view(self, segment: Segment) -> View:
         """Its rows, read from disk if necessary. Raises BlockDamaged."""

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 from rocksdict import Options, Rdict
 
-from broker.store import persistence, segments
+from broker.store import messages, persistence, segments
 from broker.store.block.codec import Block, BlockBuilder
 from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
 from broker.store.memory_db import MemoryDb
@@ -372,6 +372,7 @@ def test_store_agrees_with_a_dict(
     monkeypatch.setattr(segments, "SEAL_ROWS", 6)
     monkeypatch.setattr(persistence, "SEAL_ROWS", 6)
     monkeypatch.setattr(segments, "SUBJECTS_HELD_MAX", 2)
+    monkeypatch.setattr(messages, "WHOLE_BYTES", 250)  # a block of five or more rows
     run_state_machine_as_test(
         model,
         settings=settings(

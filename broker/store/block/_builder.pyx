@@ -27,6 +27,7 @@ cdef Py_ssize_t SECTION_BYTES_MAX = block_format.SECTION_BYTES_MAX
 cdef Py_ssize_t TOTAL_BYTES_MAX = block_format.TOTAL_BYTES_MAX
 cdef int64_t SEQ_MAX = block_format.SEQ_MAX
 cdef Py_ssize_t KEPT_BYTES_MAX = 1 << 16  # clear() frees larger columns
+cdef Py_ssize_t LARGE_BYTES = 1 << 20  # reserved at once: doubling would copy what is there
 
 
 @cython.final
@@ -188,6 +189,7 @@ cdef class BlockBuilder(Rows):
         cdef Py_ssize_t[COLUMNS] lengths
         cdef Py_ssize_t rows = self.rows + count
         cdef bint too_long = False
+        cdef Py_ssize_t wanted
         cdef int column
         for column in range(COLUMNS):
             lengths[column] = self.lengths[column] + added[column]
@@ -201,12 +203,10 @@ cdef class BlockBuilder(Rows):
                 <void**>&self.ends[column], &self.ends_capacity[column], rows + 1, sizeof(int32_t)
             )
             # At least one byte: memcpy needs a valid pointer even for size 0.
-            reserve(
-                <void**>&self.blobs[column],
-                &self.blob_capacity[column],
-                max(lengths[column], <Py_ssize_t>1),
-                1,
-            )
+            wanted = max(lengths[column], <Py_ssize_t>1)
+            if wanted > KEPT_BYTES_MAX:
+                wanted = max(wanted, LARGE_BYTES)
+            reserve(<void**>&self.blobs[column], &self.blob_capacity[column], wanted, 1)
             self.ends[column][0] = 0
         self.widest = -1
         return 0
@@ -287,6 +287,40 @@ cdef class BlockBuilder(Rows):
         for i in range(count):
             self.times[self.rows + i] = stamp if stamped else block.times[start + i]
         self.rows += count
+
+
+def stamped(Block block not None, *, int64_t time_ns, int64_t first_seq):
+    cdef Py_ssize_t total = block.header.total_len
+    cdef bytes raw
+    cdef char* start
+    cdef int64_t* times
+    cdef BlockHeader header = block.header
+    cdef Py_ssize_t i
+    check_unnumbered(block, first_seq)
+    raw = PyBytes_FromStringAndSize(NULL, total)
+    start = PyBytes_AS_STRING(raw)
+    # Without a sequence column, the times follow the header.
+    memcpy(start, <char*>block.times - sizeof(BlockHeader), <size_t>total)
+    times = <int64_t*>(start + sizeof(BlockHeader))
+    for i in range(block.rows):
+        times[i] = time_ns
+    header.min_time = header.max_time = time_ns
+    header.first_seq = <uint64_t>first_seq
+    header.last_seq = <uint64_t>(first_seq + block.rows - 1)
+    header.crc = 0
+    # No other reference to the object exists yet, so its bytes may still be changed.
+    memcpy(start, &header, sizeof(BlockHeader))
+    header.crc = crc32(memoryview(raw)[CRC_FROM:])
+    memcpy(start, &header, sizeof(BlockHeader))
+    return raw
+
+
+cdef int check_unnumbered(Block block, int64_t first_seq) except -1:
+    if not block.rows or block.first_seq or block.seqs != NULL or first_seq < 1:
+        raise ValueError("only rows without sequences can be numbered")
+    if first_seq > SEQ_MAX - (block.rows - 1):
+        raise OverflowError("a sequence needs more than 63 bits")
+    return 0
 
 
 cdef char* put_padded(char* at, const char* section, Py_ssize_t size) noexcept:

@@ -208,6 +208,23 @@ class BlockBuilder(Rows):
         self.rows += 1
 
 
+def stamped(block: Block, *, time_ns: int, first_seq: int) -> bytes:
+    """A sealed block with the same rows, which have no sequences yet: numbered from `first_seq` on,
+    all of one time. What a builder would make of them, with one copy instead of two."""
+    if not block.rows or block.first_seq or first_seq < 1:
+        raise ValueError("only rows without sequences can be numbered")
+    last_seq = first_seq + block.rows - 1
+    if last_seq > SEQ_MAX or not -TIME_MAX - 1 <= time_ns <= TIME_MAX:
+        raise OverflowError("a sequence needs more than 63 bits, or a time more than 64")
+    raw = bytearray(block.raw)
+    sections = (block.subjects_len, block.headers_len, block.data_len, block.nbytes)
+    head = (MAGIC, VERSION, 0, block.rows, 0, first_seq, *sections, time_ns, time_ns, last_seq)
+    HEADER.pack_into(raw, 0, *head)
+    struct.pack_into(f"<{block.rows}q", raw, HEADER.size, *[time_ns] * block.rows)
+    struct.pack_into("<I", raw, CRC_AT, crc32(memoryview(raw)[CRC_FROM:]))
+    return bytes(raw)
+
+
 def _check_seq(seq: int) -> None:
     if seq < 0:
         raise ValueError(f"sequence {seq} is negative")

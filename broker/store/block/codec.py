@@ -13,12 +13,12 @@ from broker.wire import IMPLEMENTATION
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
     from broker.store.block.block_format import Block, Rows
-    from broker.store.block.builder_py import BlockBuilder
+    from broker.store.block.builder_py import BlockBuilder, stamped
     from broker.store.block.deliveries_py import encode_deliveries
 else:
     try:
         from broker.store.block._block import Block, Rows
-        from broker.store.block._builder import BlockBuilder
+        from broker.store.block._builder import BlockBuilder, stamped
         from broker.store.block._deliveries import encode_deliveries
     except ImportError as error:
         raise ImportError(
@@ -26,4 +26,4 @@ else:
             "or set JETRAFT_PURE=1 to do without them"
         ) from error
 
-__all__ = ["Block", "BlockBuilder", "BlockDamaged", "Rows", "encode_deliveries"]
+__all__ = ["Block", "BlockBuilder", "BlockDamaged", "Rows", "encode_deliveries", "stamped"]

@@ -19,12 +19,14 @@ CODECS = {
     "python": SimpleNamespace(
         Block=block_format.Block,
         BlockBuilder=builder_py.BlockBuilder,
+        stamped=builder_py.stamped,
         encode_deliveries=deliveries_py.encode_deliveries,
         PubRun=run_py.PubRun,
     ),
     "cython": SimpleNamespace(
         Block=_block.Block,
         BlockBuilder=_builder.BlockBuilder,
+        stamped=_builder.stamped,
         encode_deliveries=_deliveries.encode_deliveries,
         PubRun=_run.PubRun,
     ),
@@ -265,3 +267,29 @@ def test_a_block_stays_valid_after_its_view_is_released(codec: Any, unassigned: 
     block = codec.Block(view)
     view.release()
     assert rows_of(block) == rows_of(unassigned)
+
+
+def test_a_stamped_block_is_what_a_builder_makes_of_its_rows(codec: Any, unassigned: Any) -> None:
+    builder = codec.BlockBuilder(first_seq=41)
+    builder.append_block(unassigned, time_ns=77, first_seq=41)
+    made = codec.stamped(unassigned, time_ns=77, first_seq=41)
+    assert made == builder.build()
+    assert seqs_of(codec.Block(made)) == [41, 42, 43, 44]
+    assert seqs_of(unassigned) == [0, 0, 0, 0], "the block itself is not changed"
+
+
+def test_only_rows_without_sequences_are_stamped(codec: Any, unassigned: Any) -> None:
+    numbered = codec.Block(codec.stamped(unassigned, time_ns=1, first_seq=1))
+    empty = codec.Block(codec.BlockBuilder().build())
+    for block, first_seq in ((numbered, 5), (empty, 5), (unassigned, 0)):
+        with pytest.raises(ValueError, match="without sequences"):
+            codec.stamped(block, time_ns=1, first_seq=first_seq)
+    with pytest.raises(OverflowError):
+        codec.stamped(unassigned, time_ns=1, first_seq=block_format.SEQ_MAX - 2)
+
+
+def test_a_misaligned_block_is_stamped(codec: Any, unassigned: Any) -> None:
+    shifted = codec.Block(memoryview(b"x" + unassigned.raw)[1:])
+    assert codec.stamped(shifted, time_ns=7, first_seq=1) == codec.stamped(
+        unassigned, time_ns=7, first_seq=1
+    )
