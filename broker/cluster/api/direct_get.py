@@ -24,6 +24,7 @@ from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.times import rfc3339
+from broker.store.block.codec import Rows
 from broker.store.messages import MessageStore, StoredMessage
 from broker.subjects import Steps, has_wildcard
 from broker.wire import headers as wire_headers
@@ -34,6 +35,8 @@ MULTI_LAST_MAX = 1024
 # many messages are left, so a client that wants more asks again.
 BATCH_ROWS_MAX = 2048
 BATCH_BYTES_MAX = 8 << 20
+_DIGITS_MAX = 19  # with fewer digits, it is a sequence that a stream can have
+_ZERO = ord("0")
 _LINES = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n"
 
 
@@ -82,11 +85,30 @@ def shown(message: StoredMessage | None, request: MsgGetRequest) -> bytes:
 def last_of_subject(stream: ReadableStream, subject: bytes) -> Answer:
     """The answer to a request for the last message of one subject, without other conditions: most
     gets of a key-value bucket. The subject has no wildcard."""
-    found = stream.store.last_row(subject)
+    return _row_answer(stream, stream.store.last_row(subject))
+
+
+def sequence_asked(payload: bytes) -> int:
+    """The sequence, if the request asks for one message by its sequence, and nothing else, as
+    client libraries write it: {"seq":N}. Otherwise 0, and the request has to be parsed."""
+    if payload[:7] == b'{"seq":' and payload[-1:] == b"}":
+        digits = payload[7:-1]
+        if digits.isdigit() and len(digits) < _DIGITS_MAX and digits[0] != _ZERO:
+            return int(digits)
+    return 0
+
+
+def message_at(stream: ReadableStream, seq: int) -> Answer:
+    """The answer to a request for the message of this sequence, without other conditions."""
+    return _row_answer(stream, stream.store.rows(seq))
+
+
+def _row_answer(stream: ReadableStream, found: tuple[Rows, int] | None) -> Answer:
     if found is None:
         return MESSAGE_NOT_FOUND.header, b""
     rows, i = found
-    lines = _LINES % (stream.config.name.encode(), subject, rows.seq(i), time_text(rows.time(i)))
+    time = time_text(rows.time(i))
+    lines = _LINES % (stream.config.name.encode(), rows.subject(i), rows.seq(i), time)
     return wire_headers.add_lines(rows.headers(i), lines), rows.data(i)
 
 
@@ -96,6 +118,9 @@ def direct_get(
     """Everything to send to the requester, in order."""
     if subject and not headers and not payload and not has_wildcard(subject.encode()):
         return [last_of_subject(stream, subject.encode())]
+    seq = 0 if subject or headers else sequence_asked(payload)
+    if seq:
+        return [message_at(stream, seq)]
     level = wire_headers.get(headers, REQUIRED_LEVEL_HEADER) if headers else None
     request = parse_direct_get(subject, payload, required_level=level)
     if isinstance(request, StatusAnswer):

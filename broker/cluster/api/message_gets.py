@@ -23,6 +23,8 @@ from broker.cluster.api.direct_get import (
     ReadableStream,
     direct_get,
     last_of_subject,
+    message_at,
+    sequence_asked,
 )
 from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.api.leader_calls import ApiCall, LeaderCalls, decode_api_call
@@ -125,9 +127,9 @@ class MessageGets:
         deadline: float,
         otherwise: Callable[[int], bool],
     ) -> tuple[int, list[int]]:
-        """Answer the rows that ask for the last message of one subject of a stream led here, and
-        pass the others to `otherwise`. Returns the row reached when the clock showed `deadline`,
-        and the rows that have no responder."""
+        """Answer the rows that ask a stream led here for the last message of one subject, or for
+        one by its sequence, and pass the others to `otherwise`. Returns the row reached when the
+        clock showed `deadline`, and the rows that have no responder."""
         answers = _Answers(self.router, account)
         missing: list[int] = []
         current: bytes | None = None
@@ -140,20 +142,23 @@ class MessageGets:
                     break
                 unseen = 0
             subject, reply, headers, payload = run.message(row)
-            name, _, key = subject[len(DIRECT_GET) :].partition(b".")
+            name, dot, key = subject[len(DIRECT_GET) :].partition(b".")
             if not subject.startswith(DIRECT_GET):
                 stream = current = None
             elif name != current:
                 current, stream = name, self._led_here(account.name, name)
-            if stream is None or headers or payload or not (reply and key) or has_wildcard(key):
+            answer: Answer | None = None
+            if stream is not None and reply and not headers:
+                answer = _simple_get(stream, key if dot else None, payload)
+            if answer is None:
                 answers.send()
                 if not otherwise(row):
                     missing.append(row)
                 unseen += LOOK_BYTES + 1
                 continue
-            found, data = last_of_subject(stream, key)
+            found, data = answer
             answers.add(reply, found, data)
-            unseen += len(data)
+            unseen += len(data) if dot else len(data) + LOOK_BYTES // 4  # it may read a block
         answers.send()
         return stop, missing
 
@@ -297,6 +302,15 @@ class MessageGets:
             raise CallRefused("not led here")
         await self.leader_api.wait_current(replica)
         return _encode(replica.stream.applied)
+
+
+def _simple_get(stream: ReadableStream, key: bytes | None, payload: bytes) -> Answer | None:
+    """The answer, if the request has no other conditions than a subject or a sequence."""
+    if key is not None:
+        simple = key and not payload and not has_wildcard(key)
+        return last_of_subject(stream, key) if simple else None
+    seq = sequence_asked(payload)
+    return message_at(stream, seq) if seq else None
 
 
 def _is_filtered(mirror: Assignment) -> bool:

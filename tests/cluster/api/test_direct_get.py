@@ -1,4 +1,4 @@
-"""Direct gets of the last message of a subject: the fast path answers like the general one."""
+"""Direct gets of one subject or sequence: the fast path answers like the general one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from broker.accounts import Account
-from broker.cluster.api.direct_get import direct_get, last_of_subject
+from broker.cluster.api.direct_get import direct_get, last_of_subject, message_at, sequence_asked
 from broker.cluster.api.leader_calls import ApiCall
 from broker.cluster.api.message_gets import MessageGets, StartWork
 from broker.cluster.peers.rpc import CallRefused
@@ -50,6 +50,28 @@ def test_the_fast_path_answers_like_the_general_one(stream: Stream, subject: str
     general = finish(direct_get(stream, "", b"", body))
     assert [last_of_subject(stream, subject.encode())] == general
     assert finish(direct_get(stream, subject, b"", b"")) == general
+
+
+@pytest.mark.parametrize("seq", [1, 2, 3, 4, 5, 6, 7, 10**17])
+def test_a_get_by_sequence_answers_like_the_general_one(stream: Stream, seq: int) -> None:
+    simple, general = b'{"seq":%d}' % seq, b'{"seq": %d}' % seq
+    assert sequence_asked(simple) == seq
+    assert sequence_asked(general) == 0
+    found = finish(direct_get(stream, "", b"", general))
+    assert finish(direct_get(stream, "", b"", simple)) == found
+    assert [message_at(stream, seq)] == found
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"", b"{}", b'{"seq":}', b'{"seq":0}', b'{"seq":01}', b'{"seq":-1}', b'{"seq":1.0}',
+        b'{"seq":1,"batch":2}', b'{"seq":1}}', b'{"seq":1e2}', b'{"seq":9999999999999999999}',
+        b'{"seq":1} ', '{"seq":\u0661}'.encode(),
+    ],
+)  # fmt: skip
+def test_other_requests_than_a_plain_sequence_are_parsed(payload: bytes) -> None:
+    assert sequence_asked(payload) == 0
 
 
 def test_direct_get_headers_are_appended_to_those_of_the_message(stream: Stream) -> None:
@@ -133,9 +155,24 @@ def test_gets_of_a_run_are_answered_in_one_write(stream: Stream) -> None:
     assert b"A: b\r\n" in third
 
 
+def test_gets_by_sequence_are_answered_in_the_same_write(stream: Stream) -> None:
+    gets = [
+        (b"S", b"in.1", b'{"seq":3}'), (b"S", b"in.2", b'{"seq":4}'), (b"S.k.b", b"in.3", b""),
+        (b"S", b"in.4", b'{"seq":2}'),
+    ]  # fmt: skip
+    who, passed, missing = asked(stream, gets)
+    assert (who.log, passed, missing) == ([("bulk", 4)], [], [])
+    first, second, third, fourth = who.wire.split(b"HMSG ")[1:]
+    assert first.startswith(b"in.1 7 ")
+    assert b"Nats-Sequence: 3\r\n" in first
+    assert first.endswith(b"\r\n\r\nnew\r\n")
+    assert b"404 Message Not Found" in second
+    assert third.split(b"NATS/1.0")[1] == fourth.split(b"NATS/1.0")[1]
+
+
 def test_other_requests_keep_their_order(stream: Stream) -> None:
     gets = [
-        (b"S.k.a", b"in.1", b""), (b"S", b"in.2", b'{"seq":1}'), (b"S.k.*", b"in.3", b""),
+        (b"S.k.a", b"in.1", b""), (b"S", b"in.2", b'{"seq": 1}'), (b"S.k.*", b"in.3", b""),
         (b"T.k.a", b"in.4", b""), (b"S.k.a", b"", b""), (b"S.k.a", b"in.6", b""),
     ]  # fmt: skip
     who, passed, missing = asked(stream, gets)
