@@ -11,13 +11,20 @@ from broker.wire.ops import Op, ProtocolViolation
 IMPLEMENTATION: Final = "python" if environ.get("JETRAFT_PURE") == "1" else "cython"
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from broker.wire.encode_py import ReplyColumn, encode_pub, encode_pub_acks, unmask
+    from broker.wire.encode_py import ReplyColumn, encode_leaf, encode_pub, encode_pub_acks, unmask
     from broker.wire.parser_py import ClientParser, Event
     from broker.wire.run_py import PubRun
     from broker.wire.text_py import encode_msg
 else:
     try:
-        from broker.wire._encode import ReplyColumn, encode_msg, encode_pub, encode_pub_acks, unmask
+        from broker.wire._encode import (
+            ReplyColumn,
+            encode_leaf,
+            encode_msg,
+            encode_pub,
+            encode_pub_acks,
+            unmask,
+        )
         from broker.wire._parser import ClientParser
         from broker.wire._run import PubRun
         from broker.wire.parser_py import Event
@@ -35,6 +42,7 @@ __all__ = [
     "ProtocolViolation",
     "PubRun",
     "ReplyColumn",
+    "encode_leaf",
     "encode_msg",
     "encode_pub",
     "encode_pub_acks",

@@ -69,6 +69,44 @@ def encode_pub(PubRun run not None, Py_ssize_t start, Py_ssize_t stop):
     return encoded
 
 
+def encode_leaf(PubRun run not None, Py_ssize_t start, Py_ssize_t stop, bytes queues not None):
+    run.check(start, stop)
+    cdef Py_ssize_t total = 0
+    cdef Py_ssize_t i
+    cdef Py_ssize_t groups = len(queues)
+    cdef PubRecord* record
+    for i in range(start, stop):
+        record = &run.records[i]
+        # As a MSG without the blank and the sid, but LMSG is longer by a byte.
+        total += msg_size(
+            record.subject_size, 0, record.reply_size, record.header_size, record.size
+        ) - 1
+        if not record.header_size:
+            total += 1
+        if groups:
+            total += groups + 3
+    cdef bytes encoded = PyBytes_FromStringAndSize(NULL, total)
+    cdef char* at = PyBytes_AS_STRING(encoded)
+    for i in range(start, stop):
+        record = &run.records[i]
+        at = put(at, b"HMSG ", 5) if record.header_size else put(at, b"LMSG ", 5)
+        at = put(at, run.base + record.subject, record.subject_size)
+        if groups:
+            at = put(at, b" + ", 3) if record.reply_size else put(at, b" | ", 3)
+            if record.reply_size:
+                at = put(at, run.base + record.reply, record.reply_size)
+                at = put(at, b" ", 1)
+            at = put(at, PyBytes_AS_STRING(queues), groups)
+        elif record.reply_size:
+            at = put(at, b" ", 1)
+            at = put(at, run.base + record.reply, record.reply_size)
+        at = put_sizes(at, record.header_size, record.size)
+        at = put(at, run.base + record.body, record.size)
+        at = put(at, b"\r\n", 2)
+    assert at == PyBytes_AS_STRING(encoded) + total
+    return encoded
+
+
 @cython.final
 cdef class ReplyColumn:
     def __dealloc__(self):

@@ -14,13 +14,16 @@ _Event = (
     | tuple[Literal[Op.PING]]
     | tuple[Literal[Op.PONG]]
     | tuple[Literal[Op.OK]]
+    | tuple[Literal[Op.LMSG], PubRun, bytes]
+    | tuple[Literal[Op.LSUB], bytes, bytes, int]
+    | tuple[Literal[Op.LUNSUB], bytes, bytes]
 )
 
 @final
 class ClientParser:
     max_control_line: int
     max_payload: int
-    def __init__(self, *, max_control_line: int, max_payload: int) -> None: ...
+    def __init__(self, *, max_control_line: int, max_payload: int, leaf: bool = False) -> None: ...
     @property
     def unparsed(self) -> bytes: ...
     def receive(self, chunk: bytes) -> list[_Event]: ...

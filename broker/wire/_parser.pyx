@@ -37,6 +37,12 @@ cdef enum:
     OK
     WORDS
 
+# On a leaf node connection, LMSG, HMSG, LS+ and LS- stand in the places of these.
+cdef enum:
+    LMSG = PUB
+    LSUB = SUB
+    LUNSUB = UNSUB
+
 cdef enum:
     INCOMPLETE = -1
     UNKNOWN = -2
@@ -44,17 +50,24 @@ cdef enum:
 cdef enum:
     FIELDS_MAX = 4  # HPUB with a reply has the most
 
-cdef const char* WORD_TEXT[WORDS]
-cdef int WORD_SIZE[WORDS]
-WORD_TEXT[:] = [
+cdef const char* WORD_TEXT[2][WORDS]  # of clients, of leaf nodes
+cdef int WORD_SIZE[2][WORDS]
+WORD_TEXT[0][:] = [
     b"pub", b"hpub", b"sub", b"unsub", b"scan", b"-err", b"connect", b"info", b"ping", b"pong",
     b"+ok",
 ]
-WORD_SIZE[:] = [3, 4, 3, 5, 4, 4, 7, 4, 4, 4, 3]
+WORD_SIZE[0][:] = [3, 4, 3, 5, 4, 4, 7, 4, 4, 4, 3]
+WORD_TEXT[1][:] = [
+    b"lmsg", b"hmsg", b"ls+", b"ls-", b"", b"-err", b"connect", b"info", b"ping", b"pong", b"+ok",
+]
+WORD_SIZE[1][:] = [4, 4, 3, 3, 0, 4, 7, 4, 4, 4, 3]
 cdef tuple WORD_OPS = (
     Op.PUB, Op.PUB, Op.SUB, Op.UNSUB, Op.SCAN, Op.ERR, Op.CONNECT, Op.INFO, Op.PING, Op.PONG, Op.OK,
 )
 cdef object OP_PUB = Op.PUB
+cdef object OP_LMSG = Op.LMSG
+cdef object OP_LSUB = Op.LSUB
+cdef object OP_LUNSUB = Op.LUNSUB
 cdef Py_ssize_t DIGITS_MAX = SIZE_DIGITS_MAX
 
 cdef struct Span:
@@ -71,10 +84,16 @@ cdef class ClientParser:
     cdef Py_ssize_t wanted
     cdef bint failed
     cdef object failure
+    cdef bint leaf
+    cdef bytes queues
     cdef PubRun run  # only while receive() runs
     cdef list events  # likewise
 
-    def __init__(self, *, Py_ssize_t max_control_line, Py_ssize_t max_payload):
+    def __init__(
+        self, *, Py_ssize_t max_control_line, Py_ssize_t max_payload, bint leaf=False
+    ):
+        self.leaf = leaf
+        self.queues = b""
         self.max_control_line = max_control_line
         self.max_payload = max_payload
         self.parts = []
@@ -115,14 +134,14 @@ cdef class ClientParser:
         """One operation at `start`: where the next begins, or -1: incomplete, held."""
         cdef const unsigned char* base = <const unsigned char*>PyBytes_AS_STRING(data)
         cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
-        cdef int word = word_at(base + start, length - start)
+        cdef int word = word_at(self.leaf, base + start, length - start)
         cdef Py_ssize_t after, first, end, arguments_size
         cdef const unsigned char* newline
         if word == INCOMPLETE:
             return self.hold(data[start:], 0)
         if word == UNKNOWN:
             raise ProtocolViolation(UNKNOWN_OPERATION)
-        after = start + WORD_SIZE[word]
+        after = start + WORD_SIZE[self.leaf][word]
         if word >= PING:  # the rest of the line is ignored
             newline = <const unsigned char*>memchr(base + after, c'\n', length - after)
             if newline == NULL:
@@ -148,7 +167,10 @@ cdef class ClientParser:
             return self.hold(data[start:after] + b" " + data[first:], 0)
         if word <= HPUB:
             return self.take_publish(data, start, first, end, word == HPUB)
-        event = make_event(word, data, first, end)
+        if self.leaf and word <= UNSUB:
+            event = make_leaf_event(word, data, first, end)
+        else:
+            event = make_event(word, data, first, end)
         self.end_run(data)
         self.events.append(event)
         return end + 1
@@ -162,8 +184,14 @@ cdef class ClientParser:
         cdef int sizes = 2 if hpub else 1
         cdef Py_ssize_t total, header, end
         cdef PubRecord* record
+        cdef Span reply
+        if self.leaf:
+            self.take_queues(data, first, newline, fields, &count, sizes)
         if count != 1 + sizes and count != 2 + sizes:
             raise ProtocolViolation(CLOSE_SILENTLY)
+        reply = fields[1]
+        if count != 2 + sizes:
+            reply.size = 0
         total = size_of(base, fields[count - 1])
         header = size_of(base, fields[count - 2]) if hpub else 0
         if header < 0 or total < 0 or header > total:
@@ -178,14 +206,47 @@ cdef class ClientParser:
         record = self.run.add()
         record.subject = <uint32_t>fields[0].start
         record.subject_size = <uint32_t>fields[0].size
-        record.reply = <uint32_t>fields[1].start
-        record.reply_size = <uint32_t>fields[1].size if count == 2 + sizes else 0
+        record.reply = <uint32_t>reply.start
+        record.reply_size = <uint32_t>reply.size
         record.body = <uint32_t>(newline + 1)
         record.header_size = <uint32_t>header
         record.size = <uint32_t>total
         self.run.total_bytes += total
         self.run.has_headers = self.run.has_headers or hpub
         return end + 2
+
+    cdef int take_queues(
+        self, bytes data, Py_ssize_t first, Py_ssize_t newline, Span* fields, int* count, int sizes
+    ) except -1:
+        """Leave subject, reply and sizes in `fields`, as of a message without queue groups."""
+        cdef bytes queues = b""
+        cdef bint replies
+        cdef list words
+        cdef Py_ssize_t last, at
+        cdef const unsigned char* base = <const unsigned char*>PyBytes_AS_STRING(data)
+        if count[0] > 2 + sizes and fields[1].size == 1:
+            replies = base[fields[1].start] == c'+'
+            if not replies and base[fields[1].start] != c'|':
+                raise ProtocolViolation(CLOSE_SILENTLY)
+            words = data[first:newline].replace(b"\t", b" ").replace(b"\r", b" ").split()
+            queues = b" ".join(words[3 if replies else 2:-sizes])
+            fields[1] = fields[2]
+            if not replies:
+                fields[1].size = 0
+            at = newline
+            for last in range(sizes):  # from the end of the line
+                while is_separator(base[at - 1]):
+                    at -= 1
+                fields[1 + sizes - last].size = at
+                while not is_separator(base[at - 1]):
+                    at -= 1
+                fields[1 + sizes - last].start = at
+                fields[1 + sizes - last].size -= at
+            count[0] = 2 + sizes
+        if queues != self.queues:
+            self.end_run(data)
+            self.queues = queues
+        return 0
 
     cdef Py_ssize_t hold(self, bytes rest, Py_ssize_t wanted) except -2:
         self.parts = [rest] if rest else []
@@ -195,7 +256,7 @@ cdef class ClientParser:
 
     cdef int end_run(self, bytes data) except -1:
         if self.run.count:
-            self.events.append((OP_PUB, self.run))
+            self.events.append((OP_LMSG, self.run, self.queues) if self.leaf else (OP_PUB, self.run))
             self.run = new_run(data)
         return 0
 
@@ -204,20 +265,27 @@ cdef inline bint is_blank(unsigned char byte) noexcept nogil:
     return byte == c' ' or byte == c'\t'
 
 
-cdef int word_at(const unsigned char* text, Py_ssize_t size) noexcept nogil:
+cdef inline bint is_separator(unsigned char byte) noexcept nogil:
+    return byte == c' ' or byte == c'\t' or byte == c'\r'
+
+
+cdef int word_at(bint leaf, const unsigned char* text, Py_ssize_t size) noexcept nogil:
     """Which word stands here, in any case; INCOMPLETE if it may become one with more bytes."""
-    cdef int word, k, compared
+    cdef int word, k, compared, whole
     cdef unsigned char byte
     for word in range(WORDS):
-        compared = WORD_SIZE[word] if size > WORD_SIZE[word] else <int>size
+        whole = WORD_SIZE[leaf][word]
+        if not whole:
+            continue
+        compared = whole if size > whole else <int>size
         for k in range(compared):
             byte = text[k]
             if c'A' <= byte <= c'Z':
                 byte |= 0x20
-            if byte != <unsigned char>WORD_TEXT[word][k]:
+            if byte != <unsigned char>WORD_TEXT[leaf][word][k]:
                 break
         else:
-            return word if compared == WORD_SIZE[word] else INCOMPLETE
+            return word if compared == whole else INCOMPLETE
     return UNKNOWN
 
 
@@ -272,3 +340,18 @@ cdef tuple make_event(int word, bytes data, Py_ssize_t first, Py_ssize_t end):
         raise ProtocolViolation(CLOSE_SILENTLY)
     limit = max(size_of(base, fields[1]), 0) if count == 2 else 0
     return (WORD_OPS[word], text_of(data, fields[0]), limit)
+
+
+cdef tuple make_leaf_event(int word, bytes data, Py_ssize_t first, Py_ssize_t end):
+    cdef const unsigned char* base = <const unsigned char*>PyBytes_AS_STRING(data)
+    cdef Span[FIELDS_MAX + 1] fields
+    cdef int count = split(base, first, end, fields)
+    if word == LSUB:
+        if count != 1 and count != 3:
+            raise ProtocolViolation(CLOSE_SILENTLY)
+        weight = max(size_of(base, fields[2]), 1) if count == 3 else 1
+        queue = text_of(data, fields[1]) if count == 3 else b""
+        return (OP_LSUB, text_of(data, fields[0]), queue, weight)
+    if count != 1 and count != 2:
+        raise ProtocolViolation(CLOSE_SILENTLY)
+    return (OP_LUNSUB, text_of(data, fields[0]), text_of(data, fields[1]) if count == 2 else b"")

@@ -1,6 +1,7 @@
 """What the server writes in bulk: forwarded publishes and publish acknowledgements.
 
-Owns: the text of PUB and HPUB between nodes and of a pub ack; the reply subjects of a batch.
+Owns: the text of PUB and HPUB between nodes, of LMSG and HMSG, and of a pub ack; the reply subjects
+of a batch.
 May not touch: routing, sequence assignment, sockets.
 Spec: NATS client protocol, PUB and HPUB; JetStream PubAck. Compiled twin: _encode.pyx."""
 
@@ -23,6 +24,24 @@ def encode_pub(run: PubRun, start: int, stop: int) -> bytes:
             line = b"HPUB %b %d %d\r\n" % (target, len(headers), total)
         else:
             line = b"PUB %b %d\r\n" % (target, total)
+        parts.append(line + headers + payload + b"\r\n")
+    return b"".join(parts)
+
+
+def encode_leaf(run: PubRun, start: int, stop: int, queues: bytes) -> bytes:
+    """The range encoded as LMSG and HMSG, for the server at the other end of a leaf node
+    connection; `queues`: the queue groups that get it too, with a blank between two."""
+    run._check(start, stop)  # noqa: SLF001
+    parts = []
+    for subject, reply, headers, payload in run._messages[start:stop]:  # noqa: SLF001
+        target = subject + b" " + reply if reply else subject
+        if queues:
+            target = subject + (b" + " + reply + b" " if reply else b" | ") + queues
+        total = len(headers) + len(payload)
+        if headers:
+            line = b"HMSG %b %d %d\r\n" % (target, len(headers), total)
+        else:
+            line = b"LMSG %b %d\r\n" % (target, total)
         parts.append(line + headers + payload + b"\r\n")
     return b"".join(parts)
 

@@ -2,7 +2,8 @@
 
 Owns: the operation names and the one exception a parser raises.
 May not touch: parsing (parser_py.py), sockets, connections.
-Spec: NATS client protocol, operations a client may send; SCAN is JetRaft's own bulk read."""
+Spec: NATS client protocol, operations a client may send; leaf node protocol (decision 30); SCAN is
+JetRaft's own bulk read."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import Any, Final
 
 
 class Op(IntEnum):
-    """First element of every event. HPUB has no member: it is a PUB with headers."""
+    """First element of every event. HPUB and HMSG have no members: they are a PUB and an LMSG with
+    headers."""
 
     CONNECT = 1
     SUB = 2
@@ -24,6 +26,9 @@ class Op(IntEnum):
     OK = 8
     ERR = 9
     SCAN = 10
+    LMSG = 11  # this and the following: between servers, on a leaf node connection
+    LSUB = 12  # LS+
+    LUNSUB = 13  # LS-
 
 
 UNKNOWN_OPERATION: Final = "Unknown Protocol Operation"
