@@ -11,6 +11,7 @@ from typing import Any
 
 from broker.config.account_directory import stored_accounts
 from broker.config.check_accounts import BadAccounts, check_accounts, usable_imports
+from broker.config.check_leafnodes import BadLeafNodes, check_leafnodes
 from broker.config.check_websocket import BadWebSocket, check_websocket
 from broker.config.claims import BadClaims
 from broker.config.options import (
@@ -26,6 +27,7 @@ from broker.config.options import (
     Http,
     JetStreamOptions,
     LameDuck,
+    LeafNodeOptions,
     Limits,
     Logging,
     Options,
@@ -61,6 +63,7 @@ class Draft:
     jetstream: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
     websocket: dict[str, Any] | None = None
+    leafnodes: dict[str, Any] | None = None
     accounts: list[AccountOptions] = field(default_factory=list)
     account_users: list[User] = field(default_factory=list)
     account_stores: dict[str, AccountStore] = field(default_factory=dict)
@@ -89,6 +92,7 @@ class Draft:
             jetstream=self._jetstream(),
             cluster=None if self.cluster is None else self._cluster(host),
             websocket=self._websocket(),
+            leafnodes=self._leafnodes(),
         )
         self._check(options)
         return options
@@ -183,6 +187,15 @@ class Draft:
             settings["tls"] = TlsOptions(**settings["tls"])
         return WebSocketOptions(**settings)
 
+    def _leafnodes(self) -> LeafNodeOptions | None:
+        settings = dict(self.leafnodes or {})
+        if not settings.get("port") and not settings.get("remotes"):
+            return None
+        settings["host"] = settings.get("host") or DEFAULT_HOST
+        if isinstance(settings.get("tls"), dict):
+            settings["tls"] = TlsOptions(**settings["tls"])
+        return LeafNodeOptions(**settings)
+
     def _check(self, options: Options) -> None:
         limits = options.limits
         if limits.max_payload > limits.max_pending:
@@ -204,6 +217,12 @@ class Draft:
             try:
                 check_websocket(options.websocket, options.authorization)
             except BadWebSocket as problem:
+                raise BadOptions(str(problem)) from problem
+
+        if options.leafnodes is not None:
+            try:
+                check_leafnodes(options, options.leafnodes)
+            except BadLeafNodes as problem:
                 raise BadOptions(str(problem)) from problem
 
     def _check_lame_duck(self, lame_duck: LameDuck) -> None:
@@ -270,7 +289,7 @@ class Draft:
                 )
 
     def _check_tls(self, options: Options) -> None:
-        blocks = (options, options.cluster, options.websocket)
+        blocks = (options, options.cluster, options.websocket, options.leafnodes)
         for tls in (block.tls for block in blocks if block is not None):
             if tls is None:
                 continue

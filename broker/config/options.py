@@ -308,6 +308,36 @@ class WebSocketOptions(Struct, frozen=True):
     ping_interval_ns: int = 0  # 0 = as on the client port
 
 
+class LeafRemote(Struct, frozen=True):
+    """A hub whose leaf node we are, in one account."""
+
+    urls: tuple[str, ...]
+    account: str = GLOBAL_ACCOUNT
+    credentials: str = ""  # a file with a user JWT and its seed
+    nkey: str = ""  # a seed
+    tls: TlsOptions | None = None
+    deny_imports: tuple[bytes, ...] = ()
+    deny_exports: tuple[bytes, ...] = ()
+    first_info_timeout_ns: int = SECOND
+    no_randomize: bool = False
+    ignore_discovered_servers: bool = False
+    disabled: bool = False
+
+
+class LeafNodeOptions(Struct, frozen=True):
+    """`port` 0: no leaf node can connect to us."""
+
+    host: str = DEFAULT_HOST
+    port: int = 0  # -1 = any free port
+    advertise: str = ""
+    no_advertise: bool = False
+    min_version: str = ""
+    authorization: Authorization | None = None  # None = the users of the server
+    tls: TlsOptions | None = None
+    reconnect_ns: int = SECOND
+    remotes: tuple[LeafRemote, ...] = ()
+
+
 class Http(Struct, frozen=True):
     host: str
     port: int  # -1 = any free port
@@ -325,6 +355,7 @@ class Options(Struct, frozen=True):
     jetstream: JetStreamOptions | None = None
     cluster: ClusterOptions | None = None
     websocket: WebSocketOptions | None = None
+    leafnodes: LeafNodeOptions | None = None
     authorization: Authorization = field(default_factory=Authorization)
     accounts: tuple[AccountOptions, ...] = ()
     mappings: tuple[SubjectMapping, ...] = ()  # of the global account

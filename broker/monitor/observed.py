@@ -17,6 +17,7 @@ from broker.config.options import Options, WebSocketOptions
 from broker.server.client.connections import Connections
 from broker.server.client.info import ClientUrls
 from broker.server.client.settings import ServerSettings
+from broker.server.leaf.leaf_nodes import LeafNodes
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.loop_lag import LoopLag
 from broker.server.process.tasks import Spawn
@@ -53,6 +54,12 @@ class ObservedServer(Protocol):
     def router(self) -> Router: ...
     @property
     def websocket(self) -> ObservedListener | None: ...
+    @property
+    def leafs(self) -> LeafNodes: ...
+    @property
+    def leaf_port(self) -> int:
+        """Of the leaf node listener; 0: there is none."""
+
     @property
     def lag(self) -> LoopLag | None: ...
     @property

@@ -20,6 +20,7 @@ from broker.server.client.connections import Connections
 from broker.server.client.info import ClientInfo, ClientUrls
 from broker.server.client.listener_profile import ClientContext
 from broker.server.client.settings import ServerSettings
+from broker.server.leaf.leaf_nodes import LeafNodes
 from broker.server.listeners.client_listener import ClientListener, PortListener
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.log import logger
@@ -33,6 +34,7 @@ from broker.server.routing.router import Router
 from broker.server.tracing.tracing import Tracing
 
 if TYPE_CHECKING:
+    from broker.server.leaf.leaf_listener import LeafListener
     from broker.server.listeners.websocket_listener import WebSocketListener
 
 CLOSE_PAUSE_SECONDS_MAX = 1.0
@@ -98,6 +100,8 @@ class Server:
         )
         self._listener = listener(self.clients)
         self.websocket: WebSocketListener | None = None
+        self.leafs = LeafNodes()
+        self.leaf_listener: LeafListener | None = None
         self.lag: LoopLag | None = None
         self.lame_duck = False
         # Stop and start the process again, for this reason. The process sets it.
@@ -126,6 +130,11 @@ class Server:
     def port(self) -> int:
         """The port of the client listener; 0 before `bind`."""
         return self._listener.port
+
+    @property
+    def leaf_port(self) -> int:
+        """The port of the leaf node listener; 0: there is none."""
+        return 0 if self.leaf_listener is None else self.leaf_listener.port
 
     def account(self, name: str) -> Account:
         return self.accounts.open(name)
@@ -166,6 +175,13 @@ class Server:
             self.websocket = WebSocketListener(self.clients, options)
             self.websocket.bind()
             self.urls.websocket = self.websocket.own_urls
+        if self.options.leafnodes is not None:
+            from broker.server.leaf.leaf_listener import LeafListener
+
+            self.leaf_listener = LeafListener(
+                self.clients, self.identity, self.options.leafnodes, self.leafs
+            )
+            self.leaf_listener.bind()
         self.info.refresh()
 
     async def listen(self) -> None:
@@ -173,6 +189,8 @@ class Server:
         await self._listener.listen()
         if self.websocket is not None:
             await self.websocket.listen()
+        if self.leaf_listener is not None:
+            await self.leaf_listener.listen()
         self.lag = LoopLag(asyncio.get_running_loop())
         self.lag.start()
 
@@ -183,6 +201,8 @@ class Server:
         self._listener.close()
         if self.websocket is not None:
             self.websocket.close()
+        if self.leaf_listener is not None:
+            self.leaf_listener.stop_accepting()
 
     def pause_reading(self) -> None:
         """Stop reading from all clients."""
@@ -191,9 +211,15 @@ class Server:
 
     def send_clients_away(self) -> None:
         """They get no more bytes; what they have sent is still read until they close."""
+        self._close_leafs()
         self.connections.leave_all(Reason.SERVER_SHUTDOWN)
 
+    def _close_leafs(self) -> None:
+        if self.leaf_listener is not None:
+            self.leaf_listener.close()
+
     def close_clients(self) -> None:
+        self._close_leafs()
         self.connections.close_all(Reason.SERVER_SHUTDOWN)
 
     def stop(self) -> None:
@@ -231,6 +257,8 @@ class Server:
         self._imports.join(options.accounts)
         if self.websocket is not None:
             self.websocket.reconfigure(options)
+        if self.leaf_listener is not None:
+            self.leaf_listener.reconfigure(options)
         self.info.refresh()
         for connection in list(self.connections.values()):
             connection.apply_limits(options.limits)

@@ -14,6 +14,9 @@ from broker.subjects.overlap import PatternIndex, any_included, any_overlap, fir
 from broker.subjects.patterns import Patterns
 from broker.subjects.steps import STEP_ITEMS, Steps, TooManySteps, finish
 from broker.subjects.subscription import (
+    LINKS,
+    NOTICED,
+    OWN,
     PublishingConnection,
     PublishRules,
     Sink,
@@ -24,7 +27,10 @@ from broker.subjects.subscription import (
 from broker.subjects.tree import NO_MATCH, Match, SubjectTree, TreeStatistics
 
 __all__ = [
+    "LINKS",
+    "NOTICED",
     "NO_MATCH",
+    "OWN",
     "STEP_ITEMS",
     "Match",
     "PatternIndex",

@@ -17,8 +17,19 @@ if TYPE_CHECKING:
 class SinkKind(Enum):
     CLIENT = "client"  # a client connection of this node
     ROUTE = "route"  # another node with interest
+    LEAF = "leaf"  # a leaf node of ours: a server that takes part in one account
+    HUB = "hub"  # the server whose leaf node we are
     STREAM = "stream"  # a stream that stores what matches
     SERVICE = "service"  # a service of this server, such as the JetStream API
+
+
+# Sinks that stand for all subscribers behind a link: a message crosses it once.
+LINKS = frozenset([SinkKind.ROUTE, SinkKind.LEAF, SinkKind.HUB])
+LEAF_LINKS = frozenset([SinkKind.LEAF, SinkKind.HUB])
+# Subscribers that only this node can reach: other nodes are told of them.
+OWN = frozenset([SinkKind.CLIENT, SinkKind.LEAF])
+# Subscribers outside of this node that no other node tells us of.
+NOTICED = OWN | {SinkKind.HUB}
 
 
 class Tenant(Protocol):
@@ -92,5 +103,5 @@ class Subscription:
     sid: bytes = b""
     max_msgs: int = 0  # 0 = no limit; reached when delivered == max_msgs
     delivered: int = 0
-    weight: int = 1  # number of queue members behind a ROUTE subscription
+    weight: int = 1  # number of queue members behind a subscription of a link
     closed: bool = False

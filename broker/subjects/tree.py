@@ -6,11 +6,11 @@ Spec: NATS subjects; NATS queue groups (one pool per group name)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from broker.subjects.grammar import has_wildcard
-from broker.subjects.subscription import SinkKind, Subscription
+from broker.subjects.subscription import LEAF_LINKS, LINKS, OWN, SinkKind, Subscription
 
 CACHE_SUBJECTS_MAX = 8192  # per generation; two generations are kept, the older is dropped
 CACHE_WEIGHT_MAX = 1 << 19  # total entries of cached lists: bounds the memory of wide matches
@@ -20,12 +20,19 @@ SERVICE_WEIGHT = 16
 class Match:
     """The subscriptions that match one subject. Shared and cached: do not modify."""
 
-    __slots__ = ("_local", "plain", "queues", "quick", "single", "weight")
+    __slots__ = ("_local", "plain", "queues", "quick", "single", "spare", "weight")
 
-    def __init__(self, plain: list[Subscription], queues: list[list[Subscription]]) -> None:
+    def __init__(
+        self,
+        plain: list[Subscription],
+        queues: list[list[Subscription]],
+        spare: dict[bytes, list[Subscription]] | None = None,
+    ) -> None:
         self.plain = plain
         # Each list is one queue group; a member with weight n occurs n times.
         self.queues = queues
+        # Members at leaf nodes of groups that have members in this cluster: those come first.
+        self.spare = spare
         self.single = plain[0] if len(plain) == 1 and not queues else None
         # All sinks accept whole runs: adjacent messages with the same match are delivered together.
         self.quick = self.single is not None and self.single.sink.kind is not SinkKind.SERVICE
@@ -38,9 +45,16 @@ class Match:
     def local_queues(self) -> list[list[Subscription]]:
         """The queue groups without members on other nodes. Computed once: a group may be large."""
         if self._local is None:
-            clients = SinkKind.CLIENT
-            pools = ([sub for sub in pool if sub.sink.kind is clients] for pool in self.queues)
-            self._local = [pool for pool in pools if pool]
+            spare = self.spare or {}
+            pools: list[list[Subscription]] = []
+            for pool in self.queues:
+                own = [sub for sub in pool if sub.sink.kind in OWN]
+                if not own:
+                    far = spare.get(pool[0].queue, ())
+                    own = [sub for sub in far if sub.sink.kind in OWN]
+                if own:
+                    pools.append(own)
+            self._local = pools
         return self._local
 
     def __bool__(self) -> bool:
@@ -115,6 +129,8 @@ class SubjectTree:
         self._prefix_weight = 0
         self._families: dict[bytes, Match | None] = {}  # only for a few fixed prefixes
         self.statistics = TreeStatistics()
+        # Told of every subscription: how many members it adds, or takes away (negative).
+        self.watcher: Callable[[Subscription, int], None] | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -132,6 +148,8 @@ class SubjectTree:
         self._count += 1
         self.statistics.inserts += 1
         self._forget(sub.subject)
+        if self.watcher is not None:
+            self.watcher(sub, sub.weight)
 
     def remove(self, sub: Subscription) -> bool:
         """False when it was not inserted."""
@@ -154,11 +172,16 @@ class SubjectTree:
         self._count -= 1
         self.statistics.removes += 1
         self._forget(sub.subject)
+        if self.watcher is not None:
+            self.watcher(sub, -sub.weight)
         return True
 
-    def changed(self, sub: Subscription) -> None:
-        """The weight of an inserted subscription changed: drop cached queue groups."""
+    def reweigh(self, sub: Subscription, weight: int) -> None:
+        """An inserted subscription stands for this many queue members from now on."""
+        change, sub.weight = weight - sub.weight, weight
         self._forget(sub.subject)
+        if self.watcher is not None:
+            self.watcher(sub, change)
 
     def match(self, subject: bytes) -> Match:
         """All subscriptions that match this literal subject; an empty token matches nothing."""
@@ -311,20 +334,22 @@ def _take_out(node: _Node, sub: Subscription) -> bool:
 def _pooled(hits: list[_Node]) -> Match:
     plain: list[Subscription] = []
     pools: dict[bytes, list[Subscription]] = {}
-    peers: set[int] = set()
+    leafs: dict[bytes, list[Subscription]] = {}
+    links: set[int] = set()
     for node in hits:
         for sub in node.plain:
-            # Two patterns of one peer need only one copy over the link: the peer fans out.
-            if sub.sink.kind is SinkKind.ROUTE:
-                if id(sub.sink) in peers:
+            # Two patterns behind one link need only one copy over it: the other end fans out.
+            if sub.sink.kind in LINKS:
+                if id(sub.sink) in links:
                     continue
-                peers.add(id(sub.sink))
+                links.add(id(sub.sink))
             plain.append(sub)
         for queue, members in node.queues.items():
-            pool = pools.setdefault(queue, [])
-            pool.extend(members)
-            for sub in [sub for sub in members if sub.weight > 1]:
-                pool.extend([sub] * (sub.weight - 1))
+            for sub in members:
+                groups = leafs if sub.sink.kind in LEAF_LINKS else pools
+                groups.setdefault(queue, []).extend([sub] * sub.weight)
+    for queue in [queue for queue in leafs if queue not in pools]:
+        pools[queue] = leafs.pop(queue)
     if not plain and not pools:
         return NO_MATCH
-    return Match(plain, list(pools.values()))
+    return Match(plain, list(pools.values()), leafs or None)

@@ -7,12 +7,10 @@ it is alive, which is enough for logs and most streams. It could also move live 
 files at every compaction, however little of them is garbage. That is off, or each byte of a large
 stream would be written again and again. Instead all live values are moved when more than half is
 garbage, so that moving never writes more than was deleted; on a crowded disk when a fifth is. They
-are moved in parts that fit into the free space. RocksDB learns of garbage when a compaction meets
-the deletes; on a small disk, where few deletes are much, that is not left to chance."""
+are moved in parts that fit into the free space."""
 
 from __future__ import annotations
 
-import re
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -24,8 +22,6 @@ from raft.store.disk_space import DiskFacts
 _GARBAGE: Final = "rocksdb.live-blob-file-garbage-size"
 _SIZE: Final = "rocksdb.live-blob-file-size"
 _FILES: Final = "rocksdb.num-blob-files"
-_TABLES: Final = "rocksdb.aggregated-table-properties"
-_DELETES: Final = re.compile(r"# deletions=(\d+)")
 
 _AGE: Final = (
     "blob_garbage_collection_age_cutoff"  # the share of the files, oldest first, to rewrite
@@ -34,7 +30,6 @@ _VALUE_BYTES_MIN: Final = 4096  # smaller values stay beside their keys
 _GARBAGE_BYTES_MIN: Final = 256 << 20  # less is not worth a rewrite
 _GARBAGE_SHARE_MIN: Final = 64  # nor is less than this part of the disk, if that is smaller
 _CROWDED: Final = 4  # a disk of which less than this part is free
-_SMALL_DISK_BYTES: Final = 1 << 30
 # So many deletes close together, as after a purge, trigger a compaction: before one the database
 # does not know what is garbage.
 _DELETES_WINDOW: Final = 1024
@@ -59,15 +54,6 @@ def is_wasteful(column: Rdict, disk: DiskFacts) -> bool:
     alive = (column.property_int_value(_SIZE) or 0) - garbage
     crowded = disk.free_bytes < disk.total_bytes // _CROWDED
     return alive < (4 * garbage if crowded else garbage) and _part(column, disk) is not None
-
-
-def is_hidden(column: Rdict, disk: DiskFacts) -> bool:
-    """Whether there may be garbage on a small disk that only a compaction would find. The keys that
-    it writes again are few there."""
-    if disk.total_bytes > _SMALL_DISK_BYTES:
-        return False
-    found = _DELETES.search(column.property_value(_TABLES) or "")
-    return found is not None and int(found[1]) > 0
 
 
 def _part(column: Rdict, disk: DiskFacts) -> float | None:

@@ -301,7 +301,8 @@ class LogStore:
 
     def check_space(self) -> Space:
         """How much space the disk has, besides what is still in memtables. The host calls it at
-        every tick, `write` after writing a lot: what comes in between fits into the reserve."""
+        every tick; `write` calls it after writing a lot, so that what is written between two checks
+        fits into the reserve."""
         self._unchecked_bytes = 0
         if self.failure is None:
             coming = self._buffered_bytes()
@@ -436,8 +437,9 @@ class LogStore:
                 self._unused.notify_all()
 
     def expunge(self) -> None:
-        """Blocking: afterwards no file holds what was deleted or overwritten before the call, but
-        what a reader's snapshot shows. Raises StoreFull if there is no space for that."""
+        """Blocking while the database is rewritten: afterwards no file holds what was deleted or
+        overwritten before the call. What a reader's snapshot still shows stays until the next
+        call. Raises StoreFull if there is no space for that."""
         with self._rewriting_files():
             self.log.rewrite()
             for column in (self.db, self._state):  # then no write-ahead log is needed
@@ -447,22 +449,20 @@ class LogStore:
 
     def is_wasteful(self) -> bool:
         """Whether `reclaim` is worth its cost."""
-        if self.failure is not None or self._hides_garbage():
-            return self.failure is None
-        return garbage.is_wasteful(self._state, self.disk_facts())
-
-    def _hides_garbage(self) -> bool:
-        unseen = self.full and self.db.latest_sequence_number() != self._compacted
-        return unseen or garbage.is_hidden(self._state, self.disk_facts())
+        if self.failure is not None:
+            return False
+        changed = self.full and self.db.latest_sequence_number() != self._compacted
+        return changed or garbage.is_wasteful(self._state, self._disk.facts())
 
     def reclaim(self) -> None:
-        """Blocking: frees garbage, on a full or small disk also what the database has not seen."""
+        """Blocking while the state is rewritten: frees its garbage. On a full disk also what the
+        database has not noticed yet."""
         with self._rewriting_files():
-            if self._hides_garbage():
+            if self.full:
                 self._compacted = self.db.latest_sequence_number()
                 self._state.flush(wait=True)
                 self._state.compact_range(None, None)
-            facts = self.disk_facts()
+            facts = self._disk.facts()
             if garbage.is_wasteful(self._state, facts):
                 garbage.rewrite(self._state, facts)
 

@@ -171,7 +171,7 @@ def test_keys_set_their_options(tmp_path: Path) -> None:
     ("text", "error"),
     [
         ("websocket { port: 1 }", "websocket requires TLS configuration"),
-        ("\n  leafnodes { port: 1 }", r'server.conf:2:3: not supported yet: "leafnodes"'),
+        ("\n  gateway { port: 1 }", r'server.conf:2:3: not supported yet: "gateway"'),
         ("hokus: 1", r'server.conf:1:1: unknown field "hokus"'),
         ("cluster { pool_size: 3 }", r'not supported yet: "pool_size"'),
         ("cluster { pokus: 3 }", r'unknown field "pokus"'),

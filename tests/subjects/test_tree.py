@@ -164,8 +164,7 @@ def test_a_peer_gets_one_copy_and_its_weight_counts_in_queue_groups() -> None:
     found = tree.match(b"a.b")
     assert len(found.plain) == 1
     assert found.queues == [[heavy, heavy, heavy]]
-    heavy.weight = 1
-    tree.changed(heavy)
+    tree.reweigh(heavy, 1)
     assert tree.match(b"a.b").queues == [[heavy]]
 
 

@@ -13,7 +13,7 @@ from broker.cluster.peers.channels import CHANNEL_DELIVER, CHANNEL_INTEREST, CHA
 from broker.cluster.peers.interest import Interest
 from broker.server.routing.router import Router
 from broker.server.tracing.tracing import Tracing
-from broker.subjects import PublishingConnection, SinkKind, Subscription
+from broker.subjects import PublishingConnection, Sink, SinkKind, Subscription
 from broker.wire import PubRun
 from raft import NodeId
 
@@ -71,6 +71,7 @@ class Client:
     headers_ok = True
     no_responders = False
     guarded = False
+    groups = None
     rules = None
 
     def __init__(self, account: Account, cid: int = 1, *, echo: bool = True) -> None:
@@ -85,6 +86,9 @@ class Client:
 
     def check_publish(self, subject: bytes, start: int, stop: int) -> int:
         return stop
+
+    def skips(self, sink: Sink) -> bool:
+        return sink is self and not self.echo
 
     def deliver(
         self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes

@@ -19,14 +19,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from broker.cluster.origins.origin_login import (
-    LoginFailed,
-    OriginAddress,
-    credentials,
-    tls_context,
-)
+from broker.cluster.origins.origin_login import OriginAddress, credentials
 from broker.jetstream.errors import ErrCode
 from broker.jetstream.times import rfc3339
+from broker.server.process.remote_login import LoginFailed, tls_context
 from broker.wire import headers as wire_headers
 
 SETUP_FAILED = int(ErrCode.MIRROR_CONSUMER_SETUP_FAILED)

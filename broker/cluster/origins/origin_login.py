@@ -1,23 +1,16 @@
-"""How a mirror or source logs in to its origin: credentials for CONNECT, and TLS.
+"""How a mirror or source logs in to its origin: which credentials go into CONNECT.
 
-Owns: reading creds, seeds and certificates; at every connection anew, so that they may be renewed.
-May not touch: the connection.
-Spec: NATS client protocol, CONNECT (nkey, jwt, sig); NATS creds files."""
+Owns: the address of an origin, and the precedence of its credentials.
+May not touch: the connection; how files are read (broker/server/process/remote_login.py).
+Spec: NATS client protocol, CONNECT (nkey, jwt, sig)."""
 
 from __future__ import annotations
 
-import base64
-import ssl
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import SplitResult, unquote
 
 from broker.config.options import TlsOptions
-from broker.server.process.private_keys import BadSeed, SigningKey
-
-
-class LoginFailed(Exception):
-    """The credentials cannot be used; str() names the file and the reason."""
+from broker.server.process.remote_login import creds_login, seed_file_login
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +28,9 @@ class OriginAddress:
 def credentials(address: OriginAddress, url: SplitResult, nonce: str) -> dict[str, str]:
     """For CONNECT. Configured ones take precedence over those in the URL. Raises LoginFailed."""
     if address.creds:
-        text = _read(address.creds)
-        token, seed = _section(text, "JWT"), _section(text, "SEED")
-        if not token or not seed:
-            raise LoginFailed(f"{address.creds}: no user JWT and seed in it")
-        return {"jwt": token, "sig": _signed(_key(seed, address.creds), nonce)}
+        return creds_login(address.creds, nonce)
     if address.nkey:
-        text = _read(address.nkey)
-        key = _key(_section(text, "SEED") or text.strip(), address.nkey)
-        return {"nkey": key.public, "sig": _signed(key, nonce)}
+        return seed_file_login(address.nkey, nonce)
     if address.token:
         return {"auth_token": address.token}
     if address.user:
@@ -52,48 +39,3 @@ def credentials(address: OriginAddress, url: SplitResult, nonce: str) -> dict[st
     if user and password:
         return {"user": user, "pass": password}
     return {"auth_token": user} if user else {}  # a user without a password is a token
-
-
-def tls_context(tls: TlsOptions | None) -> ssl.SSLContext:
-    """Raises LoginFailed."""
-    if tls is None:
-        return ssl.create_default_context()
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file or None)
-        if tls.min_version == "1.3":
-            context.minimum_version = ssl.TLSVersion.TLSv1_3
-        if tls.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file or None)
-    except (OSError, ssl.SSLError) as error:
-        raise LoginFailed(f"tls: {error}") from error
-    return context
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoginFailed(f"{path}: {error}") from error
-
-
-def _section(text: str, what: str) -> str:
-    """The line after the BEGIN line that names it; empty if there is none."""
-    lines = [line.strip() for line in text.splitlines()]
-    for number, line in enumerate(lines):
-        if line.startswith("-----BEGIN") and what in line:
-            return next((one for one in lines[number + 1 :] if one), "")
-    return ""
-
-
-def _key(seed: str, path: str) -> SigningKey:
-    try:
-        return SigningKey.from_seed(seed)
-    except BadSeed as bad:
-        raise LoginFailed(f"{path}: {bad}") from bad
-
-
-def _signed(key: SigningKey, nonce: str) -> str:
-    return base64.urlsafe_b64encode(key.sign(nonce.encode())).decode().rstrip("=")

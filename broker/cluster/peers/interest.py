@@ -20,6 +20,7 @@ import msgspec
 
 from broker.cluster.peers.channels import CHANNEL_INTEREST
 from broker.cluster.peers.peer_sink import (
+    DeliverFrame,
     PeerSink,
     RoutedFrame,
     Send,
@@ -27,8 +28,9 @@ from broker.cluster.peers.peer_sink import (
     encode_frame,
 )
 from broker.cluster.peers.queue_shares import queue_shares
+from broker.server.leaf.leaf_sink import LeafSink
 from broker.server.tracing import tracing
-from broker.subjects import SinkKind, Subscription
+from broker.subjects import OWN, Sink, SinkKind, Subscription
 from broker.wire import ClientParser, Op, PubRun
 from raft import NodeId
 
@@ -47,16 +49,6 @@ class InterestFrame(msgspec.Struct, array_like=True):
     reset: bool
     changes: list[tuple[str, bytes, bytes, int]]  # account, subject, queue, members (0 = gone)
     ask: bool = False
-
-
-class DeliverFrame(msgspec.Struct, array_like=True):
-    """Messages for the subscriptions on `to`, shown under another subject (JetStream)."""
-
-    account: str
-    to: bytes
-    plain: bool
-    queues: list[bytes]
-    messages: list[tuple[bytes, bytes, bytes, bytes]]
 
 
 _interest = msgspec.msgpack.Decoder(InterestFrame)
@@ -97,14 +89,17 @@ class Interest:
 
     def _local_change(self, account: Account, sub: Subscription, added: bool) -> None:  # noqa: FBT001
         self._notify(account.name, sub.subject)
+        if sub.sink.kind not in OWN:
+            return  # of our hub: other nodes have connections of their own to it
         key = (account.name, sub.subject, sub.queue)
-        members = self._members.get(key, 0) + (1 if added else -1)
+        before = self._members.get(key, 0)
+        members = before + (sub.weight if added else -sub.weight)
         if members > 0:
             self._members[key] = members
         else:
             self._members.pop(key, None)
         # Peers need the member count of a queue group; of plain subscriptions only if there is one.
-        if self.sinks and (sub.queue or members == (1 if added else 0)):
+        if self.sinks and (sub.queue or not before or members <= 0):
             if not self._changed:
                 asyncio.get_running_loop().call_soon(self.flush)
             self._changed[key] = None
@@ -219,8 +214,7 @@ class Interest:
             account.subs.insert(sub)
             self._notify(account_name, subject)
         elif known.weight != members:
-            known.weight = members
-            self.account(account_name).subs.changed(known)
+            self.account(account_name).subs.reweigh(known, members)
 
     def _withdraw(self, sink: PeerSink, key: SubscriptionKey) -> None:
         sub = sink.subscriptions.pop(key, None)
@@ -248,10 +242,17 @@ class Interest:
                     self._deliver_routed(account, run, message)
 
     def _deliver_routed(self, account: Account, run: PubRun, message: RoutedFrame) -> None:
+        origin = message.origin
+
+        def skips(sink: Sink) -> bool:
+            return isinstance(sink, LeafSink) and sink.cluster == origin
+
         if message.plain:
-            self.router.deliver_local_run(account, run)
+            self.router.deliver_local_run(account, run, skips=skips if origin else None)
         for queue in message.queues:
-            self.router.deliver_local_run(account, run, queue=queue)
+            self.router.deliver_local_run(
+                account, run, queue=queue, skips=skips if origin else None
+            )
 
     def received_deliver(self, _peer: NodeId, frame: bytes) -> None:
         message = _deliver.decode(frame)
@@ -259,11 +260,15 @@ class Interest:
         messages = message.messages
         shares = [(s, messages) for s in match.plain if message.plain]
         for members in match.queues:
-            local = [s for s in members if s.sink.kind is SinkKind.CLIENT]
+            local = [s for s in members if s.sink.kind in OWN]
             if local and local[0].queue in message.queues:
                 shares += queue_shares(local, messages)
         for sub, share in shares:
-            if sub.sink.kind is SinkKind.CLIENT:
+            if isinstance(sub.sink, LeafSink):
+                if sub.sink.kind in OWN:
+                    for one in share:
+                        sub.sink.deliver_as(sub, message.to, one)
+            elif sub.sink.kind is SinkKind.CLIENT:
                 for subject, reply, headers, payload in share:
                     sub.sink.deliver(sub, subject, reply, headers, payload)
 

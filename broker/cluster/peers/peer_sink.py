@@ -8,13 +8,13 @@ Spec: NATS clustering: messages are routed by interest, in order per link."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable
 
 import msgspec
 
-from broker.cluster.peers.channels import CHANNEL_ROUTED
+from broker.cluster.peers.channels import CHANNEL_DELIVER, CHANNEL_ROUTED
+from broker.server.leaf.leaf_sink import LeafSink
+from broker.server.routing.targeted_rows import TargetedRows, pieces
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import PubRun, encode_pub
 from raft import NodeId
@@ -32,17 +32,17 @@ class RoutedFrame(msgspec.Struct, array_like=True):
     plain: bool
     queues: list[bytes]
     protocol: bytes  # PUB and HPUB lines, as a client would send them
+    origin: str = ""  # the cluster of the leaf node that they came from; older peers ignore it
 
 
-@dataclass(slots=True)
-class _Queued:
-    """Rows of a run for a peer, and all subscriptions there that should get them."""
+class DeliverFrame(msgspec.Struct, array_like=True):
+    """Messages for the subscriptions on `to`, shown under another subject (JetStream)."""
 
     account: str
-    run: PubRun
-    start: int
-    stop: int
-    targets: list[bytes]  # queue groups; b"" means the plain subscriptions
+    to: bytes
+    plain: bool
+    queues: list[bytes]
+    messages: list[tuple[bytes, bytes, bytes, bytes]]
 
 
 class PeerSink:
@@ -55,7 +55,7 @@ class PeerSink:
         self.subscriptions: dict[SubscriptionKey, Subscription] = {}
         self._send = send
         self._before_send = before_send
-        self._queued: list[_Queued] = []
+        self._queued: list[TargetedRows] = []
         self._single: tuple[object, ...] | None = None  # what deliver() queued last
         self.messages_in = 0
         self.bytes_in = 0
@@ -78,6 +78,15 @@ class PeerSink:
         self._single = single
         return True
 
+    def deliver_as(
+        self, sub: Subscription, to: bytes, message: tuple[bytes, bytes, bytes, bytes]
+    ) -> bool:
+        """For the subscriptions on `to`; the message is shown under its own subject."""
+        self.flush()
+        queues = [sub.queue] if sub.queue else []
+        frame = DeliverFrame(sub.account.name, to, not queues, queues, [message])
+        return self._send(self.peer, CHANNEL_DELIVER, encode_frame(frame))
+
     def deliver_run(
         self,
         sub: Subscription,
@@ -98,7 +107,9 @@ class PeerSink:
         ):
             last.targets.append(sub.queue)
             return True
-        self._queued.append(_Queued(sub.account.name, run, start, stop, [sub.queue]))
+        origin = publisher.cluster if isinstance(publisher, LeafSink) else ""
+        rows = TargetedRows(sub.account.name, run, start, stop, [sub.queue], origin)
+        self._queued.append(rows)
         return True
 
     def flush(self) -> None:
@@ -109,8 +120,8 @@ class PeerSink:
         self._before_send()
         parts: list[bytes] = []
         size = 0
-        first: _Queued | None = None
-        for piece in _pieces(queued):
+        first: TargetedRows | None = None
+        for piece in pieces(queued):
             if first is not None and (size >= ROUTED_BYTES_MAX or not _same_target(piece, first)):
                 self._send_frame(first, parts)
                 first, parts, size = None, [], 0
@@ -123,43 +134,13 @@ class PeerSink:
         if first is not None:
             self._send_frame(first, parts)
 
-    def _send_frame(self, first: _Queued, parts: list[bytes]) -> None:
+    def _send_frame(self, first: TargetedRows, parts: list[bytes]) -> None:
         """If the link's queue is full the frame is dropped: plain NATS promises at most once."""
         queues = [queue for queue in first.targets if queue]
-        frame = RoutedFrame(first.account, b"" in first.targets, queues, b"".join(parts))
+        plain, text = b"" in first.targets, b"".join(parts)
+        frame = RoutedFrame(first.account, plain, queues, text, first.origin)
         self._send(self.peer, CHANNEL_ROUTED, encode_frame(frame))
 
 
-def _pieces(queued: list[_Queued]) -> Iterator[_Queued]:
-    """Cut the queue so that every row of a run is in one piece, with all its targets."""
-    at = 0
-    while at < len(queued):
-        end = at + 1
-        while end < len(queued) and queued[end].run is queued[at].run:
-            end += 1
-        yield from queued[at:end] if end == at + 1 else _cut(queued[at:end])
-        at = end
-
-
-def _cut(queued: list[_Queued]) -> Iterator[_Queued]:
-    """A queue group may get slices of a run that the plain subscriptions get whole. Cut at every
-    edge, so that a row with several targets crosses once and names them all."""
-    account, run = queued[0].account, queued[0].run
-    edges = sorted({edge for item in queued for edge in (item.start, item.stop)})
-    begins: dict[int, list[_Queued]] = {}
-    for item in queued:
-        begins.setdefault(item.start, []).append(item)
-    active: list[_Queued] = []
-    for start, stop in pairwise(edges):
-        active = [item for item in active if item.stop > start] + begins.get(start, [])
-        targets = [queue for item in active for queue in item.targets]
-        # A target that is named twice for a row gets the row twice: it was published twice.
-        while targets:
-            once = list(dict.fromkeys(targets))
-            yield _Queued(account, run, start, stop, once)
-            for queue in once:
-                targets.remove(queue)
-
-
-def _same_target(one: _Queued, other: _Queued) -> bool:
-    return one.account == other.account and one.targets == other.targets
+def _same_target(one: TargetedRows, other: TargetedRows) -> bool:
+    return (one.account, one.targets, one.origin) == (other.account, other.targets, other.origin)

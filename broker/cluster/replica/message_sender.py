@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from broker.cluster.peers.channels import CHANNEL_DELIVER
-from broker.cluster.peers.interest import DeliverFrame
-from broker.cluster.peers.peer_sink import PeerSink, encode_frame
+from broker.cluster.peers.peer_sink import DeliverFrame, PeerSink, encode_frame
 from broker.cluster.peers.queue_shares import queue_shares
 from broker.jetstream.delivery.effects import Deliver
+from broker.server.leaf.leaf_sink import LeafSink
 from broker.server.routing.imports import CROSSINGS_MAX, StreamImport
 from broker.store.block.codec import encode_deliveries
 from broker.subjects import SinkKind, Subscription
@@ -78,6 +78,10 @@ class MessageSender:
     def _give(
         self, account: Account, to: bytes, sub: Subscription, messages: list[Message]
     ) -> None:
+        if isinstance(sub.sink, LeafSink):
+            for message in messages:
+                sub.sink.deliver_as(sub, to, message)
+            return
         if sub.sink.kind is not SinkKind.ROUTE:
             for message in messages:
                 sub.sink.deliver(sub, *message)

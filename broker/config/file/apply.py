@@ -14,6 +14,7 @@ from broker.config.file import unsupported_keys as known
 from broker.config.file import values
 from broker.config.file.accounts_block import apply_accounts
 from broker.config.file.authorization_block import apply_authorization
+from broker.config.file.leafnodes_block import apply_leafnodes
 from broker.config.file.mappings_block import read_mappings
 from broker.config.file.operator_block import apply_operator, apply_preload, apply_resolver
 from broker.config.file.parser import Item, Map
@@ -135,6 +136,11 @@ def _mappings(file: _File, key: str, item: Item) -> None:
 def _websocket(file: _File, key: str, item: Item) -> None:
     settings = file.draft.websocket = dict(file.draft.websocket or {})
     apply_websocket(file.report, settings, item, lambda block: _tls_settings(file, block))
+
+
+def _leafnodes(file: _File, key: str, item: Item) -> None:
+    settings = file.draft.leafnodes = dict(file.draft.leafnodes or {})
+    apply_leafnodes(file.report, settings, item, lambda block: _tls_settings(file, block))
 
 
 def _operator(file: _File, key: str, item: Item) -> None:
@@ -394,6 +400,8 @@ _TOP: dict[str, Setter] = {
     "cluster": _cluster,
     "websocket": _websocket,
     "ws": _websocket,
+    "leafnodes": _leafnodes,
+    "leaf": _leafnodes,
     "debug": _boolean("logging", "debug"),
     "trace": _boolean("logging", "trace"),
     "logtime": _boolean("logging", "logtime"),

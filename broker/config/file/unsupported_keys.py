@@ -34,8 +34,6 @@ TOP = frozenset(
         "prof_port",
         "prof_block_rate",
         "gateway",
-        "leafnodes",
-        "leaf",
         "mqtt",
         "no_system_account",
         "no_sys_acc",
@@ -62,6 +60,26 @@ TLS = frozenset(
         "ca_certs_match",
         "cert_match_skip_invalid",
         "ocsp_peer",
+    ]
+)
+LEAFNODES = frozenset(
+    ["dial_timeout", "isolate_leafnode_interest", "isolate", "write_deadline", "write_timeout"]
+)
+LEAF_REMOTE = frozenset(
+    [
+        "ws_compress",
+        "ws_compression",
+        "websocket_compress",
+        "websocket_compression",
+        "ws_no_masking",
+        "websocket_no_masking",
+        "jetstream_cluster_migrate",
+        "js_cluster_migrate",
+        "isolate_leafnode_interest",
+        "isolate",
+        "request_isolation",
+        "dial_timeout",
+        "proxy",
     ]
 )
 JETSTREAM_LIMITS = frozenset(["max_ha_assets", "batch"])

@@ -40,7 +40,7 @@ def account_info(observed: Observed, name: str) -> Document:
         "expired": False,
         "complete": True,
         "jetstream_enabled": has_jetstream(observed, name),
-        "leafnode_connections": 0,
+        "leafnode_connections": observed.server.leafs.count(name),
         "client_connections": len(account.connections),
         "subscriptions": len(account.subs),
     }
@@ -57,18 +57,20 @@ def account_info(observed: Observed, name: str) -> Document:
 
 def accstatz(observed: Observed, names: Sequence[str] = (), *, unused: bool = False) -> Document:
     """The numbers of these accounts, or of all; `unused`: also of those without connections."""
-    accounts = observed.server.accounts
+    accounts, leafs = observed.server.accounts, observed.server.leafs
     wanted = [accounts[name] for name in names if name in accounts] or list(accounts.values())
     return {
         "server_id": observed.id,
         "now": timestamp(time.time()),
         "account_statz": [
-            account_numbers(account) for account in wanted if unused or account.connections
+            account_numbers(account, leafs=leafs.count(account.name))
+            for account in wanted
+            if unused or account.connections or leafs.count(account.name)
         ],
     }
 
 
-def account_numbers(account: Account) -> Document:
+def account_numbers(account: Account, *, leafs: int) -> Document:
     """Traffic of clients; messages between nodes are not counted per account."""
     traffic = account.traffic()
     elsewhere = {kind: {"msgs": 0, "bytes": 0} for kind in ("gateways", "routes", "leafs")}
@@ -76,8 +78,8 @@ def account_numbers(account: Account) -> Document:
         "acc": account.name,
         "name": account.name,
         "conns": len(account.connections),
-        "leafnodes": 0,
-        "total_conns": len(account.connections),
+        "leafnodes": leafs,
+        "total_conns": len(account.connections) + leafs,
         "num_subscriptions": len(account.subs),
         "sent": {"msgs": traffic.out_msgs, "bytes": traffic.out_bytes, **elsewhere},
         "received": {"msgs": traffic.in_msgs, "bytes": traffic.in_bytes, **elsewhere},

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from broker.monitor.documents.accountz import accountz, accstatz
 from broker.monitor.documents.connz import connz, subsz
+from broker.monitor.documents.leafz import leafz
 from broker.monitor.documents.varz import CpuMeter, varz
 from broker.monitor.observed import Observed
 from broker.server.process.times import timestamp
@@ -34,7 +35,7 @@ class Documents:
             "gatewayz": lambda _: {
                 **self._head(), "outbound_gateways": {}, "inbound_gateways": {},
             },
-            "leafz": lambda _: {**self._head(), "leafnodes": 0, "leafs": []},
+            "leafz": lambda query: {**self._head(), **leafz(observed, query)},
             "accountz": lambda query: {**self._head(), **accountz(observed, query)},
             "accstatz": lambda query: accstatz(observed, unused=has_flag(query, "unused")),
             "jsz": self._jsz,

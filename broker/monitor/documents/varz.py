@@ -11,6 +11,7 @@ import resource
 import time
 
 from broker.config.options import VERSION, Options
+from broker.monitor.documents.leafz import varz_leaf
 from broker.monitor.observed import Observed, ObservedListener
 from broker.server.client.connections import Counters
 from broker.server.client.info import PYTHON, ClientUrls
@@ -70,7 +71,7 @@ def varz(observed: Observed, *, cpu: float, requests: dict[str, int], http_port:
         "max_pending": options.limits.max_pending,
         "cluster": _cluster(options),
         "gateway": {},
-        "leaf": {},
+        "leaf": varz_leaf(observed),
         "mqtt": {},
         "websocket": {} if server.websocket is None else _websocket(server.websocket),
         "jetstream": {} if runtime is None else runtime.varz_jetstream(),
@@ -87,7 +88,7 @@ def varz(observed: Observed, *, cpu: float, requests: dict[str, int], http_port:
         "total_connections": server.connections.counters.total_connections,
         "routes": routes,
         "remotes": routes,
-        "leafnodes": 0,
+        "leafnodes": len(server.leafs),
         **_traffic(traffic),
         "subscriptions": sum(len(account.subs) for account in server.accounts.values()),
         "http_req_stats": requests,

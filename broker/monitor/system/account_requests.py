@@ -134,7 +134,9 @@ def subscriber_count(account: Account, subject: bytes, queue: bytes = b"") -> in
 
 
 def connections_event(observed: Observed, account: Account) -> Document:
-    return observed.event("account_connections") | account_numbers(account)
+    return observed.event("account_connections") | account_numbers(
+        account, leafs=observed.server.leafs.count(account.name)
+    )
 
 
 def _account_in(subject: bytes) -> str:

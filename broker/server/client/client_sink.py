@@ -16,7 +16,7 @@ from broker.accounts.permissions import PermissionSet
 from broker.server.client.client_socket import ClientSocket
 from broker.server.client.outbound import Outbound
 from broker.server.routing.internal_subscription import InterestTable
-from broker.subjects import PublishingConnection, SinkKind, Subscription, valid_subject
+from broker.subjects import PublishingConnection, Sink, SinkKind, Subscription, valid_subject
 from broker.wire import encode_msg
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class ClientSink:
     """Sink and publisher of one connection; one call moves a whole segment of a run."""
 
     kind = SinkKind.CLIENT
+    groups = None  # what a client publishes is for all queue groups
 
     def __init__(
         self,
@@ -71,6 +72,9 @@ class ClientSink:
     @property
     def rules(self) -> PermissionSet | None:
         return self.permissions
+
+    def skips(self, sink: Sink) -> bool:
+        return sink is self and not self.echo
 
     # -- deliveries -------------------------------------------------------------------------
 

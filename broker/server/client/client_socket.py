@@ -40,6 +40,11 @@ class ClientSocket:
     def start_tls(self, context: ssl.SSLContext) -> None:
         self.tls = TlsLayer(context)
 
+    def dial_tls(self, context: ssl.SSLContext, host: str) -> None:
+        """This side has dialed: begin the handshake with the server of that name."""
+        self.tls = TlsLayer(context, dialed=host)
+        self.write_raw(self.tls.begin())
+
     def tls_description(self) -> tuple[str, str] | None:
         """(version, cipher)."""
         session = self.tls_session()

@@ -31,6 +31,8 @@ class Reason(Enum):
     MESSAGE_HEADER_VIOLATION = "Message Header Violation"
     NO_RESPONDERS_HEADERS = "No Responders Requires Headers"
     KICKED = "Kicked"
+    DUPLICATE_LEAF = "Duplicate Remote LeafNode Connection"
+    WRONG_PORT = "Incorrect Port"
 
 
 VIOLATION_REASONS = {

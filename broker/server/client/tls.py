@@ -98,16 +98,20 @@ def outlives_certificate(session: ssl.SSLObject, *, now: float) -> bool:
 
 
 class TlsLayer:
-    """The server side of one TLS session over memory buffers."""
+    """One side of a TLS session over memory buffers; the server's unless `dialed` names it."""
 
     __slots__ = ("_incoming", "_now", "_object", "_outgoing", "ended", "established")
 
-    def __init__(self, context: ssl.SSLContext, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, now: Callable[[], float] = time.time, *, dialed: str = ""
+    ) -> None:
         """`now`: seconds since 1970, for the dates of certificates."""
         self._now = now
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._object = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=not dialed, server_hostname=dialed or None
+        )
         self.established = False
         self.ended = False  # the peer has closed its side
 
@@ -122,12 +126,18 @@ class TlsLayer:
                     self._object.do_handshake()
                 except ssl.SSLWantReadError:
                     return b""
-                if outlives_certificate(self._object, now=self._now()):
+                if self._object.server_side and outlives_certificate(self._object, now=self._now()):
                     raise TlsFailed("the client's certificate has expired since the session began")
                 self.established = True
             return self._drain()
         except (ssl.SSLError, OSError) as error:
             raise TlsFailed(str(error)) from error
+
+    def begin(self) -> bytes:
+        """The first record of the side that has dialed."""
+        with suppress(ssl.SSLWantReadError):
+            self._object.do_handshake()
+        return self._outgoing.read()
 
     def _drain(self) -> bytes:
         parts: list[bytes] = []

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from random import randrange
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from broker.accounts import Account
 from broker.server.routing.bulk_service import BulkService
 from broker.server.routing.fair_queue import TURN_S
-from broker.subjects import Match, PublishingConnection, Sink, SinkKind, Subscription
+from broker.subjects import (
+    LINKS,
+    NOTICED,
+    OWN,
+    Match,
+    PublishingConnection,
+    Sink,
+    SinkKind,
+    Subscription,
+)
 
 if TYPE_CHECKING:
     from broker.wire import PubRun
@@ -33,10 +43,27 @@ class Publisher(PublishingConnection, Sink, Protocol):
     no_responders: bool
     guarded: bool  # its publishes must pass check_publish
 
+    @property
+    def groups(self) -> frozenset[bytes] | None:
+        """The queue groups that its messages are for; None: all. A server that forwards messages
+        has chosen a member already for the others."""
+
+    def skips(self, sink: Sink) -> bool:
+        """Whether its messages do not go there: back to itself, above all."""
+
     def check_publish(self, subject: bytes, start: int, stop: int) -> int:
         """The row up to which a segment may be published; permissions that count messages end in
         the middle of one. Called once per piece of a segment; the client has had an -ERR for each
         message that is refused."""
+
+
+class ForwardingSink(Sink, Protocol):
+    """The sink of a link: to another node, a leaf node or a hub."""
+
+    def deliver_as(
+        self, sub: Subscription, to: bytes, message: tuple[bytes, bytes, bytes, bytes]
+    ) -> bool:
+        """For the subscriptions on `to`; the message is shown under its own subject."""
 
 
 class InspectingSink(Sink, Protocol):
@@ -65,12 +92,13 @@ class Router:
     # -- interest ---------------------------------------------------------------------------
 
     def on_interest(self, callback: InterestCallback) -> None:
-        """Call it for every CLIENT subscription that is added (True) or removed (False)."""
+        """Call it for every subscription of a client, leaf node or hub that is added (True) or
+        removed (False)."""
         self._interest.append(callback)
 
     def subscribe(self, account: Account, sub: Subscription) -> None:
         account.subs.insert(sub)
-        if sub.sink.kind is SinkKind.CLIENT:
+        if sub.sink.kind in NOTICED:
             for callback in self._interest:
                 callback(account, sub, True)  # noqa: FBT003 - the contract of the callback
 
@@ -78,7 +106,7 @@ class Router:
         if not account.subs.remove(sub):
             return
         sub.closed = True
-        if sub.sink.kind is SinkKind.CLIENT:
+        if sub.sink.kind in NOTICED:
             for callback in self._interest:
                 callback(account, sub, False)  # noqa: FBT003
 
@@ -146,7 +174,7 @@ class Router:
         if sub is None or not found.quick or sub.max_msgs:
             return False
         sink = sub.sink
-        if sink is self._bulk or (sink is publisher and not publisher.echo):
+        if sink is self._bulk or publisher.skips(sink):
             return False
         if not sink.deliver_run(sub, run, 0, 1, publisher):
             self._not_taken(publisher, run, 0, 1)
@@ -235,7 +263,7 @@ class Router:
             for row in missing:
                 self._not_taken(publisher, run, row, row + 1)
             return reached
-        silent = sub.sink is publisher and not publisher.echo
+        silent = publisher.skips(sub.sink)
         share = SERVICE_ROWS if sub.sink.kind is SinkKind.SERVICE else stop - start
         for row in range(start, stop, share):
             if row > start and time.perf_counter() > deadline:
@@ -289,19 +317,22 @@ class Router:
         """Deliver one message; returns the number of recipients. `deliver_to` is matched, `subject`
         is sent."""
         found = account.subs.match(subject if deliver_to is None else deliver_to)
-        silent = None if publisher is None or publisher.echo else publisher
+        skips = _skip_nothing if publisher is None else publisher.skips
+        give = _deliver if deliver_to is None else partial(_deliver_to, deliver_to)
         delivered = 0
         for sub in found.plain:
             sink = sub.sink
-            if sink is not silent and sink.deliver(sub, subject, reply, headers, payload):
+            if not skips(sink) and give(sub, subject, reply, headers, payload):
                 delivered += 1
+        groups = None if publisher is None else publisher.groups
         for pool in found.queues:
+            if groups is not None and pool[0].queue not in groups:
+                continue
             turn = randrange(len(pool))
-            for _ in range(len(pool)):
-                sub = pool[turn]
-                turn = (turn + 1) % len(pool)
+            spare = (found.spare or {}).get(pool[0].queue, ())
+            for sub in (*pool[turn:], *pool[:turn], *spare):
                 sink = sub.sink
-                if sink is not silent and sink.deliver(sub, subject, reply, headers, payload):
+                if not skips(sink) and give(sub, subject, reply, headers, payload):
                     delivered += 1
                     break
         if not delivered and reply and publisher is not None and publisher.no_responders:
@@ -315,35 +346,46 @@ class Router:
         *,
         queue: bytes = b"",
         publisher: PublishingConnection | None = None,
+        skips: Callable[[Sink], bool] | None = None,
     ) -> int:
-        """Messages from a peer: to the clients of this node only, never to another node.
+        """Messages from a peer: to the clients and leaf nodes of this node only, never to another
+        node.
 
         Without `queue`, to the plain subscriptions; with it, each message to exactly one member
         of that group, because the sending node has chosen this node for the group."""
+        skips = skips or _skip_nothing
         delivered = 0
         for subject, start, stop in run.segments():
             found = account.subs.match(subject)
             if not queue:
                 for sub in found.plain:
-                    if sub.sink.kind is SinkKind.CLIENT:
+                    if sub.sink.kind in OWN and not skips(sub.sink):
                         delivered += _deliver_limited(sub, run, start, stop, publisher) - start
                 continue
             for pool in found.local_queues():
                 if pool[0].queue == queue:
-                    delivered += _deal(pool, run, start, stop, publisher, silent=None) - start
+                    taken = _deal(pool, run, start, stop, publisher, skips=skips)
+                    delivered += taken - start
         return delivered
 
     def _fan_out(
         self, publisher: Publisher, found: Match, run: PubRun, start: int, stop: int
     ) -> int:
         """Returns the row up to which every message was delivered."""
-        silent = None if publisher.echo else publisher
+        skips, groups = publisher.skips, publisher.groups
         covered = start
         for sub in found.plain:
-            if sub.sink is not silent:
+            if not skips(sub.sink):
                 covered = max(covered, _deliver_limited(sub, run, start, stop, publisher))
         for pool in found.queues:
-            covered = max(covered, _deal(pool, run, start, stop, publisher, silent=silent))
+            if groups is not None and pool[0].queue not in groups:
+                continue
+            reached = _deal(pool, run, start, stop, publisher, skips=skips)
+            if reached < stop and found.spare is not None:
+                spare = found.spare.get(pool[0].queue)
+                if spare:
+                    reached = _deal(spare, run, reached, stop, publisher, skips=skips)
+            covered = max(covered, reached)
         return covered
 
     def _tell_no_responders_rows(
@@ -361,6 +403,25 @@ class Router:
                 status = b"NATS/1.0 503\r\nNats-Subject: " + subject + b"\r\n\r\n"
                 sub.sink.deliver(sub, reply, b"", status, b"")
                 return
+
+
+def _deliver(
+    sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+) -> bool:
+    return sub.sink.deliver(sub, subject, reply, headers, payload)
+
+
+def _deliver_to(  # noqa: PLR0917 - as _deliver
+    to: bytes, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+) -> bool:
+    if sub.sink.kind in LINKS:
+        message = (subject, reply, headers, payload)
+        return cast(ForwardingSink, sub.sink).deliver_as(sub, to, message)
+    return sub.sink.deliver(sub, subject, reply, headers, payload)
+
+
+def _skip_nothing(sink: Sink) -> bool:
+    return False
 
 
 def _plain_client(found: Match) -> Subscription | None:
@@ -389,7 +450,7 @@ def _deal(
     stop: int,
     publisher: PublishingConnection | None,
     *,
-    silent: Sink | None,
+    skips: Callable[[Sink], bool],
 ) -> int:
     """Deal the rows to the members in slices, beginning with a random one: one call per slice.
 
@@ -404,7 +465,7 @@ def _deal(
         turn = (turn + 1) % count
         end = min(row + share, stop)
         taken = row
-        if sub.sink is not silent and not sub.closed:
+        if not sub.closed and not skips(sub.sink):
             taken = _deliver_limited(sub, run, row, end, publisher)
         if taken == row:
             refusals += 1

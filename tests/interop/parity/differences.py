@@ -25,7 +25,7 @@ class ByDesign:
 
 ANY = "*"
 REFUSED_KEYS = (
-    "leafnodes", "gateway", "mqtt", "default_js_domain", "syslog", "remote_syslog",
+    "gateway", "mqtt", "default_js_domain", "syslog", "remote_syslog",
     "trace_verbose", "trace_headers", "logfile_max_num", "proxy_protocol", "ocsp", "write_timeout",
     "server_metadata", "feature_flags", "disable_sublist_cache", "prof_port", "no_sys_acc",
     "no_fast_producer_stall", "connect_error_reports", "reconnect_error_reports", "resolver: URL",
@@ -49,6 +49,8 @@ STRICTER = (
     "websocket: { port: 8080, no_tls: true, no_auth_user: x }",
     "tls: {}",
     "tls: { timeout: 2 }",
+    "leafnodes: { port: 7422, authorization: { user: a, password: b, account: X } }",
+    'leafnodes: { remotes: [[] { url: "nats://h:7422", account: X }',
 )
 LAXER = (
     "host: 1",
@@ -58,6 +60,7 @@ LAXER = (
     "max_sub_tokens: *",
     "write_deadline: *",
     "ping_interval: 2",
+    "leafnodes: { port: 7422, reconnect: 3 }",
     'lame_duck_grace_period: "-1s"',
     "log_file: 1",
     "pid_file: 1",

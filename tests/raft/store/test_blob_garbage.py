@@ -93,21 +93,6 @@ def test_many_deletes_together_are_recognized_as_garbage(store: LogStore, tmp_pa
         time.sleep(0.01)
 
 
-def test_a_few_deletes_are_found_on_a_small_disk(
-    store: LogStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    column = store.state_column()
-    put(column, range(9))
-    put(column, [9])  # in another file
-    delete(column, range(9))
-    assert not store.is_wasteful()  # the database knows of no garbage yet
-    monkeypatch.setattr(garbage, "_SMALL_DISK_BYTES", store.disk_facts().total_bytes)
-    assert store.is_wasteful()
-    store.reclaim()
-    assert not store.is_wasteful()
-    assert sum(files_of_values(tmp_path / "db").values()) < 4 * VALUE_BYTES
-
-
 def test_the_host_reclaims_garbage_by_itself(store: LogStore, tmp_path: Path) -> None:
     column = store.state_column()
     put(column, range(100))

@@ -160,9 +160,13 @@ class Publisher:
     cid = 1
     echo = True
     no_responders = guarded = False
+    groups = None
 
     def __init__(self, account: Account) -> None:
         self.account = account
+
+    def skips(self, sink: object) -> bool:
+        return False
 
 
 def test_a_run_continues_where_its_turn_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from broker.accounts import Account
 from broker.server.routing.router import SERVICE_ROWS, Router
-from broker.subjects import PublishingConnection, SinkKind, Subscription
+from broker.subjects import PublishingConnection, Sink, SinkKind, Subscription
 from broker.wire import PubRun
 
 
@@ -70,6 +70,10 @@ class Client(Taker):
     guarded: bool = False
     refused: tuple[bytes, ...] = ()
     kind: SinkKind = SinkKind.CLIENT
+    groups: frozenset[bytes] | None = None
+
+    def skips(self, sink: Sink) -> bool:
+        return sink is self and not self.echo
 
     def check_publish(self, subject: bytes, start: int, stop: int) -> int:
         if subject in self.refused:

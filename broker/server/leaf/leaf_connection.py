@@ -1,0 +1,349 @@
+"""One leaf node connection, from its socket to its end, whichever side has dialed.
+
+Owns: the parts of the connection (socket, buffer, timers, operations), its sink while the other
+server is admitted, and what that server is told of our subscriptions.
+May not touch: who may connect (accepted_leaf.py) and what we present to a hub (dialed_leaf.py).
+Bounds: the buffer of a client (broker/server/client/outbound.py); subscriptions are told and
+removed STEP at a time, in one turn of the event loop each.
+Spec: leaf node protocol; loops are found by a subject of each account that must not come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from itertools import islice
+from typing import Protocol
+
+from broker.accounts import GLOBAL_ACCOUNT, Account
+from broker.server.client.client_socket import ClientSocket
+from broker.server.client.close_reason import Reason
+from broker.server.client.connection_timers import ConnectionTimers
+from broker.server.client.outbound import Outbound
+from broker.server.client.tls import TlsFailed
+from broker.server.leaf.announced_interest import AnnouncedInterest
+from broker.server.leaf.leaf_operations import LeafOperations
+from broker.server.leaf.leaf_profile import LeafProfile
+from broker.server.leaf.leaf_rules import LOOP_PREFIX, LeafRules
+from broker.server.leaf.leaf_sink import LeafSink
+from broker.server.process.log import logger
+from broker.subjects import SinkKind, Subscription
+
+STEP = 1000  # subscriptions told, or removed, in one turn of the loop
+LOOP_PAUSE_S = 30.0  # before a loop is tried again
+
+
+class LeafTable(Protocol):
+    """The table of leaf node connections, as one of them sees it."""
+
+    def loop_subject(self, account: str) -> bytes: ...
+    def add(self, connection: LeafConnection) -> None:
+        """Admitted: from now on it is told of changes (`interest_changed`)."""
+
+    def remove(self, connection: LeafConnection) -> None: ...
+
+
+class LeafConnection(asyncio.Protocol):
+    """Begins as a socket; `admit` makes it part of an account."""
+
+    def __init__(
+        self, profile: LeafProfile, table: LeafTable, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        context = profile.context
+        limits = context.settings.options.limits
+        self.profile = profile
+        self.table = table
+        self.loop = loop
+        self.cid = context.connections.next_cid()
+        self.socket = ClientSocket()
+        account = context.account(GLOBAL_ACCOUNT)
+        self.outbound = Outbound(loop, self.socket, self, account.unsent, context.flushes)
+        self.outbound.set_limits(
+            max_pending=limits.max_pending, write_deadline_ns=limits.write_deadline_ns
+        )
+        self.queue = self.outbound.queue
+        self.timers = ConnectionTimers(self, profile, loop)
+        self.operations = LeafOperations(self, profile, self.outbound, self.timers)
+        self.sink: LeafSink | None = None
+        self.remote_name = ""
+        self.remote_id = ""
+        self.remote_account = ""
+        self.started = time.time()
+        self.reason: Reason | None = None
+        self.on_end: Callable[[LeafConnection], None] | None = None
+        self._interest = AnnouncedInterest()
+        self._untold: dict[Subscription, None] = {}
+
+    # -- what each side does ----------------------------------------------------------------
+
+    @abstractmethod
+    def received_info(self, text: bytes) -> None: ...
+
+    @abstractmethod
+    def received_connect(self, text: bytes) -> None: ...
+
+    @abstractmethod
+    def received_error(self, text: str) -> None: ...
+
+    @abstractmethod
+    def begin(self) -> None:
+        """The socket is open."""
+
+    @abstractmethod
+    def secured(self) -> None:
+        """The TLS handshake is done."""
+
+    # -- the socket -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.socket.attach(transport, max_pending=self.outbound.max_pending)
+        logger.info("%s - Leafnode connection created", self.label)
+        self.begin()
+
+    def data_received(self, chunk: bytes) -> None:
+        if self.outbound.closed:
+            return
+        tls = self.socket.tls
+        if tls is None:
+            self.operations.receive(chunk)
+            return
+        before = tls.established
+        try:
+            plain = tls.receive(chunk)
+        except TlsFailed as failure:
+            logger.error("%s - TLS leafnode handshake error: %s", self.label, failure)
+            self.socket.write_raw(tls.pending_output())
+            self.close(Reason.READ_ERROR if before else Reason.TLS_HANDSHAKE_ERROR)
+            return
+        self.socket.write_raw(tls.pending_output())
+        if tls.established and not before:
+            self.timers.handshake_done()
+            self.secured()
+        if plain and not self.outbound.closed:
+            self.operations.receive(plain)
+        if tls.ended:
+            self.close(Reason.CLIENT_CLOSED)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(Reason.CLIENT_CLOSED if error is None else Reason.READ_ERROR)
+        self.outbound.drop()
+        self.socket.transport = None
+
+    def pause_writing(self) -> None:
+        self.outbound.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.outbound.resume_writing()
+
+    def pause_reading(self) -> None:
+        self.socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        self.socket.resume_reading()
+
+    # -- the account ------------------------------------------------------------------------
+
+    def enter(
+        self, account: Account, *, kind: SinkKind, cluster: str, limits: LeafRules, headers: bool
+    ) -> LeafSink:
+        """The other server belongs to this account from now on."""
+        self.outbound.enter_account(account.unsent)
+        self.sink = LeafSink(
+            self.cid, account, self.profile.context.router, kind=kind, cluster=cluster,
+            outbound=self.outbound, socket=self.socket, limits=limits,
+        )  # fmt: skip
+        self.sink.headers_ok = headers
+        return self.sink
+
+    def tell_interest(self) -> None:
+        """Send all our subscriptions, then the changes."""
+        sink = self.sink
+        assert sink is not None, "admitted before"
+        account = sink.account
+        self.table.add(self)
+        self._tell(self.table.loop_subject(account.name), b"", 1)
+        for mapping in account.options.mappings:
+            self._tell(mapping.source.encode(), b"", 1)
+        self._untold = dict.fromkeys(account.subs)
+        self._tell_untold()
+        self.timers.start_pings()
+
+    def _tell_untold(self) -> None:
+        if self.closed:
+            return
+        for sub in list(islice(self._untold, STEP)):
+            del self._untold[sub]
+            self._count(sub, sub.weight)
+        if self._untold:
+            self.loop.call_soon(self._tell_untold)
+
+    def interest_changed(self, sub: Subscription, members: int) -> None:
+        """A subscription of the account was added or removed (negative), or weighs more or less."""
+        if sub in self._untold:
+            if members == -sub.weight:
+                del self._untold[sub]
+            return
+        self._count(sub, members)
+
+    def _count(self, sub: Subscription, members: int) -> None:
+        if self._concerns_them(sub):
+            self._tell(sub.subject, sub.queue, members)
+
+    def _tell(self, subject: bytes, queue: bytes, members: int) -> None:
+        sink = self.sink
+        if sink is None:
+            return
+        if not subject.startswith(LOOP_PREFIX) and not sink.limits.may_announce(subject):
+            return
+        line = self._interest.change(subject, queue, members)
+        if line:
+            self.queue(line)
+
+    def _concerns_them(self, sub: Subscription) -> bool:
+        """A leaf node hears of everything but its own subscriptions and those of its cluster; a hub
+        hears of what is connected to this very node."""
+        ours, sink = self.sink, sub.sink
+        if ours is None or sink is ours:
+            return False
+        if ours.kind is SinkKind.HUB:
+            near = sink.kind is not SinkKind.ROUTE and sink.kind is not SinkKind.HUB
+            return near or sub.subject.startswith(LOOP_PREFIX)
+        return not (
+            isinstance(sink, LeafSink)
+            and sink.kind is SinkKind.LEAF
+            and bool(ours.cluster)
+            and sink.cluster == ours.cluster
+        )
+
+    def received_subscription(self, subject: bytes, queue: bytes, weight: int) -> None:
+        sink = self.sink
+        assert sink is not None, "checked before"
+        if subject == self.table.loop_subject(sink.account.name):
+            self.loop_found()
+        elif not sink.limits.may_ask_for(subject):
+            shown = subject.decode(errors="backslashreplace")
+            logger.error("%s - Subscription Violation on %r", self.label, shown)
+            text = f'Permissions Violation for Subscription to "{shown}"'
+            self.fail(text, Reason.PROTOCOL_VIOLATION)
+        elif not self._has_room(sink) or not sink.subscribe(subject, queue, weight):
+            self.error("Invalid Subscription")
+
+    def _has_room(self, sink: LeafSink) -> bool:
+        most = self.profile.server_options.limits.max_subscriptions
+        return most <= 0 or len(sink.subs) < most
+
+    def refused_message(self, subject: bytes) -> None:
+        shown = subject.decode(errors="backslashreplace")
+        logger.error("%s - Publish Violation on %r", self.label, shown)
+        self.fail(f'Permissions Violation for Publish to "{shown}"', Reason.PROTOCOL_VIOLATION)
+
+    def loop_found(self) -> None:
+        sink = self.sink
+        name = "" if sink is None else sink.account.name
+        text = (
+            f'Loop detected for leafnode account="{name}". '
+            f"Delaying attempt to reconnect for {LOOP_PAUSE_S:.0f}s"
+        )
+        logger.error("%s - %s", self.label, text)
+        self.fail(text, Reason.PROTOCOL_VIOLATION)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def error(self, text: str) -> None:
+        self.queue(b"-ERR '" + text.encode() + b"'\r\n")
+
+    def fail(self, text: str, reason: Reason) -> None:
+        self.error(text)
+        self.close(reason)
+
+    def close(self, reason: Reason) -> None:
+        """Send what is queued, then close; the other side has the write deadline."""
+        if self.closed:
+            return
+        if self.sink is not None:
+            self.sink.flush()
+        self.outbound.flush()
+        self._end(reason)
+        if self.socket.transport is not None:
+            if self.outbound.chunk_count:
+                self.outbound.drop()
+            self.socket.close()
+            self.outbound.start_deadline()
+
+    def abort(self, reason: Reason) -> None:
+        if self.closed:
+            return
+        self._end(reason)
+        self.outbound.drop()
+        self.socket.abort()
+
+    def _end(self, reason: Reason) -> None:
+        if self.closed:
+            return
+        self.reason = reason
+        self.outbound.closed = True
+        self.timers.stop()
+        self._untold.clear()
+        named = f" - Remote: {self.remote_name}" if self.remote_name else ""
+        logger.info("%s - Leafnode connection closed: %s%s", self.label, reason.value, named)
+        self.table.remove(self)
+        self._leave()
+        if self.on_end is not None:
+            self.on_end(self)
+
+    def _leave(self) -> None:
+        """Remove its subscriptions, a bounded number per turn of the loop."""
+        sink = self.sink
+        if sink is None:
+            return
+        for subject, queue in list(islice(sink.subs, STEP)):
+            sink.unsubscribe(subject, queue)
+        if sink.subs:
+            self.loop.call_soon(self._leave)
+
+    def queue_overflow(self) -> None:
+        logger.info("%s - Slow Consumer Detected: MaxPending Exceeded", self.label)
+        self.profile.context.connections.counters.slow_consumers += 1
+        self.abort(Reason.SLOW_CONSUMER_PENDING)
+
+    def write_too_slow(self) -> None:
+        if self.closed:
+            self.socket.abort()
+            return
+        logger.info("%s - Slow Consumer Detected: WriteDeadline exceeded", self.label)
+        self.profile.context.connections.counters.slow_consumers += 1
+        self.abort(Reason.SLOW_CONSUMER_DEADLINE)
+
+    # -- what the parts and the monitor ask ---------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self.outbound.closed
+
+    @property
+    def host(self) -> str:
+        return self.socket.host
+
+    @property
+    def label(self) -> str:
+        return f"{self.socket.host}:{self.socket.port} - lid:{self.cid}"
+
+    @property
+    def authorized(self) -> bool:
+        return self.sink is not None
+
+    @property
+    def connect_received(self) -> bool:
+        return self.sink is not None
+
+    @property
+    def pingable(self) -> bool:
+        return self.sink is not None
+
+    @property
+    def rtt_s(self) -> float:
+        return self.timers.rtt_s
+
+    def clear_info(self) -> None:
+        """For a listener with handshake_first and a fallback only; leaf nodes have none."""

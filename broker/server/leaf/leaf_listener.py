@@ -1,0 +1,96 @@
+"""The leaf node port and the remotes of this server: start and stop.
+
+Owns: the listening socket, and the tasks that dial.
+May not touch: connections once they are made.
+Spec: nats-server, `leafnodes`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+
+from broker.config.options import LeafNodeOptions, Options
+from broker.server.client.close_reason import Reason
+from broker.server.client.listener_profile import ClientContext
+from broker.server.leaf.accepted_leaf import AcceptedLeaf
+from broker.server.leaf.leaf_nodes import LeafNodes
+from broker.server.leaf.leaf_profile import LeafProfile
+from broker.server.leaf.leaf_remotes import RemoteHub
+from broker.server.process import listening
+from broker.server.process.identity import ServerIdentity
+from broker.server.process.log import logger
+from broker.server.services import StartFailed
+
+
+class LeafListener:
+    """`bind` first, `listen` when the server is ready."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        identity: ServerIdentity,
+        options: LeafNodeOptions,
+        table: LeafNodes,
+    ) -> None:
+        self.profile = LeafProfile(context, identity, options)
+        self.profile.reconfigure(context.settings.options)
+        self._options = options
+        self._table = table
+        self._context = context
+        self._socket: socket.socket | None = None
+        self._listener: asyncio.Server | None = None
+        self.remotes = [
+            RemoteHub(remote, self.profile, table, shuffle=random.shuffle, draw=random.random)
+            for remote in options.remotes
+            if not remote.disabled
+        ]
+
+    @property
+    def port(self) -> int:
+        return self.profile.port
+
+    def bind(self) -> None:
+        """Raises StartFailed."""
+        self.profile.load_certificates()
+        if self._options.port:
+            host, port = self._options.host, self._options.port
+            self._socket = listening.bind(host, port, what="leafnode port")
+            self.profile.port = self._socket.getsockname()[1]
+
+    async def listen(self) -> None:
+        """Accept leaf nodes and dial hubs. Raises StartFailed."""
+        if self._socket is not None:
+            await self._accept(self._socket)
+        for number, hub in enumerate(self.remotes):
+            self._context.spawn(hub.run(), name=f"leafnode remote {number}")
+
+    async def _accept(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        shown = listening.join_host_port(self._options.host, self.port)
+        try:
+            sock.listen(listening.BACKLOG)
+        except OSError as error:
+            raise StartFailed(listening.refusal(shown, error, what="leafnode port")) from error
+        self._listener = await loop.create_server(
+            lambda: AcceptedLeaf(self.profile, self._table, loop),
+            sock=sock,
+            backlog=listening.BACKLOG,
+        )
+        logger.info("Listening for leafnode connections on %s", shown)
+
+    def reconfigure(self, options: Options) -> None:
+        self.profile.reconfigure(options)
+
+    def stop_accepting(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        elif self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+    def close(self) -> None:
+        for hub in self.remotes:
+            hub.stop()
+        self._table.close_all(Reason.SERVER_SHUTDOWN)

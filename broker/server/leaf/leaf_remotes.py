@@ -1,0 +1,114 @@
+"""The hubs whose leaf node we are: dial, and dial again.
+
+Owns: one task per remote, which connects, waits until the connection has ended, and retries.
+May not touch: what is said on the connection (dialed_leaf.py).
+Spec: nats-server, `leafnodes.remotes`: URLs in random order, one after the other; also those that
+the hub tells us of; a second between two attempts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from urllib.parse import SplitResult, urlsplit
+
+from broker.config.options import LeafRemote
+from broker.server.client.close_reason import Reason
+from broker.server.leaf.dialed_leaf import DialedLeaf
+from broker.server.leaf.leaf_nodes import LeafNodes
+from broker.server.leaf.leaf_profile import LeafProfile
+from broker.server.process.log import logger
+
+DIAL_WITHIN_S = 5.0
+JITTER = 0.25  # of the pause between two attempts
+DEFAULT_PORT = 7422
+REPORT_EVERY = 60  # failed attempts between two log lines, after the first
+DISCOVERED_MAX = 64  # URLs of the hub's cluster that are remembered
+
+
+class RemoteHub:
+    """One remote of the configuration."""
+
+    def __init__(
+        self,
+        remote: LeafRemote,
+        profile: LeafProfile,
+        table: LeafNodes,
+        *,
+        shuffle: Callable[[list[str]], None],
+        draw: Callable[[], float],
+    ) -> None:
+        """`draw`: a number from 0 to 1."""
+        self.remote = remote
+        self.connection: DialedLeaf | None = None
+        self._profile = profile
+        self._table = table
+        self._draw = draw
+        self._urls = list(remote.urls)
+        if not remote.no_randomize:
+            shuffle(self._urls)
+        self._discovered: list[str] = []
+        self._stopped = False
+
+    async def run(self) -> None:
+        """Until `stop`. Cancellation ends the connection too."""
+        try:
+            for attempt, url in zip(count(), self._next_url()):
+                if self._stopped:
+                    return
+                pause_s = await self._connect(_split(url), attempt)
+                base_s = pause_s or self._profile.options.reconnect_ns / 1e9
+                await asyncio.sleep(base_s * (1 + JITTER * self._draw()))
+        finally:
+            self.stop()
+
+    def _next_url(self) -> Iterator[str]:
+        """The configured URLs and those that the hub told us of, round and round."""
+        while True:
+            known = {_place(url) for url in self._urls}
+            yield from [*self._urls, *(one for one in self._discovered if _place(one) not in known)]
+
+    async def _connect(self, url: SplitResult, attempt: int) -> float:
+        """One connection, from dialing to its end; the pause that it asks for."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def build() -> DialedLeaf:
+            made = DialedLeaf(self._profile, self._table, loop, remote=self.remote, url=url)
+            made.on_end = lambda _: None if ended.done() else ended.set_result(None)
+            return made
+
+        try:
+            async with asyncio.timeout(DIAL_WITHIN_S):
+                host, port = url.hostname or "", url.port or DEFAULT_PORT
+                _, connection = await loop.create_connection(build, host, port)
+        except (OSError, TimeoutError) as error:
+            if attempt % REPORT_EVERY == 0:
+                reason = str(error) or "timeout"
+                logger.error("Error trying to connect as leafnode to remote server: %s", reason)
+            return 0.0
+        self.connection = connection
+        await ended
+        self.connection = None
+        if not self.remote.ignore_discovered_servers:
+            self._discovered = self._usable(connection.discovered, url)
+        return connection.pause_s
+
+    def _usable(self, found: Sequence[str], url: SplitResult) -> list[str]:
+        """With the scheme and credentials of the URL that told us of them."""
+        user = url.netloc.rpartition("@")[0]
+        prefix = f"{url.scheme}://{user}@" if user else f"{url.scheme}://"
+        return [prefix + one for one in found[:DISCOVERED_MAX]]
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self.connection is not None:
+            self.connection.close(Reason.SERVER_SHUTDOWN)
+
+
+def _split(url: str) -> SplitResult:
+    return urlsplit(url if "//" in url else f"nats-leaf://{url}")
+
+
+def _place(url: str) -> str:
+    return _split(url).netloc.rpartition("@")[2]

@@ -1,0 +1,236 @@
+"""Leaf nodes with the real server: as leaf node of ours, and ours as leaf node of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from broker.config.load import load, parse_flags
+from broker.main import Broker
+from broker.server.process.tasks import Tasks
+from tests.support.clusters import nats_server
+from tests.support.server import PATIENCE, Process, run, until
+
+CERTS = Path(__file__).resolve().parents[1] / "support" / "certs"
+SIDES = pytest.mark.parametrize("ours", ["hub", "leaf"])
+
+
+@dataclass
+class Pair:
+    """A hub, a leaf node of it, and a client of each."""
+
+    hub: Client
+    leaf: Client
+    broker: Broker  # ours, whichever side it is
+
+
+def port_of(process: Process, what: str) -> int:
+    line = next(one for one in process.log.splitlines() if f"Listening for {what}" in one)
+    return int(line.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def our_server(path: Path, text: str) -> AsyncIterator[Broker]:
+    path.write_text(text)
+    async with Tasks() as tasks:
+        broker = Broker(load(parse_flags(["-c", str(path)])).options, tasks)
+        try:
+            await broker.start()
+            yield broker
+        finally:
+            await broker.stop()
+
+
+@asynccontextmanager
+async def client_of(port: int) -> AsyncIterator[Client]:
+    client = await nats.connect(f"nats://127.0.0.1:{port}")
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def hub_text(place: Path, extra: str = "") -> str:
+    return (
+        'listen: "127.0.0.1:-1"\nserver_name: HUB\n'
+        f'leafnodes {{ listen: "127.0.0.1:-1"\n {extra} }}\n'
+        f'jetstream {{ store_dir: "{place}/hub", domain: hub }}\n'
+    )
+
+
+def leaf_text(place: Path, port: int, extra: str = "", url: str = "nats://127.0.0.1") -> str:
+    return (
+        'listen: "127.0.0.1:-1"\nserver_name: LEAF\n'
+        f'leafnodes {{ reconnect: "50ms", remotes: [ {{ url: "{url}:{port}"\n {extra} }} ] }}\n'
+        f'jetstream {{ store_dir: "{place}/leaf", domain: leaf }}\n'
+    )
+
+
+@asynccontextmanager
+async def pair(
+    ours: str, place: Path, *, hub: str = "", leaf: str = "", url: str = "nats://127.0.0.1"
+) -> AsyncIterator[Pair]:
+    """Both are connected; each knows the JetStream of the other."""
+    real = place / "real.conf"
+    if ours == "hub":
+        async with our_server(place / "ours.conf", hub_text(place, hub)) as broker:
+            assert broker.server.leaf_listener is not None
+            port = broker.server.leaf_listener.port
+            real.write_text(leaf_text(place, port, leaf, url))
+            with Process("-c", str(real), command=nats_server()) as process:
+                async with joined(broker, broker.server.port, process.port) as found:
+                    yield found
+    else:
+        real.write_text(hub_text(place, hub))
+        with Process("-c", str(real), command=nats_server()) as process:
+            text = leaf_text(place, port_of(process, "leafnode"), leaf, url)
+            async with (
+                our_server(place / "ours.conf", text) as broker,
+                joined(broker, process.port, broker.server.port) as found,
+            ):
+                yield found
+
+
+@asynccontextmanager
+async def joined(broker: Broker, hub: int, leaf: int) -> AsyncIterator[Pair]:
+    await until(lambda: len(broker.server.leafs) == 1)
+    async with client_of(hub) as of_hub, client_of(leaf) as of_leaf:
+        await reachable(of_hub, "leaf")
+        await reachable(of_leaf, "hub")
+        yield Pair(of_hub, of_leaf, broker)
+
+
+async def reachable(client: Client, domain: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                await client.request(f"$JS.{domain}.API.INFO", timeout=1)
+            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+
+async def heard(from_client: Client, to_client: Client, subject: str) -> None:
+    """Interest has crossed: a request gets an answer."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                await from_client.request(subject, b"?", timeout=1)
+            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+
+@SIDES
+def test_messages_requests_and_groups_cross_both_ways(ours: str, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with pair(ours, tmp_path) as both:
+            for near, far in ((both.hub, both.leaf), (both.leaf, both.hub)):
+                await crossing(near, far)
+
+    run(work())
+
+
+async def crossing(near: Client, far: Client) -> None:
+    """`far` subscribes, `near` publishes."""
+    shares: dict[str, list[bytes]] = {"one": [], "two": [], "plain": []}
+
+    def keep(name: str) -> Any:
+        async def take(message: Msg) -> None:
+            shares[name].append(message.data)
+
+        return take
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"to " + message.data)
+
+    subs = [
+        await far.subscribe("work.a", queue="q", cb=keep("one")),
+        await far.subscribe("work.a", queue="q", cb=keep("two")),
+        await far.subscribe("work.*", cb=keep("plain")),
+        await far.subscribe("ask", queue="a", cb=answer),
+    ]
+    await far.flush()
+    await heard(near, far, "ask")
+    reply = await near.request("ask", b"me", timeout=PATIENCE, headers={"A": "1"})
+    assert reply.data == b"to me"
+    sent = [b"%d" % number for number in range(200)]
+    for payload in sent:
+        await near.publish("work.a", payload, headers={"N": "1"} if payload == b"7" else None)
+    await near.flush()
+    await until(lambda: len(shares["plain"]) >= 200 and _sum(shares) >= 400)
+    assert shares["plain"] == sent
+    assert sorted(shares["one"] + shares["two"], key=int) == sent
+    assert shares["one"], "each member has a share"
+    assert shares["two"]
+    for sub in subs:
+        await sub.unsubscribe()
+    await far.flush()
+    async with asyncio.timeout(PATIENCE):
+        while True:  # the last interest is withdrawn
+            try:
+                await near.request("ask", b"", timeout=0.2)
+            except nats.errors.NoRespondersError:
+                return
+            except nats.errors.TimeoutError:
+                continue
+
+
+def _sum(shares: dict[str, list[bytes]]) -> int:
+    return sum(map(len, shares.values()))
+
+
+@SIDES
+def test_jetstream_of_the_other_domain(ours: str, tmp_path: Path) -> None:
+    """Streams, consumers and buckets of each side, used by a client of the other."""
+
+    async def work() -> None:
+        async with pair(ours, tmp_path) as both:
+            for client, domain in ((both.hub, "leaf"), (both.leaf, "hub")):
+                js = client.jetstream(domain=domain, timeout=PATIENCE)
+                await js.add_stream(name="S", subjects=[f"{domain}.>"])
+                for number in range(1, 6):
+                    ack = await js.publish(f"{domain}.{number}", b"%d" % number)
+                    assert (ack.seq, ack.domain) == (number, domain)
+                pull = await js.pull_subscribe(f"{domain}.>", "D", stream="S")
+                found = await pull.fetch(5, timeout=PATIENCE)
+                expected = [f"{domain}.{number}" for number in range(1, 6)]
+                assert [one.subject for one in found] == expected
+                for one in found:
+                    await one.ack_sync(timeout=PATIENCE)
+                info = await js.consumer_info("S", "D")
+                assert (info.ack_floor.stream_seq, info.num_ack_pending) == (5, 0)
+                pushed = await js.subscribe(f"{domain}.>", ordered_consumer=True)
+                got = [await pushed.next_msg(timeout=PATIENCE) for _ in range(5)]
+                assert [one.subject for one in got] == expected
+                await pushed.unsubscribe()
+                bucket = await js.create_key_value(bucket="B")
+                put = f"$JS.{domain}.API.$KV.B.k"  # as clients with a domain do
+                await client.request(put, b"v", timeout=PATIENCE)
+                assert (await bucket.get("k")).value == b"v"
+
+    run(work())
+
+
+@SIDES
+def test_users_tls_and_refusals(ours: str, tmp_path: Path) -> None:
+    server = f'cert_file: "{CERTS}/server-cert.pem", key_file: "{CERTS}/server-key.pem"'
+    hub = f"tls {{ {server} }}\n authorization {{ user: u, password: p }}"
+    leaf = f'tls {{ ca_file: "{CERTS}/ca.pem" }}'
+
+    async def work() -> None:
+        async with pair(ours, tmp_path, hub=hub, leaf=leaf, url="tls://u:p@127.0.0.1") as both:
+            await crossing(both.hub, both.leaf)
+
+    run(work())
