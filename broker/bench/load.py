@@ -186,6 +186,25 @@ class LoadClient:
         self.send(b"UNSUB 3\r\n")
         return Load(got, elapsed)
 
+    def fetch_one_by_one(self, stream: str, consumer: str, *, count: int) -> Load:
+        """Fetch one message and ack it, then the next."""
+        self.send(b"SUB _INBOX.load.pull 3\r\n")
+        pull = f"PUB $JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer} _INBOX.load.pull 1\r\n1\r\n"
+        request = pull.encode()
+        data = b""
+        started = time.perf_counter()
+        self.send(request)
+        for number in range(count):
+            while (found := ACK_REPLY.search(data)) is None or not data.endswith(b"\r\n"):
+                data += self._receive()
+            ack = b"PUB %b 0\r\n\r\n" % found.group(1)
+            data = b""
+            self.send(ack + request if number < count - 1 else ack)
+        self.flush()
+        elapsed = time.perf_counter() - started
+        self.send(b"UNSUB 3\r\n")
+        return Load(count, elapsed)
+
     def flush(self) -> None:
         """Wait until the server has read everything sent before."""
         self.send(b"PING\r\n")

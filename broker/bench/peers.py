@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from broker.bench.official_tool import FILL, bench, is_installed
 from broker.bench.scenarios import (
     CPU,
     RATE,
@@ -35,6 +36,13 @@ from broker.bench.stored import (
     many_messages,
     many_subjects,
 )
+from broker.bench.waiting_clients import (
+    MEDIAN,
+    SHARE,
+    fetch_one_by_one,
+    publish_large,
+    publish_waiting,
+)
 from broker.bench.warming import warm
 from broker.local import LocalCluster, our_command
 
@@ -49,11 +57,16 @@ class Bar:
 
     times: float = 0.0
     below: float = 0.0
+    above: float = 0.0
 
     def __str__(self) -> str:
+        if self.above:
+            return f"> {self.above:g}"
         return f">= {self.times:g}x" if self.times else f"< {self.below:g}"
 
     def met(self, ours: float, ratio: float | None) -> bool:
+        if self.above:
+            return ours > self.above
         return ratio is not None and ratio >= self.times if self.times else ours < self.below
 
 
@@ -66,6 +79,12 @@ class Scenario:
     peer_run: Run | None = None  # when the peer needs fewer messages for the same figure
     peer_jetstream: str = ""  # settings of the peer that differ from its defaults
     rounds_max: int = 100
+    by_tool: bool = False  # needs the official `nats` tool
+
+
+def _by_tool(command: str, messages: int, bar: float, *before: str) -> Scenario:
+    run = bench(command, messages=messages, before=before)
+    return Scenario(run, {RATE: Bar(times=bar)} if bar else {}, by_tool=True)
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -73,7 +92,18 @@ SCENARIOS: dict[str, Scenario] = {
         publish_acked(), {RATE: Bar(times=1.5), CPU: Bar(times=2)}
     ),
     "R1 file 1 KB, window 16,384": Scenario(
-        publish_acked(size=1024, count=200_000), {RATE: Bar(times=1)}
+        publish_acked(size=1024, count=200_000), {RATE: Bar(times=1.3)}
+    ),
+    "R3 file 1 KB, window 16,384": Scenario(
+        publish_acked(replicas=3, size=1024, count=100_000), {RATE: Bar(times=1.6)}, nodes=3
+    ),
+    "R1 file 16 KB, window 1,024": Scenario(
+        publish_large(size=16_384, count=20_000, window=1024), {SHARE: Bar(above=0.8)}
+    ),
+    "R3 file 16 KB, window 1,024": Scenario(
+        publish_large(size=16_384, count=8_000, window=1024, replicas=3),
+        {RATE: Bar(times=1)},
+        nodes=3,
     ),
     "R1 memory 128 B, window 16,384": Scenario(
         publish_acked(storage="memory"), {RATE: Bar(times=1)}
@@ -88,6 +118,66 @@ SCENARIOS: dict[str, Scenario] = {
         publish_one_by_one(),
         {"median ms": Bar(times=1), "p99 ms": Bar(times=1)},
         peer_jetstream=ALWAYS_SYNCED,
+    ),
+    "R3 1 client waits, peer syncs always": Scenario(
+        publish_waiting(clients=1, replicas=3),
+        {MEDIAN: Bar(times=1)},
+        nodes=3,
+        peer_jetstream=ALWAYS_SYNCED,
+    ),
+    "R1 10 clients wait, peer syncs always": Scenario(
+        publish_waiting(clients=10), {RATE: Bar(times=3)}, peer_jetstream=ALWAYS_SYNCED
+    ),
+    "R1 100 clients wait": Scenario(
+        publish_waiting(clients=100), {RATE: Bar(times=0.8), CPU: Bar(times=1)}
+    ),
+    "R1 100 clients wait, peer syncs always": Scenario(
+        publish_waiting(clients=100), {RATE: Bar(times=6)}, peer_jetstream=ALWAYS_SYNCED
+    ),
+    "R3 100 clients wait": Scenario(
+        publish_waiting(clients=100, replicas=3), {RATE: Bar(times=1)}, nodes=3
+    ),
+    "R3 100 clients wait, peer syncs always": Scenario(
+        publish_waiting(clients=100, replicas=3),
+        {RATE: Bar(times=1.2)},
+        nodes=3,
+        peer_jetstream=ALWAYS_SYNCED,
+    ),
+    "R1 100 clients wait, 50 streams": Scenario(
+        publish_waiting(clients=100, streams=50), {RATE: Bar(times=0.8)}
+    ),
+    "R3 100 clients wait, 50 streams": Scenario(
+        publish_waiting(clients=100, streams=50, replicas=3), {RATE: Bar(times=0.8)}, nodes=3
+    ),
+    "R1 fetch 1, ack": Scenario(fetch_one_by_one(), {RATE: Bar(times=0.8)}),
+    "R3 fetch 1, ack": Scenario(fetch_one_by_one(replicas=3), {RATE: Bar(times=0.8)}, nodes=3),
+    "tool: js pub sync, 1 client": _by_tool(
+        "js pub sync a --create --clients 1 --msgs 3000 --stream A", 3_000, 0.0
+    ),
+    "tool: js pub sync, 20 clients": _by_tool(
+        "js pub sync a --create --clients 20 --msgs 40000 --stream A", 40_000, 0.8
+    ),
+    "tool: js get, 4 clients": _by_tool(
+        "js get sync --clients 4 --msgs 20000 --stream FILLED", 80_000, 1.0, FILL
+    ),
+    "tool: kv put, 10 clients": _by_tool(
+        "kv put --clients 10 --msgs 30000 --bucket B", 30_000, 0.8, "kv add B"
+    ),
+    "tool: kv get, 10 clients": _by_tool(
+        "kv get --clients 10 --msgs 20000 --bucket B",
+        20_000,
+        1.0,
+        "kv add B",
+        "bench kv put --clients 10 --msgs 20000 --bucket B --no-progress",
+    ),
+    "tool: js fetch 100, 4 clients": _by_tool(
+        "js fetch --clients 4 --msgs 100000 --stream FILLED --batch 100", 100_000, 1.0, FILL
+    ),
+    "tool: js ordered": _by_tool(
+        "js ordered --clients 1 --msgs 100000 --stream FILLED", 100_000, 1.5, FILL
+    ),
+    "tool: js consume, 10 clients": _by_tool(
+        "js consume --clients 10 --msgs 100000 --stream FILLED", 100_000, 1.5, FILL
     ),
     "R3 file 128 B, window 16,384": Scenario(
         publish_acked(replicas=3, count=150_000), {RATE: Bar(times=2)}, nodes=3
@@ -164,7 +254,7 @@ def measure(scenario: Scenario, server: str, command: Sequence[str], sample: Sam
 
 
 def more_is_better(figure: str) -> bool:
-    return "/s" in figure.split(",", maxsplit=1)[0]
+    return "/s" in figure.split(",", maxsplit=1)[0] or figure == SHARE
 
 
 def compare(
@@ -180,6 +270,9 @@ def compare(
     results: dict[str, dict[str, Sample]] = {}
     for name in names or SCENARIOS:
         scenario = SCENARIOS[name]
+        if scenario.by_tool and not is_installed():
+            say(f"| {name} | not run: the official `nats` tool is not on the PATH | | | | |")
+            continue
         servers = list(commands) if scenario.peer else [OURS]
         samples: dict[str, Sample] = {server: {} for server in servers}
         for turn in range(min(rounds, scenario.rounds_max)):

@@ -25,8 +25,10 @@ from broker.bench.load import (
     cpu_seconds,
     resident_bytes,
 )
+from broker.bench.official_tool import rate_of
 from broker.bench.peers import Bar, row
-from broker.bench.scenarios import create_stream
+from broker.bench.scenarios import create_consumer, create_stream
+from broker.bench.waiting_clients import WaitingClient, WaitingLoad
 
 
 @st.composite
@@ -122,6 +124,54 @@ def test_every_ack_is_awaited_and_the_connection_stays_usable(
         client.close()
 
 
+def test_waiting_clients_have_one_publish_under_way(port: int) -> None:
+    clients = [LoadClient(port) for _ in range(3)]
+    try:
+        create_stream(clients[0], "WAITED", replicas=1, storage="memory")
+        waiting = []
+        for number, client in enumerate(clients):
+            client.send(b"SUB in.%d 1\r\n" % number)
+            client.flush()
+            line = b"PUB WAITED.a in.%d 2\r\nhi\r\n" % number
+            waiting.append(WaitingClient(client, memoryview(line)))
+        load = WaitingLoad(waiting, seconds=0.02)
+        done = load.run()
+        assert done.messages == len(load.latencies) >= 3
+        state = clients[0].request("$JS.API.STREAM.INFO.WAITED")["state"]
+        assert isinstance(state, dict)
+        assert state["messages"] == done.messages
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_fetched_messages_are_acked(port: int) -> None:
+    client = LoadClient(port)
+    try:
+        create_stream(client, "BENCH", replicas=1, storage="memory")
+        client.publish_acked("BENCH.a", size=16, count=10, window=10)
+        create_consumer(client, ack_policy="explicit")
+        assert client.fetch_one_by_one("BENCH", "C", count=7).messages == 7
+        deadline = time.monotonic() + 10
+        while (info := client.request("$JS.API.CONSUMER.INFO.BENCH.C"))["num_ack_pending"]:
+            assert time.monotonic() < deadline, info  # nats-server counts acks in the background
+        floor = info["ack_floor"]
+        assert isinstance(floor, dict)
+        assert (floor["stream_seq"], info["num_pending"]) == (7, 3)
+        assert client.request("$JS.API.STREAM.DELETE.BENCH")["success"] is True
+    finally:
+        client.close()
+
+
+def test_the_rate_of_all_clients_is_read_from_the_tool() -> None:
+    one = "NATS JetStream synchronous getter stats: 1,178 msgs/sec ~ 22 KiB/sec ~ P99: 3us\n"
+    assert rate_of(one) == 1178
+    many = " [1] 10 msgs/sec ~ 1 KiB/sec (10 msgs)\n [2] 12 msgs/sec ~ 1 KiB/sec (10 msgs)\n"
+    assert rate_of(f"x aggregated stats: 20 msgs/sec ~ 2 KiB/sec\n{many}") == 20
+    with pytest.raises(RuntimeError, match="no rate"):
+        rate_of("finding kv bucket: not found")
+
+
 def test_refusals_are_errors(port: int) -> None:
     client = LoadClient(port)
     try:
@@ -209,6 +259,7 @@ def test_resident_memory_of_a_process_grows() -> None:
         ("CPU s/million", [1.0, 2.0, 3.0], [4.0], None, "| 2.00 (1.00-3.00) | 4.00 | 2.00x |  |"),
         ("restart s", [6.0], None, Bar(below=5), "|  | < 5 MISSED |"),
         ("bytes/subject, index", [150.0], None, Bar(below=200), "|  | < 200 met |"),
+        ("share of the disk", [0.7], [0.5], Bar(above=0.8), "> 0.8 MISSED |"),
     ],
 )
 def test_a_row_shows_whether_its_bar_was_met(
