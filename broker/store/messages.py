@@ -20,6 +20,7 @@ from broker.store.block.columns import FILE_SIZING, Sizing, blanked
 from broker.store.deadlines import Deadlines
 from broker.store.index import SubjectIndex
 from broker.store.index.subject_filter import SubjectFilter, counted, matching_parts
+from broker.store.last_matches import LastMatches
 from broker.store.memory_db import MemoryDb
 from broker.store.removal import Removal
 from broker.store.segments import WHOLE_BYTES, BlockCache, Segment, Segments
@@ -75,6 +76,7 @@ class MessageStore:
         self.trail_max = 0  # subjects with at most so many messages have a trail; 0: none has
         self._removal = Removal(self)
         self._filters: dict[tuple[bytes, ...], SubjectFilter] = {}
+        self.last_matches = LastMatches(self)
 
     # -- numbers ----------------------------------------------------------------------------------
 
@@ -386,6 +388,8 @@ class MessageStore:
         return self._last_of(subject) if subject in self.index else 0
 
     def next_matching(self, filters: tuple[bytes, ...], start: int) -> int:
+        if not filters:
+            return search.next_stored(self.segments, start=start)
         return finish(self.next_matching_steps(filters, start))
 
     def next_matching_steps(self, filters: tuple[bytes, ...], start: int) -> Steps[int]:
@@ -394,9 +398,6 @@ class MessageStore:
             return 0
         segments, last = self.segments, self.last_seq
         return (yield from search.next_matching_steps(segments, wanted, start=start, last=last))
-
-    def last_matching(self, filters: tuple[bytes, ...], up_to: int | None = None) -> int:
-        return finish(self.last_matching_steps(filters, up_to))
 
     def last_matching_steps(
         self, filters: tuple[bytes, ...], up_to: int | None = None
@@ -410,8 +411,7 @@ class MessageStore:
     def examine(
         self, filters: tuple[bytes, ...], start: int, limit_rows: int, limit_bytes: int
     ) -> search.MatchedRows:
-        """Matching rows from `start` on, grouped by block. Stops after bounded work: continue at
-        its `next_seq`."""
+        """Matching rows from `start` on, by block, with bounded work: continue at `next_seq`."""
         wanted = self._filter(filters)
         if wanted.literals and self._beyond(wanted.literals, start):
             return search.MatchedRows([], self.last_seq + 1, 0)

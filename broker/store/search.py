@@ -132,6 +132,15 @@ def may_hold_steps(seen: _Seen, wanted: SubjectFilter) -> Steps[bool]:
     return False
 
 
+def next_stored(segments: Segments, *, start: int) -> int:
+    """The first stored sequence at or above `start`, 0 if there is none."""
+    for segment in segments.from_seq(start):
+        stop = segment.last_seq + 1
+        for begin, _ in live_stretches(segments, segment, _EVERYTHING, start=start, stop=stop):
+            return segments.view(segment).rows.seq(begin)
+    return 0
+
+
 def next_matching_steps(
     segments: Segments, wanted: SubjectFilter, *, start: int, last: int
 ) -> Steps[int]:

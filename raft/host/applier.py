@@ -8,7 +8,8 @@ this node and nothing else.
 
 Entries that take long to apply do not hold the loop: after a time slice the rest of the group's
 entries waits for another turn, and the group gives out no further Ready for its entries until
-then. Heartbeats, votes and the log go on."""
+then. Heartbeats, votes and the log go on. One entry that takes long by itself is prepared in
+steps before (PreparingMachine)."""
 
 from __future__ import annotations
 
@@ -70,6 +71,7 @@ class Applier:
             self._announce_leader(group, ready)
             if ready.snapshot is not None:
                 group.backlog.clear()  # the snapshot includes them
+                group.preparing = None
                 self._snapshots.install(group, ready.snapshot)
             elif group.arrived is not None:
                 self._snapshots.unused(group)
@@ -89,6 +91,7 @@ class Applier:
     def forget(self, group: Group) -> None:
         """The group was removed."""
         group.backlog.clear()
+        group.preparing = None
 
     def _in_round(self, group: Group) -> bool:
         """Apply now, unless the groups before this one have used the time of the round: fifty of
@@ -113,16 +116,33 @@ class Applier:
         if not backlog:
             return True
         deadline = time.perf_counter() + APPLY_S
+        is_long = group.preparer.is_long if group.preparer is not None else _never
         while backlog:
+            if is_long(backlog[0]) and not self._prepared(group, backlog[0], deadline):
+                self._defer(group)
+                return False
             chunk = [backlog.popleft()]
             size = len(chunk[0].data)
             while backlog and size + len(backlog[0].data) <= CHUNK_BYTES:
+                if is_long(backlog[0]):
+                    break
                 chunk.append(backlog.popleft())
                 size += len(chunk[-1].data)
             self._apply_entries(group, chunk)
             if backlog and time.perf_counter() > deadline:
                 self._defer(group)
                 return False
+        return True
+
+    def _prepared(self, group: Group, entry: Entry, deadline: float) -> bool:
+        """Prepare the entry until the deadline. Returns whether that is done."""
+        assert group.preparer is not None
+        if group.preparing is None or group.preparing[0] is not entry:
+            group.preparing = (entry, group.preparer.prepare(entry))
+        for _ in group.preparing[1]:
+            if time.perf_counter() > deadline:
+                return False
+        group.preparing = None
         return True
 
     def _go_on(self, group: Group) -> None:
@@ -163,3 +183,7 @@ class Applier:
             self.commit_latency.observe(time.monotonic() - group.sampled[1])
             group.sampled = None
         group.core.applied(index)
+
+
+def _never(_entry: Entry) -> bool:
+    return False

@@ -7,9 +7,9 @@ May not touch: sockets, the database, tasks."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from raft.core.messages import Entry
 from raft.core.raft_core import RaftCore
@@ -55,6 +55,19 @@ class StateMachine(Protocol):
 
     def durable_index(self) -> Index:
         """State up to here survives a crash, so the log may be cut below."""
+
+
+@runtime_checkable
+class PreparingMachine(Protocol):
+    """A machine some of whose entries take long to apply. What it needs for them is prepared
+    between other work, when all entries before have been applied; the state does not change until
+    the entry is applied. `apply` must also do without."""
+
+    def is_long(self, entry: Entry) -> bool:
+        """Whether there may be something to prepare. Asked for every entry."""
+
+    def prepare(self, entry: Entry) -> Iterator[None]:
+        """In steps of about a millisecond."""
 
 
 @dataclass(slots=True)
@@ -131,6 +144,8 @@ class Group:
         "log",
         "machine",
         "persistent",
+        "preparer",
+        "preparing",
         "promised",
         "reads",
         "relaxed",
@@ -153,6 +168,8 @@ class Group:
         self.core = core
         self.log = log
         self.machine = machine
+        self.preparer = machine if isinstance(machine, PreparingMachine) else None
+        self.preparing: tuple[Entry, Iterator[None]] | None = None  # the first of the backlog
         self.persistent = persistent
         self.reads = GroupReads(core)
         self.relaxed = False  # its entries may be promised before they are flushed

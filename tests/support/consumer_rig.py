@@ -23,6 +23,7 @@ from broker.jetstream.commands.stream_commands import (
 from broker.jetstream.config import AckPolicy, ConsumerConfig, StreamConfig
 from broker.jetstream.consumer.ack_subjects import parse_ack_subject
 from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.consumer.start_position import start_of
 from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.jetstream.delivery.dispatch import PumpLimits
 from broker.jetstream.delivery.effects import (
@@ -38,6 +39,7 @@ from broker.jetstream.delivery.leader_time import LeaderTime
 from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE
 from broker.jetstream.delivery.replication import TurnProposal, flush
 from broker.store.messages import MessageStore
+from broker.subjects import finish
 
 MS = 1_000_000
 S = 1000 * MS
@@ -146,8 +148,21 @@ class Bench:
     def create(self, **fields: Any) -> None:
         command = CreateConsumer(self.now, "C", config_of(**fields))
         self.index += 1
-        self.consumer = Consumer.create(self.stream, command, index=self.index)
-        self.replica = Consumer.create(self.other_stream, command, index=self.index)
+        self.consumer, self.replica = (
+            Consumer.create(
+                stream,
+                command,
+                index=self.index,
+                start=finish(
+                    start_of(
+                        command.config,
+                        stream.store,
+                        max_msgs_per_subject=stream.config.max_msgs_per_subject,
+                    )
+                ),
+            )
+            for stream in (self.stream, self.other_stream)
+        )
         self._open()
 
     def _open(self) -> None:

@@ -300,6 +300,12 @@ class Replica:
 
     # -- raft.StateMachine ----------------------------------------------------------------------
 
+    def is_long(self, entry: Entry) -> bool:
+        return entry.kind is EntryKind.NORMAL and self.stream.is_long(entry.data)
+
+    def prepare(self, entry: Entry) -> Iterator[None]:
+        return self.stream.prepare(entry.data)
+
     def apply(self, entries: Sequence[Entry]) -> None:
         stored = False
         changed_consumers: list[str] = []

@@ -23,7 +23,7 @@ from broker.jetstream.commands.stream_commands import (
 )
 from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.consumer.ack_floor import AckFloor
-from broker.jetstream.consumer.start_position import Start, reset_start, start_of
+from broker.jetstream.consumer.start_position import Start, reset_start
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import JetStreamError
 from broker.subjects import Patterns, Steps, finish
@@ -101,11 +101,12 @@ class Consumer:
         self.watcher: ConsumerWatcher | None = None  # not replicated
 
     @classmethod
-    def create(cls, stream: HomeStream, command: CreateConsumer, *, index: int) -> Consumer:
+    def create(
+        cls, stream: HomeStream, command: CreateConsumer, *, index: int, start: Start
+    ) -> Consumer:
         now_ns = command.now_ns
         consumer = cls(stream, command.name, command.config, index=index, created_ns=now_ns)
-        per_subject = stream.config.max_msgs_per_subject
-        consumer._begin(start_of(command.config, stream.store, max_msgs_per_subject=per_subject))
+        consumer._begin(start)
         return consumer
 
     # Commands

@@ -12,6 +12,9 @@ from typing import assert_never
 from broker.jetstream.config import ConsumerConfig, DeliverPolicy
 from broker.jetstream.consumer.stream_protocol import MessageSource
 from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.subjects import Steps
+
+SORTED_TOGETHER = 8192  # sequences
 
 
 @dataclass(slots=True)
@@ -26,13 +29,15 @@ class Start:
     resume_after: int = 0
 
 
-def start_of(config: ConsumerConfig, store: MessageSource, *, max_msgs_per_subject: int) -> Start:
+def start_of(
+    config: ConsumerConfig, store: MessageSource, *, max_msgs_per_subject: int
+) -> Steps[Start]:
     first, after_last = max(store.first_seq, 1), store.last_seq + 1
     match config.deliver_policy:
         case DeliverPolicy.ALL:
             return Start(first)
         case DeliverPolicy.LAST:
-            last = store.last_matching(config.filters) if store.messages else 0
+            last = (yield from store.last_matching_steps(config.filters)) if store.messages else 0
             return Start(max(last, 1) if store.messages else first)
         case DeliverPolicy.NEW:
             return Start(after_last)
@@ -43,20 +48,24 @@ def start_of(config: ConsumerConfig, store: MessageSource, *, max_msgs_per_subje
         case DeliverPolicy.LAST_PER_SUBJECT:
             if max_msgs_per_subject == 1:
                 return Start(first)  # every stored message is the last of its subject
-            return _last_per_subject(config, store)
+            return (yield from _last_per_subject(config, store))
         case unknown:
             assert_never(unknown)
 
 
-def _last_per_subject(config: ConsumerConfig, store: MessageSource) -> Start:
-    last_seqs: set[int] = set()
-    for subject in store.subjects_matching(*config.filters or (b">",)):
-        state = store.subject_state(subject)
-        if state is not None:
-            last_seqs.add(state[2])
-    if not last_seqs:  # no match: starting at the last message or after it is the same
+def _last_per_subject(config: ConsumerConfig, store: MessageSource) -> Steps[Start]:
+    parts: dict[int, list[int]] = {}  # by position, to sort a few sequences at a time
+    for subjects in store.subject_parts(*config.filters or (b">",)):
+        for seq in map(store.last_of_subject, subjects):
+            if seq:
+                parts.setdefault(seq // SORTED_TOGETHER, []).append(seq)
+        yield
+    if not parts:  # no match: starting at the last message or after it is the same
         return Start(store.last_seq if store.messages else store.last_seq + 1)
-    initial = sorted(last_seqs)
+    initial: list[int] = []
+    for position in sorted(parts):
+        initial += sorted(parts.pop(position))
+        yield
     return Start(initial[0], initial, store.last_seq)
 
 

@@ -19,7 +19,11 @@ from broker.jetstream.commands.stream_commands import CommandKind
 from broker.jetstream.config import Discard, Retention
 from broker.jetstream.incoming_message import IncomingMessage
 from broker.jetstream.publish.atomic_batch import publish_member
-from broker.jetstream.publish.checks import HEADER_BYTES_MAX, RECORD_BYTES_MAX
+from broker.jetstream.publish.checks import (
+    EXPECTED_SUBJECT,
+    HEADER_BYTES_MAX,
+    RECORD_BYTES_MAX,
+)
 from broker.jetstream.publish.fast_batch import (
     FastBatches,
     advance,
@@ -38,9 +42,12 @@ from broker.jetstream.publish.sessions import (
 )
 from broker.store.block.codec import Block, BlockBuilder
 from broker.store.block.columns import has_status
+from broker.subjects import Steps, has_wildcard
 from broker.subjects.mapping import Mapping
 
 Exceptions = list[tuple[int, RowAnswer]]
+# Of an entry without notes: the size of all headers, see block_format.py.
+_HEADERS_LEN = slice(PUBLISH_PREFIX_SIZE + 28, PUBLISH_PREFIX_SIZE + 32)
 
 
 class PublishApplier:
@@ -50,18 +57,32 @@ class PublishApplier:
         self.fast_batches = FastBatches()
         self._writer = writer
 
+    def is_long(self, entry: bytes) -> bool:
+        """Whether a message may expect the last sequence of a pattern."""
+        if entry[0] == CommandKind.PUBLISH and not any(entry[_HEADERS_LEN]):
+            return False
+        return EXPECTED_SUBJECT in entry
+
+    def prepare(self, entry: bytes) -> Steps[None]:
+        """Search for these last sequences."""
+        block, store = _block_of(entry)[0], self._writer.store
+        for row in range(block.rows):
+            named = IncomingMessage.of(b"", block.headers(row), b"", 0).named
+            pattern = named.get(EXPECTED_SUBJECT, b"")
+            if has_wildcard(pattern):
+                yield from store.last_matches.steps(pattern)
+            yield
+
     def apply(self, entry: bytes) -> PublishResult | OutOfOrder:
         """Apply a PUBLISH or NOTED_PUBLISH entry. A repeated batch has no effect."""
-        kind, time_ns, from_node, session, batch_no = PUBLISH_PREFIX.unpack_from(entry)
+        _, time_ns, from_node, session, batch_no = PUBLISH_PREFIX.unpack_from(entry)
         if from_node:
             answer = self.sessions.admit(from_node=from_node, session=session, batch_no=batch_no)
             if answer is not None:
                 return answer
-        rest, notes = memoryview(entry)[PUBLISH_PREFIX_SIZE:], NO_NOTES
-        if kind == CommandKind.NOTED_PUBLISH:
-            notes, rest = decode_notes(rest)
+        block, notes = _block_of(entry)
         # The wall clock of a new leader may be behind; the times of a stream never go back.
-        block, time_ns = Block(rest, verify=False), max(time_ns, self._writer.store.last_time)
+        time_ns = max(time_ns, self._writer.store.last_time)
         first, count, exceptions = self._publish(block, time_ns, notes)
         result = PublishResult(from_node, session, batch_no, first, count, exceptions)
         if from_node:
@@ -131,6 +152,13 @@ class PublishApplier:
         """When the next batch becomes idle, None if none is open."""
         times = (self.atomic_batches.next_expiry(), self.fast_batches.next_expiry())
         return min((at for at in times if at is not None), default=None)
+
+
+def _block_of(entry: bytes) -> tuple[Block, Notes]:
+    rest, notes = memoryview(entry)[PUBLISH_PREFIX_SIZE:], NO_NOTES
+    if entry[0] == CommandKind.NOTED_PUBLISH:
+        notes, rest = decode_notes(rest)
+    return Block(rest, verify=False), notes
 
 
 def _within(bounds: Bounds | None, writer: MessageWriter, block: Block) -> bool:

@@ -22,6 +22,7 @@ from broker.store.messages import MessageStore
 from broker.subjects import has_wildcard
 
 HEADER_BYTES_MAX: Final = 65535
+EXPECTED_SUBJECT: Final = b"Nats-Expected-Last-Subject-Sequence-Subject"
 RECORD_BYTES_MAX: Final = 32 << 20
 BATCH_ID_BYTES_MAX: Final = 64
 # A message without any of these headers is neither an increment nor related to a schedule.
@@ -129,14 +130,14 @@ def _wrong_id(
 
 def wrong_subject_sequence(store: MessageStore, message: IncomingMessage) -> JetStreamError | None:
     expected = message.named.get(b"Nats-Expected-Last-Subject-Sequence")
-    other = message.named.get(b"Nats-Expected-Last-Subject-Sequence-Subject", b"")
+    other = message.named.get(EXPECTED_SUBJECT, b"")
     if expected is None:
         if other:
             return JetStreamError(ErrCode.STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID)
         return None
     subject = other or message.subject
     if has_wildcard(subject):
-        actual = store.last_matching((subject,))
+        actual = store.last_matches.find(subject)  # searched for before the entry is applied
     else:
         actual = store.last_of_subject(subject)
     return compare_sequence(expected, actual)

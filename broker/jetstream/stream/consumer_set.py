@@ -20,10 +20,12 @@ from broker.jetstream.commands.stream_commands import (
 from broker.jetstream.config import ConsumerConfig
 from broker.jetstream.config.consumer_update import CreateOutcome, decide_create
 from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.consumer.start_position import Start, start_of
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.interest import ConsumerInterest
 from broker.store.messages import MessageStore
+from broker.subjects import Steps, finish
 
 
 class ConsumerSet:
@@ -36,12 +38,14 @@ class ConsumerSet:
         self.interest = ConsumerInterest(stream.config, store, self._by_name)
         self._stream = stream
         self._store = store
+        self._prepared: tuple[object, Start] | None = None  # for the next entry
 
     # -- commands ---------------------------------------------------------------------------------
 
     def create(self, command: CreateConsumer, *, index: int) -> JetStreamError | None:
         """Create a consumer. If the name is taken, `command.action` decides: update, leave as it
         is, or refuse."""
+        prepared, self._prepared = self._prepared, None
         try:
             decision = decide_create(
                 command.name,
@@ -59,9 +63,26 @@ class ConsumerSet:
             return refusal if isinstance(refusal, JetStreamError) else None
         if decision.outcome is CreateOutcome.CREATE:
             made = structs.replace(command, config=decision.config)
-            self._by_name[command.name] = Consumer.create(self._stream, made, index=index)
+            if prepared is not None and prepared[0] == _start_facts(made.config):
+                start = prepared[1]
+            else:
+                start = finish(self._start_steps(made.config))
+            self._by_name[command.name] = Consumer.create(
+                self._stream, made, index=index, start=start
+            )
             self._changed()
         return None
+
+    def prepare(self, command: CreateConsumer) -> Steps[None]:
+        """Find where it will start, in steps. Nothing may be applied until it is created."""
+        known = self._by_name.get(command.name)
+        if known is None:
+            start = yield from self._start_steps(command.config)
+            self._prepared = _start_facts(command.config), start
+
+    def _start_steps(self, config: ConsumerConfig) -> Steps[Start]:
+        per_subject = self._stream.config.max_msgs_per_subject
+        return (yield from start_of(config, self._store, max_msgs_per_subject=per_subject))
 
     def _bound_meanwhile(self, command: CreateConsumer) -> bool:
         """Whether another request gave the consumer a deliver subject after the leader checked this
@@ -165,3 +186,8 @@ class _ConsumerConfigs(Mapping[str, ConsumerConfig]):
 
     def __len__(self) -> int:
         return len(self._consumers)
+
+
+def _start_facts(config: ConsumerConfig) -> object:
+    """What of a configuration decides where a consumer starts."""
+    return config.deliver_policy, config.filters, config.opt_start_seq, config.opt_start_time

@@ -59,6 +59,7 @@ from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
 from broker.store.messages import MessageStore, PurgePart
 from broker.store.segments import BlockCache
 from broker.store.state_keys import RECORD, BlockFiles, StateBatch, key
+from broker.subjects import Steps
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -173,6 +174,22 @@ class Stream:
         return [Expire(now)] if fire is None else [Expire(now), fire]
 
     # -- applying ---------------------------------------------------------------------------------
+
+    def is_long(self, data: bytes) -> bool:
+        """Whether the entry may need a search of the whole stream."""
+        kind = data[0]
+        if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
+            return self._publishes.is_long(data)
+        return kind == CommandKind.CREATE_CONSUMER
+
+    def prepare(self, data: bytes) -> Steps[None]:
+        """Search in steps for what `apply` needs of such an entry, which must be the next one."""
+        if data[0] != CommandKind.CREATE_CONSUMER:
+            yield from self._publishes.prepare(data)
+            return
+        command = commands.decode(data)
+        assert isinstance(command, CreateConsumer)
+        yield from self._consumers.prepare(command)
 
     def apply(self, index: int, data: bytes) -> object:
         """Apply the log entry at `index`. The result is for the proposer."""

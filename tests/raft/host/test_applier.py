@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from raft.core.messages import Entry
 from raft.host import applier
 from raft.host.group import Group
 from tests.support.host_rig import Cluster, G, run, until
@@ -91,5 +92,56 @@ def test_the_groups_of_a_round_share_one_time_slice(
         assert (node.ledger.applied, group.deferred) == (before, True)
         waiting.pop(0)()
         assert (node.ledger.applied, group.deferred) == (before + 1, False)
+
+    run(tmp_path, body, names=["a"])
+
+
+def test_a_long_entry_is_prepared_in_steps_and_applied_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that every step moves by one slice: one step per turn, after the entry before."""
+    now = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: now, monotonic=applier.time.monotonic)
+    monkeypatch.setattr(applier, "time", clock)
+    waiting: list[Callable[[], None]] = []
+
+    async def body(cluster: Cluster) -> None:
+        (node,) = cluster.nodes
+        await node.kill()
+        await node.start(later=lambda _group, act: waiting.append(act))
+        await cluster.leader()
+        await until(lambda: node.ledger.applied > 0)
+        group = node.host._table.get(G)
+        before = node.ledger.applied
+        story: list[str] = []
+        apply = node.ledger.apply
+
+        def noted(entries: list[Entry]) -> None:
+            story.extend(f"apply {entry.data.decode()}" for entry in entries)
+            apply(entries)
+
+        def prepare(entry: Entry) -> Iterator[None]:
+            nonlocal now
+            for step in range(3):
+                story.append(f"step {step} of {entry.data.decode()}")
+                now += 2 * applier.APPLY_S
+                yield
+
+        node.ledger.apply = noted  # type: ignore[method-assign, assignment]
+        group.preparer = SimpleNamespace(
+            is_long=lambda entry: entry.data == b"[2, 1]", prepare=prepare
+        )
+        for number in (1, 2, 3):
+            node.host.propose(G, b"[%d, 1]" % number)
+        turns = 0
+        while node.ledger.applied < before + 3:
+            await until(lambda: bool(waiting) or node.ledger.applied == before + 3)
+            if waiting:
+                waiting.pop(0)()
+                turns += 1
+        steps = [f"step {step} of [2, 1]" for step in range(3)]
+        assert story == ["apply [1, 1]", *steps, "apply [2, 1]", "apply [3, 1]"]
+        assert turns >= 3
+        assert group.preparing is None
 
     run(tmp_path, body, names=["a"])

@@ -1,0 +1,130 @@
+"""Entries that need a search of the whole stream are prepared in steps; a replica that did not
+prepare them applies them the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.jetstream.config import DeliverPolicy
+from broker.store import segments
+from broker.store.index.subject_filter import SubjectFilter
+from broker.store.messages import MessageStore
+from tests.support.stream_rig import Driver
+
+ROWS, SEGMENTS = 1024, 3
+STEP_MAX = 513  # subjects that one step looks at
+EXPECTED = {
+    "Nats_Expected_Last_Subject_Sequence": "0",
+    "Nats_Expected_Last_Subject_Sequence_Subject": "s.*.none",
+}
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many subjects were compared with a filter or looked up."""
+    monkeypatch.setattr(segments, "SEAL_ROWS", ROWS)
+    count = [0]
+
+    def counted(kind: type, name: str) -> None:
+        original = getattr(kind, name)
+
+        def wrapped(self: Any, subject: bytes) -> Any:
+            count[0] += 1
+            return original(self, subject)
+
+        monkeypatch.setattr(kind, name, wrapped)
+
+    counted(SubjectFilter, "__call__")
+    counted(MessageStore, "last_of_subject")
+    return count
+
+
+def filled() -> Driver:
+    driver = Driver()
+    for _ in range(SEGMENTS):
+        driver.batch([(b"s.%d.x" % at, {}, b"") for at in range(ROWS)])
+    driver.batch([(b"s.end.y", {}, b"")])
+    return driver
+
+
+ENTRIES: dict[str, Callable[[Driver], Any]] = {
+    "last": lambda driver: driver.consumer("C", "s.*.none", deliver_policy=DeliverPolicy.LAST),
+    "last per subject": lambda driver: driver.consumer(
+        "C", "s.*.x", deliver_policy=DeliverPolicy.LAST_PER_SUBJECT
+    ),
+    "expected sequence": lambda driver: driver.publish("s.new", **EXPECTED),
+}
+
+
+def prepared(driver: Driver, looked_at: list[int]) -> list[int]:
+    """Every entry is prepared from now on. Returns the longest step, and what `apply` looked at."""
+    apply = driver.stream.apply
+    most = [0, 0]
+
+    def in_steps(index: int, data: bytes) -> object:
+        assert driver.stream.is_long(data)
+        before = looked_at[0]
+        for _ in driver.stream.prepare(data):
+            most[0], before = max(most[0], looked_at[0] - before), looked_at[0]
+        most[0], before = max(most[0], looked_at[0] - before), looked_at[0]
+        result = apply(index, data)
+        most[1] = looked_at[0] - before
+        return result
+
+    driver.stream.apply = in_steps  # type: ignore[method-assign]
+    return most
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_each_step_is_short_and_the_result_the_same(looked_at: list[int], kind: str) -> None:
+    ours, twin = filled(), filled()
+    most = prepared(ours, looked_at)
+    ENTRIES[kind](ours)
+    ENTRIES[kind](twin)
+    assert ours.results == twin.results
+    one, other = ours.stream.consumers.get("C"), twin.stream.consumers.get("C")
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert one.encode() == other.encode()
+    assert most[0] <= STEP_MAX
+    assert most[1] <= 2  # only the rows of the growing block
+
+
+def test_what_was_prepared_for_one_consumer_is_not_used_for_the_next(looked_at: list[int]) -> None:
+    driver = filled()
+    prepared(driver, looked_at)
+    driver.consumer("C", "s.*.x", deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
+    driver.consumer("C", "s.*.x", deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)  # as it is
+    del driver.stream.apply  # type: ignore[method-assign]
+    driver.batch([(b"s.5.x", {}, b"newer")])
+    driver.consumer("D", "s.*.x", deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
+    assert driver.stream.consumers["D"].initial[-1] == driver.stream.store.last_seq
+
+
+def test_other_entries_need_no_preparation() -> None:
+    driver = Driver()
+    driver.publish("s.a")
+    driver.publish("s.a", Nats_Msg_Id="1")
+    driver.consumer("C")
+    driver.drop_consumer("C")
+    assert [driver.stream.is_long(data) for data in driver.log] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_last_match_is_found_again_after_changes(removed: bool) -> None:
+    driver = Driver()
+    driver.publish("s.a.y")
+    first = driver.publish("s.b.y")
+    matches = driver.stream.store.last_matches
+    assert matches.find(b"s.*.y") == first
+    assert matches.find(b"s.*.none") == 0
+    newer = driver.publish("s.c.y")
+    assert matches.find(b"s.*.y") == newer
+    if removed:
+        driver.delete(newer)
+        assert matches.find(b"s.*.y") == first
+    driver.publish("s.d.none")
+    assert matches.find(b"s.*.none") == driver.stream.store.last_seq
