@@ -179,7 +179,6 @@ class Host:
             quiescence=self._quiescence,
             rejections=self._rejections,
         )
-        self._stop = asyncio.Event()
         self._ended = asyncio.Event()
         transport.register(RAFT_CONTROL, self._inbound.received, borrowed=True)
         transport.register(RAFT_BULK, self._inbound.received, borrowed=True)
@@ -369,7 +368,7 @@ class Host:
             async with asyncio.TaskGroup() as tasks:
                 self._disk.open(self._rounds, tasks)
                 self._snapshots.open(self._rounds, tasks, snapshot_thread)
-                await self._ticker.run(self._tick, self._stop)
+                await self._ticker.run(self._tick)
                 self._snapshots.close()
                 self._disk.close()
         finally:
@@ -380,7 +379,7 @@ class Host:
 
     async def stop(self) -> None:
         """Ask `run` to return, and wait until it has."""
-        self._stop.set()
+        self._ticker.stop()
         if self._table.running:
             await self._ended.wait()
 

@@ -42,34 +42,70 @@ class TickPace:
 
 
 class Ticker:
+    _loop: asyncio.AbstractEventLoop
+    _tick: Callable[[], None]
+
     def __init__(self, *, tick_ms: int, lease_ticks: int) -> None:
         self.ticks = self.late = 0
         self.lag_last = self.lag_max = 0.0
         self._seconds = tick_ms / 1000
+        self._stopped = False
+        self._ended: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self.pace = TickPace(tick_seconds=self._seconds, lease_ticks=lease_ticks)
 
-    async def run(self, tick: Callable[[], None], stop: asyncio.Event) -> None:
+    async def run(self, tick: Callable[[], None]) -> None:
+        """Until `stop`. Raises what `tick` raises. A callback of the loop, not a task that wakes
+        up, calls it: most of what an idle node does is to tick."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + self._seconds
-        while not stop.is_set():
-            try:
-                async with asyncio.timeout_at(due):
-                    await stop.wait()
-            except TimeoutError:
-                woke = loop.time()
-            else:
-                return
-            lag = woke - due
-            if lag > self._seconds:
-                self.late += 1
-                await asyncio.sleep(_SOCKET_GRACE_SECONDS)
-                now = loop.time()
-                lag = max(lag, now - woke - _SOCKET_GRACE_SECONDS)  # it may stall here as well
-                due = now + self._seconds
-            else:
-                due += self._seconds
-            self.lag_last = lag
-            self.lag_max = max(self.lag_max, lag)
-            self.ticks += 1
-            self.pace.ticked(boot_seconds())
-            tick()
+        self._tick, self._loop, self._ended = tick, loop, loop.create_future()
+        if self._stopped:
+            return
+        self._due = loop.time() + self._seconds
+        self._timer = loop.call_at(self._due, self._woken)
+        try:
+            await self._ended
+        finally:
+            self._timer.cancel()
+
+    def stop(self) -> None:
+        """There are no more ticks, not even one that is due."""
+        self._stopped = True
+        self._end(None)
+
+    def _woken(self) -> None:
+        woke = self._loop.time()
+        if woke - self._due <= self._seconds:
+            due, self._due = self._due, self._due + self._seconds
+            self._ticked(woke - due)
+        else:
+            self.late += 1
+            lag = woke - self._due
+            self._timer = self._loop.call_later(_SOCKET_GRACE_SECONDS, self._stalled, woke, lag)
+
+    def _stalled(self, woke: float, lag: float) -> None:
+        now = self._loop.time()
+        self._due = now + self._seconds
+        self._ticked(max(lag, now - woke - _SOCKET_GRACE_SECONDS))  # it may stall here as well
+
+    def _ticked(self, lag: float) -> None:
+        self.lag_last = lag
+        self.lag_max = max(self.lag_max, lag)
+        self.ticks += 1
+        self.pace.ticked(boot_seconds())
+        self._timer = self._loop.call_at(self._due, self._woken)
+        try:
+            self._tick()
+        except Exception as error:  # noqa: BLE001 - for who awaits `run`
+            self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._ended is None or self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)

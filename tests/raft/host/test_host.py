@@ -190,19 +190,34 @@ def test_a_late_tick_counts_as_one_and_causes_no_election(tmp_path: Path) -> Non
 
 def test_a_stall_right_after_a_late_tick_is_measured_too() -> None:
     async def main() -> None:
-        ticker, stop = Ticker(tick_ms=10, lease_ticks=4), asyncio.Event()
+        ticker = Ticker(tick_ms=10, lease_ticks=4)
         loop = asyncio.get_running_loop()
 
         def tick() -> None:
             if ticker.ticks > 1:
-                stop.set()
+                ticker.stop()
                 return
             time.sleep(0.05)  # the next tick is late, and waits for the sockets
             loop.call_later(0.001, time.sleep, 0.3)
 
-        await ticker.run(tick, stop)
+        await ticker.run(tick)
         assert ticker.late >= 1
         assert ticker.lag_max > 0.25
+
+    asyncio.run(main())
+
+
+def test_what_a_tick_raises_ends_the_ticks() -> None:
+    async def main() -> None:
+        ticker = Ticker(tick_ms=1, lease_ticks=4)
+
+        def tick() -> None:
+            raise ZeroDivisionError
+
+        async with asyncio.timeout(30):
+            with pytest.raises(ZeroDivisionError):
+                await ticker.run(tick)
+        assert ticker.ticks == 1
 
     asyncio.run(main())
 
