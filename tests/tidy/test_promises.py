@@ -9,7 +9,7 @@ from chaos.sim.broker.planted_bugs import BROKER_BUGS
 from chaos.sim.consensus.planted_bugs import PLANTED_BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
-HOMES = ("", "chaos/sim/promises", "chaos/sim/clients", "chaos/sim/consumers")
+HOMES = ("", "chaos/sim/promises")
 
 
 def _rows() -> list[list[str]]:
