@@ -19,7 +19,7 @@ from chaos.sim.broker.isolation import isolated
 from chaos.sim.broker.marks import host_marks, log_mark
 from chaos.sim.broker.nemesis import CLOCK_JUMP_NS, CLOCK_WRONG_NS, BrokerNemesis
 from chaos.sim.broker.plan import Plan
-from chaos.sim.broker.queue_bounds import LOOK_EVERY, SMALL_BOUNDS, over_bound
+from chaos.sim.broker.queue_bounds import LOOK_EVERY, SMALL_BOUNDS, QueueBounds
 from chaos.sim.broker.workloads import WORKLOADS
 from chaos.sim.clients.client import SimClient
 from chaos.sim.consensus.schedule import rng_for
@@ -97,6 +97,8 @@ class BrokerCluster:
             )
 
         self.nodes = [computer(name) for name in names]
+        self._queues = QueueBounds(self.nodes)
+        self._look_at_step = 0
         self.client_loop = NodeLoop(
             "clients",
             self.world,
@@ -192,18 +194,22 @@ class BrokerCluster:
         self._check()
 
     def _until(self, done: Callable[[], bool], within_ns: int) -> bool:
+        world, violations, failures = self.world, self._violations, self._failures
+
         def stop() -> bool:
-            if self._violations:
-                raise BrokenPromise(self._violations[0])
-            if self._failures:
-                raise BrokenPromise(f"the code under test has failed: {self._failures[0]}")
-            if self.world.steps % LOOK_EVERY == 0 and (full := over_bound(self.nodes)):
-                raise BrokenPromise(full)
-            if self.world.steps > STEPS_MAX:
-                raise BrokenPromise(f"busy: {STEPS_MAX} events and no end: {self._states()}")
+            if violations:
+                raise BrokenPromise(violations[0])
+            if failures:
+                raise BrokenPromise(f"the code under test has failed: {failures[0]}")
+            if world.steps >= self._look_at_step:
+                self._look_at_step = world.steps + LOOK_EVERY
+                if full := self._queues.over_bound():
+                    raise BrokenPromise(full)
+                if world.steps > STEPS_MAX:
+                    raise BrokenPromise(f"busy: {STEPS_MAX} events and no end: {self._states()}")
             return done()
 
-        return self.world.run_until(self.world.now_ns + within_ns, stop)
+        return world.run_until(world.now_ns + within_ns, stop)
 
     def client(self, name: str) -> SimClient:
         client = SimClient(

@@ -9,9 +9,9 @@ are paused, proposals and requests refused, frames dropped, and every other prom
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from broker.cluster.consumer_requests import waiting_for_leader, waiting_pulls
 from broker.cluster.peers import rpc
@@ -19,6 +19,7 @@ from broker.cluster.publish import outbox_core, outbox_shell
 from broker.cluster.stream_node import StreamNode
 from chaos.sim.world import links
 from chaos.sim.world.node import BrokerNode
+from chaos.sim.world.node_loop import NodeLoop
 from chaos.sim.world.replacement import Replacement
 from raft.host import inbound
 from raft.host.host import Host
@@ -28,8 +29,6 @@ READ_BYTES: Final = 4 << 10  # more than one read of a client brings
 CLIENTS_MAX: Final = 16  # that publish to one stream through one node
 HELD_BYTES: Final = 16 << 10
 BATCH_BYTES: Final = 8 << 10
-
-Queue = tuple[str, int, int]  # what, how much is in it, bound
 
 
 def _small_outbox(original: Any) -> Any:
@@ -58,52 +57,89 @@ SMALL_BOUNDS: Final = (
 )
 
 
-def over_bound(nodes: Sequence[BrokerNode]) -> str:
-    """The first queue that holds more than it may, or nothing."""
-    for node in nodes:
-        jetstream = node.runtime.jetstream if node.runtime is not None else None
-        if jetstream is not None:
-            for what, held, most in _queues(jetstream._node):
-                if held > most:
-                    return f"{node.name}: {what} holds {held}, its bound is {most}"
+class QueueBounds:
+    """The nodes of one run. Only what a node does itself fills its queues, so a node that had no
+    turn since the last look is not looked at again."""
+
+    def __init__(self, nodes: Sequence[BrokerNode]) -> None:
+        self._nodes = nodes
+        self._seen: dict[str, tuple[NodeLoop | None, int]] = {}  # by node: its loop, and turns
+
+    def over_bound(self) -> str:
+        """The first queue that holds more than it may, or nothing."""
+        for node in self._nodes:
+            loop = node.loop
+            turns = (loop, 0 if loop is None else loop.turns)
+            if self._seen.get(node.name) == turns:
+                continue
+            self._seen[node.name] = turns
+            jetstream = node.runtime.jetstream if node.runtime is not None else None
+            if jetstream is not None:
+                one = jetstream._node
+                full = _publishing(one) or _delivery(one) or _requests(one) or _clients(one)
+                if full:
+                    return f"{node.name}: {full}"
+        return ""
+
+
+def _full(what: str, held: int, most: int) -> str:
+    return f"{what} holds {held}, its bound is {most}"
+
+
+def _requests(node: StreamNode) -> str:
+    requests, calls = node.requests, node.mesh.rpc
+    most = waiting_for_leader.HELD_BYTES_MAX
+    for held in (requests._held, requests._held_acks):
+        if held._bytes > most:
+            return _full("requests that wait for a leader", held._bytes, most)
+    for waiting in requests._pulls._waiting.values():
+        if len(waiting) > waiting_pulls.WAITING_MAX:
+            most = waiting_pulls.WAITING_MAX
+            return _full("pull requests at another node", len(waiting), most)
+    if len(calls._calls) > rpc.CALLS_MAX:
+        return _full("calls without an answer", len(calls._calls), rpc.CALLS_MAX)
+    if calls._served > rpc.SERVED_MAX:
+        return _full("calls being served", calls._served, rpc.SERVED_MAX)
+    early = len(node.host._inbound._early._requests)
+    if early > inbound.EARLY_MAX:
+        return _full("early requests of groups", early, inbound.EARLY_MAX)
     return ""
 
 
-def _queues(node: StreamNode) -> Iterator[Queue]:
-    yield from _publishing(node)
-    yield from _delivery(node)
-    requests, calls = node.requests, node.mesh.rpc
-    for held in (requests._held, requests._held_acks):
-        yield "requests that wait for a leader", held._bytes, waiting_for_leader.HELD_BYTES_MAX
-    for waiting in requests._pulls._waiting.values():
-        yield "pull requests at another node", len(waiting), waiting_pulls.WAITING_MAX
-    yield "calls without an answer", len(calls._calls), rpc.CALLS_MAX
-    yield "calls being served", calls._served, rpc.SERVED_MAX
-    yield "early requests of groups", len(node.host._inbound._early._requests), inbound.EARLY_MAX
+def _clients(node: StreamNode) -> str:
     for connection in node.server.connections.values():
-        client: Any = connection
-        outbound = client.outbound
-        yield f"output of client {client.cid}", outbound.queued_bytes, outbound.max_pending
+        outbound = cast(Any, connection).outbound
+        if outbound.queued_bytes > outbound.max_pending:
+            what = f"output of client {cast(Any, connection).cid}"
+            return _full(what, outbound.queued_bytes, outbound.max_pending)
+    return ""
 
 
-def _publishing(node: StreamNode) -> Iterator[Queue]:
+def _publishing(node: StreamNode) -> str:
     """Publishers are paused when an outbox is over its bound: each may have sent one read more."""
     batch = outbox_shell.BATCH_BYTES_MAX
     for outbox in node.outboxes._outboxes.values():
         core = outbox.core
         most = core._held_bytes_max + batch + CLIENTS_MAX * READ_BYTES
-        yield "batches in flight", len(core.in_flight), outbox_core.IN_FLIGHT_MAX
-        yield "an outbox", core.held_bytes, most
-        yield "a batch being built", outbox._builder.nbytes, batch + READ_BYTES
+        if core.held_bytes > most:
+            return _full("an outbox", core.held_bytes, most)
+        if len(core.in_flight) > outbox_core.IN_FLIGHT_MAX:
+            return _full("batches in flight", len(core.in_flight), outbox_core.IN_FLIGHT_MAX)
+        if outbox._builder.nbytes > batch + READ_BYTES:
+            return _full("a batch being built", outbox._builder.nbytes, batch + READ_BYTES)
+    most = max(node.host._limits.waiting_bytes_max, batch + READ_BYTES)
     for group in node.host._groups.values():
-        most = max(node.host._limits.waiting_bytes_max, batch + READ_BYTES)
-        yield f"proposals of group {group.id}", group.waiting_bytes, most
+        if group.waiting_bytes > most:
+            return _full(f"proposals of group {group.id}", group.waiting_bytes, most)
+    return ""
 
 
-def _delivery(node: StreamNode) -> Iterator[Queue]:
+def _delivery(node: StreamNode) -> str:
     for replica in node.replicas:
         leading = replica.leading
         for engine in leading.engines.values() if leading is not None else ():
-            if engine._pull is not None:
+            pull = engine._pull
+            if pull is not None and len(pull.waiting) > engine.consumer.config.max_waiting:
                 most = engine.consumer.config.max_waiting
-                yield f"pulls of {engine.consumer.name}", len(engine._pull.waiting), most
+                return _full(f"pulls of {engine.consumer.name}", len(pull.waiting), most)
+    return ""

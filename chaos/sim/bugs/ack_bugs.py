@@ -124,7 +124,7 @@ ACK_BUGS: Final[dict[str, BrokerBug]] = {
     "purge overtakes a delivery": BrokerBug(
         "a delivery that follows the removal of its message leaves nothing pending",
         (Replacement(Consumer, "_drop_missing", _nothing),),
-        found_by=1,
+        found_by=4,
         workloads=PURGED,
     ),
     "lost pull request is not told": BrokerBug(
@@ -137,7 +137,7 @@ ACK_BUGS: Final[dict[str, BrokerBug]] = {
     "pull request over a one-way link": BrokerBug(
         "the client of a pull request that its leader dropped, not knowing the inbox, is told",
         (Replacement(Interest, "received_interest", _hear_no_question),),
-        found_by=0,
+        found_by=25,
         workloads=PULL,
         faults=("isolate", "cut"),
     ),
@@ -150,7 +150,7 @@ ACK_BUGS: Final[dict[str, BrokerBug]] = {
     "nak delay ignored": BrokerBug(
         "a message that is refused with a delay is not delivered before",
         (Replacement(AckCollector, "_nak", _ignore_delay),),
-        found_by=0,
+        found_by=2,
         workloads=PULL,
     ),
     "max_ack_pending ignored": BrokerBug(

@@ -124,13 +124,13 @@ CHANGE_BUGS: Final[dict[str, BrokerBug]] = {
     "consumer update lost at a restart": BrokerBug(
         "a checkpoint has the configuration of the last update",
         (Replacement(Consumer, "decode", _decode_first_config),),
-        found_by=29,
+        found_by=32,
         workloads=CHANGED,
     ),
     "pause forgotten at a restart": BrokerBug(
         "a pause is part of a checkpoint",
         (Replacement(Consumer, "decode", _forget_pauses),),
-        found_by=0,
+        found_by=28,
         workloads=CHANGED,
         faults=("kill", "stop"),
     ),
@@ -158,7 +158,7 @@ CHANGE_BUGS: Final[dict[str, BrokerBug]] = {
     "inactivity by the local clock": BrokerBug(
         "a step of a clock makes no consumer inactive",
         (Replacement(Delivery, "_check_idle", _rest_by_the_local_clock),),
-        found_by=0,
+        found_by=4,
         workloads=INACTIVE,
         faults=("clock jump",),
     ),

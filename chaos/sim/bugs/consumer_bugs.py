@@ -99,7 +99,7 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "consumer info before commit": BrokerBug(
         "consumer info shows no ack floor that the next leader might not know",
         (Replacement(LeaderApi, "_consumer_info", _show_uncommitted),),
-        found_by=14,
+        found_by=21,
         workloads=PULL,
         faults=("isolate", "halves", "slow disk", "kill", "pause"),
     ),
@@ -118,14 +118,14 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "waits by the time of the cluster": BrokerBug(
         "a step of the time shortens no wait",
         (Replacement(LeaderTime, "now", _wait_by_cluster_time),),
-        found_by=160,
+        found_by=170,
         workloads=("push consumers", *PULL),
         faults=("clock jump", "kill", "isolate"),
     ),
     "engines restarted early": BrokerBug(
         "engines whose commands were refused start again when those before them are applied",
         (Replacement(Replica, "_resume_leading", _resume_at_once),),
-        found_by=8,
+        found_by=31,
         workloads=(*PULL, "flood"),
         faults=("slow disk", "slow link", "full disk"),
     ),

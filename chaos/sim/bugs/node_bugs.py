@@ -128,7 +128,7 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "ack before flush": BrokerBug(
         "a vote or an append is answered only after its batch is flushed (Raft figure 2)",
         (Replacement(Rounds, "written", _promise_when_written),),
-        found_by=38,
+        found_by=53,
         workloads=PUBLISHING,
     ),
     "session forgotten over a restart": BrokerBug(
@@ -171,7 +171,7 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "the leader's own clock is the time": BrokerBug(
         "the time is that of a majority of clocks",
         (Replacement(ClusterClock, "now_ns", _own_wall_clock),),
-        found_by=0,
+        found_by=8,
         workloads=TIMED,
         faults=("clock jump", "kill"),
     ),
@@ -191,7 +191,7 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "a truncated member votes": BrokerBug(
         "a log that ends before what its member promised is given up",
         (Replacement(PromiseTable, "_load", _read_no_promises),),
-        found_by=0,
+        found_by=2,
         workloads=PUBLISHING,
         faults=("damage", "kill"),
     ),

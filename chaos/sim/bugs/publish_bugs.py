@@ -193,20 +193,20 @@ PUBLISH_BUGS: Final[dict[str, BrokerBug]] = {
     "get served by a follower": BrokerBug(
         "gets are answered by the leader, while its reads are current",
         (Replacement(MessageGets, "direct", _get_from_any_replica),),
-        found_by=0,
+        found_by=7,
         workloads=_REGISTERS,
         faults=("slow link",),
     ),
     "purge on the leader only": BrokerBug(
         "every replica applies every command",
         (Replacement(Stream, "_message_command", _purge_on_the_leader_only),),
-        found_by=0,
+        found_by=3,
         workloads=("administration",),
     ),
     "expiry by the local clock": BrokerBug(
         "messages expire at the time that their entry names",
         (Replacement(stream, "expire_messages", _expire_by_the_local_clock),),
-        found_by=4,
+        found_by=8,
         workloads=("expiring messages",),
         faults=("clock jump",),
     ),

@@ -54,7 +54,7 @@ RETENTION_BUGS: Final[dict[str, BrokerBug]] = {
     "retention forgets a new consumer": BrokerBug(
         "interest retention keeps what a new consumer selects",
         (Replacement(ConsumerInterest, "consumers_changed", _keep_cache),),
-        found_by=4,
+        found_by=16,
         workloads=RETENTION,
     ),
     "interest of one consumer counts": BrokerBug(

@@ -39,7 +39,7 @@ SCHEDULE_BUGS: Final[dict[str, BrokerBug]] = {
     "schedule fired twice": BrokerBug(
         "a command to fire has an effect once for every due time, whoever proposed it",
         (Replacement(stream, "apply_fire", _fire_again),),
-        found_by=8,
+        found_by=29,
         workloads=_SCHEDULES,
     ),
     "schedule forgotten over a restart": BrokerBug(

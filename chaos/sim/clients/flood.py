@@ -17,6 +17,7 @@ from chaos.sim.promises.stored import check_publishes, rows_of
 
 STREAM: Final = "FLOODED"
 PUBLISH: Final = "publish into a flood"
+RETRY_S: Final = 0.05
 
 
 class Flood:
@@ -46,11 +47,12 @@ class Flood:
                 journal.invoke(client.name, PUBLISH, subject="flooded", payload=payload)
                 client.publish(b"flooded", payload)
             await asyncio.sleep(self._gap_s * 2 * rng.random())
-        acked = 0
-        while not acked:
+        while True:
             payload = f"{client.name}-last-{len(journal.operations)}".encode()
             last = journal.invoke(client.name, PUBLISH, subject="flooded", payload=payload)
-            acked = await publish_recorded(self._scene, client, last, "flooded", payload)
+            if await publish_recorded(self._scene, client, last, "flooded", payload):
+                return
+            await asyncio.sleep(RETRY_S)  # a disk that failed refuses at once
 
     def check(self) -> None:
         rows = rows_of(self._scene.replicas(STREAM))

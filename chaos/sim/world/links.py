@@ -205,7 +205,7 @@ class Fabric:
                 self._dial(source, pair.target.node, RETRY_FIRST_NS)
 
     def delay_ns(self) -> int:
-        return self.latency_ns + self._rng.randrange(self.jitter_ns + 1)
+        return self.latency_ns + _below(self._rng.getrandbits, self.jitter_ns + 1)
 
     def tell_later(self, transport: SimTransport, node: NodeId, hello: dict[str, Any]) -> None:
         self._world.after(self.delay_ns(), transport.hello_changed, node, hello)
@@ -258,6 +258,19 @@ class Fabric:
         if not target.loop.alive:
             return
         target.loop.call_soon(target.received, pair, channel, payload)
+
+
+def _joined(payload: bytes | Sequence[bytes]) -> bytes:
+    return bytes(payload) if isinstance(payload, bytes | memoryview) else b"".join(payload)
+
+
+def _below(getrandbits: Callable[[int], int], bound: int) -> int:
+    """As Random.randrange, at a third of its cost: every frame draws one."""
+    bits = bound.bit_length()
+    drawn = getrandbits(bits)
+    while drawn >= bound:
+        drawn = getrandbits(bits)
+    return drawn
 
 
 def _reraise(_where: str, error: BaseException) -> None:
@@ -316,7 +329,7 @@ class SimTransport:
             return False
         if pair.pending_bytes > QUEUE_BYTES_MAX:
             return False
-        whole = bytes(payload) if isinstance(payload, bytes | memoryview) else b"".join(payload)
+        whole = payload if type(payload) is bytes else _joined(payload)
         self._fabric.send(pair, 0 if control else 1, channel, whole)
         return True
 
