@@ -287,6 +287,7 @@ class StreamNode:
             state_db=self.storage.state_db,
             block_cache=self.storage.block_cache,
             relaxed=options.flush_interval_s is not None,
+            feature_level=lambda: self.assignments.level,
             domain=options.domain,
             now_ns=self.now_ns,
             account=server.account,

@@ -18,6 +18,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from broker.store.block.codec import Block, BlockBuilder, BlockDamaged
+from broker.store.block.packing import pack
 from broker.store.index import subject_hashes
 from broker.store.index.subject_filter import SubjectFilter
 from broker.store.messages import MessageStore
@@ -100,9 +101,13 @@ def work_ahead(store: MessageStore) -> bool:
     subjects each part takes milliseconds, so the caller does one part per loop turn."""
     segments = store.segments
     for segment in segments.all:
-        if segment.written or segment.summary is not None or segment is segments.tail:
+        if segment.written or segment is segments.tail:
             continue
-        if segment.subjects is None:
+        if segment.summary is not None and (segment.packed is not None or not segments.packs()):
+            continue
+        if segment.summary is not None:
+            segment.packed = pack(_raw(store, segment))
+        elif segment.subjects is None:
             segments.subjects(segment)
         else:
             segment.summary = _encode(_summarize(store, segment))
@@ -146,16 +151,17 @@ def checkpoint(store: MessageStore, batch: StateBatch) -> int:
     for segment in segments.all:
         if not segment.written:
             raw = _raw(store, segment)
-            batch.put(key(group, BLOCK, segment.first_seq), raw)
+            stored = _stored(store, segment, raw)
+            batch.put(key(group, BLOCK, segment.first_seq), stored)
             summary = segment.summary or _encode(_summarize(store, segment))
             batch.put(key(group, SUMMARY, segment.first_seq), summary)
-            segment.summary = None
+            segment.summary = segment.packed = None
             segment.nbytes = len(raw)
             segment.written = True
             segment.deletes_written = segment.live == segment.rows
             if segment.deletes_written:  # the record may exist from before a compaction
                 batch.delete(key(group, DELETES, segment.first_seq))
-            queued += len(raw)
+            queued += len(stored)
         if not segment.deletes_written:
             deletes = DeletedRows(segment.live, segment.live_size, _bitmap(segment))
             batch.put(key(group, DELETES, segment.first_seq), _encode(deletes))
@@ -292,6 +298,13 @@ def _raw(store: MessageStore, segment: Segment) -> bytes:
     rows = segments.view(segment).rows
     assert isinstance(rows, Block)
     return bytes(rows.raw)
+
+
+def _stored(store: MessageStore, segment: Segment, raw: bytes) -> bytes:
+    """The block as it is written. A growing one will be written again and is not compressed."""
+    if segment is store.segments.tail or not store.segments.packs():
+        return raw
+    return segment.packed if segment.packed is not None else pack(raw)
 
 
 def _summarize(store: MessageStore, segment: Segment) -> SegmentSummary:

@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 
 from broker.store.block.codec import Block, BlockBuilder, BlockDamaged, Rows
 from broker.store.block.columns import Columns
+from broker.store.block.packing import unpack
 from broker.store.index import among_hashes, subject_hashes
 from broker.store.index.subject_filter import SubjectFilter
 from broker.store.state_keys import BLOCK, SUMMARY, BlockFiles, BlockReader
@@ -67,6 +68,7 @@ class Segment:
     hashes: bytes | None = None  # of its subjects, if they are too many to keep in memory
     view: View | None = None  # set until the block is written, and for the growing segment
     summary: bytes | None = None  # encoded ahead of the checkpoint that writes it
+    packed: bytes | None = None  # its compressed block, likewise
     written: bool = False
     deletes_written: bool = True
 
@@ -232,8 +234,9 @@ class BlockCache:
 
 def _get(files: BlockReader, first_seq: int) -> bytes | None:
     try:
-        return files.get(BLOCK, first_seq)
-    except Exception as error:  # rocksdict raises plain Exception
+        stored = files.get(BLOCK, first_seq)
+        return None if stored is None else unpack(stored)
+    except Exception as error:  # rocksdict raises plain Exception, and isal one of its own
         raise BlockDamaged(f"the block from sequence {first_seq} on: {error}") from error
 
 
@@ -254,6 +257,7 @@ class Segments:
     floor: int = 1  # the stream's first sequence: rows below it are removed
     builder: BlockBuilder = field(default_factory=BlockBuilder)
     _unwritten_bytes: int = 0
+    packs: Callable[[], bool] = lambda: False  # whether sealed blocks are compressed on disk
     discarded: list[int] = field(default_factory=list)  # first sequences to delete from disk
     # Subjects that are no longer needed. Freeing a large dict takes milliseconds, so
     # persistence.work_ahead frees one at a time.
@@ -317,7 +321,7 @@ class Segments:
         segment.nbytes = len(raw)
         segment.written = False
         segment.view = View(Block(raw, verify=False))
-        segment.subjects = segment.hashes = segment.summary = None
+        segment.subjects = segment.hashes = segment.summary = segment.packed = None
         self.unwritten_bytes += segment.nbytes
 
     def add_whole(self, raw: bytes) -> Segment:
@@ -411,7 +415,7 @@ class Segments:
         if segment.view is None:
             self.unwritten_bytes += len(raw)
         segment.view = View(block)
-        segment.summary = None
+        segment.summary = segment.packed = None
         segment.written = False
 
     def shrink(self, segment: Segment, raw: bytes) -> None:
@@ -427,7 +431,7 @@ class Segments:
         segment.last_seq = block.last_seq
         segment.nbytes = block.nbytes
         segment.max_time = block.max_time
-        segment.deleted = segment.summary = None
+        segment.deleted = segment.summary = segment.packed = None
         segment.written = segment.deletes_written = False
 
     def discard(self, position: int) -> None:

@@ -185,8 +185,8 @@ class LogStore:
             return
         with self._guard:  # a flush on another thread may have been cancelled, but still runs
             self._unused.wait_for(lambda: not self._in_use, CLOSE_WITHIN_S)
-        self._state.close()
-        self.db.close()
+        for let_go in (*(let_go for let_go, _ in self._users), self._state.close, self.db.close):
+            let_go()
 
     # after a failure
 

@@ -249,3 +249,54 @@ def test_damage_is_reported_to_the_owner_of_the_data_also_by_a_snapshot(db: Any)
     with pytest.raises(BlockDamaged):
         list(persistence.snapshot(store))  # or a peer would be sent, and refuse, what is damaged
     assert told == [1, 1]
+
+
+def test_sealed_blocks_are_compressed_where_the_stream_wants_it(db: Any) -> None:
+    store = MessageStore(db.files(1))
+    store.segments.packs = lambda: True
+    body = b'{"name": "value", "text": "words words words words words words words words"}'
+    for k in range(45):
+        store.append(b"s.%d" % (k % 3), b"", body, time_ns=k + 1)
+        while k == 25 and persistence.work_ahead(store):  # some blocks are prepared, others not
+            pass
+    expected = persistence.digest(store)
+    state = checkpoint(db, store)
+    stored = dict(db.files(1).scan(BLOCK))
+    assert [len(raw) < 5 * len(body) for raw in stored.values()] == [True] * 4 + [False], "growing"
+    again = reopened(db, state)
+    assert persistence.digest(again) == expected
+    assert [again.get(seq).data for seq in (1, 25, 45)] == [body] * 3  # type: ignore[union-attr]
+    # Snapshots are plain, so that members of other versions can read them.
+    chunks = list(persistence.snapshot(again))
+    assert all(body in chunk for chunk in chunks)
+    copy = MessageStore(MemoryDb().files(1))
+    persistence.restore(copy, state, chunks)
+    assert persistence.digest(copy) == expected
+
+
+def test_rewritten_blocks_are_compressed_again(db: Any) -> None:
+    store = MessageStore(db.files(1))
+    store.segments.packs = lambda: True
+    for k in range(40):
+        store.append(b"s", b"", b"x" * 200, time_ns=k + 1)
+    while persistence.work_ahead(store):
+        pass
+    store.erase(5)  # changes a block that was prepared
+    for seq in range(11, 20):
+        store.remove(seq)
+    assert compact(store)
+    digest = persistence.digest(store)
+    again = reopened(db, checkpoint(db, store))
+    assert persistence.digest(again) == digest
+    assert again.get(5) is None
+
+
+@pytest.mark.parametrize("bad", [b"JRZ1", b"JRZ1" + b"\xff" * 40, b"JRZ1\x04\0\0\0" + b"\0" * 20])
+def test_a_damaged_compressed_block_is_damage(db: Any, bad: bytes) -> None:
+    state = checkpoint(db, filled(db, 30))
+    batch = db.begin()
+    batch.put(key(1, BLOCK, 11), bad)
+    db.write(batch)
+    again = reopened(db, state)
+    with pytest.raises(BlockDamaged, match="from sequence 11 on"):
+        again.get(15)

@@ -23,8 +23,9 @@ from raft import NodeId, RaftError
 logger = logging.getLogger("jetraft.cluster")
 
 # 0 is version 0.1. 1: the table of assignments names its level and is stored in rows, a removal is
-# about one stream and not about a name.
+# about one stream and not about a name; blocks may be compressed on disk.
 NEWEST_LEVEL: Final = 1
+COMPRESSED_BLOCKS: Final = 1
 CHECK_EVERY_S: Final = 0.5
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from broker.accounts import Account
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import Assignment
+from broker.cluster.meta.feature_level import COMPRESSED_BLOCKS
 from broker.cluster.proposals import Proposals
 from broker.cluster.publish.publish_answers import publish_answer
 from broker.cluster.publish.publish_batch import BatchAnswer
@@ -35,6 +36,7 @@ from broker.jetstream.commands.stream_commands import (
 )
 from broker.jetstream.config import Storage
 from broker.jetstream.config.consumer_update import is_internal
+from broker.jetstream.config.stream_config import Compression
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED
 from broker.jetstream.stream.stream import Stream
@@ -82,6 +84,7 @@ class ReplicaServices:
     state_db: StateKeeper  # of streams in files
     block_cache: BlockCache  # decoded blocks of all streams
     relaxed: bool  # flushes of the log are put off (sync_interval)
+    feature_level: Callable[[], int]  # of the cluster
     domain: str
     now_ns: Callable[[], int]
     account: Callable[[str], Account]
@@ -124,6 +127,7 @@ class Replica:
         self._last_stamp_ns = 0
         self._proposed = Index(0)  # the last command of the delivery engines in this term
         self._relaxed = services.relaxed and not self._in_memory
+        stream.store.segments.packs = self._packs_blocks
         self.checkpoints = Checkpoints(
             stream,
             state,
@@ -184,6 +188,11 @@ class Replica:
     @property
     def name(self) -> str:
         return self.assignment.name
+
+    def _packs_blocks(self) -> bool:
+        """Whether blocks are compressed on disk, which versions of level 0 cannot read."""
+        wanted = self.stream.config.compression is Compression.S2 and not self._in_memory
+        return wanted and self._services.feature_level() >= COMPRESSED_BLOCKS
 
     @property
     def is_leading(self) -> bool:
