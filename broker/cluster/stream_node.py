@@ -55,7 +55,6 @@ from broker.cluster.replica.state_flush import StateFlush
 from broker.cluster.scrub import Scrub, Scrubbed
 from broker.config.options import JetStreamOptions
 from broker.jetstream.config import Storage
-from broker.server.listeners import internal_client
 from broker.server.services import StartFailed
 from raft import GroupId, NodeId, Term
 from raft.clock.cluster_clock import ClusterClock
@@ -244,8 +243,8 @@ class StreamNode:
             rpc=mesh.rpc,
             replicas=self.replicas,
         )
-        connect = partial(internal_client.connect, server)
-        self.origins = MirrorsAndSources(OriginAccess(self.options.remotes, connect), self.spawn)
+        access = OriginAccess.inside_of(server, self.options.remotes)
+        self.origins = MirrorsAndSources(access, self.spawn)
         self.member_changes = MemberChanges(
             host=self.host,
             meta_group=self.meta_group,

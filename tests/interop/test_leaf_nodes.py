@@ -13,6 +13,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import ExternalStream, StreamSource
 
 from broker.config.load import load, parse_flags
 from broker.main import Broker
@@ -221,6 +222,41 @@ def test_jetstream_of_the_other_domain(ours: str, tmp_path: Path) -> None:
                 assert (await bucket.get("k")).value == b"v"
 
     run(work())
+
+
+@SIDES
+def test_mirrors_and_sources_of_the_other_domain(ours: str, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with pair(ours, tmp_path) as both:
+            sides = {"hub": both.hub.jetstream(timeout=PATIENCE)}
+            sides["leaf"] = both.leaf.jetstream(timeout=PATIENCE)
+            for domain, js in sides.items():
+                await js.add_stream(name="S", subjects=[f"{domain}.>"])
+                for number in range(1, 101):
+                    await js.publish(f"{domain}.{number}", b"%d" % number)
+            for domain, other in (("hub", "leaf"), ("leaf", "hub")):
+                external = ExternalStream(api=f"$JS.{other}.API")
+                origin = StreamSource(name="S", external=external)
+                js = sides[domain]
+                await js.add_stream(name="M", mirror=origin)
+                await js.add_stream(name="A", sources=[origin])
+            for domain, other in (("hub", "leaf"), ("leaf", "hub")):
+                for name in ("M", "A"):
+                    await copied(sides[domain], name, 100)
+                    last = await sides[domain].get_msg(name, 100)
+                    assert (last.subject, last.data) == (f"{other}.100", b"100")
+                await sides[other].publish(f"{other}.more", b"x")
+            for js in sides.values():
+                for name in ("M", "A"):
+                    await copied(js, name, 101)
+
+    run(work())
+
+
+async def copied(js: Any, name: str, count: int) -> None:
+    async with asyncio.timeout(2 * PATIENCE):
+        while (await js.stream_info(name)).state.messages != count:
+            await asyncio.sleep(0.02)
 
 
 @SIDES

@@ -173,10 +173,10 @@ class OriginConnection:
 
     @classmethod
     async def over(
-        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, api: str = "$JS.API"
     ) -> OriginConnection:
         """Over an open connection to a server that does not ask for credentials."""
-        origin = cls(reader, writer, "$JS.API")
+        origin = cls(reader, writer, api)
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
                 await origin._info()

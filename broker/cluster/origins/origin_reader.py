@@ -4,7 +4,9 @@ Owns: the connection to the origin, its retries and its statistics.
 May not touch: the stream's state. Messages are proposed to the stream's group, so a new leader or a
 restarted node needs nothing else: the applied state contains the position to continue from.
 The origin is a stream of the same account, or of a *remote* (jetstream.remotes in the
-configuration): `external.api` names it as `$JS.<remote>.API`.
+configuration): `external.api` names it as `$JS.<remote>.API`. Without such a remote, the API is
+asked under that prefix in the account of the stream: a leaf node, a hub or another account may
+serve it.
 Spec: NATS JetStream, mirrors and sources."""
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from broker.cluster.origins.origin_connection import (
@@ -32,6 +35,8 @@ from broker.jetstream.api.info import SourceInfo
 from broker.jetstream.config.stream_config import StreamConfig, StreamSource
 from broker.jetstream.errors import ErrCode, ErrorBody, JetStreamError
 from broker.jetstream.stream.sourcing import SourceMapping
+from broker.server.listeners import internal_client
+from broker.server.listeners.internal_client import HasClients
 from broker.store.block.codec import BlockBuilder
 from broker.wire import headers as wire_headers
 from raft import GroupId, NotLeader, RaftError
@@ -111,16 +116,30 @@ class OriginAccess:
 
     remotes: Mapping[str, Remote]
     inside: Callable[[str], Streams]  # a connection to this server, by account
+    # Whether somebody takes messages on this subject of the account: a leaf node or hub that has
+    # the domain, or an imported service.
+    answered: Callable[[str, bytes], bool] = lambda _account, _subject: False
+
+    @classmethod
+    def inside_of(cls, server: HasClients, remotes: Mapping[str, Remote]) -> OriginAccess:
+        context = server.clients
+
+        def answered(account: str, subject: bytes) -> bool:
+            return context.router.has_interest(context.account(account), subject)
+
+        return cls(remotes, partial(internal_client.connect, server), answered)
 
     async def connect(self, source: StreamSource, account: str) -> OriginConnection:
-        external = source.external
-        if external is not None and external.api:
-            return await OriginConnection.connect(self._address(external.api))
-        return await OriginConnection.over(*self.inside(account))
+        api = "" if source.external is None else source.external.api
+        if not api:
+            return await OriginConnection.over(*self.inside(account))
+        asked = f"{api}.CONSUMER.CREATE.{source.name}".encode()
+        if _remote_name(api) not in self.remotes and self.answered(account, asked):
+            return await OriginConnection.over(*self.inside(account), api=api)
+        return await OriginConnection.connect(self._address(api))
 
     def _address(self, api: str) -> OriginAddress:
-        tokens = api.split(".")
-        name = tokens[1] if len(tokens) == 3 and tokens[0] == "$JS" else api
+        name = _remote_name(api)
         remote = self.remotes.get(name)
         if remote is None:
             raise NoSuchRemote(f'no remote "{name}" is configured (jetstream {{ remotes }})')
@@ -135,6 +154,11 @@ class OriginAccess:
             nkey=remote.nkey,
             tls=remote.tls,
         )
+
+
+def _remote_name(api: str) -> str:
+    tokens = api.split(".")
+    return tokens[1] if len(tokens) == 3 and tokens[0] == "$JS" else api
 
 
 @dataclass(slots=True)

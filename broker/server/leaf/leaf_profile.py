@@ -7,7 +7,6 @@ Spec: leaf node protocol, INFO; nats-server, `leafnodes.authorization`."""
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
 
 import msgspec
 
@@ -38,7 +37,6 @@ class LeafProfile(ListenerProfile):
         self.identity = identity
         self.options = options
         self.port = 0  # of the leaf node listener, once it is bound
-        self.peer_urls: Callable[[], list[str]] = list
         self._authenticator: Authenticator | None = None
         self._tls_context: ssl.SSLContext | None = None
 
@@ -86,11 +84,8 @@ class LeafProfile(ListenerProfile):
         return None if options is None or context is None else (options, context)
 
     def urls(self) -> list[str]:
-        """Where leaf nodes can connect (host:port): to this server, and to its peers."""
-        own = listening.advertised(self.options.host, self.port, self.options.advertise)
-        if self.options.no_advertise:
-            return own
-        return own + [url for url in self.peer_urls() if url not in own]
+        """Where leaf nodes can connect (host:port): to this server."""
+        return listening.advertised(self.options.host, self.port, self.options.advertise)
 
     def leaf_info_line(
         self,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 from urllib.parse import SplitResult, urlsplit
 
 from broker.config.options import LeafRemote
@@ -41,6 +40,8 @@ class RemoteHub:
         """`draw`: a number from 0 to 1."""
         self.remote = remote
         self.connection: DialedLeaf | None = None
+        self.attempts = 0
+        self.last_pause_s = 0.0  # that the last connection asked for
         self._profile = profile
         self._table = table
         self._draw = draw
@@ -53,11 +54,12 @@ class RemoteHub:
     async def run(self) -> None:
         """Until `stop`. Cancellation ends the connection too."""
         try:
-            for attempt, url in zip(count(), self._next_url()):
+            for url in self._next_url():
                 if self._stopped:
                     return
-                pause_s = await self._connect(_split(url), attempt)
-                base_s = pause_s or self._profile.options.reconnect_ns / 1e9
+                self.last_pause_s = await self._connect(_split(url), self.attempts)
+                self.attempts += 1
+                base_s = self.last_pause_s or self._profile.options.reconnect_ns / 1e9
                 await asyncio.sleep(base_s * (1 + JITTER * self._draw()))
         finally:
             self.stop()
