@@ -29,6 +29,7 @@ from nats.js.api import StreamConfig
 
 from broker.client import scan
 from broker.local import LocalCluster, LocalNode
+from broker.scan.client import ScanFailed
 from chaos.scenarios import client_of
 
 STREAMS: Final = ("D1", "D2", "D3")
@@ -153,7 +154,7 @@ async def _round(
     victim.start()
     await _healed(cluster, victim, report)
     if report.ok:
-        await _compare(cluster, report)
+        await _compare(cluster, victim, report)
         await _healed(cluster, victim, report)
     report.slowest_s = max(report.slowest_s, time.monotonic() - began)
     report.rounds += 1
@@ -201,12 +202,17 @@ async def _publish(
                 acked[ack.seq] = hashlib.sha256(data).digest()
 
 
-async def _compare(cluster: LocalCluster, report: DamageReport) -> None:
+async def _compare(cluster: LocalCluster, victim: LocalNode, report: DamageReport) -> None:
     """Every replica has exactly what was acknowledged."""
     for name, acked in report.acked.items():
         for node in cluster.nodes:
             try:
-                stored = await asyncio.to_thread(_stored, node, name, max(acked))
+                try:
+                    stored = await asyncio.to_thread(_stored, node, name, max(acked))
+                except ScanFailed:
+                    # It may have met the damage only now, and be rebuilt. It says so in its health.
+                    await _healed(cluster, victim, report)
+                    stored = await asyncio.to_thread(_stored, node, name, max(acked))
             except Exception as error:  # noqa: BLE001 - it is the verdict
                 report.problems.append(f"{name} cannot be read from {node.name}: {error}")
                 continue

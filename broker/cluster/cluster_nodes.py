@@ -64,13 +64,14 @@ class ClusterNodes:
     now_ns: Callable[[], int]
     yields: Callable[[NodeId], bool]  # its clock is wrong, so it takes no leadership
     expected_nodes: Callable[[], Collection[NodeId] | None]
-    join_groups: Callable[[Founding], None]  # this node belongs to the cluster
+    join_groups: Callable[[Founding], bool]  # whether the streams of an earlier time are known
     leave_groups: Callable[[], None]  # it was removed
     spawn: Callable[[Awaitable[None], str], object]
     bootstrap: Bootstrap = field(init=False)
     founding: FoundingCalls = field(init=False)
     joining: Joining = field(init=False)
     balance: LeaderBalance = field(init=False)
+    _loads: int = 0  # how often the table was read from disk
 
     def __post_init__(self) -> None:
         mesh = self.mesh
@@ -170,25 +171,38 @@ class ClusterNodes:
     def _founded(self, founding: Founding) -> None:
         self.mesh.tell(founding=founding.digest())
         self.table_loaded()
-        self.join_groups(founding)
-        if self.mesh.node not in self.members.nodes:
-            self.spawn(self._learn_table(), "learn the stream table")
-            return
-        self._belongs()
-        if self.members.clustered:
+        self.enter(founding)
+        if self.members.founded.is_set() and self.members.clustered:
             logger.info("cluster founded by %s", ", ".join(sorted(founding.members)))
 
-    async def _learn_table(self) -> None:
-        """A node that has just joined knows no streams yet. Until it does, it must not say of any
-        that it does not exist."""
-        while True:
+    def enter(self, founding: Founding) -> None:
+        """Join the groups, with the table as it was read from disk. Clients may come at once, but
+        not to a node that has just joined or has given up its table: it knows no streams yet."""
+        self._loads += 1
+        self.members.learned.clear()
+        if self.join_groups(founding) and self.mesh.node in self.members.nodes:
+            self._belongs()
+        else:
+            self.members.founded.clear()
+        self.spawn(self._learn_table(self._loads), "learn the stream table")
+
+    async def _learn_table(self, load: int) -> None:
+        """The table of this node is that of an earlier time, or empty. Until it is current, it must
+        not say of any stream that it does not exist."""
+        while load == self._loads:
             try:
                 await self.meta_requests.barrier()
-                if self.mesh.node in self.members.nodes:
-                    break
+                if load == self._loads and self.mesh.node in self.members.nodes:
+                    self._learned()
+                    return
             except (CallFailed, RaftError, TimeoutError, JetStreamError) as error:
                 logger.debug("the stream table is not known yet: %s", error)
             await asyncio.sleep(LEARN_EVERY_S)
+
+    def _learned(self) -> None:
+        self.members.learned.set()
+        if self.members.founded.is_set():
+            return
         self._belongs()
         names = sorted(self.members.name(node) for node in self.members.nodes)
         logger.info("joined the cluster of %s", ", ".join(names))
@@ -206,6 +220,7 @@ class ClusterNodes:
             return
         self.members.removed = True
         self.members.founded.clear()
+        self._loads += 1  # nothing more is learned
         logger.error(
             "this node was removed from the cluster: it holds no streams and refuses JetStream "
             "requests. To let it join again, stop it and clear its store directory"

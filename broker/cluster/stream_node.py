@@ -371,10 +371,10 @@ class StreamNode:
 
     # -- which part is notified of what ---------------------------------------------------------
 
-    def _join_groups(self, founding: Founding) -> None:
+    def _join_groups(self, founding: Founding) -> bool:
         """The meta group, and the group of every stream assigned to this node. A node that joined
         later is not among the first voters, so it neither votes nor campaigns before the log tells
-        it that it is a member."""
+        it that it is a member. False: the log of the table was lost: the streams are not known."""
         damage = self.storage.damage(META_GROUP)
         if damage is not None or self._table_lost:
             self._table_lost = False
@@ -388,12 +388,9 @@ class StreamNode:
         for assignment in self.assignments:
             self._assigned(assignment)
         self.membership.drop_unassigned()
-        self.host.add_group(
-            META_GROUP,
-            voters=founding.voters(),
-            machine=self.meta_group,
-            applied=self.assignments.applied,
-        )
+        voters, applied = founding.voters(), self.assignments.applied
+        self.host.add_group(META_GROUP, voters=voters, machine=self.meta_group, applied=applied)
+        return not self.host.status(META_GROUP).core.recovering
 
     def _leave_groups(self) -> None:
         """This node was removed from the cluster."""
@@ -416,7 +413,7 @@ class StreamNode:
         self.meta_group.close()
         self.meta_group.load()
         if (founding := self.nodes.table_loaded()) is not None:
-            self._join_groups(founding)
+            self.nodes.enter(founding)
         self.flush.resume_erasures()
 
     def _assigned(self, assignment: Assignment) -> None:

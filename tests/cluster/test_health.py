@@ -21,6 +21,8 @@ class Node:
     """What the health of a node depends on."""
 
     founded: bool = True
+    learned: bool = True
+    has_meta: bool = True
     removed: bool = False
     leaders: dict[int, NodeId] = field(
         default_factory=lambda: {META_GROUP: NodeId(1), GROUP: NodeId(1)}
@@ -30,6 +32,7 @@ class Node:
     clock_trouble: str | None = None
     meta_stopped: str | None = None
     meta_recovering: bool = False
+    meta_installing: bool = False
     leaving: bool = False
     unreachable: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
@@ -59,6 +62,7 @@ class Node:
         )
         meta = SimpleNamespace(
             stopped=self.meta_stopped,
+            installing=self.meta_installing,
             core=SimpleNamespace(
                 members=Members(tuple(map(NodeId, self.meta_voters))),
                 recovering=self.meta_recovering,
@@ -69,6 +73,7 @@ class Node:
             node=NodeId(1),
             options=JetStreamOptions(),
             founded=lambda: self.founded,
+            learned=lambda: self.learned,
             removed=lambda: self.removed,
             leaving=lambda: self.leaving,
             unreachable=lambda: list(self.unreachable),
@@ -82,7 +87,9 @@ class Node:
             assignments=lambda: [assignment],
             assignment=lambda account, name: assignment if (account, name) == ("$G", "S") else None,
             replica=lambda _group: cast(Any, replica) if self.held else None,
-            held=lambda group: cast(Any, meta if group == META_GROUP else status),
+            held=lambda group: (
+                cast(Any, status if group == GROUP else meta) if self.has_meta else None
+            ),
         )
 
 
@@ -114,8 +121,12 @@ def test_refused_servers_of_a_namesake_cluster_are_a_warning() -> None:
         (replace(WELL, meta_stopped="broken"), "the meta group is stopped on this node: broken"),
         (replace(WELL, meta_recovering=True), "lost the log of the meta group"),
         (replace(WELL, trouble="the disk is full"), "takes no writes: the disk is full"),
-        (replace(WELL, founded=False), "waiting for its cluster to form"),
-        (replace(WELL, founded=False, unreachable=("h:1 is an unknown host",)), "form: h:1 is an"),
+        (replace(WELL, meta_installing=True), "lost the log of the meta group"),
+        (replace(WELL, founded=False, has_meta=False), "waiting for its cluster to form"),
+        (replace(WELL, founded=False, has_meta=False, unreachable=("h:1 is an unknown host",)),
+         "form: h:1 is an"),
+        (replace(WELL, founded=False), "does not know the streams of its cluster yet"),
+        (replace(WELL, learned=False), "is not current with the meta leader"),
         (replace(WELL, removed=True), "removed from the cluster"),
         (replace(WELL, leaders={GROUP: NodeId(1)}), "contact with a meta leader"),
         (replace(WELL, lame_duck=True), "lame duck mode"),
@@ -128,7 +139,7 @@ def test_refused_servers_of_a_namesake_cluster_are_a_warning() -> None:
         (replace(WELL, meta_voters=(2, 3)), "no vote in the meta group yet"),
         (replace(WELL, applied=9), "'$G > S' is not current"),
     ],
-)
+)  # fmt: skip
 def test_a_node_that_cannot_do_its_work_says_why(node: Node, sentence: str) -> None:
     code, document = node.ask()
     assert code == 503

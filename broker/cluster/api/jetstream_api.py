@@ -82,6 +82,7 @@ LEADER_KINDS = frozenset(
         ApiKind.CONSUMER_LEADER_STEPDOWN, ApiKind.CONSUMER_UNPIN,
     }
 )  # fmt: skip
+WITHOUT_JSON = frozenset({ApiKind.CONSUMER_MSG_NEXT, ApiKind.DIRECT_GET})  # have no JSON answer
 # Requests that may be repeated: reads, and idempotent changes.
 _REPEATABLE = frozenset(
     LEADER_KINDS
@@ -210,14 +211,32 @@ class ApiService:
         if request is None or request.kind in SYSTEM_KINDS:
             return True  # not answered: the client times out, as with nats-server
         call = ApiCall(account, request, subject, reply, headers, payload, publisher)
-        if request.kind is ApiKind.CONSUMER_MSG_NEXT:
-            return self._pull(call)
-        if request.kind is ApiKind.DIRECT_GET:
-            return self.gets.direct(call, partial(self._spawn_get, call))
+        if request.kind in WITHOUT_JSON:
+            if not self.streams.members.learned.is_set() and reply and self._is_unknown(call):
+                self._spawn_get(call, partial(self._when_learned, call))
+                return True
+            return self._without_json(call)
         if request.kind is ApiKind.STREAM_MSG_GET and self._get_here(call):
             return True
         self._begin(call)
         return True
+
+    def _without_json(self, call: ApiCall) -> bool:
+        """A pull request or a direct get. False: there is no responder."""
+        if call.request.kind is ApiKind.CONSUMER_MSG_NEXT:
+            return self._pull(call)
+        return self.gets.direct(call, partial(self._spawn_get, call))
+
+    async def _when_learned(self, call: ApiCall) -> None:
+        """The table of this node is that of an earlier time: no word yet that nobody responds."""
+        try:
+            async with asyncio.timeout(LEADER_WITHIN_S):
+                await self.streams.members.learned.wait()
+        except TimeoutError:
+            return  # without an answer the client retries
+        if not self._without_json(call):
+            status = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % call.subject
+            self.router.publish(call.account, call.reply, b"", status, b"")
 
     def _refuse_alias(self, account: Account, subject: bytes, reply: bytes, denied: bytes) -> bool:
         """The domain's name for a subject must not open what is denied under the subject itself."""
@@ -329,9 +348,12 @@ class ApiService:
 
     def _is_unknown(self, call: ApiCall) -> bool:
         """Whether the table of this node lacks the stream. It may lag: only after a barrier may
-        this node say that there is no such stream."""
+        this node say that there is no such stream. After a start it lags by more than what other
+        nodes have answered a moment ago: then also lists of streams wait."""
         name = call.request.stream
-        return bool(name) and self.assignments.get(call.account.name, name) is None
+        if not name:
+            return not self.streams.members.learned.is_set()
+        return self.assignments.get(call.account.name, name) is None
 
     def _get_here(self, call: ApiCall) -> bool:
         """Whether this MSG.GET could be answered at once."""

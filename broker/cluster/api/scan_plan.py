@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from broker.cluster.api.leader_calls import LeaderCalls
-from broker.cluster.meta.assignments import AssignmentTable
+from broker.cluster.meta.assignments import Assignment, AssignmentTable
+from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.rpc import CallFailed, CallRefused
 from broker.cluster.publish.pub_acks import ReplyRouter
@@ -27,7 +28,7 @@ from broker.jetstream.strict_json import to_wire
 from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
 from broker.subjects import PublishingConnection, PublishRules, SinkKind, Subscription
 from broker.wire import PubRun
-from raft import GroupId, NodeId
+from raft import GroupId, NodeId, RaftError
 from raft.host.group import GroupStatus
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class PlanService:
     router: ReplyRouter
     account: Callable[[str], Account]
     assignments: AssignmentTable
+    members: ClusterMembers
+    barrier: Callable[[], Awaitable[None]]  # until the table here is current
     replicas: ReplicaTable
     calls: LeaderCalls
     wait_current: Callable[[Replica], Awaitable[None]]  # raises CallRefused
@@ -95,16 +98,27 @@ class PlanService:
                 raise JetStreamError.of(
                     ErrCode.STREAM_INVALID_CONFIG, err=f"no permission to read stream '{stream}'"
                 )
-            assignment = self.assignments.get(account, stream)
-            if assignment is None:
-                raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
+            assignment = await self._assignment(account, stream)
             question = msgspec.msgpack.encode((account, stream))
             body = await self.calls.call(assignment.group, "plan", question, within_s=PLAN_WITHIN_S)
         except JetStreamError as refused:
             body = _encode({"error": to_wire(refused.body())})
-        except (CallFailed, TimeoutError):
+        except (CallFailed, RaftError, TimeoutError):
             body = _encode({"error": to_wire(JetStreamError(ErrCode.CLUSTER_NOT_AVAIL).body())})
         self.router.publish(self.account(account), reply, b"", b"", body)
+
+    async def _assignment(self, account: str, stream: str) -> Assignment:
+        """The table of this node may lag, or be empty after a loss of its data: only after a
+        barrier may it say that there is no such stream."""
+        if not self.members.founded.is_set():
+            raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
+        assignment = self.assignments.get(account, stream)
+        if assignment is None:
+            await self.barrier()
+            assignment = self.assignments.get(account, stream)
+        if assignment is None:
+            raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        return assignment
 
     async def _serve_plan(self, _peer: NodeId, body: bytes) -> bytes:
         account, stream = _asked.decode(body)

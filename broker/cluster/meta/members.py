@@ -14,11 +14,14 @@ from raft import NodeId
 
 
 class ClusterMembers:
-    """`founded` is set while this node belongs to a cluster and knows its streams."""
+    """`founded` is set while this node belongs to a cluster and knows its streams. They may be
+    those of an earlier time: `learned` is set when the table has contained, at some time since it
+    was read from disk, all that was committed by then."""
 
     def __init__(self, node: NodeId, nodes: NodeTable, peer_name: Callable[[NodeId], str]) -> None:
         self.node = node  # this one
         self.founded = asyncio.Event()
+        self.learned = asyncio.Event()
         self._table = nodes
         self._peer_name = peer_name
         self.nodes: list[NodeId] = []  # members, also those that are draining or leaving

@@ -80,6 +80,7 @@ class JetStreamHealth:
     node: NodeId
     options: JetStreamOptions
     founded: Callable[[], bool]
+    learned: Callable[[], bool]  # the table of streams was current at some time since the start
     removed: Callable[[], bool]  # from the cluster
     unreachable: Callable[[], list[str]]  # routes, each with the reason
     leaving: Callable[[], bool]  # it has no vote any more, and serves until its replicas have moved
@@ -124,12 +125,16 @@ class JetStreamHealth:
             return f"the store takes no writes: {trouble}"
         if self.removed():
             return "this node was removed from the cluster"
+        if not self.founded() and self.held(META_GROUP) is not None:
+            return "this node does not know the streams of its cluster yet"
         if not self.founded():
             missing = self.unreachable()
             why = f": {'; '.join(missing[:UNREACHABLE_SHOWN])}" if missing else ""
             return f"JetStream is still waiting for its cluster to form{why}"
         if self.leader(META_GROUP) is None:
             return "JetStream has not established contact with a meta leader"
+        if not self.learned():
+            return "JetStream is not current with the meta leader"
         return None
 
     def _meta_reason(self) -> str | None:
@@ -141,7 +146,7 @@ class JetStreamHealth:
             return "this node has no vote in the meta group yet"
         if meta.stopped is not None:
             return f"the meta group is stopped on this node: {meta.stopped}"
-        if meta.core.recovering:
+        if meta.core.recovering or meta.installing:
             return "this node has lost the log of the meta group: catching up"
         return None
 

@@ -9,7 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.api.scan_plan import PlanService
+from broker.cluster.meta.assignments import Assignment
 from broker.cluster.replica.read_indexes import ReadIndexes
+from broker.jetstream.errors import ErrCode, JetStreamError
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 from raft import Index
 from raft.host.reads import GroupReads
@@ -18,6 +21,7 @@ from raft.types import Role
 
 _READERS: Final = ("resting readers",)
 _OLD_LEADERS: Final = ("old leader",)
+_REBUILT: Final = ("wipe", "disconnect", "isolate", "rough")
 
 AreCurrent = Callable[[GroupReads, TickPace, float], bool]
 
@@ -65,6 +69,16 @@ def _keep_the_index(
     return get
 
 
+def _trust_the_table(_: object) -> Callable[..., Awaitable[Assignment]]:
+    async def assignment(self: PlanService, account: str, stream: str) -> Assignment:
+        found = self.assignments.get(account, stream)
+        if found is None:
+            raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        return found
+
+    return assignment
+
+
 READ_BUGS: Final[dict[str, BrokerBug]] = {
     "a sleeping leader reads": BrokerBug(
         "a group that sleeps holds no lease: a read asks the others first (Raft thesis 6.4)",
@@ -98,5 +112,12 @@ READ_BUGS: Final[dict[str, BrokerBug]] = {
         (Replacement(ReadIndexes, "get", _keep_the_index),),
         found_by=0,
         workloads=_READERS,
+    ),
+    "a node that knows no streams denies them": BrokerBug(
+        "a node says that there is no such stream only when its table of streams is current",
+        (Replacement(PlanService, "_assignment", _trust_the_table),),
+        found_by=0,
+        workloads=_READERS,
+        faults=_REBUILT,
     ),
 }

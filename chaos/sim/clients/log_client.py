@@ -33,6 +33,7 @@ _HEADERS: Final = {
 }
 _NO_MESSAGE_FOUND: Final = 10037
 _NOT_FOUND: Final = 404
+_NO_SUCH_STREAM: Final = 10059
 _END_OF_BATCH: Final = 204
 
 
@@ -112,9 +113,8 @@ class LogClient:
     async def last(self, subject: str, *, direct: bool) -> int | None:
         """The last sequence of a subject, 0 if there is none."""
         operation = self._read("last", "direct" if direct else "get", subject=subject)
-        found = await (
-            self._direct(f".{subject}") if direct else self._get({"last_by_subj": subject})
-        )
+        asked = {"last_by_subj": subject}
+        found = await (self._direct(f".{subject}") if direct else self._get(operation, asked))
         if found is None:
             return None
         self._journal.ok(operation, seq=found[0], messages=[found] if found[0] else [])
@@ -123,7 +123,7 @@ class LogClient:
     async def one(self, seq: int, *, direct: bool) -> None:
         operation = self._read("one", "direct" if direct else "get", seq=seq)
         asked = {"seq": seq}
-        found = await (self._direct("", asked) if direct else self._get(asked))
+        found = await (self._direct("", asked) if direct else self._get(operation, asked))
         if found is not None:
             self._journal.ok(operation, found=found[0] > 0, messages=[found] if found[0] else [])
 
@@ -147,6 +147,7 @@ class LogClient:
         except TimeoutError:
             return
         if "error" in plan:
+            self._deny(operation, plan["error"]["err_code"])
             return
         last = plan["last_seq"]
         self._journal.ok(operation, seq=last)
@@ -162,13 +163,19 @@ class LogClient:
 
     # -- requests -------------------------------------------------------------------------------
 
-    async def _get(self, asked: dict[str, Any]) -> tuple[int, bytes] | None:
+    def _deny(self, operation: Operation, err_code: int) -> None:
+        """The answer was an error; if it says that there is no such stream, it is an untruth."""
+        if err_code == _NO_SUCH_STREAM:
+            self._journal.failed(operation, denied=True)
+
+    async def _get(self, operation: Operation, asked: dict[str, Any]) -> tuple[int, bytes] | None:
         """(0, b""): there is none. None: unknown."""
         try:
             answer = await self.client.api(f"STREAM.MSG.GET.{self._stream}", asked)
         except TimeoutError:
             return None
         if "error" in answer:
+            self._deny(operation, answer["error"]["err_code"])
             return (0, b"") if answer["error"]["err_code"] == _NO_MESSAGE_FOUND else None
         message = answer["message"]
         return message["seq"], base64.b64decode(message.get("data", ""))

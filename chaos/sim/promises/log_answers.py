@@ -28,6 +28,9 @@ def check_log(stream: str, journal: Journal, rows: Sequence[StoredRow]) -> None:
     for one in ours:
         if one.kind == READ and one.result is Result.OK:
             answers.append(_of_read(log, one))
+        elif "denied" in one.answer:
+            node = one.fields["node"]
+            raise BrokenPromise(f"{stream}: {node} says that there is no such stream")
     check_log_order(stream, answers)
 
 

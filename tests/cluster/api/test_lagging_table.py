@@ -7,70 +7,194 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from broker.accounts import Account
 from broker.cluster.api.jetstream_api import ApiService
 from broker.cluster.api.leader_calls import ApiCall
+from broker.cluster.api.scan_plan import PlanService
 from broker.jetstream.api.subjects import parse_api_subject
+from broker.scan.protocol import PLAN_SUBJECT
+from broker.subjects import Subscription
+from tests.support.cluster_fakes import run, turns
 
 INFO = b"$JS.API.STREAM.INFO.S"
 DELETE = b"$JS.API.STREAM.DELETE.S"
+NAMES = b"$JS.API.STREAM.NAMES"
+GET = b"$JS.API.DIRECT.GET.S.key"
+PULL = b"$JS.API.CONSUMER.MSG.NEXT.S.c"
+PLAN = PLAN_SUBJECT.encode() + b"S"
 
 
-def answer_of_a_node(*, subject: bytes = INFO, before: int = 0, after: int = 0) -> dict[str, Any]:
-    """The answer about a stream that is of this group in the table of the node that is asked,
-    `after` once the table is current; 0: there is none."""
-    known: dict[str, Any] = {"S": SimpleNamespace(group=before, created_ns=1)} if before else {}
+class Unbounded:
+    """A budget of bytes without a limit."""
 
-    async def barrier() -> None:
-        known.update({"S": SimpleNamespace(group=after, created_ns=1)} if after else {})
+    def received(self, *_: object) -> None: ...
+    def answered(self, *_: object) -> None: ...
+    def holding(self, *_: object) -> Unbounded:
+        return self
 
-    async def call_leader(*_: Any, **__: Any) -> bytes:
-        return b'\0{"config":{}}'
+    async def __aenter__(self) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
 
-    async def decoded(_: Any) -> None:
+
+class LaggingNode:
+    """A node that knows the stream S under group `before`, and under `after` once its table is
+    current; 0: not at all."""
+
+    def __init__(
+        self, *, before: int = 0, after: int = 0, founded: bool = True, learned: bool = True
+    ) -> None:
+        self.known: dict[str, Any] = {}
+        self.after = after
+        self._know(before)
+        self.members = SimpleNamespace(founded=asyncio.Event(), learned=asyncio.Event())
+        if founded:
+            self.members.founded.set()
+        if learned:
+            self.members.learned.set()
+        self.answers: list[bytes] = []  # headers and payload
+        self.tasks: list[asyncio.Task[None]] = []
+        self.account = Account("A")
+
+    def _know(self, group: int) -> None:
+        if group:
+            config = SimpleNamespace(allow_direct=True)
+            self.known["S"] = SimpleNamespace(group=group, created_ns=1, config=config)
+
+    async def barrier(self) -> None:
+        self._know(self.after)
+
+    def learn(self) -> None:
+        self._know(self.after)
+        self.members.learned.set()
+
+    def _publish(
+        self, _account: object, _to: bytes, _reply: bytes, head: bytes, body: bytes
+    ) -> int:
+        self.answers.append(head + body)
+        return 1
+
+    def _spawn(self, work: Any, _name: str) -> None:
+        self.tasks.append(asyncio.ensure_future(work))
+
+    async def _call_leader(self, _group: int, name: str, *_: Any, **__: Any) -> bytes:
+        return b'\0{"config":{}}' if name == "api" else b'{"plan":1}'
+
+    async def _answer(self, *_: Any) -> bytes:
+        return json.dumps({"streams": [one.group for one in self.known.values()]}).encode()
+
+    async def _decoded(self, _: Any) -> None:
         return None
 
-    async def answer(*_: Any) -> bytes:
-        return json.dumps({"deleted": known["S"].group}).encode()
+    def _direct(self, call: ApiCall, _spawn: object) -> bool:
+        if "S" in self.known:
+            self.answers.append(b"message")
+        return "S" in self.known
 
-    answers: list[bytes] = []
-    nothing = cast(Any, SimpleNamespace(audit=lambda *_: None))
-    founded = asyncio.Event()
-    founded.set()
-    streams = SimpleNamespace(
-        members=SimpleNamespace(founded=founded), decoded=decoded, answer=answer
-    )
-    service = ApiService(
-        domain=b"",
-        strict=False,
-        router=cast(Any, SimpleNamespace(publish=lambda *message: answers.append(message[-1]))),
-        account=cast(Any, None),
-        assignments=cast(Any, SimpleNamespace(get=lambda _, name: known.get(name))),
-        replicas=nothing,
-        clustered=lambda: True,
-        requests=nothing,
-        meta_requests=cast(Any, SimpleNamespace(barrier=barrier)),
-        calls=cast(Any, SimpleNamespace(call=call_leader)),
-        advisories=nothing,
-        streams=cast(Any, streams),
-        gets=nothing,
-        spawn=cast(Any, None),
-        budget=nothing,
-    )
-    request = parse_api_subject(subject, domain=b"")
-    assert request is not None
-    call = ApiCall(Account("A"), request, subject, b"in.1", b"", b"")
-    asyncio.run(service._answer(call))
-    return cast(dict[str, Any], json.loads(answers[0]))
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """What both services need."""
+        return {
+            "router": SimpleNamespace(publish=self._publish),
+            "account": lambda _: self.account,
+            "assignments": SimpleNamespace(get=lambda _, name: self.known.get(name)),
+            "replicas": SimpleNamespace(get=lambda _: None),
+            "calls": SimpleNamespace(call=self._call_leader),
+            "spawn": self._spawn,
+        }
+
+    def api(self) -> ApiService:
+        nothing = cast(Any, SimpleNamespace(audit=lambda *_: None))
+        streams = SimpleNamespace(members=self.members, decoded=self._decoded, answer=self._answer)
+        pulls = SimpleNamespace(add=lambda _: self.answers.append(b"pulled"))
+        return ApiService(
+            **self._parts,
+            domain=b"",
+            strict=False,
+            clustered=lambda: True,
+            requests=cast(Any, pulls),
+            meta_requests=cast(Any, SimpleNamespace(barrier=self.barrier)),
+            advisories=nothing,
+            streams=cast(Any, streams),
+            gets=cast(Any, SimpleNamespace(direct=self._direct)),
+            budget=cast(Any, Unbounded()),
+        )
+
+    def plans(self) -> PlanService:
+        nothing = cast(Any, None)
+        return PlanService(
+            **self._parts,
+            mesh=nothing,
+            members=cast(Any, self.members),
+            barrier=self.barrier,
+            wait_current=nothing,
+            status=nothing,
+            member_name=str,
+        )
+
+    def ask(self, subject: bytes) -> bool:
+        """Whether somebody responds."""
+        service = self.plans() if subject == PLAN else self.api()
+        sub = Subscription(sink=service, account=self.account, subject=subject)
+        return service.deliver(sub, subject, b"in.1", b"", b"")
+
+    async def answer(self, subject: bytes) -> dict[str, Any]:
+        request = parse_api_subject(subject, domain=b"")
+        if request is None:
+            self.ask(subject)
+            await self.tasks[0]
+        else:
+            call = ApiCall(self.account, request, subject, b"in.1", b"", b"")
+            await self.api()._answer(call)
+        return cast(dict[str, Any], json.loads(self.answers[0]))
 
 
-def test_a_stream_that_was_created_elsewhere_is_found() -> None:
-    assert "error" not in answer_of_a_node(after=7)
+def answer_of(node: LaggingNode, subject: bytes = INFO) -> dict[str, Any]:
+    return asyncio.run(node.answer(subject))
 
 
-def test_a_stream_that_does_not_exist_is_not_found() -> None:
-    assert answer_of_a_node()["error"]["err_code"] == 10059
+@pytest.mark.parametrize("subject", [INFO, PLAN])
+def test_a_stream_that_was_created_elsewhere_is_found(subject: bytes) -> None:
+    assert "error" not in answer_of(LaggingNode(after=7), subject)
+
+
+@pytest.mark.parametrize("subject", [INFO, PLAN])
+def test_a_stream_that_does_not_exist_is_not_found(subject: bytes) -> None:
+    assert answer_of(LaggingNode(), subject)["error"]["err_code"] == 10059
+
+
+@pytest.mark.parametrize("subject", [INFO, PLAN, NAMES])
+def test_a_node_that_knows_no_streams_yet_is_not_available(subject: bytes) -> None:
+    node = LaggingNode(after=7, founded=False, learned=False)
+    assert answer_of(node, subject)["error"]["code"] == 503
 
 
 def test_a_delete_is_about_the_stream_of_the_current_table() -> None:
-    assert answer_of_a_node(subject=DELETE, before=7, after=8) == {"deleted": 8}
+    assert answer_of(LaggingNode(before=7, after=8), DELETE) == {"streams": [8]}
+
+
+def test_a_list_after_a_start_has_the_streams_that_were_created_meanwhile() -> None:
+    assert answer_of(LaggingNode(after=7, learned=False), NAMES) == {"streams": [7]}
+
+
+@pytest.mark.parametrize(("subject", "found"), [(GET, b"message"), (PULL, b"pulled")])
+def test_a_get_or_a_pull_after_a_start_waits_until_the_table_is_current(
+    subject: bytes, found: bytes
+) -> None:
+    async def test() -> None:
+        for after, answer in ((7, found), (0, b"NATS/1.0 503")):
+            node = LaggingNode(after=after, learned=False)
+            assert node.ask(subject)
+            await turns()
+            assert not node.answers, "said before the table was known"
+            node.learn()
+            await node.tasks[0]
+            assert node.answers[0].startswith(answer)
+
+    run(test())
+
+
+@pytest.mark.parametrize("subject", [GET, PULL])
+def test_a_get_or_a_pull_of_an_unknown_stream_has_no_responder(subject: bytes) -> None:
+    assert not LaggingNode().ask(subject)

@@ -41,6 +41,8 @@ class Leader:
             router=cast(Any, None),
             account=cast(Any, None),
             assignments=cast(Any, None),
+            members=cast(Any, None),
+            barrier=cast(Any, None),
             replicas=cast(Any, SimpleNamespace(of_stream=lambda *_: self.replica)),
             calls=cast(Any, None),
             wait_current=self.wait_current,
