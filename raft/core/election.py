@@ -334,7 +334,9 @@ class Election:
 
     def _become_candidate(self, *, context: int) -> None:
         """Begin a new term and vote for ourselves. The requests wait for the disk, and so does our
-        own vote (vote_persisted() counts it): a term that we may forget must not elect us."""
+        own vote (vote_persisted() counts it): a term that we may forget must not elect us. The only
+        member of a group need not wait: nobody hears of the term, and the entries that it appends
+        are committed only when they, and with them the vote, are on disk."""
         members = self._members.members
         self.term = Term(self.term + 1)
         self.vote = self.node
@@ -345,6 +347,8 @@ class Election:
         self._request_votes(
             MessageKind.VOTE, self.term, self._pending.after_persist, context=context
         )
+        if members.everyone() == (self.node,):
+            self._count_vote(self.node, granted=True)
 
     def _request_votes(
         self, kind: MessageKind, term: Term, box: list[Message], *, context: int

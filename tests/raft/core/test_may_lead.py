@@ -80,10 +80,10 @@ def test_the_only_voter_asks_every_tick_and_waits_for_two_election_timeouts() ->
     assert core.role is Role.FOLLOWER
     doubt.may = True
     tick(core, 1)
-    assert core.role is Role.CANDIDATE
+    assert core.role is Role.LEADER
 
     core = core_with(Doubt(), A)
     tick(core, 2 * CONFIG.election_ticks)
     assert core.role is Role.FOLLOWER
     tick(core, 1)
-    assert core.role is Role.CANDIDATE
+    assert core.role is Role.LEADER

@@ -8,7 +8,7 @@ from raft.core.local_progress import COMMIT_STRIDE
 from raft.core.log import MemoryReader, RaftLog
 from raft.core.messages import MessageKind
 from raft.core.raft_core import CoreConfig, RaftCore
-from raft.types import HardState, Index, InvariantViolation, NodeId, Role, Term
+from raft.types import ChangeRefused, HardState, Index, InvariantViolation, NodeId, Role, Term
 from tests.support.core_rig import A, B, C, Group, core_of, drain, elect, entry, message, terms_of
 
 K = MessageKind
@@ -48,6 +48,22 @@ def test_candidate_counts_its_own_vote_only_when_it_is_on_disk() -> None:
     assert core.role is Role.CANDIDATE
     core.persisted(ready.number, term=ready.term)
     assert core.role is Role.LEADER
+
+
+def test_the_only_member_is_elected_and_begins_its_term_with_one_flush() -> None:
+    core = core_of(voters=[A])
+    core.campaign()
+    ready = core.ready()
+    assert core.role is Role.LEADER
+    assert ready.hard_state is not None
+    assert (ready.hard_state.term, ready.hard_state.vote) == (1, A)
+    assert [one.index for one in ready.entries] == [1]
+    assert core.commit == 0
+    with pytest.raises(ChangeRefused):  # a learner would hear of a term that we may forget
+        core.change_members(voters=[A], learners=[B])
+    core.persisted(ready.number, term=ready.term)
+    assert core.commit == 1
+    core.change_members(voters=[A], learners=[B])
 
 
 def test_leader_counts_itself_only_after_its_flush() -> None:
