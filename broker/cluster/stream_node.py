@@ -224,6 +224,7 @@ class StreamNode:
             take_acks=self.receiver.take_acks,
             lost=self.receiver.lost,
             before_send=mesh.interest.flush,
+            account_of=self.outboxes.account_name,
         )
 
     def _build_observers(self) -> None:

@@ -57,6 +57,7 @@ class AccountDirectory:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self._path / f"{public}{SUFFIX}")
+        self._sync()
 
     def delete(self, public: str) -> bool:
         """The file is renamed, so that it can be restored. False if there is none."""
@@ -64,7 +65,17 @@ class AccountDirectory:
         if not file.exists():
             return False
         file.replace(file.with_name(file.name + DELETED))
+        self._sync()
         return True
+
+    def _sync(self) -> None:
+        """The names are on disk when this returns: a change that was answered stays, also after a
+        power failure."""
+        directory = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def _is_account(name: str) -> bool:

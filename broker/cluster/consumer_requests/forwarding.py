@@ -48,6 +48,7 @@ class RequestForwarder:
     take_acks: Callable[[ForwardedAcks], None]
     lost: Callable[[ForwardedRequest], None]
     before_send: Callable[[], None]
+    account_of: Callable[[int], str]  # the name of a group's account
     dropped: int = 0
     _pulls: WaitingPulls = field(default_factory=WaitingPulls)
     _held: WaitingForLeader[ForwardedRequest] = field(default_factory=WaitingForLeader)
@@ -99,7 +100,8 @@ class RequestForwarder:
     def hold(self, request: ForwardedRequest) -> bool:
         """Queue it until `release`. False if the queue is full: then the client is told."""
         size = HELD_OVERHEAD_BYTES + _size(request)
-        held = self._held.keep(request[0], request, size, now_s=time.monotonic())
+        group, now_s = request[0], time.monotonic()
+        held = self._held.keep(group, request, size, owner=self.account_of(group), now_s=now_s)
         if not held:
             self.dropped += 1
             self.lost(request)
@@ -107,7 +109,8 @@ class RequestForwarder:
 
     def hold_acks(self, acks: ForwardedAcks) -> None:
         size = HELD_OVERHEAD_BYTES + HELD_ACK_BYTES * len(acks[2])
-        if not self._held_acks.keep(acks[0], acks, size, now_s=time.monotonic()):
+        owner, now_s = self.account_of(acks[0]), time.monotonic()
+        if not self._held_acks.keep(acks[0], acks, size, owner=owner, now_s=now_s):
             self.dropped += len(acks[2])
 
     def release(self, group: int) -> None:

@@ -187,6 +187,11 @@ class OutboxTable:
         account = self.account_of(group)
         self.later(act, account.name if account is not None else None, group)
 
+    def account_name(self, group: int) -> str:
+        """The name of the account of the group's stream; "" if there is no such stream."""
+        account = self.account_of(group)
+        return "" if account is None else account.name
+
     def account_of(self, group: int) -> Account | None:
         """The account of the group's stream, or None if there is no such stream."""
         outbox = self._outboxes.get(group)

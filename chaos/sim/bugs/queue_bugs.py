@@ -41,10 +41,11 @@ def _never_busy(original: Callable[..., Any]) -> object:
 
 def _keep_everything(_: object) -> object:
     def keep(
-        self: WaitingForLeader[Any], group: int, item: Any, size: int, *, now_s: float
+        self: WaitingForLeader[Any], group: int, item: Any, size: int, *, owner: str, now_s: float
     ) -> bool:
         self._by_group.setdefault(group, []).append((now_s + HELD_S, size, item))
-        self._bytes += size
+        self._owners[group] = owner
+        self._count(owner, size)
         return True
 
     return keep

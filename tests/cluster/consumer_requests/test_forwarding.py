@@ -35,6 +35,7 @@ class Bench:
             take_acks=self.taken_acks.append,
             lost=self.lost.append,
             before_send=lambda: self.log.append("interest"),
+            account_of=lambda group: "A" if group < 50 else "B",
         )
 
     def _send(self, to: NodeId, channel: int, frame: bytes) -> bool:
@@ -158,6 +159,28 @@ def test_requests_beyond_the_age_or_size_bound_are_dropped(monkeypatch: pytest.M
     assert bench.forwarder.dropped == 21
     # The clients of the refused one, and of the one that was dropped for another, are told.
     assert bench.lost == [request(41, 2, b"p" * 500), request(40, 1, b"p" * 500)]
+
+
+def test_an_account_that_fills_the_queue_gives_way_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its streams may be without a leader for long. The other's requests are held as well."""
+    monkeypatch.setattr(waiting_for_leader, "HELD_BYTES_MAX", 10_000)
+    bench = Bench()
+    greedy = [request(40 + number % 2, number, b"p" * 500) for number in range(10, 30)]
+    held = [one for one in greedy if bench.forwarder.add(one)]
+    assert len(held) == len(greedy) - len(bench.lost) < len(greedy)
+    refused = len(bench.lost)
+    modest = [request(50, number, b"p" * 500) for number in range(10, 30)]
+    kept = [one for one in modest if bench.forwarder.add(one)]
+    assert len(kept) == len(held) // 2, "each has half of the queue"
+    bench.leaders.update({group: US for group in (40, 41, 50)})
+    for group in (40, 41, 50):
+        bench.forwarder.release(group)
+    assert [one for one in bench.taken if one[0] == 50] == kept
+    assert len(bench.taken) == len(held)
+    told = [one for one in bench.lost[refused:] if one[0] < 50]
+    assert len(told) == len(kept), "the clients of those that gave way are told"
 
 
 def test_held_requests_leave_when_the_link_to_their_leader_is_back() -> None:
