@@ -123,7 +123,10 @@ class LeaderState:
             raise ChangeRefused(
                 "another membership change, or the leader's first entry, is not committed yet"
             )
-        lost = [node for node in voters if node in self.peers and self.peers[node].recovering]
+        # One that votes already may have lost its log and then, for good, its disk: nothing could
+        # take its place if no change were allowed while it is a voter.
+        new = [node for node in voters if node in self.peers and not self._members.has_voter(node)]
+        lost = [node for node in new if self.peers[node].recovering]
         if lost:
             raise ChangeRefused(f"{lost} lost their logs and may not vote before they catch up")
 

@@ -9,7 +9,19 @@ from raft.core.log import MemoryReader, RaftLog
 from raft.core.messages import MessageKind
 from raft.core.raft_core import CoreConfig, RaftCore
 from raft.types import ChangeRefused, HardState, Index, InvariantViolation, NodeId, Role, Term
-from tests.support.core_rig import A, B, C, Group, core_of, drain, elect, entry, message, terms_of
+from tests.support.core_rig import (
+    A,
+    B,
+    C,
+    D,
+    Group,
+    core_of,
+    drain,
+    elect,
+    entry,
+    message,
+    terms_of,
+)
 
 K = MessageKind
 
@@ -64,6 +76,24 @@ def test_the_only_member_is_elected_and_begins_its_term_with_one_flush() -> None
     core.persisted(ready.number, term=ready.term)
     assert core.commit == 1
     core.change_members(voters=[A], learners=[B])
+
+
+def test_a_voter_that_lost_its_log_and_is_gone_can_be_replaced() -> None:
+    """Its last word was that it had lost its log. A learner without a log gets no vote."""
+    core = core_of()
+    ready = elect(core, B)
+    core.persisted(ready.number, term=ready.term)
+    core.step(message(K.APPEND_REPLY, C, A, 1, index=1))
+    core.step(message(K.HEARTBEAT_REPLY, B, A, 1, reject=True, hint_index=1))
+    core.change_members(voters=[A, B, C], learners=[D])
+    drain(core)
+    core.step(message(K.APPEND_REPLY, C, A, 1, index=2))
+    core.step(message(K.HEARTBEAT_REPLY, D, A, 1, reject=True, hint_index=1))
+    with pytest.raises(ChangeRefused):
+        core.change_members(voters=[A, C, D], learners=[])
+    core.step(message(K.HEARTBEAT_REPLY, D, A, 1, hint_index=1))
+    core.change_members(voters=[A, C, D], learners=[])
+    assert set(core.members.voters) == {A, C, D}
 
 
 def test_leader_counts_itself_only_after_its_flush() -> None:
