@@ -8,7 +8,7 @@ from typing import Any
 
 import nats
 import pytest
-from msgspec.json import encode
+from msgspec.json import decode, encode
 from msgspec.structs import replace
 
 from broker.config.load import BadSettings, load, parse_flags
@@ -95,11 +95,15 @@ def creds(tmp_path: Path, jwt: str, seed: str) -> str:
 def test_the_official_client_uses_a_credentials_file(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(**trusting(tmp_path, (ACCOUNT, account()))) as server:
-            given = creds(tmp_path, user(), USER.seed)
+            given = creds(tmp_path, user(exp=int(time.time()) + 3600), USER.seed)
             client = await nats.connect(url(server), user_credentials=given)
             (connection,) = server.connections.values()
             assert connection.identity.user == USER.public
             assert connection.account.name == ACCOUNT.public
+            answer = await client.request("$SYS.REQ.USER.INFO", timeout=PATIENCE)
+            shown = decode(answer.data)["data"]
+            assert shown["user"] == USER.public
+            assert 0 < shown["expires"] <= 3600 * 10**9
             sub = await client.subscribe("x")
             await client.publish("x", b"1")
             assert (await sub.next_msg(timeout=PATIENCE)).data == b"1"

@@ -6,10 +6,13 @@ Spec: NATS system account, $SYS.REQ.USER.INFO. Answered by the server the client
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from broker.accounts import Account
-from broker.config.options import Permissions, SubjectRules
+from broker.accounts.identity import Identity
+from broker.config.options import SubjectRules
 from broker.monitor.observed import Observed
 from broker.server.services import Document
 from broker.subjects import PublishingConnection, SinkKind, Subscription
@@ -48,11 +51,7 @@ class UserInfo:
             if reply:
                 document = {
                     "server": self._observed.stamp(),
-                    "data": about_user(
-                        connection.identity.user,
-                        connection.account.name,
-                        connection.identity.permissions,
-                    ),
+                    "data": about_user(connection.identity, now=time.time()),
                 }
                 body = msgspec.json.encode(document)
                 publish(connection.account, reply, b"", b"", body)
@@ -65,8 +64,11 @@ class UserInfo:
         return False
 
 
-def about_user(user: str, account: str, permissions: Permissions | None) -> Document:
-    document: Document = {"user": user, "account": account, "account_name": account}
+def about_user(identity: Identity, *, now: float) -> Document:
+    account, permissions = identity.account, identity.permissions
+    document: Document = {"user": identity.user, "account": account, "account_name": account}
+    if identity.expires:
+        document["expires"] = max(int((identity.expires - now) * 1e9), 0)  # nanoseconds left
     if permissions is not None:
         shown: Document = {}
         if permissions.publish is not None:
