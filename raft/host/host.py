@@ -312,7 +312,9 @@ class Host:
     def reads_are_current(self, group: GroupId) -> bool:
         """Whether a read of a group that we lead needs no barrier (GroupReads.are_current)."""
         held = self._groups.get(group)
-        return held is not None and held.reads.are_current(self._ticker.pace, boot_seconds())
+        if held is None or held.core.leads_alone():
+            return held is not None
+        return held.reads.are_current(self._ticker.pace, boot_seconds())
 
     # leadership
 

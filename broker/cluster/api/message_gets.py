@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 DIRECT_GET: Final = b"$JS.API.DIRECT.GET."
 DIRECT_WITHIN_S: Final = 2.0
+AT_ONCE_BYTES: Final = 16 * 1024  # answers of this size need no queue: few are under way
 LOOK_BYTES: Final = 64 * 1024  # answered between two reads of the clock
 ANSWERS_PER_STEP: Final = 32  # messages of one batch
 
@@ -90,7 +91,9 @@ class _Answers:
         if self._encoded and self._target is not None:
             data, count = b"".join(self._encoded), len(self._encoded)
             sink = cast("ClientSink", self._target.sink)
-            sink.deliver_encoded(self._target, data, messages=count, payload_bytes=self._bytes)
+            at_once = len(data) <= AT_ONCE_BYTES and not self._target.max_msgs
+            deliver = sink.deliver_answers if at_once else sink.deliver_encoded
+            deliver(self._target, data, messages=count, payload_bytes=self._bytes)
         self._encoded, self._bytes = [], 0
 
 
@@ -149,7 +152,11 @@ class MessageGets:
                 current, stream = name, self._led_here(account.name, name)
             answer: Answer | None = None
             if stream is not None and reply and not headers:
-                answer = _simple_get(stream, key if dot else None, payload)
+                try:
+                    answer = _simple_get(stream, key if dot else None, payload)
+                except BlockDamaged:
+                    unseen += LOOK_BYTES + 1
+                    continue  # the replica mends itself; without an answer the client retries
             if answer is None:
                 answers.send()
                 if not otherwise(row):

@@ -19,6 +19,7 @@ from broker.jetstream.config import StreamConfig
 from broker.jetstream.stream.stream import Stream
 from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.router import Router
+from broker.store.block.codec import BlockDamaged
 from broker.store.messages import MessageStore
 from broker.subjects import SinkKind, Subscription, finish
 from broker.wire import PubRun
@@ -107,6 +108,8 @@ class Client:
         self.wire += data
         return True
 
+    deliver_answers = deliver_encoded
+
 
 def asked(
     stream: Stream, gets: list[tuple[bytes, bytes, bytes]], *, subscribed: bytes = b"in.*",
@@ -168,6 +171,25 @@ def test_gets_by_sequence_are_answered_in_the_same_write(stream: Stream) -> None
     assert first.endswith(b"\r\n\r\nnew\r\n")
     assert b"404 Message Not Found" in second
     assert third.split(b"NATS/1.0")[1] == fourth.split(b"NATS/1.0")[1]
+
+
+def test_a_damaged_block_leaves_its_get_unanswered_and_answers_the_others(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = stream.store.rows
+
+    def damaged(seq: int) -> Any:
+        if seq == 2:
+            raise BlockDamaged("simulated damage")
+        return rows(seq)
+
+    monkeypatch.setattr(stream.store, "rows", damaged)
+    gets = [
+        (b"S", b"in.1", b'{"seq":2}'), (b"S", b"in.2", b'{"seq":3}'), (b"S.k.b", b"in.3", b""),
+        (b"S.k.a", b"in.4", b""),
+    ]  # fmt: skip
+    who, passed, missing = asked(stream, gets)
+    assert (who.log, passed, missing) == ([("bulk", 2)], [], [])
 
 
 def test_other_requests_keep_their_order(stream: Stream) -> None:

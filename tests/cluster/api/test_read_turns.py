@@ -62,13 +62,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(monkeypatch: pytest.MonkeyPatch, turns: LoopTurns) -> list[int]:
     """The turns of the loop in which something is delivered to a client."""
     seen: list[int] = []
-    deliver = ClientSink.deliver_encoded
 
-    def noted(self: ClientSink, *given: Any, **named: Any) -> bool:
-        seen.append(turns.count)
-        return deliver(self, *given, **named)
+    def watch(name: str) -> None:
+        deliver = getattr(ClientSink, name)
 
-    monkeypatch.setattr(ClientSink, "deliver_encoded", noted)
+        def noted(self: ClientSink, *given: Any, **named: Any) -> bool:
+            seen.append(turns.count)
+            delivered: bool = deliver(self, *given, **named)
+            return delivered
+
+        monkeypatch.setattr(ClientSink, name, noted)
+
+    watch("deliver_encoded")
+    watch("deliver_answers")
     return seen
 
 
