@@ -34,6 +34,7 @@ from broker.store.state_keys import BLOCK, DELETES, SUMMARY, StateBatch, key
 
 LIVE_SHARE: Final = 4  # a block is compacted when at most one row in so many is stored
 COMPACTIONS_PER_CHECKPOINT: Final = 2
+ROWS_PER_PART: Final = 2048  # of blocks that are prepared together
 CHECKPOINT_BYTES: Final = 2 << 20  # copying a larger batch takes milliseconds per MB
 UNWRITTEN_BYTES_MAX: Final = 32 << 20  # of all streams: then each writes what it has
 _EVERYTHING: Final = SubjectFilter(())
@@ -98,20 +99,27 @@ def overdue(store: MessageStore) -> bool:
 
 def work_ahead(store: MessageStore) -> bool:
     """Do a part of the next checkpoint's work; False if nothing is left. For a block with many
-    subjects each part takes milliseconds, so the caller does one part per loop turn."""
+    rows a part takes milliseconds, so the caller does one part per loop turn. Blocks of a few
+    large messages are done together: their stream may fill more than one of them per turn."""
     segments = store.segments
+    rows = 0
     for segment in segments.all:
         if segment.written or segment is segments.tail:
             continue
         if segment.summary is not None and (segment.packed is not None or not segments.packs()):
             continue
+        if rows and rows + segment.rows > ROWS_PER_PART:
+            return True
+        rows += segment.rows
         if segment.summary is not None:
             segment.packed = pack(_raw(store, segment))
-        elif segment.subjects is None:
+            return True  # as long as a part by itself
+        if segment.subjects is None:
             segments.subjects(segment)
         else:
             segment.summary = _encode(_summarize(store, segment))
             segment.hashes = subject_hashes(segment.subjects)
+    if rows:
         return True
     if segments.spent:
         segments.spent.pop()

@@ -107,13 +107,18 @@ def test_a_checkpoint_is_due_when_enough_is_unwritten() -> None:
     assert store.bytes <= 4 * persistence.CHECKPOINT_BYTES + segments.SEAL_BYTES + 100_100
 
 
-def test_work_ahead_does_the_work_of_the_checkpoint(db: Any) -> None:
+@pytest.mark.parametrize(("rows_together", "expected"), [(10, 8), (20, 4), (2048, 2)])
+def test_work_ahead_does_the_work_of_the_checkpoint(
+    db: Any, monkeypatch: pytest.MonkeyPatch, rows_together: int, expected: int
+) -> None:
+    """Two parts for each of the four sealed blocks of ten rows; small blocks share them."""
+    monkeypatch.setattr(persistence, "ROWS_PER_PART", rows_together)
     one, other = filled(db, 45), filled(db, 45, group=2)
     parts = 0
     while persistence.work_ahead(one):
         parts += 1
-        assert parts <= 8, "two for each of the four sealed blocks"
-    assert parts == 8
+        assert parts <= expected
+    assert parts == expected
     batches = MemoryDb(), MemoryDb()
     for memory, store in zip(batches, (one, other), strict=True):
         batch = memory.begin()

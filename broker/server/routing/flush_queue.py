@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from broker.accounts.unsent_bytes import UnsentBytes
 
-FLUSHES_MAX: Final = 48  # of one account in a turn of the loop
+FLUSHES_MAX: Final = 16  # of one account in a turn of the loop
 
 
 class FlushedConnection(Protocol):
