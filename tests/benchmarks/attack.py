@@ -22,6 +22,7 @@ Step = Callable[["Attack"], Awaitable[None]]
 class Attack:
     port: int
     seconds: float
+    replicas: int = 1  # of the streams that it creates
     until: float = 0.0
     done: int = 0  # requests answered, or messages sent
     clients: list[PlainClient] = field(default_factory=list)
@@ -33,6 +34,7 @@ class Attack:
 
     async def client(self) -> PlainClient:
         opened = await PlainClient.open(self.port, USER)
+        opened.replicas = self.replicas
         self.clients.append(opened)
         return opened
 

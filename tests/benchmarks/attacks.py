@@ -363,9 +363,9 @@ ATTACKS: dict[str, tuple[Step, Step]] = {
 }
 
 
-async def _carry_out(name: str, port: int, seconds: float) -> None:
+async def _carry_out(name: str, port: int, seconds: float, replicas: int) -> None:
     prepare, act = ATTACKS[name]
-    attack = Attack(port, seconds)
+    attack = Attack(port, seconds, replicas)
     await prepare(attack)
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
@@ -381,5 +381,5 @@ async def _carry_out(name: str, port: int, seconds: float) -> None:
     print(f"{attack.done} done{ended}", flush=True)
 
 
-def main(name: str, port: int, seconds: float) -> None:
-    asyncio.run(_carry_out(name, port, seconds))
+def main(name: str, port: int, seconds: float, replicas: int) -> None:
+    asyncio.run(_carry_out(name, port, seconds, replicas))

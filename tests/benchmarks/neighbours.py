@@ -1,12 +1,14 @@
 """What a quiet client notices while a client of another account attacks the server.
 
     python tests/benchmarks/neighbours.py [--seconds 10] [--settle 30] [--only TEXT] [--ours-only]
+        [--nodes 3]
 
 A well-behaved client sends a PING, a publish with ack and a get, each 50 times a second on its own
 connection, at fixed times: an answer that is late delays nothing, and its delay counts from the
 time it was due. Beside it one attack of attacks.py runs in another process and another account. The
 same is done with nats-server, in turns. Memory is the resident set of the server: before, its peak,
-and `--settle` seconds after the attack has ended.
+and `--settle` seconds after the attack has ended. With `--nodes 3` all streams have three replicas,
+and both clients are connected to the first of three nodes, whose memory is shown.
 
 Goals: p99 below 50 ms and worst below 250 ms for all three, or three times nats-server where that
 is better; memory grows by less than 200 MB and returns."""
@@ -38,6 +40,7 @@ QUIET = "quiet"
 EVERY_S = 0.02
 ANSWERS_WITHIN_S = 60.0
 CONFIG = """
+server_name: {name}
 listen: "127.0.0.1:{port}"
 jetstream {{ store_dir: "{directory}" }}
 max_connections: 4096
@@ -45,6 +48,9 @@ accounts {{
   ATTACK {{ jetstream: enabled, users: [{{ user: {attacker}, password: {attacker} }}] }}
   QUIET {{ jetstream: enabled, users: [{{ user: {quiet}, password: {quiet} }}] }}
 }}
+"""
+CLUSTER = """
+cluster {{ name: neighbours, listen: "127.0.0.1:{own}", routes: [{routes}] }}
 """
 
 
@@ -90,17 +96,37 @@ def memory_mb(pid: int, field_name: str = "VmRSS") -> float:
     return 0.0
 
 
-def start_server(kind: str, directory: Path) -> tuple[subprocess.Popen[bytes], int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = directory / "server.conf"
-    config.write_text(
-        CONFIG.format(port=port, directory=directory / "data", attacker=USER, quiet=QUIET)
-    )
-    command = our_command() if kind == OURS else ["nats-server"]
-    log = (directory / "log").open("wb")
-    return subprocess.Popen([*command, "-c", str(config)], stdout=log, stderr=log), port
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def start_servers(
+    kind: str, directory: Path, nodes: int
+) -> tuple[list[subprocess.Popen[bytes]], int]:
+    """Returns the servers and the port of the first one."""
+    ports, routes = free_ports(nodes), free_ports(nodes)
+    servers = []
+    for at in range(nodes):
+        place = directory / str(at)
+        place.mkdir()
+        text = CONFIG.format(
+            name=f"n{at}", port=ports[at], directory=place / "data", attacker=USER, quiet=QUIET
+        )
+        if nodes > 1:
+            urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
+            text += CLUSTER.format(own=routes[at], routes=urls)
+        (place / "server.conf").write_text(text)
+        command = our_command() if kind == OURS else ["nats-server"]
+        log = (place / "log").open("wb")
+        started = [*command, "-c", str(place / "server.conf")]
+        servers.append(subprocess.Popen(started, stdout=log, stderr=log))
+    return servers, ports[0]
 
 
 async def connected(port: int, user: str) -> PlainClient:
@@ -114,9 +140,14 @@ async def connected(port: int, user: str) -> PlainClient:
             await asyncio.sleep(0.05)
 
 
-async def quiet_probes(port: int) -> dict[str, Probe]:
+async def quiet_probes(port: int, nodes: int) -> dict[str, Probe]:
     setup = await connected(port, QUIET)
-    await setup.api("STREAM.CREATE.Q", {"name": "Q", "subjects": ["q"], "allow_direct": True})
+    config = {"name": "Q", "subjects": ["q"], "allow_direct": True, "num_replicas": nodes}
+    deadline = time.monotonic() + 30
+    while "error" in (answer := await answered(setup, config)):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the cluster is not ready: {answer}")
+        await asyncio.sleep(0.2)
     await setup.request(b"q", b"x" * 100)
     await setup.close()
     probes: dict[str, Probe] = {}
@@ -133,6 +164,15 @@ async def quiet_probes(port: int) -> dict[str, Probe]:
     return probes
 
 
+async def answered(client: PlainClient, config: dict[str, object]) -> dict[str, object]:
+    """A server that has no leader yet may not answer."""
+    try:
+        async with asyncio.timeout(6):
+            return await client.api("STREAM.CREATE.Q", config)
+    except TimeoutError:
+        return {"error": "no answer"}
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     attack: str
@@ -147,15 +187,16 @@ class Row:
         return f"| {self.attack} | {self.server} | {' | '.join(cells)} | {memory} | {self.note} |"
 
 
-async def measure(kind: str, attack: str, seconds: float, settle_s: float) -> Row:
+async def measure(kind: str, attack: str, seconds: float, settle_s: float, nodes: int) -> Row:
     directory = Path(tempfile.mkdtemp(prefix="neighbours"))
-    server, port = start_server(kind, directory)
+    servers, port = start_servers(kind, directory, nodes)
+    server = servers[0]
     attacker: asyncio.subprocess.Process | None = None
     try:
-        probes = await quiet_probes(port)
+        probes = await quiet_probes(port, nodes)
         attacker = await asyncio.create_subprocess_exec(
             sys.executable, __file__, "--attack", attack, "--port", str(port),
-            "--seconds", str(seconds),
+            "--seconds", str(seconds), "--nodes", str(nodes),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert attacker.stdout is not None
@@ -179,8 +220,9 @@ async def measure(kind: str, attack: str, seconds: float, settle_s: float) -> Ro
     finally:
         if attacker is not None and attacker.returncode is None:
             attacker.kill()
-        server.kill()
-        server.wait()
+        for one in servers:
+            one.kill()
+            one.wait()
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -193,7 +235,7 @@ async def compare(options: argparse.Namespace) -> None:
     for name in names:
         for kind in kinds:
             try:
-                row = await measure(kind, name, options.seconds, options.settle)
+                row = await measure(kind, name, options.seconds, options.settle, options.nodes)
             except (RuntimeError, OSError, TimeoutError) as problem:
                 print(f"| {name} | {kind} | failed: {problem!r} |", flush=True)
             else:
@@ -206,11 +248,12 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=30.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--ours-only", action="store_true")
+    parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--attack")
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
     if options.attack:
-        attack_main(options.attack, options.port, options.seconds)
+        attack_main(options.attack, options.port, options.seconds, options.nodes)
     else:
         asyncio.run(compare(options))
 

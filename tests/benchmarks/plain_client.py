@@ -21,6 +21,7 @@ class PlainClient(asyncio.Protocol):
         self.on_answer: Callable[[bytes, bytes], None] | None = None
         self.on_pong: Callable[[], None] | None = None
         self.closed = False
+        self.replicas = 1  # of streams that it creates
         self.acknowledges = False  # every message that has a reply subject
         self.errors = 0
         self._buffer = bytearray()
@@ -129,6 +130,8 @@ class PlainClient(asyncio.Protocol):
             return await future
 
     async def api(self, name: str, body: object = None) -> dict[str, Any]:
+        if name.startswith("STREAM.CREATE") and isinstance(body, dict) and self.replicas > 1:
+            body = body | {"num_replicas": self.replicas}
         payload = _json(body) if body is not None else b""
         answer: dict[str, Any] = json.loads(
             await self.request(b"$JS.API." + name.encode(), payload)

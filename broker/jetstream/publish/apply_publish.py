@@ -46,8 +46,8 @@ from broker.subjects import Steps, has_wildcard
 from broker.subjects.mapping import Mapping
 
 Exceptions = list[tuple[int, RowAnswer]]
-# Of an entry without notes: the size of all headers, see block_format.py.
-_HEADERS_LEN = slice(PUBLISH_PREFIX_SIZE + 28, PUBLISH_PREFIX_SIZE + 32)
+# Of an entry without notes: the size of all headers, at 28 in a block (block_format.py).
+_ENTRY_HEADERS = slice(PUBLISH_PREFIX_SIZE + 28, PUBLISH_PREFIX_SIZE + 32)
 
 
 class PublishApplier:
@@ -59,9 +59,11 @@ class PublishApplier:
 
     def is_long(self, entry: bytes) -> bool:
         """Whether a message may expect the last sequence of a pattern."""
-        if entry[0] == CommandKind.PUBLISH and not any(entry[_HEADERS_LEN]):
-            return False
-        return EXPECTED_SUBJECT in entry
+        if entry[0] == CommandKind.PUBLISH:
+            headers_len = entry[_ENTRY_HEADERS]
+        else:
+            headers_len = bytes(decode_notes(memoryview(entry)[PUBLISH_PREFIX_SIZE:])[1][28:32])
+        return any(headers_len) and EXPECTED_SUBJECT in entry
 
     def prepare(self, entry: bytes) -> Steps[None]:
         """Search for these last sequences."""
