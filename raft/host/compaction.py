@@ -139,7 +139,8 @@ class Compactor:
         policy = self.policy
         if group.persistent:
             keep_bytes = min(policy.keep_bytes, self._store.log_goal_bytes * 2 // 3)
-            policy = replace(policy, keep_bytes=keep_bytes)
+            if keep_bytes != policy.keep_bytes:
+                policy = replace(policy, keep_bytes=keep_bytes)
         pressed = group.persistent and self._store.is_pressed(group.id)
         if pressed or group.erase_upto >= log.first_index():
             policy = replace(policy, keep_entries=0, step_entries=1)
