@@ -7,6 +7,7 @@ Spec: the same seed gives the same run, in every process and on every machine.""
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.journal import Journal, Operation
 
 OPERATIONS_SHOWN = 12
+NAMING_FIELDS = ("id", "batch")  # of operations: a verdict names them as words
 
 
 @dataclass(slots=True)
@@ -65,14 +67,14 @@ def run_broker_seed(seed: int, *, plan: Plan | None = None, tell: bool = False) 
         steps=cluster.world.steps,
         counters=cluster.counters,
         story=story,
-        operations=_leading_to(violation, cluster.journal) if violation else [],
+        operations=leading_to(violation, cluster.journal) if violation else [],
     )
     del cluster
     free_garbage()
     return outcome
 
 
-def _leading_to(violation: str, journal: Journal) -> list[str]:
+def leading_to(violation: str, journal: Journal) -> list[str]:
     """The operations that the verdict names, or the last ones."""
     named = [one for one in journal.operations if _is_named(one, violation)]
     return [str(one) for one in (named or journal.operations)[-OPERATIONS_SHOWN:]]
@@ -80,7 +82,10 @@ def _leading_to(violation: str, journal: Journal) -> list[str]:
 
 def _is_named(operation: Operation, violation: str) -> bool:
     payload = operation.fields.get("payload")
-    return isinstance(payload, bytes) and repr(payload[:24]) in violation
+    if isinstance(payload, bytes) and repr(payload[:24]) in violation:
+        return True
+    words = re.split(r"[\s,:]+", violation)
+    return any(operation.fields.get(name) in words for name in NAMING_FIELDS)
 
 
 @dataclass(slots=True)

@@ -11,8 +11,10 @@ from chaos.sim.broker.marks import known_marks
 from chaos.sim.broker.plan import Plan
 from chaos.sim.broker.planted_bugs import BROKER_BUGS, find_bug
 from chaos.sim.broker.report import Replay, replay_report
-from chaos.sim.broker.run import run_broker_seed, survey_brokers
+from chaos.sim.broker.run import OPERATIONS_SHOWN, leading_to, run_broker_seed, survey_brokers
 from chaos.sim.broker.shrink import shrink
+from chaos.sim.promises.journal import Journal
+from chaos.sim.world.virtual_time import WorldTime
 
 STORY = """
 from chaos.sim.broker.run import run_broker_seed
@@ -53,6 +55,15 @@ def test_the_story_of_a_failure_names_the_command_that_repeats_it() -> None:
     assert f"verdict: {found.violation}" in text
     command = f"jetraft chaos sim --seed {found.seed} --workload 'acked publishers'"
     assert f"repeat: {command} --bug '{bug}'" in text
+
+
+def test_a_failure_shows_the_operations_that_its_verdict_names() -> None:
+    journal = Journal(WorldTime())
+    for number in range(OPERATIONS_SHOWN * 2):
+        journal.invoke("c", "repeated message", id=f"c-{number}", payload=b"%d" % number)
+    shown = leading_to("BATCHED: message id c-1 is stored 2 times: [1, 7]", journal)
+    assert shown == [str(journal.operations[1])]
+    assert len(leading_to("streams without a leader", journal)) == OPERATIONS_SHOWN
 
 
 def test_the_same_seed_gives_the_same_story_in_other_processes() -> None:
