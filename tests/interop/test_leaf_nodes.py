@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from nats.js.api import ExternalStream, StreamSource
 
 from broker.config.load import load, parse_flags
+from broker.local import free_ports
 from broker.main import Broker
 from broker.server.process.tasks import Tasks
 from tests.support.clusters import nats_server
@@ -268,5 +269,28 @@ def test_users_tls_and_refusals(ours: str, tmp_path: Path) -> None:
     async def work() -> None:
         async with pair(ours, tmp_path, hub=hub, leaf=leaf, url="tls://u:p@127.0.0.1") as both:
             await crossing(both.hub, both.leaf)
+
+    run(work())
+
+
+def test_a_loop_with_the_real_server_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ours is the leaf node of the real server, and the real server that of ours. Either may find
+    the loop; both say so."""
+    [port] = free_ports(1)
+
+    def leaf_of(other: int, own: int, name: str) -> str:
+        remotes = f'remotes: [ {{ url: "nats://127.0.0.1:{other}" }} ]'
+        leafs = f'leafnodes {{ listen: "127.0.0.1:{own}", {remotes} }}'
+        return f'listen: "127.0.0.1:-1"\nserver_name: {name}\n{leafs}\n'
+
+    async def work() -> None:
+        real = tmp_path / "real.conf"
+        real.write_text(leaf_of(port, -1, "R"))
+        with Process("-c", str(real), command=nats_server()) as process:
+            text = leaf_of(port_of(process, "leafnode"), port, "J")
+            async with our_server(tmp_path / "ours.conf", text):
+                await until(lambda: 'Loop detected for leafnode account="$G"' in caplog.text)
 
     run(work())
