@@ -23,7 +23,7 @@ from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start_position import Start, start_of
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.jetstream.stream.interest import ConsumerInterest
+from broker.jetstream.stream.interest import ConsumerInterest, Unneeded
 from broker.store.messages import MessageStore
 from broker.subjects import Steps, finish
 
@@ -39,6 +39,7 @@ class ConsumerSet:
         self._stream = stream
         self._store = store
         self._prepared: tuple[object, Start] | None = None  # for the next entry
+        self._unneeded: Unneeded | None = None  # the same
 
     # -- commands ---------------------------------------------------------------------------------
 
@@ -102,13 +103,20 @@ class ConsumerSet:
             self.interest.drop_unneeded()
         return result
 
+    def prepare_delete(self, command: DeleteConsumer) -> Steps[None]:
+        """Search for what will not be needed any more, in steps. Nothing may be applied until the
+        consumer is deleted."""
+        if command.name in self._by_name and len(self._by_name) > 1:
+            self._unneeded = yield from self.interest.unneeded(command.name)
+
     def delete(self, command: DeleteConsumer) -> bool | JetStreamError:
+        unneeded, self._unneeded = self._unneeded, None
         consumer = self._by_name.get(command.name)
         if consumer is None or command.incarnation not in (0, consumer.incarnation):
             return JetStreamError(ErrCode.CONSUMER_NOT_FOUND)
         del self._by_name[command.name]
         self._changed()
-        self.interest.drop_unneeded()
+        self.interest.drop_unneeded(unneeded)
         return True
 
     def progress(self, command: DeliveryProgress) -> None:

@@ -7,14 +7,18 @@ Spec: NATS JetStream retention policies: limits, interest, workqueue."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from broker.jetstream.config import Retention, StreamConfig
 from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.store.messages import MessageStore
+from broker.subjects import Steps, finish
 
+MESSAGES_PER_STEP: Final = 128  # that are compared with the positions of the consumers
 _CACHED_SUBJECTS_MAX: Final = 65536
+
+Unneeded = tuple[list[bytes], list[int]]  # subjects, and messages of other subjects
 
 
 class InterestedConsumer(AckingConsumer, Protocol):
@@ -86,24 +90,47 @@ class ConsumerInterest:
                     done.append(seq)
         store.remove_many(done)
 
-    def drop_unneeded(self) -> None:
+    def drop_unneeded(self, found: Unneeded | None = None) -> None:
         """Remove every message that no consumer needs. Needed when a consumer was deleted, changed
-        its filters, or when the retention became interest."""
+        its filters, or when the retention became interest. `found` is what was searched for
+        already."""
         if self._config.retention is not Retention.INTEREST:
             return
         store = self._store
         if not self._consumers:
             store.purge()
             return
-        for subject in sorted(name for name, _ in store.index.counts() if not self.wants(name)):
+        subjects, seqs = finish(self.unneeded()) if found is None else found
+        for subject in subjects:
             store.purge(subject)
+        for seq in seqs:
+            store.remove(seq)
+
+    def unneeded(self, leaving: str = "") -> Steps[Unneeded]:
+        """Subjects and messages that no consumer needs when one has left. The store and the
+        consumers must not change between two steps."""
+        store = self._store
+        staying = [one for name, one in self._consumers.items() if name != leaving]
+        subjects: set[bytes] = set()
+        for part in store.subject_parts(b">"):
+            subjects.update(name for name in part if not any(c.wants(name) for c in staying))
+            yield
+        seqs: list[int] = []
         seq = store.next_matching((), store.first_seq)
+        count = 0
         while seq:
             found = store.rows(seq)
-            if found is not None and self._unneeded(found[0].subject(found[1]), seq):
-                store.remove(seq)
+            subject = b"" if found is None else found[0].subject(found[1])
+            if subject and subject not in subjects and self._unneeded(subject, seq, staying):
+                seqs.append(seq)
             seq = store.next_matching((), seq + 1)
+            count += 1
+            if count % MESSAGES_PER_STEP == 0:
+                yield
+        return sorted(subjects), seqs
 
-    def _unneeded(self, subject: bytes, seq: int) -> bool:
-        consumers = self._consumers.values()
+    def _unneeded(
+        self, subject: bytes, seq: int, consumers: Collection[InterestedConsumer] | None = None
+    ) -> bool:
+        consumers = self._consumers.values() if consumers is None else consumers
         return all(consumer.settled(seq) or not consumer.wants(subject) for consumer in consumers)

@@ -34,7 +34,7 @@ from broker.jetstream.commands.stream_commands import (
     UpdateConfig,
     UpdateConsumer,
 )
-from broker.jetstream.config import Storage, StreamConfig
+from broker.jetstream.config import Retention, Storage, StreamConfig
 from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.jetstream.errors import JetStreamError
@@ -180,16 +180,20 @@ class Stream:
         kind = data[0]
         if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
             return self._publishes.is_long(data)
+        if kind == CommandKind.DELETE_CONSUMER:
+            return self.config.retention is Retention.INTEREST
         return kind == CommandKind.CREATE_CONSUMER
 
     def prepare(self, data: bytes) -> Steps[None]:
         """Search in steps for what `apply` needs of such an entry, which must be the next one."""
-        if data[0] != CommandKind.CREATE_CONSUMER:
+        if data[0] in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
             yield from self._publishes.prepare(data)
             return
         command = commands.decode(data)
-        assert isinstance(command, CreateConsumer)
-        yield from self._consumers.prepare(command)
+        if isinstance(command, CreateConsumer):
+            yield from self._consumers.prepare(command)
+        elif isinstance(command, DeleteConsumer):
+            yield from self._consumers.prepare_delete(command)
 
     def apply(self, index: int, data: bytes) -> object:
         """Apply the log entry at `index`. The result is for the proposer."""

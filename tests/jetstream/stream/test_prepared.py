@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from broker.jetstream.commands.stream_commands import DeleteConsumer, encode
 from broker.jetstream.config import DeliverPolicy
+from broker.jetstream.config.stream_config import Retention
+from broker.jetstream.consumer.consumer import Consumer
 from broker.store import segments
 from broker.store.index.subject_filter import SubjectFilter
 from broker.store.messages import MessageStore
@@ -131,3 +134,47 @@ def test_the_last_match_is_found_again_after_changes(removed: bool) -> None:
         assert matches.find(b"s.*.y") == first
     driver.publish("s.d.none")
     assert matches.find(b"s.*.none") == driver.stream.store.last_seq
+
+
+@pytest.mark.parametrize("acked", [True, False])
+def test_deleting_a_consumer_of_an_interest_stream_compares_few_messages_per_step(
+    monkeypatch: pytest.MonkeyPatch, acked: bool
+) -> None:
+    """Three consumers; one goes. What only that one needed is removed, by both replicas alike."""
+    settled = [0]
+    original = Consumer.settled
+
+    def counted(self: Consumer, seq: int) -> bool:
+        settled[0] += 1
+        return original(self, seq)
+
+    monkeypatch.setattr(Consumer, "settled", counted)
+    ours, twin = (Driver(retention=Retention.INTEREST) for _ in range(2))
+    for driver in (ours, twin):
+        driver.consumer("A", "s.*.x")
+        driver.consumer("B", "s.*.y")
+        driver.consumer("C", "s.*.x", "s.*.z")
+        driver.batch([(b"s.%d.%c" % (at, b"xyz"[at % 3]), {}, b"") for at in range(900)])
+        if acked:
+            driver.deliver("A", *range(1, 10, 3))
+            driver.ack("A", *range(1, 10, 3))
+    most = prepared(ours, settled)
+    ours.drop_consumer("C")
+    twin.drop_consumer("C")
+    assert ours.seqs() == twin.seqs()
+    assert len(ours.seqs()) == 600 - 3 * acked
+    assert most[0] <= 2 * 128
+    assert most[1] == 0
+
+
+def test_what_was_searched_for_one_delete_is_not_used_for_the_next() -> None:
+    driver = Driver(retention=Retention.INTEREST)
+    for name in "AB":
+        driver.consumer(name, f"s.{name}")
+    driver.batch([(b"s.A", {}, b""), (b"s.B", {}, b"")])
+    for _ in driver.stream.prepare(encode(DeleteConsumer(driver.now, "A"))):
+        pass
+    driver.run(DeleteConsumer(driver.now, "A", 10**6))  # another incarnation: refused
+    driver.consumer("D", "s.A")
+    driver.drop_consumer("B")
+    assert driver.seqs() == [1]
