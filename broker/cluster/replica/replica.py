@@ -420,8 +420,10 @@ class Replica:
         return [voter for voter in voters if voter != self._services.node]
 
     def successors(self) -> list[NodeId]:
-        """The other voters that are connected."""
-        return [voter for voter in self.other_voters() if self._services.connected(voter)]
+        """The other voters that are connected; the one with the most of the log first."""
+        connected = [voter for voter in self.other_voters() if self._services.connected(voter)]
+        matches = {peer.node: peer.match for peer in self._host.status(self.group).core.peers}
+        return sorted(connected, key=lambda voter: -matches.get(voter, 0))
 
     def transfer(self, to: NodeId) -> None:
         """Hand leadership over to another voter."""
