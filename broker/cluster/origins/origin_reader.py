@@ -38,6 +38,7 @@ from broker.jetstream.stream.sourcing import SourceMapping
 from broker.server.listeners import internal_client
 from broker.server.listeners.internal_client import HasClients
 from broker.store.block.codec import BlockBuilder
+from broker.subjects import LINKS, SinkKind
 from broker.wire import headers as wire_headers
 from raft import GroupId, NotLeader, RaftError
 
@@ -110,14 +111,17 @@ class OriginTarget(Protocol):
         """The result of an applied batch. Raises NotTaken."""
 
 
+SERVING = LINKS | {SinkKind.SERVICE}
+
+
 @dataclass(slots=True)
 class OriginAccess:
     """How origins are reached. A reload may change the remotes: the next connection uses them."""
 
     remotes: Mapping[str, Remote]
     inside: Callable[[str], Streams]  # a connection to this server, by account
-    # Whether somebody takes messages on this subject of the account: a leaf node or hub that has
-    # the domain, or an imported service.
+    # Whether a server answers requests on this subject of the account: a leaf node or hub that has
+    # the domain, or an imported service. A stream that would store the request does not count.
     answered: Callable[[str, bytes], bool] = lambda _account, _subject: False
 
     @classmethod
@@ -125,7 +129,8 @@ class OriginAccess:
         context = server.clients
 
         def answered(account: str, subject: bytes) -> bool:
-            return context.router.has_interest(context.account(account), subject)
+            found = context.account(account).subs.match(subject).plain
+            return any(sub.sink.kind in SERVING for sub in found)
 
         return cls(remotes, partial(internal_client.connect, server), answered)
 
@@ -134,7 +139,8 @@ class OriginAccess:
         if not api:
             return await OriginConnection.over(*self.inside(account))
         asked = f"{api}.CONSUMER.CREATE.{source.name}".encode()
-        if _remote_name(api) not in self.remotes and self.answered(account, asked):
+        unnamed = api.startswith("$JS.") and _remote_name(api) not in self.remotes
+        if unnamed and self.answered(account, asked):
             return await OriginConnection.over(*self.inside(account), api=api)
         return await OriginConnection.connect(self._address(api))
 
