@@ -12,12 +12,13 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from broker.jetstream.commands.stream_commands import DeleteConsumer
-from broker.jetstream.consumer import consumer as consumer_module
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start_position import Start
 from broker.jetstream.delivery.effects import Propose
 from broker.jetstream.delivery.engine import Delivery
 from broker.jetstream.delivery.inactivity import RETRY_NS, Inactivity
+from broker.jetstream.stream import consumer_set
+from broker.subjects import Steps
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 
 CHANGED: Final = ("changed consumers",)
@@ -110,9 +111,9 @@ def _never_rest(_: object) -> object:
     return deadline
 
 
-def _start_one_later(original: Callable[..., Start]) -> object:
-    def start_of(config: Any, store: Any, *, max_msgs_per_subject: int) -> Start:
-        start = original(config, store, max_msgs_per_subject=max_msgs_per_subject)
+def _start_one_later(original: Callable[..., Steps[Start]]) -> object:
+    def start_of(config: Any, store: Any, *, max_msgs_per_subject: int) -> Steps[Start]:
+        start = yield from original(config, store, max_msgs_per_subject=max_msgs_per_subject)
         if config.opt_start_seq:
             start.seq += 1
         return start
@@ -176,7 +177,7 @@ CHANGE_BUGS: Final[dict[str, BrokerBug]] = {
     ),
     "a watcher misses an update at a reconnect": BrokerBug(
         "a consumer begins with the sequence that it was asked to begin with",
-        (Replacement(consumer_module, "start_of", _start_one_later),),
+        (Replacement(consumer_set, "start_of", _start_one_later),),
         found_by=10,
         workloads=WATCH,
     ),

@@ -18,6 +18,8 @@ from broker.jetstream.delivery.cursor import Cursor
 from broker.jetstream.delivery.leader_time import LeaderTime
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 from raft.core.messages import Entry, EntryKind
+from raft.host.applier import Applier
+from raft.host.group import Group
 
 PULL: Final = ("pull consumers",)
 
@@ -74,18 +76,24 @@ def _resume_at_once(_: object) -> object:
     return resume_leading
 
 
-def _consumers_first(original: Callable[..., None]) -> object:
-    """Of the entries that are applied together, the creations of consumers come first."""
+def _consumers_first(original: Callable[..., bool]) -> object:
+    """Of the entries that wait to be applied, the creations of consumers come first."""
 
-    def apply(self: Replica, entries: Sequence[Entry]) -> None:
-        normal = [entry for entry in entries if entry.kind is EntryKind.NORMAL]
-        created = [one.data for one in normal if one.data[0] == CommandKind.CREATE_CONSUMER]
-        others = [one.data for one in normal if one.data[0] != CommandKind.CREATE_CONSUMER]
-        moved = iter([*created, *others])
-        swapped = {one.index: Entry(one.index, one.term, next(moved)) for one in normal}
-        original(self, [swapped.get(entry.index, entry) for entry in entries])
+    def work_off(self: Applier, group: Group) -> bool:
+        normal = [entry for entry in group.backlog if entry.kind is EntryKind.NORMAL]
+        if isinstance(group.machine, Replica) and normal:
+            moved = iter(sorted((one.data for one in normal), key=_creates_no_consumer))
+            swapped = {one.index: Entry(one.index, one.term, next(moved)) for one in normal}
+            waiting = [swapped.get(entry.index, entry) for entry in group.backlog]
+            group.backlog.clear()
+            group.backlog.extend(waiting)
+        return original(self, group)
 
-    return apply
+    return work_off
+
+
+def _creates_no_consumer(data: bytes) -> bool:
+    return data[0] != CommandKind.CREATE_CONSUMER
 
 
 CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
@@ -131,7 +139,7 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     ),
     "a consumer applied before its stream": BrokerBug(
         "a consumer begins after all that its stream had stored when it was created",
-        (Replacement(Replica, "apply", _consumers_first),),
+        (Replacement(Applier, "_work_off", _consumers_first),),
         found_by=0,
         workloads=("key-value watch",),
     ),
