@@ -114,6 +114,7 @@ class Replica:
         self.group = GroupId(assignment.group)
         self.account = services.account(assignment.account)
         self.leading: Leadership | None = None
+        self.refused: Leadership | None = None  # restarts in the next turn: it is ahead of the log
         self.leader_since_ns = 0
         # No other node is known to have led after this one: all that was acked is applied here.
         self.led_last = False
@@ -279,6 +280,7 @@ class Replica:
         except RaftError:
             # Not confirmed: the client repeats its ack, the message is delivered again. The
             # engines assume the commands were proposed, so they restart from applied state.
+            self.refused = self.leading
             if self.leading is not None:
                 asyncio.get_running_loop().call_soon(self._restart_leading, self.leading)
             return

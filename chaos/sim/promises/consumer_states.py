@@ -32,6 +32,8 @@ class AppliedReplica(SeenReplica, Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def refused(self) -> Leadership | None: ...
+    @property
     def _proposed(self) -> int: ...
 
 
@@ -116,7 +118,9 @@ def live_differs(replicas: Mapping[str, SeenReplica]) -> str:
 def _differs_at_rest(replica: AppliedReplica) -> str:
     """As `live_differs`, for engines that have nothing to replicate and nothing under way."""
     leading = replica.leading
-    if leading is None or leading.closed or replica.stream.applied < replica._proposed:
+    if leading is None or leading.closed or leading is replica.refused:
+        return ""
+    if replica.stream.applied < replica._proposed:
         return ""
     return next(
         filter(None, (_unlike(one) for one in leading.engines.values() if _rests(leading, one))), ""
