@@ -412,7 +412,7 @@ class StreamNode:
                 self.replicas.discard(replica.group)
                 self.storage.block_cache.discard_group(replica.group)
         self.meta_group.close()
-        self.meta_group.load()
+        self._load_table()
         if (founding := self.nodes.table_loaded()) is not None:
             self.nodes.enter(founding)
         self.flush.resume_erasures()

@@ -46,6 +46,7 @@ from broker.jetstream.config.api_levels import (
 )
 from broker.jetstream.config.consumer_config import ConsumerCreateRequest
 from broker.jetstream.consumer.ack_subjects import has_ack_form
+from broker.jetstream.delivery.pull_queue import LEADERSHIP_CHANGE, status
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.store.block.codec import BlockDamaged
 from broker.subjects import PublishingConnection, SinkKind, Subscription
@@ -233,10 +234,14 @@ class ApiService:
             async with asyncio.timeout(LEADER_WITHIN_S):
                 await self.streams.members.learned.wait()
         except TimeoutError:
-            return  # without an answer the client retries
+            # Without an answer to a get the client retries. One that pulls may wait for ever.
+            if call.request.kind is ApiKind.CONSUMER_MSG_NEXT:
+                header = status(LEADERSHIP_CHANGE)
+                self.router.publish(call.account, call.reply, b"", header, b"")
+            return
         if not self._without_json(call):
-            status = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % call.subject
-            self.router.publish(call.account, call.reply, b"", status, b"")
+            header = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % call.subject
+            self.router.publish(call.account, call.reply, b"", header, b"")
 
     def _refuse_alias(self, account: Account, subject: bytes, reply: bytes, denied: bytes) -> bool:
         """The domain's name for a subject must not open what is denied under the subject itself."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from broker.accounts import Account
+from broker.cluster.api import jetstream_api
 from broker.cluster.api.jetstream_api import ApiService
 from broker.cluster.api.leader_calls import ApiCall
 from broker.cluster.api.scan_plan import PlanService
@@ -191,6 +192,24 @@ def test_a_get_or_a_pull_after_a_start_waits_until_the_table_is_current(
             node.learn()
             await node.tasks[0]
             assert node.answers[0].startswith(answer)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("subject", "told"), [(GET, []), (PULL, [b"NATS/1.0 409 Leadership Change"])]
+)
+def test_a_pull_is_told_that_the_table_stays_unknown(
+    subject: bytes, told: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client repeats a get by itself, but may wait for the end of a pull for ever."""
+    monkeypatch.setattr(jetstream_api, "LEADER_WITHIN_S", 0)
+
+    async def test() -> None:
+        node = LaggingNode(after=7, learned=False)
+        assert node.ask(subject)
+        await node.tasks[0]
+        assert [answer.partition(b"\r\n")[0] for answer in node.answers] == told
 
     run(test())
 
