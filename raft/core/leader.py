@@ -129,6 +129,17 @@ class LeaderState:
         lost = [node for node in new if self.peers[node].recovering]
         if lost:
             raise ChangeRefused(f"{lost} lost their logs and may not vote before they catch up")
+        # But without it the others must be able to elect a leader, or nobody could tell it where
+        # the log ends, and it would never vote again. One that was not heard of may be such a one.
+        absent = [
+            node
+            for node in voters
+            if self._members.has_voter(node)
+            and (peer := self.peers.get(node)) is not None
+            and (peer.recovering or not peer.match)
+        ]
+        if 2 * len(absent) >= len(voters):
+            raise ChangeRefused(f"{absent} lost their logs, or have not answered in this term")
 
     # -- time
 

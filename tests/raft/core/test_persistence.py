@@ -78,6 +78,26 @@ def test_the_only_member_is_elected_and_begins_its_term_with_one_flush() -> None
     core.change_members(voters=[A], learners=[B])
 
 
+def test_a_group_does_not_shrink_to_voters_that_cannot_elect() -> None:
+    """One that lost its log votes again when a leader has told it where the log ends: there must
+    be one without it. A new leader does not know before it has heard of it."""
+    core = core_of()
+    ready = elect(core, B)
+    core.persisted(ready.number, term=ready.term)
+    core.step(message(K.APPEND_REPLY, B, A, 1, index=1))
+    with pytest.raises(ChangeRefused, match="have not answered"):
+        core.change_members(voters=[C], learners=[])
+    core.step(message(K.HEARTBEAT_REPLY, C, A, 1, reject=True, hint_index=1))
+    with pytest.raises(ChangeRefused, match="lost their logs"):
+        core.change_members(voters=[C], learners=[])
+    with pytest.raises(ChangeRefused, match="lost their logs"):
+        core.change_members(voters=[A, C], learners=[])
+    core.step(message(K.HEARTBEAT_REPLY, C, A, 1, hint_index=1))
+    core.step(message(K.APPEND_REPLY, C, A, 1, index=1, context=1))
+    core.change_members(voters=[C], learners=[])
+    assert set(core.members.voters) == {C}
+
+
 def test_a_voter_that_lost_its_log_and_is_gone_can_be_replaced() -> None:
     """Its last word was that it had lost its log. A learner without a log gets no vote."""
     core = core_of()
