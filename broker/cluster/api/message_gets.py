@@ -4,8 +4,8 @@ Owns: whether a get is answered here or by the stream's leader, and the loop tha
 of single keys together.
 May not touch: how a message is found (direct_get.py).
 A get is answered here when this node leads the stream and its reads are current. A direct get is
-also answered by a replica that follows, if it has applied all that the leader says was acknowledged
-before. Every other get is forwarded to the leader.
+also answered by a replica that follows, if it has applied exactly as much as its leader. Every
+other get is forwarded to the leader.
 Spec: NATS JetStream API, STREAM.MSG.GET and DIRECT.GET (ADR-31)."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import msgspec
 
@@ -95,6 +95,11 @@ class _Answers:
             deliver = sink.deliver_answers if at_once else sink.deliver_encoded
             deliver(self._target, data, messages=count, payload_bytes=self._bytes)
         self._encoded, self._bytes = [], 0
+
+
+class AppliedStream(Protocol):
+    @property
+    def applied(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -267,7 +272,7 @@ class MessageGets:
             return False
         index = await self.read_indexes.get(group)
         replica = self.replicas.get(group)  # another one, if it was opened again
-        if replica is None or index is None or replica.stream.applied < index:
+        if replica is None or index is None or not self.is_level(replica.stream, index):
             return False
         steps = direct_get(replica.stream, call.request.rest, call.headers, call.payload)
         try:
@@ -276,6 +281,12 @@ class MessageGets:
             return False  # the replica mends itself
         await self._in_turns(call, _found(found))
         return True
+
+    @staticmethod
+    def is_level(stream: AppliedStream, index: Index) -> bool:
+        """Whether a replica that follows shows what its leader shows: not less, and not more. The
+        leader's own disk may be the slowest, and a read after this one must not be older."""
+        return stream.applied == index
 
     async def _ask_leader(self, call: ApiCall, group: int) -> None:
         try:

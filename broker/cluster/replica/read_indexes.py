@@ -1,5 +1,5 @@
-"""Read indexes for replicas that follow: how far a replica must have applied the log of its group
-to show everything that was acknowledged before a read was asked for.
+"""Read indexes for replicas that follow: how far their leaders have applied the log, asked for
+after a read has arrived. A replica that has applied as much shows all that was acknowledged before.
 
 Owns: the questions to the leaders, one under way per group. Reads that come meanwhile share the
 next question, because the answer to the one under way may be older than they are.

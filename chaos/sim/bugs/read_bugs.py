@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from broker.cluster.api.leader_api import LeaderApi
+from broker.cluster.api.message_gets import MessageGets
 from broker.cluster.api.scan_plan import PlanService
 from broker.cluster.meta.assignments import Assignment
-from broker.cluster.replica.read_indexes import ReadIndexes
 from broker.jetstream.errors import ErrCode, JetStreamError
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
-from raft import Index
 from raft.host.reads import GroupReads
 from raft.host.ticker import TickPace
 from raft.types import Role
@@ -48,25 +47,12 @@ def _wait_for_nothing(_: object) -> Callable[..., Awaitable[None]]:
     return wait_current
 
 
-def _follow_blindly(_: object) -> Callable[..., Awaitable[Index]]:
-    async def get(_self: ReadIndexes, _group: int) -> Index:
-        return Index(0)
-
-    return get
+def _follow_blindly(_: object) -> object:
+    return staticmethod(lambda _stream, _index: True)
 
 
-def _keep_the_index(
-    original: Callable[..., Awaitable[Index | None]],
-) -> Callable[..., Awaitable[Index | None]]:
-    answers: dict[tuple[int, int], Index] = {}
-
-    async def get(self: ReadIndexes, group: int) -> Index | None:
-        known = answers.get((id(self), group))
-        if known is None:
-            known = answers[id(self), group] = await original(self, group) or Index(0)
-        return known
-
-    return get
+def _run_ahead(_: object) -> object:
+    return staticmethod(lambda stream, index: stream.applied >= index)
 
 
 def _trust_the_table(_: object) -> Callable[..., Awaitable[Assignment]]:
@@ -103,15 +89,16 @@ READ_BUGS: Final[dict[str, BrokerBug]] = {
     ),
     "a follower reads without asking": BrokerBug(
         "a follower answers a get when it has applied what the leader has (Raft thesis 6.4)",
-        (Replacement(ReadIndexes, "get", _follow_blindly),),
+        (Replacement(MessageGets, "is_level", _follow_blindly),),
         found_by=0,
         workloads=_READERS,
     ),
-    "a read index that is kept": BrokerBug(
-        "a read index is asked for after the get has arrived (Raft thesis 6.4)",
-        (Replacement(ReadIndexes, "get", _keep_the_index),),
+    "a follower reads ahead of its leader": BrokerBug(
+        "a follower that has applied more than its leader leaves the get to the leader",
+        (Replacement(MessageGets, "is_level", _run_ahead),),
         found_by=0,
         workloads=_READERS,
+        faults=("slow disk",),
     ),
     "a node that knows no streams denies them": BrokerBug(
         "a node says that there is no such stream only when its table of streams is current",
