@@ -33,6 +33,10 @@ class SnapshotUnavailable(Exception):
     """The machine cannot show its state; it is dealing with that. The transfer is tried again."""
 
 
+class MachineDamaged(Exception):
+    """The machine has met damage in its stored state; it is dealing with that. The group stops."""
+
+
 class StateMachine(Protocol):
     """What a group replicates. All calls come from the loop, one at a time."""
 

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from raft.core.log import RaftLog, TailRoom
 from raft.core.raft_core import RaftCore
 from raft.core.ready import CoreConfig
-from raft.host.group import Group, GroupStopped, HostLimits, StateMachine, UnknownGroup
+from raft.host.group import (
+    Group,
+    GroupStopped,
+    HostLimits,
+    MachineDamaged,
+    StateMachine,
+    UnknownGroup,
+)
 from raft.store.disk_space import Space
 from raft.store.group_log import GroupLog, MemoryLog
 from raft.store.log_store import LogStore
@@ -146,11 +153,14 @@ class GroupTable:
         return held
 
     def fail(self, group: Group, error: Exception) -> None:
-        """Our code or the state machine is wrong: this replica stops rather than continue from a
-        wrong state."""
+        """Our code or the state machine is wrong, or its state is damaged: this replica stops
+        rather than continue from a wrong state."""
         if group.stopped is not None:
             return
-        _log.critical("group %d is stopped on this node", group.id, exc_info=error)
+        if isinstance(error, MachineDamaged):
+            _log.error("group %d is stopped on this node: %s", group.id, error)
+        else:
+            _log.critical("group %d is stopped on this node", group.id, exc_info=error)
         self._stop(group, f"{type(error).__name__}: {error}")
 
     def stop_persistent(self, reason: str) -> None:

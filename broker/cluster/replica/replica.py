@@ -45,7 +45,7 @@ from broker.store.memory_db import MemoryDb
 from broker.store.segments import BlockCache
 from broker.store.state_keys import StateKeeper
 from raft import Entry, EntryKind, GroupId, Index, NodeId, RaftError, Role, SnapshotMeta, Term
-from raft.host.group import SnapshotUnavailable
+from raft.host.group import MachineDamaged, SnapshotUnavailable
 from raft.host.host import Host
 from raft.store.disk_space import Space
 
@@ -315,7 +315,16 @@ class Replica:
         return entry.kind is EntryKind.NORMAL and self.stream.is_long(entry.data)
 
     def prepare(self, entry: Entry) -> Iterator[None]:
-        return self.stream.prepare(entry.data)
+        try:
+            yield from self.stream.prepare(entry.data)
+        except BlockDamaged as damage:
+            raise MachineDamaged(str(damage)) from damage
+
+    def _result(self, entry: Entry) -> object:
+        try:
+            return self.stream.apply(entry.index, entry.data)
+        except BlockDamaged as damage:
+            raise MachineDamaged(str(damage)) from damage
 
     def apply(self, entries: Sequence[Entry]) -> None:
         stored = False
@@ -324,7 +333,7 @@ class Replica:
             if entry.kind is not EntryKind.NORMAL:
                 self.stream.advanced(entry.index)
                 continue
-            result = self.stream.apply(entry.index, entry.data)
+            result = self._result(entry)
             kind = entry.data[0]
             if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
                 stored = True

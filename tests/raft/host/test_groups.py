@@ -8,11 +8,13 @@ import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from raft.core.messages import Message, MessageKind
-from raft.host.group import EntryTooLarge, GroupStopped
+from raft.host.group import EntryTooLarge, GroupStopped, MachineDamaged
+from raft.host.group_table import GroupTable
 from raft.host.host import HostLimits
 from raft.host.inbound import STRAYS_NORMAL
 from raft.host.latency import Histogram
@@ -299,3 +301,14 @@ def test_quantiles_are_upper_bounds() -> None:
     latency = histogram.snapshot()
     assert 0.05 <= latency.quantile(0.5) <= 0.1024
     assert latency.quantile(1.0) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("error", "shown"), [(MachineDamaged("a bit"), False), (KeyError(), True)])
+def test_damage_of_the_state_is_no_bug_and_has_no_traceback(
+    error: Exception, *, shown: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped: list[str] = []
+    table = SimpleNamespace(_stop=lambda _, reason: stopped.append(reason))
+    GroupTable.fail(cast(Any, table), cast(Any, SimpleNamespace(id=7, stopped=None)), error)
+    assert stopped == [f"{type(error).__name__}: {error}"]
+    assert bool(caplog.records[0].exc_info) == shown
