@@ -290,6 +290,7 @@ class StreamNode:
             feature_level=lambda: self.assignments.level,
             domain=options.domain,
             now_ns=self.now_ns,
+            time_is_guess=lambda: self.clock.is_guess,
             account=server.account,
             connected=mesh.connected,
             answer=self.answers.send,

@@ -76,6 +76,11 @@ class ClusterClock:
         return self._time.now_ns(boot_ns())
 
     @property
+    def is_guess(self) -> bool:
+        """Whether the time is only that of the own clock, although there are other members."""
+        return self._time.is_guess
+
+    @property
     def verdict(self) -> ClockVerdict:
         return self._time.verdict
 

@@ -103,6 +103,12 @@ class ClusterTime:
         return not self.is_held and boot_ns - self._clustered_ns > KNOWN_WITHIN_NS
 
     @property
+    def is_guess(self) -> bool:
+        """Whether there are other members, and no clock but our own is known."""
+        others = self._members - {self._node}
+        return not self.is_held and bool(others) and others.isdisjoint(self._peers)
+
+    @property
     def own_error_ns(self) -> int:
         """How far our own wall clock is ahead of the time."""
         return self._own.offset_ns - self._offset_ns

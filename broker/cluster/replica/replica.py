@@ -87,6 +87,7 @@ class ReplicaServices:
     feature_level: Callable[[], int]  # of the cluster
     domain: str
     now_ns: Callable[[], int]
+    time_is_guess: Callable[[], bool]  # the time of the cluster is not known, only the own clock
     account: Callable[[str], Account]
     connected: Callable[[NodeId], bool]
     answer: Callable[[NodeId, BatchAnswer], None]  # of a publish, to the node it came from
@@ -230,10 +231,13 @@ class Replica:
         return self.leading is None or consumer in self.stream.consumers
 
     def stamp(self) -> int:
-        """The time of a command: wall time that never goes back within the stream."""
-        now_ns = self._services.now_ns()
-        self._last_stamp_ns = max(now_ns, self._last_stamp_ns, self.stream.last_time)
-        return self._last_stamp_ns
+        """The time of a command: that of the cluster, which never goes back within the stream.
+        While nothing but the own clock is known, which may be an hour ahead, it stands still."""
+        last_ns = max(self._last_stamp_ns, self.stream.last_time)
+        if not last_ns or not self._services.time_is_guess():
+            last_ns = max(last_ns, self._services.now_ns())
+        self._last_stamp_ns = last_ns
+        return last_ns
 
     # -- proposing, on the leader ---------------------------------------------------------------
 

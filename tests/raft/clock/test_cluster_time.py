@@ -119,6 +119,15 @@ def test_a_node_whose_clock_differs_from_the_time_it_adopted_is_wrong() -> None:
     assert rig.update().verdict is ClockVerdict.DISAGREES
 
 
+def test_the_own_clock_alone_is_a_guess_while_there_are_other_members() -> None:
+    rig = Rig(up=set())
+    assert rig.update().is_guess
+    rig.up = {B}
+    assert not rig.update().is_guess
+    assert not Rig(members=(A,)).update().is_guess
+    assert not Rig(members=()).update().is_guess
+
+
 @pytest.mark.parametrize("wrong", [{A: HOUR}, {B: HOUR}])
 def test_in_doubt_the_earliest_clock_is_used(wrong: dict[NodeId, int]) -> None:
     rig = Rig(wrong=wrong, up={B})
