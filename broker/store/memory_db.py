@@ -48,6 +48,11 @@ class MemoryDb:
             else:
                 self.values[raw_key] = value
 
+    def wipe(self, group: int) -> None:
+        prefix = group.to_bytes(8, "big")
+        for raw_key in [k for k in self.values if k.startswith(prefix)]:
+            del self.values[raw_key]
+
     def flush(self) -> None:
         """Nothing to do."""
 

@@ -72,9 +72,6 @@ class StateKeeper(Protocol):
         """Call `fill` with an empty batch and write the batch; returns the result of `fill`."""
         ...
 
-
-def wipe(files: BlockFiles, batch: StateBatch) -> None:
-    """Queue the deletion of all records of a group."""
-    for kind in KINDS:
-        for seq, _ in files.scan(kind):
-            batch.delete(key(files.group, kind, seq))
+    def wipe(self, group: int, /) -> None:
+        """Delete all records of a group, without reading them: they may be damaged."""
+        ...

@@ -15,7 +15,7 @@ from broker.store.messages import MessageStore
 from broker.store.persistence import compact
 from broker.store.segments import BlockCache, View
 from broker.store.state_db import StateDb
-from broker.store.state_keys import BLOCK, KINDS, key, wipe
+from broker.store.state_keys import BLOCK, KINDS, key
 
 
 @pytest.fixture(params=["memory", "rocksdb"])
@@ -151,9 +151,7 @@ def test_dropped_blocks_are_deleted_from_disk(db: Any) -> None:
     state = checkpoint(db, store)
     assert [seq for seq, _ in db.files(1).scan(BLOCK)] == [21]
     assert persistence.digest(reopened(db, state)) == persistence.digest(store)
-    batch = db.begin()
-    wipe(db.files(1), batch)
-    db.write(batch)
+    db.wipe(1)
     assert not [seq for kind in KINDS for seq, _ in db.files(1).scan(kind)]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from struct import Struct as Packing
 from typing import Protocol
 
-from broker.store.state_keys import POSITION, StateBatch, StateKeeper, key, wipe
+from broker.store.state_keys import POSITION, StateBatch, StateKeeper, key
 from raft import GroupId, Index, SnapshotMeta, Term
 
 _POSITION = Packing("<QQ")  # index, term
@@ -114,8 +114,7 @@ class Checkpoints:
         return self._applied_term
 
     def wipe(self) -> None:
-        files = self._state.files(self._group)
-        self._state.change(lambda batch: wipe(files, batch))
+        self._state.wipe(self._group)
 
     def close(self) -> None:
         if self._turn is not None:

@@ -389,7 +389,8 @@ class SegmentKeeper:
     def _release(self, segment: LogSegment) -> None:
         """Raises OSError."""
         with self.log.lock:
-            del self.log.segments[segment.number]
+            if self.log.segments.pop(segment.number, None) is None:
+                return  # the log was closed meanwhile
             if self.pressed is segment:
                 self.pressed = None
         segment.file.close()
