@@ -139,7 +139,11 @@ def test_a_full_disk_can_be_read_and_emptied(tmp_path: Path, disk: Path) -> None
 
             await eventually(filled, "less than 1.5 bytes of disk per stored byte")
             assert scraped(server, "/healthz")[0] == 503
-            assert scraped(server, "/healthz?ready=true")[0] == 200, "it must be reached"
+
+            async def ready() -> bool:
+                return scraped(server, "/healthz?ready=true")[0] == 200
+
+            await eventually(ready, "a full disk that can be reached")
 
             pulled = await stream.pull_subscribe_bind("c", "F")
             for message in await pulled.fetch(10, timeout=20):
