@@ -22,6 +22,8 @@ class MemoryBatch:
     def put(self, raw_key: bytes, value: bytes) -> None:
         self.changes.append((raw_key, value))
 
+    put_sealed = put
+
     def delete(self, raw_key: bytes) -> None:
         self.changes.append((raw_key, None))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 
 from broker.store import search
 from broker.store.block.codec import Block, BlockBuilder, Rows, stamped
@@ -461,10 +461,10 @@ class MessageStore:
         high = self.last_seq if last is None else min(last, self.last_seq)
         return search.gaps(self.segments, first=low, last=high)
 
-    def deleted_sequences(self, limit: int) -> tuple[int, ...]:
+    def deleted_sequences(self, limit: int) -> Steps[tuple[int, ...]]:
         """The first `limit` sequences of those ranges; a range can be enormous."""
-        gaps = self.deleted_ranges()
-        return tuple(islice((seq for a, b in gaps for seq in range(a, b + 1)), limit))
+        first, last = self.first_seq, self.last_seq
+        return search.missing_steps(self.segments, first=first, last=last, limit=limit)
 
     # -- private ----------------------------------------------------------------------------------
 

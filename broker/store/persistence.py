@@ -97,6 +97,14 @@ def overdue(store: MessageStore) -> bool:
     return store.segments.unwritten_bytes > 4 * CHECKPOINT_BYTES
 
 
+def overdue_by_far(store: MessageStore) -> bool:
+    """The same, for a store whose last checkpoint waits for its blocks to be on disk."""
+    unwritten = store.segments.unwritten_bytes
+    return unwritten > 12 * CHECKPOINT_BYTES or (
+        unwritten > 0 and store.segments.cache.unwritten_bytes > 2 * UNWRITTEN_BYTES_MAX
+    )
+
+
 def work_ahead(store: MessageStore) -> bool:
     """Do a part of the next checkpoint's work; False if nothing is left. For a block with many
     rows a part takes milliseconds, so the caller does one part per loop turn. Blocks of a few
@@ -160,7 +168,8 @@ def checkpoint(store: MessageStore, batch: StateBatch) -> int:
         if not segment.written:
             raw = _raw(store, segment)
             stored = _stored(store, segment, raw)
-            batch.put(key(group, BLOCK, segment.first_seq), stored)
+            put = batch.put if segment is segments.tail else batch.put_sealed
+            put(key(group, BLOCK, segment.first_seq), stored)
             summary = segment.summary or _encode(_summarize(store, segment))
             batch.put(key(group, SUMMARY, segment.first_seq), summary)
             segment.summary = segment.packed = None

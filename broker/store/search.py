@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from broker.store.block.codec import Block, BlockBuilder, Rows
 from broker.store.block.columns import Columns, Sizing
@@ -21,6 +21,8 @@ from broker.store.segments import Segment, Segments
 from broker.subjects import Steps
 
 NAMES_PER_STEP = 512  # subjects that one step compares with a filter
+MISSING_PER_STEP = 4096  # missing sequences that one step lists
+SEGMENT_WORK = 64  # of a look at a segment, in missing sequences
 _EVERYTHING = SubjectFilter(())
 
 
@@ -303,6 +305,22 @@ def first_at_time(segments: Segments, time_ns: int) -> int:
     return 0
 
 
+def about_time(segments: Segments, seq: int) -> int:
+    """About when this sequence was stored, without reading its block: between the newest times of
+    its segment and of the one before, by its place in the segment. 0: nothing is known of it."""
+    position = segments.at(seq)
+    if position < 0:
+        return segments.all[0].max_time if segments.all else 0
+    segment = segments.all[position]
+    if position:
+        begin = segments.all[position - 1].max_time
+    else:
+        begin = segment.view.rows.time(0) if segment.view is not None else segment.max_time
+    rows = max(segment.last_seq - segment.first_seq, 1)
+    share = min((seq - segment.first_seq) / rows, 1.0)
+    return begin + int((segment.max_time - begin) * share)
+
+
 def nth_newest(segments: Segments, wanted: SubjectFilter, count: int) -> int:
     """The sequence of the count-th newest match, 0 if there are fewer."""
     for segment in reversed(segments.all):
@@ -404,6 +422,8 @@ def gaps(segments: Segments, *, first: int, last: int) -> Iterator[tuple[int, in
     """Inclusive ranges within [first, last] without stored messages, ascending."""
     expected = first
     for segment in segments.from_seq(first):
+        if segment.first_seq > last:
+            break
         rows = segments.view(segment).rows if not segment.contiguous else None
         end = segment.last_seq + 1
         for low, high in _stored_ranges(segments, segment, rows, end):
@@ -414,6 +434,29 @@ def gaps(segments: Segments, *, first: int, last: int) -> Iterator[tuple[int, in
             expected = max(expected, high + 1)
     if expected <= last:
         yield expected, last
+
+
+def missing_steps(
+    segments: Segments, *, first: int, last: int, limit: int
+) -> Steps[tuple[int, ...]]:
+    """The first `limit` sequences within [first, last] without stored messages."""
+    found: list[int] = []
+    work = 0
+    while first <= last and len(found) < limit:
+        segment = segments.first_from(first)
+        upto = last if segment is None else min(last, max(segment.last_seq, first))
+        ranges = gaps(segments, first=first, last=upto)
+        most = min(limit - len(found), MISSING_PER_STEP)
+        part = list(islice(chain.from_iterable(range(a, b + 1) for a, b in ranges), most))
+        found += part
+        first = part[-1] + 1 if len(part) == most else upto + 1
+        work += len(part) + SEGMENT_WORK
+        if segment is not None and not segment.contiguous:
+            work = MISSING_PER_STEP  # its rows may have been read from disk
+        if work >= MISSING_PER_STEP:
+            work = 0
+            yield
+    return tuple(found)
 
 
 def _stored_ranges(

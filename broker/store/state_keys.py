@@ -24,6 +24,9 @@ DEDUP: Final = b"m"  # chunk number -> message ids of the duplicate window
 STAGED: Final = b"a"  # batch number -> the members of an open atomic batch
 POSITION: Final = b"p"  # sequence 0 -> index and term of the record; the log may end before it
 ASSIGNED: Final = b"t"  # of the meta group: group of a stream -> its assignment
+# Behind the records of all groups, so that one scan reads all of them: the key of a block -> the
+# place in a file that has it instead of the database.
+PLACES: Final = b"\xff" * 8 + b"v"
 KINDS: Final = (RECORD, BLOCK, SUMMARY, DELETES, DEDUP, STAGED, POSITION)
 
 
@@ -39,6 +42,10 @@ class StateBatch(Protocol):
     """Changes of one or several groups that are written atomically."""
 
     def put(self, raw_key: bytes, value: bytes, /) -> None: ...
+    def put_sealed(self, raw_key: bytes, value: bytes, /) -> None:
+        """A block that does not grow any more, and may be stored outside of the database."""
+        ...
+
     def delete(self, raw_key: bytes, /) -> None: ...
 
 

@@ -16,6 +16,7 @@ from raft.core.local_progress import LocalProgress
 from raft.core.log import RaftLog
 from raft.core.membership import MembersInUse
 from raft.core.messages import (
+    BOTH_NEEDED,
     TRANSFER_VOTE,
     Entry,
     EntryKind,
@@ -354,6 +355,7 @@ class Election:
         self, kind: MessageKind, term: Term, box: list[Message], *, context: int
     ) -> None:
         log = self._log
+        both_needed = BOTH_NEEDED if self._members.is_one_of_two() else Term(0)
         for voter in self._members.other_voters():
             box.append(
                 Message(
@@ -363,6 +365,7 @@ class Election:
                     term,
                     index=log.last_index,
                     log_term=log.last_term,
+                    hint_term=both_needed,
                     context=context,
                 )
             )

@@ -170,6 +170,12 @@ class MembersInUse:
         """Whether this member is the only voter."""
         return self.members.alone(self._node)
 
+    def is_one_of_two(self) -> bool:
+        """Whether this member and one other are the voters, so that nothing is committed, no other
+        configuration either, that is not in this member's log."""
+        members = self.members
+        return len(members.voters) == 2 and self.voter and not members.outgoing
+
     def other_voters(self) -> list[NodeId]:
         """Each once, in a fixed order."""
         return [voter for voter in self.members.all_voters() if voter != self._node]

@@ -16,6 +16,7 @@ from raft.types import Index, NodeId, Term
 _NO_INDEX = Index(0)
 _NO_TERM = Term(0)
 
+BOTH_NEEDED = Term(1)  # value of hint_term: the candidate is one of two voters
 PROMISE = Term(1)  # value of hint_term: a lease is asked for, or granted
 
 # Values of Message.context. Any other context of a heartbeat is the number of its round.
@@ -55,8 +56,9 @@ class MessageKind(IntEnum):
 class Message:
     """One message of one group. Fields that a kind does not use stay zero.
 
-    VOTE, PRE_VOTE: index and log_term are the candidate's last entry. A PRE_VOTE with a life in
-    hint_index asks instead whether the receiver has lost its log too; the reply repeats
+    VOTE, PRE_VOTE: index and log_term are the candidate's last entry; hint_term 1 says that it is
+    one of two voters, so that a receiver that has lost its log may vote for it. A PRE_VOTE with a
+    life in hint_index asks instead whether the receiver has lost its log too; the reply repeats
     hint_index, and hint_term 1 means yes.
     APPEND: index and log_term are the entry before `entries`; commit is the leader's.
     APPEND_REPLY: index is the last matching index. On reject, index is the previous index that

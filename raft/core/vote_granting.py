@@ -9,14 +9,16 @@ thesis 9.6 (pre-vote). Lost logs: raft/DIVERGENCE.md, "A log that is lost".
 A member that has lost its log (it was in memory only, or is damaged) starts a new life; its hard
 state counts the lives. It grants no vote until it has caught up with the end of a leader's log, as
 of a time after the new life began: it holds all those entries and knows that they are committed.
-The entries that it confirmed before the loss are among them. If all other voters have lost their
-logs too, there is nothing to wait for, and the group starts with an empty log."""
+The entries that it confirmed before the loss are among them. It votes at once for a candidate that
+is one of two voters: the other one, which has lost nothing, holds all that was committed. If all
+other voters have lost their logs too, there is nothing to wait for, and the group starts with an
+empty log."""
 
 from __future__ import annotations
 
 from raft.core.log import RaftLog
 from raft.core.membership import MembersInUse
-from raft.core.messages import Message, MessageKind, PendingMessages
+from raft.core.messages import BOTH_NEEDED, Message, MessageKind, PendingMessages
 from raft.types import NO_NODE, Index, NodeId, Term
 
 
@@ -117,7 +119,7 @@ class VoteGranting:
     def grants_vote(self, request: Message, *, vote: NodeId, leader: NodeId | None) -> bool:
         """`vote` and `leader` are those of the present term, which is the request's."""
         return (
-            not self._lost_log.recovering
+            self._may_vote(request)
             and self.vote_is_free(request.sender, vote=vote, leader=leader)
             and self.log_is_up_to_date(request)
         )
@@ -133,11 +135,16 @@ class VoteGranting:
     ) -> bool:
         """Whether we would vote for the candidate. This is no promise, so nothing is written."""
         return (
-            not self._lost_log.recovering
+            self._may_vote(request)
             and not hears_leader
             and (request.term > term or self.vote_is_free(request.sender, vote=vote, leader=leader))
             and self.log_is_up_to_date(request)
         )
+
+    def _may_vote(self, request: Message) -> bool:
+        """The candidate, and not we, must say that there are two voters: with our log we have lost
+        what we knew about the members."""
+        return not self._lost_log.recovering or request.hint_term == BOTH_NEEDED
 
     def vote_is_free(self, candidate: NodeId, *, vote: NodeId, leader: NodeId | None) -> bool:
         """One vote per term, and none once the leader of the term is known (section 5.2)."""

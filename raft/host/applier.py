@@ -66,6 +66,8 @@ class Applier:
         """Returns whether the group keeps running and has applied everything."""
         if group.stopped is not None:
             return False
+        if _only_writes(group, ready):
+            return not group.deferred
         done = False
         try:
             self._announce_leader(group, ready)
@@ -183,6 +185,18 @@ class Applier:
             self.commit_latency.observe(time.monotonic() - group.sampled[1])
             group.sampled = None
         group.core.applied(index)
+
+
+def _only_writes(group: Group, ready: Ready) -> bool:
+    """Half of the Readies of a leader: they bring nothing for the machine."""
+    return not (
+        ready.committed
+        or ready.reads
+        or ready.snapshot_to
+        or ready.snapshot is not None
+        or group.arrived is not None
+        or group.announced != (ready.leader, ready.term, ready.role is Role.LEADER)
+    )
 
 
 def _never(_entry: Entry) -> bool:

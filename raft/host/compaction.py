@@ -138,9 +138,12 @@ class Compactor:
             needed += [peer.match for peer in peers if self._transport.connected(peer.node)]
         policy = self.policy
         if group.persistent:
-            keep_bytes = min(policy.keep_bytes, self._store.log_goal_bytes * 2 // 3)
-            if keep_bytes != policy.keep_bytes:
-                policy = replace(policy, keep_bytes=keep_bytes)
+            goal = self._store.log_goal_bytes
+            policy = replace(
+                policy,
+                keep_bytes=min(policy.keep_bytes, goal // 2),
+                step_bytes=min(policy.step_bytes, goal // 8),
+            )
         pressed = group.persistent and self._store.is_pressed(group.id)
         if pressed or group.erase_upto >= log.first_index():
             policy = replace(policy, keep_entries=0, step_entries=1)

@@ -21,6 +21,11 @@ class Latency:
     seconds_max: float
     counts: tuple[int, ...]
 
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The upper bounds of all buckets but the last, in seconds."""
+        return tuple(_UNIT_SECONDS * float(2**position) for position in range(_BUCKETS - 1))
+
     def quantile(self, share: float) -> float:
         """An upper bound, in seconds, of what this share of the observations took."""
         wanted, seen = share * self.count, 0

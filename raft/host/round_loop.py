@@ -59,6 +59,7 @@ class RoundLoop:
         self._flush_began = 0.0
         self._idle = asyncio.Event()  # no flush is in flight
         self._idle.set()
+        self._held: list[Callable[[], None]] = []  # to be called when the flush in flight ends
         self._retry: asyncio.TimerHandle | None = None  # retries a write that the store refused
         self._due: asyncio.TimerHandle | None = None  # flushes what was promised before a flush
 
@@ -94,13 +95,20 @@ class RoundLoop:
             self._schedule()
 
     def together(self, work: Callable[[], None]) -> None:
-        """Call it, and then run a round at once for the groups that it marked."""
-        if self._scheduled:
+        """Call it when no flush is in flight, and then run a round at once for the groups that it
+        marked. What it proposed earlier would wait for that flush as well."""
+        if self.flushing:
+            self._held.append(work)
+        elif self._scheduled:
             work()  # the round comes anyway
-            return
+        else:
+            self._together([work])
+
+    def _together(self, works: list[Callable[[], None]]) -> None:
         self._scheduled = True
         try:
-            work()
+            for work in works:
+                work()
         finally:
             self._round()
 
@@ -192,11 +200,20 @@ class RoundLoop:
     def _flushed(self, error: BaseException | None) -> None:
         """Called on the loop by the flush thread."""
         self._idle.set()
+        held, self._held = self._held, []
         if error is not None:
             self._rounds.disk_failed()
             self._store_failed(error)
+            self._together(held)
             return
         self.flush_latency.observe(time.monotonic() - self._flush_began)
+        try:
+            if held:  # its entries are part of the write that follows
+                self._together(held)
+        finally:
+            self._end_flush()
+
+    def _end_flush(self) -> None:
         self._carry_out(self._rounds.flushed(self._flushing))
         if self._loop is not None and self._rounds.marked:
             # What is committed now is applied at once, not one turn of the loop later.

@@ -65,7 +65,7 @@ class SnapshotExchange:
         self._group_failed = group_failed
         self._store_failed = store_failed
         self._sender = SnapshotSender(transport, bytes_per_second=limits.snapshot_bytes_per_second)
-        self._receiver = SnapshotReceiver(transport, directory=store.db.path())
+        self._receiver = SnapshotReceiver(transport, directory=store.db.path(), cipher=store.cipher)
         # Per receiver: one that is unreachable must not delay the others.
         self._slots: defaultdict[NodeId, asyncio.Semaphore] = defaultdict(
             partial(asyncio.Semaphore, limits.snapshot_transfers_max)

@@ -14,6 +14,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Final, overload
 
 from raft.snapshot.frames import FrameKind, SnapshotFrame, members_of
+from raft.store.cipher import ScratchFile, StoreCipher
 from raft.transport.transport import SNAPSHOTS, Transport
 from raft.types import GroupId, NodeId, SnapshotMeta, Term
 
@@ -26,8 +27,9 @@ IDLE_SWEEPS_MAX: Final = 60
 class SpooledChunks(Sequence[bytes]):
     """Received chunks: a few in memory, more of them in an unnamed file."""
 
-    def __init__(self, directory: str) -> None:
-        self._file = SpooledTemporaryFile(max_size=SPOOL_MEMORY_BYTES, dir=directory)  # noqa: SIM115
+    def __init__(self, directory: str, cipher: StoreCipher | None = None) -> None:
+        file = SpooledTemporaryFile(max_size=SPOOL_MEMORY_BYTES, dir=directory)  # noqa: SIM115
+        self._file: ScratchFile = file if cipher is None else cipher.scratch(file)
         self._ends = [0]
         self.nbytes = 0
 
@@ -87,18 +89,31 @@ class Incoming:
     verdict: FrameKind | None = None  # kept in case the answer is lost
     idle_sweeps: int = 0
 
+    def is_of(self, node: NodeId, frame: SnapshotFrame) -> bool:
+        """A sender that restarts counts its transfers from one again. It leads a later term then,
+        and what we have of its former transfer is part of another snapshot."""
+        if (self.sender, self.transfer) != (node, frame.transfer):
+            return False
+        if frame.kind is not FrameKind.BEGIN:
+            return True
+        begun = (frame.term, frame.index, frame.log_term)
+        return begun == (self.term, self.meta.index, self.meta.term)
+
 
 class SnapshotReceiver:
-    def __init__(self, transport: Transport, *, directory: str) -> None:
+    def __init__(
+        self, transport: Transport, *, directory: str, cipher: StoreCipher | None = None
+    ) -> None:
         self._transport = transport
         self._directory = directory
+        self._cipher = cipher
         self._transfers: dict[GroupId, Incoming] = {}
 
     def received(self, node: NodeId, frame: SnapshotFrame) -> Incoming | None:
         """A frame of a sender. Returns the transfer once, when it is complete; the caller calls
         `finish`. Raises CodecError."""
         incoming = self._transfers.get(frame.group)
-        if incoming is not None and (incoming.sender, incoming.transfer) != (node, frame.transfer):
+        if incoming is not None and not incoming.is_of(node, frame):
             incoming = None
         if incoming is None:
             if frame.kind is FrameKind.BEGIN:
@@ -128,7 +143,7 @@ class SnapshotReceiver:
             return
         meta = SnapshotMeta(frame.index, frame.log_term, members_of(frame))
         self.drop(frame.group)
-        chunks = SpooledChunks(self._directory)
+        chunks = SpooledChunks(self._directory, self._cipher)
         incoming = Incoming(node, frame.transfer, frame.term, meta, chunks, asked=frame.asked)
         self._transfers[frame.group] = incoming
         self._send_position(frame.group, incoming)

@@ -142,7 +142,7 @@ class SnapshotSender:
         elif frame.kind is not FrameKind.HELD:
             transfer.verdict = frame.kind is FrameKind.DONE
         elif frame.asked == transfer.asked:
-            transfer.lost = frame.number < transfer.taken
+            transfer.lost = not transfer.taken <= frame.number <= transfer.read_count()
             transfer.acknowledge(frame.number)
             transfer.position = transfer.taken + 1
             transfer.answered = transfer.known = True
@@ -162,7 +162,11 @@ class SnapshotSender:
                 question = SnapshotFrame(FrameKind.WHERE, transfer.group, transfer.number)
             question.asked = transfer.asked
             self._transport.send(transfer.to, SNAPSHOTS, question.pieces())
-            await self._answer(transfer)
+            # Late answers to earlier questions are no reason to ask again: that would make the
+            # answer to this one late, too, and so on.
+            while not transfer.answered and transfer.verdict is None:
+                if not await self._answer(transfer):
+                    break
         self._check(transfer)
         if transfer.taken and transfer.verdict is None and transfer.ended_at is None:
             self.resumed += 1
@@ -250,7 +254,7 @@ class SnapshotSender:
         if transfer.verdict is False:
             raise TransferBroken("the receiver does not want it")
         if transfer.lost:
-            raise TransferBroken("the receiver has lost a part of it")
+            raise TransferBroken("the receiver does not have what was sent")
         if transfer.verdict is None and not transfer.wanted():
             raise TransferBroken(
                 "outdated: this node no longer leads, or has cut its log beyond it"

@@ -36,6 +36,14 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_broadcast(pthread_cond_t*)
     int pthread_cond_destroy(pthread_cond_t*)
 
+cdef extern from "<semaphore.h>" nogil:
+    ctypedef struct sem_t:
+        pass
+    int sem_init(sem_t*, int, unsigned int)
+    int sem_wait(sem_t*)
+    int sem_post(sem_t*)
+    int sem_destroy(sem_t*)
+
 cdef enum:
     FILES_CAPACITY = 16
     IDLE = 0
@@ -46,8 +54,11 @@ FILES_MAX = FILES_CAPACITY
 
 cdef struct Shared:
     pthread_t thread
+    # What the thread waits for. Not the condition: a thread that is woken while the other one holds
+    # the lock sleeps again at once, which was three more system calls for each sync.
+    sem_t requested
     pthread_mutex_t lock  # protects what follows
-    pthread_cond_t changed
+    pthread_cond_t changed  # for `wait`
     int state
     int error  # errno of the last sync; 0: it succeeded
     int event
@@ -60,10 +71,8 @@ cdef void* _run(void* argument) noexcept nogil:
     cdef uint64_t one = 1
     cdef int error, at
     while True:
-        pthread_mutex_lock(&shared.lock)
-        while shared.state == IDLE:
-            pthread_cond_wait(&shared.changed, &shared.lock)
-        pthread_mutex_unlock(&shared.lock)
+        while sem_wait(&shared.requested):
+            pass  # EINTR
         if shared.state == STOPPED:
             return NULL
         error = 0
@@ -92,6 +101,7 @@ cdef class SyncThread:
         cdef sigset_t every, before
         self._shared.event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._shared.state = IDLE
+        sem_init(&self._shared.requested, 0, 0)
         pthread_mutex_init(&self._shared.lock, NULL)
         pthread_cond_init(&self._shared.changed, NULL)
         sigfillset(&every)
@@ -105,6 +115,7 @@ cdef class SyncThread:
 
     def __dealloc__(self):
         self._end()
+        sem_destroy(&self._shared.requested)
         pthread_mutex_destroy(&self._shared.lock)
         pthread_cond_destroy(&self._shared.changed)
 
@@ -126,8 +137,8 @@ cdef class SyncThread:
         self._shared.count = at
         pthread_mutex_lock(&self._shared.lock)
         self._shared.state = SYNCING
-        pthread_cond_broadcast(&self._shared.changed)
         pthread_mutex_unlock(&self._shared.lock)
+        sem_post(&self._shared.requested)
 
     def finish(self):
         """The event descriptor was readable: errno of the sync, 0 if it succeeded."""
@@ -159,7 +170,7 @@ cdef class SyncThread:
             while self._shared.state == SYNCING:
                 pthread_cond_wait(&self._shared.changed, &self._shared.lock)
             self._shared.state = STOPPED
-            pthread_cond_broadcast(&self._shared.changed)
             pthread_mutex_unlock(&self._shared.lock)
+            sem_post(&self._shared.requested)
             pthread_join(self._shared.thread, NULL)
             close(self._shared.event)

@@ -22,6 +22,7 @@ from raft.store.disk_space import DiskFacts
 _GARBAGE: Final = "rocksdb.live-blob-file-garbage-size"
 _SIZE: Final = "rocksdb.live-blob-file-size"
 _FILES: Final = "rocksdb.num-blob-files"
+_TABLES: Final = "rocksdb.live-sst-files-size"
 
 _AGE: Final = (
     "blob_garbage_collection_age_cutoff"  # the share of the files, oldest first, to rewrite
@@ -44,6 +45,12 @@ def keep_values_apart(options: Options, file_bytes: int) -> None:
     options.set_enable_blob_gc(val=True)
     options.set_blob_gc_age_cutoff(0.0)
     options.add_compact_on_deletion_collector_factory(_DELETES_WINDOW, _DELETES_MANY, 0.0)
+
+
+def stored_bytes(column: Rdict) -> int:
+    """What it has on disk, without garbage."""
+    alive = (column.property_int_value(_SIZE) or 0) - (column.property_int_value(_GARBAGE) or 0)
+    return alive + (column.property_int_value(_TABLES) or 0)
 
 
 def is_wasteful(column: Rdict, disk: DiskFacts) -> bool:

@@ -20,6 +20,7 @@ import msgspec
 from rocksdict import DBCompressionType, DBRecoveryMode, Options, Rdict
 
 from raft.store.blob_garbage import keep_values_apart
+from raft.store.cipher import StoreCipher
 from raft.store.records import (
     FORMAT,
     FORMAT_OLDEST,
@@ -27,6 +28,7 @@ from raft.store.records import (
     StoreError,
     WrongDirectory,
 )
+from raft.store.segments.sizes import SegmentSizes
 from raft.types import NodeId, node_id
 
 _IDENTITY_KEY: Final = b"identity"
@@ -44,16 +46,27 @@ class StoreTuning:
 
     segment_bytes_first: int = MB  # of the log; each further one is larger, up to the limit
     segment_bytes_max: int = 16 * MB
+    # Limits: a log that rests beside a small store is smaller (raft/store/segments/sizes.py).
     log_bytes_goal: int = 96 * MB  # above this, logs are cut closer and live entries are moved
     spare_bytes_max: int = 128 * MB  # of freed segments that are kept for reuse
     state_buffer_bytes: int = 32 * MB
+    value_file_bytes: int = 32 * MB  # of a file of large values
     buffers_max: int = 4  # memtables before writes are refused
     background_jobs: int = 2
     # None: no promise before its flush. Otherwise groups that were added as `relaxed` promise what
     # is written, and a flush follows within this time: a power failure may lose what was promised.
     flush_interval_s: float | None = None
+    cipher: StoreCipher | None = None  # of the data of entries; the state is its owner's
     # With less of the disk free, no messages are accepted; 0: no bound (raft/store/disk_space.py).
     reserve_percent: int = 5
+
+    def segment_sizes(self) -> SegmentSizes:
+        return SegmentSizes(
+            first=self.segment_bytes_first,
+            largest=self.segment_bytes_max,
+            log_goal=self.log_bytes_goal,
+            spare_max=self.spare_bytes_max,
+        )
 
     def for_disk(self, total_bytes: int) -> StoreTuning:
         """On a small disk everything that is prepared, kept or buffered is small as well, so that
@@ -64,6 +77,7 @@ class StoreTuning:
             log_bytes_goal=_at_most(self.log_bytes_goal, total_bytes // 16),
             spare_bytes_max=_at_most(self.spare_bytes_max, total_bytes // 32),
             state_buffer_bytes=_at_most(self.state_buffer_bytes, total_bytes // 48),
+            value_file_bytes=_at_most(self.value_file_bytes, total_bytes // 48),
         )
 
 

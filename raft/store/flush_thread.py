@@ -62,15 +62,12 @@ class FlushThread:
             self._request_thread()
             return
         try:
-            begun = self._store.begin_flush(self._syncing)
+            self._job = self._store.begin_flush(self._syncing)
         except Exception as error:  # noqa: BLE001 - passed on to the loop
             self._loop.call_soon(self._flushed, error)
             return
-        if begun is None:
+        if self._job is None:
             self._request_thread()
-        else:
-            self._job, descriptors = begun
-            self._syncing.start(descriptors)
 
     def _synced(self) -> None:
         job, self._job = self._job, None

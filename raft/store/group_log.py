@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 from raft.core.membership import members_of
@@ -24,11 +25,20 @@ NOWHERE: Final = 0  # the position of an entry that was found damaged
 class EntrySource(Protocol):
     """Where the stored entries are read."""
 
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Protects the positions: another thread moves entries, and frees where they were. Held
+        from looking a position up until it was read."""
+
     def read(
         self, group: GroupId, first: Index, positions: Sequence[int], sizes: Sequence[int]
     ) -> list[Entry]:
         """The entries from `first` on that are at these positions, with data of these sizes.
         Raises DamagedLog."""
+
+    @property
+    def overhead(self) -> int:
+        """How many bytes the data of a normal entry is longer where it is stored."""
 
 
 class GroupLog:
@@ -139,12 +149,19 @@ class GroupLog:
         self._truncate(entries[0].index)
         self._positions.extend(positions)
         if positions:
-            self._sizes.extend(len(entry.data) for entry in entries)
+            more = 0 if self._source is None else self._source.overhead
+            sizes = [
+                len(entry.data) + (more if entry.kind is EntryKind.NORMAL else 0)
+                for entry in entries
+            ]
+            self._sizes.extend(sizes)
+            self.nbytes += sum(sizes) + ENTRY_OVERHEAD * len(sizes)
+        else:
+            self.nbytes += sum(len(entry.data) + ENTRY_OVERHEAD for entry in entries)
         for entry in entries:
             if entry.kind is EntryKind.CONFIG:
                 self._members.append((entry.index, members_of(entry.data)))
             self._extend(entry.index, entry.term)
-            self.nbytes += len(entry.data) + ENTRY_OVERHEAD
 
     def compacted(self, snapshot: SnapshotMeta) -> None:
         """The entries up to the snapshot were deleted; those above it stay."""
@@ -229,9 +246,10 @@ class GroupLog:
                 break
         else:
             stop += 1
-        return self._source.read(
-            self.group, low, self._positions[start:stop], self._sizes[start:stop]
-        )
+        with self._source.lock:
+            return self._source.read(
+                self.group, low, self._positions[start:stop], self._sizes[start:stop]
+            )
 
 
 class MemoryLog(GroupLog):

@@ -28,6 +28,9 @@ Promises = list[tuple[GroupId, KeptPromise]]
 class SyncInFlight(Protocol):
     """A flush on a thread that needs no interpreter lock."""
 
+    def start(self, descriptors: list[int], /) -> None:
+        """Sync these files. None is in flight before."""
+
     def wait(self) -> int:
         """Blocking, on any thread: errno of the flush in flight, or of the last one."""
 
@@ -50,12 +53,16 @@ class LogFlush:
         self._take = take
         self._one = threading.Lock()
         self._beside: SyncInFlight | None = None  # a job of `begin` is in flight there
+        self._unfinished: FlushJob | None = None  # that job, until its promises are noted
+        self._finishing = threading.Lock()  # held while they are
 
     def run(self) -> None:
         """Blocking, on any thread. Raises OSError."""
         with self._one:
-            if self._beside is not None:
-                self._check_synced(self._beside.wait())
+            beside, unfinished = self._beside, self._unfinished
+            if beside is not None and unfinished is not None:
+                # Its promises come first: those of this flush may be of the same groups.
+                self._finish(unfinished, beside.wait())
             job = self._job()
             try:
                 for file in job.files:
@@ -65,10 +72,10 @@ class LogFlush:
                 raise
             self._synced(job)
 
-    def begin(self, beside: SyncInFlight) -> tuple[FlushJob, list[int]] | None:
-        """For a thread outside of Python: sync these descriptors, then call `end` on the thread
-        that called this. None: use `run`, because another flush is in flight or the files are
-        not those of the operating system. Raises OSError."""
+    def begin(self, beside: SyncInFlight) -> FlushJob | None:
+        """Starts a flush on a thread outside of Python: then call `end` on the thread that called
+        this. None: use `run`, because another flush is in flight or the files are not those of the
+        operating system. Raises OSError."""
         if not self._one.acquire(blocking=False):
             return None
         try:
@@ -76,16 +83,16 @@ class LogFlush:
             if descriptors is None or len(descriptors) > FILES_MAX:
                 return None
             job = self._job()
-            self._beside = beside
-            return job, descriptors
+            self._beside, self._unfinished = beside, job
+            beside.start(descriptors)  # before others can wait for it
+            return job
         finally:
             self._one.release()
 
     def end(self, job: FlushJob, number: int) -> None:
         """The files of the job were synced, with this errno. Raises OSError."""
-        self._beside = None
-        self._check_synced(number)
-        self._synced(job)
+        self._finish(job, number)
+        self.check()  # if another flush has noted the promises, and could not
 
     def wait(self) -> None:
         """Blocking: no file is being synced."""
@@ -102,10 +109,17 @@ class LogFlush:
             end, files = self._segments.begin_flush()
             return FlushJob(end, files, self._take())
 
-    def _check_synced(self, number: int) -> None:
-        if number:
-            self.failure = self.failure or OSError(number, os.strerror(number))
-            raise self.failure
+    def _finish(self, job: FlushJob, number: int) -> None:
+        """The sync of the job has ended. Whoever comes first notes its promises; whoever comes
+        second returns when they are noted."""
+        with self._finishing:
+            if self._unfinished is not job:
+                return
+            self._beside = self._unfinished = None
+            if number:
+                self.failure = self.failure or OSError(number, os.strerror(number))
+                raise self.failure
+            self._synced(job)
 
     def _synced(self, job: FlushJob) -> None:
         """What it covers is on disk, and may be promised when it is noted here."""

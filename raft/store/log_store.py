@@ -34,6 +34,7 @@ from raft.store.database import (
 )
 from raft.store.disk_space import DiskFacts, DiskSpace, Space
 from raft.store.group_log import GroupLog
+from raft.store.large_values import LargeValues, NoLargeValues, ValuesPlace
 from raft.store.log_flush import FlushJob, SyncInFlight
 from raft.store.migration import migrate, remove_unfinished
 from raft.store.node_log import NO_INDEX, LogPlace, NodeLog
@@ -47,9 +48,8 @@ from raft.store.records import (
     StoreStatistics,
     WrongDirectory,
 )
-from raft.store.segments.files import DiskFiles
+from raft.store.segments.files import DiskFiles, LogFiles
 from raft.store.segments.jobs import JobThread
-from raft.store.segments.keeper import SegmentSizes
 from raft.store.segments.log import SegmentBusy
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, SnapshotMeta
@@ -85,29 +85,27 @@ class LogStore:
         new_batch: Callable[[], WriteBatch] = partial(WriteBatch, raw_mode=True),  # noqa: B008
         space: DiskSpace | None = None,
         place: LogPlace | None = None,
+        value_files: LogFiles | None = None,
     ) -> None:
-        """`new_batch`, `space` and `place` are for a simulated disk."""
-        self.new_batch = new_batch
+        """`new_batch`, `space`, `place` and `value_files` are for a simulated disk."""
+        self.new_batch, self.cipher = new_batch, tuning.cipher
         self.flush_interval_s = tuning.flush_interval_s
         self.failure: BaseException | None = None
         self.space = Space.AMPLE  # as of the last check_space
         self._refused = False  # the last write had no space
-        self._path = path
-        self._reopen_database = reopen_database
+        self._path, self._reopen_database = path, reopen_database
         self._disk = space or DiskSpace(path, tuning.reserve_percent)
-        self._sizes = SegmentSizes(
-            first=tuning.segment_bytes_first,
-            largest=tuning.segment_bytes_max,
-            log_goal=tuning.log_bytes_goal,
-            spare_max=tuning.spare_bytes_max,
-        )
+        self._segment_sizes = tuning.segment_sizes()
         self._place = place or LogPlace(
             segments=DiskFiles(path / "segments"),
             promises=DiskFiles(path / "promises"),
             jobs=JobThread,
             draw_salt=lambda: secrets.randbits(64),
             space=self._disk.level,
+            cipher=tuning.cipher,
         )
+        self.values_place = ValuesPlace.of(value_files, path / "values", tuning.value_file_bytes)
+        self.values: LargeValues = NoLargeValues()  # set by the owner of column "state"
         self._users: list[tuple[Callable[[], None], Callable[[Rdict], None]]] = []
         self._in_use = 0
         self._syncing = False  # between begin_flush and end_flush
@@ -154,7 +152,7 @@ class LogStore:
             if begun and not place.segments.names() and not place.promises.names():
                 # Nothing would remind this node of its votes.
                 raise DamagedDatabase(f"{self._path}: the log and the promises are missing")
-            log = NodeLog(self._place, self._sizes, trusted_end=trusted_end)
+            log = NodeLog(self._place, self._segment_sizes, trusted_end=trusted_end)
             try:
                 self.identity = migrate(db, self.identity, log)
                 if not begun:
@@ -234,8 +232,7 @@ class LogStore:
             take(db)
 
     def _let_go(self) -> None:
-        """Close what has failed. That raises errors, which are ignored: what is still in memory was
-        not promised."""
+        """Close what has failed. Errors are ignored: what is in memory was not promised."""
         users = [let_go for let_go, _ in self._users]
         for let_go in (*users, self.log.close, self._state.close, self.db.close):
             try:
@@ -293,7 +290,7 @@ class LogStore:
     @property
     def in_need(self) -> bool:
         """Whether logs should be cut at once: the disk is full, or the log has grown large."""
-        return self.full or self.log.nbytes > self._sizes.log_goal
+        return self.full or self.log.nbytes > self.log.goal_bytes
 
     def is_pressed(self, group: GroupId) -> bool:
         """Whether the log has grown large and entries of this group keep its oldest part."""
@@ -313,7 +310,8 @@ class LogStore:
                 level = Space.NONE
             self.space = level
             self._refused &= level < Space.AMPLE
-            self.log.tick(short=self.full)
+            stored = coming + garbage.stored_bytes(self._state) + self.values.living_bytes
+            self.log.tick(short=self.full, stored_bytes=stored)
         return self.space
 
     @property
@@ -329,7 +327,7 @@ class LogStore:
     @property
     def log_goal_bytes(self) -> int:
         """Above this size of the log, entries are kept only as long as they are needed."""
-        return self._sizes.log_goal
+        return self.log.goal_bytes
 
     def disk_facts(self) -> DiskFacts:
         return self._disk.facts()
@@ -395,7 +393,7 @@ class LogStore:
                 raise self._failed("flushing the log", error) from error
         self._flushes += 1
 
-    def begin_flush(self, beside: SyncInFlight) -> tuple[FlushJob, list[int]] | None:
+    def begin_flush(self, beside: SyncInFlight) -> FlushJob | None:
         """As LogFlush.begin. Raises StoreFailed."""
         if self.failure is not None:
             raise StoreFailed("the log store has already failed") from self.failure
@@ -415,11 +413,13 @@ class LogStore:
     def flush_state(self) -> None:
         """Blocking: what broker.store wrote to column "state" before the call is on disk."""
         with self.keep_open():
+            doomed = self.values.doomed()
             try:
                 self._state.flush(wait=True)
             except Exception as error:
                 self.failure = error
                 raise StoreFailed(f"flushing the state failed: {error}") from error
+            self.values.remove(doomed)
 
     @contextmanager
     def keep_open(self) -> Iterator[None]:
@@ -496,5 +496,5 @@ class LogStore:
     def trouble(self) -> str | None:
         if self.failure is not None:
             return str(self.failure)
-        exhausted = "the disk is full: nothing is acknowledged until it has space"
-        return exhausted if self.exhausted else None
+        full = "the disk is full: nothing is acknowledged until it has space"
+        return full if self.exhausted else None

@@ -121,15 +121,20 @@ def _first_batch(group: GroupId, record: GroupRecord) -> LogBatch:
 
 def _entries(column: Rdict, group: GroupId) -> Iterator[Entry]:
     index = Index(0)
+    cursor = column.iter()
     try:
-        for key, value in column.items(from_key=KEY.pack(group, 1)):
-            assert isinstance(key, bytes)  # raw mode
-            found, position = KEY.unpack(key)
+        cursor.seek(KEY.pack(group, 1))
+        while cursor.valid():
+            found, position = KEY.unpack(cursor.key())
             if found != group:
                 return
             index = Index(position)
-            yield read_entry(group, index, value)
+            yield read_entry(group, index, cursor.value())
+            cursor.next()
+        cursor.status()  # it is not valid any more where it meets a bad block
     except DamagedLog:
         raise
     except Exception as error:  # rocksdict raises plain Exception for a bad block
         raise DamagedLog(group, Index(index + 1), str(error)) from error
+    finally:  # it keeps the database open, and the traceback of an error would keep it
+        del cursor

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from raft.store.cipher import StoreCipher
 from raft.store.disk_space import Space
 from raft.store.group_log import NOWHERE, GroupLog
 from raft.store.log_flush import LogFlush
@@ -19,11 +20,13 @@ from raft.store.records import NO_SNAPSHOT, DamagedLog, GroupRecord, group_value
 from raft.store.segments.files import LogFiles
 from raft.store.segments.format import GROUP, REMOVED, RESET, LogRecord
 from raft.store.segments.jobs import Jobs
-from raft.store.segments.keeper import LiveRecord, SegmentKeeper, SegmentSizes
+from raft.store.segments.keeper import SegmentKeeper
+from raft.store.segments.live import LiveRecord
 from raft.store.segments.log import LogSegment, NewRecord, SegmentBusy
 from raft.store.segments.promises import KeptPromise, PromiseTable
 from raft.store.segments.replay import replay
 from raft.store.segments.scan import LogScan, scan
+from raft.store.segments.sizes import SegmentSizes, SegmentSizing
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, InvariantViolation, SnapshotMeta, Term
 
@@ -41,6 +44,7 @@ class LogPlace:
     jobs: Callable[[], Jobs]
     draw_salt: Callable[[], int]
     space: Callable[[int], Space]  # what is left with so many bytes more
+    cipher: StoreCipher | None = None  # of the data of entries
 
 
 @dataclass(slots=True)
@@ -55,7 +59,7 @@ class DamagedGroup:
 
 class NodeLog:
     def __init__(
-        self, disk: LogPlace, sizes: SegmentSizes, *, trusted_end: int | None = None
+        self, disk: LogPlace, limits: SegmentSizes, *, trusted_end: int | None = None
     ) -> None:
         """Blocking. `trusted_end`: after a failed flush, the end of what is certainly on disk; what
         is read behind it is written again. Raises OSError."""
@@ -67,13 +71,16 @@ class NodeLog:
         self._jobs = disk.jobs()
         self._keeper = SegmentKeeper(
             disk.segments,
-            sizes=sizes,
+            limits=limits,
             live=self,
             jobs=self._jobs,
             draw_salt=disk.draw_salt,
             space=disk.space,
         )
         self._segments = self._keeper.log
+        self._segments.cipher = disk.cipher
+        self._sizing = SegmentSizing(limits)
+        self._keeper.sizes = self._sizing.now
         self.flushes = LogFlush(self._segments, self._promises, self._take_promises)
         highest = self._promises.highest_position()
         found = scan(disk.segments, promised=highest + 1 if highest else 0)
@@ -176,6 +183,11 @@ class NodeLog:
         return self._segments.nbytes
 
     @property
+    def goal_bytes(self) -> int:
+        """How large the log should be at most."""
+        return self._sizing.now.log_goal
+
+    @property
     def trouble(self) -> OSError | None:
         """Why there is no next segment, if so."""
         return self._keeper.trouble
@@ -217,7 +229,9 @@ class NodeLog:
             self._promises.clear(group)
         if batch.removed or batch.cuts or batch.snapshots:
             self._keeper.something_died()
-        return sum(len(record.data) for record in records)
+        size = sum(len(record.data) for record in records)
+        self._sizing.written(size)
+        return size
 
     def _changed_records(self, batch: LogBatch) -> dict[GroupId, GroupRecord]:
         changed: dict[GroupId, GroupRecord] = {}
@@ -270,9 +284,8 @@ class NodeLog:
                 f"group {group}: entry {first} does not fit a log from {start + 1} to {last}"
             )
         for entry in entries:
-            records.append(
-                NewRecord(group, entry.index, entry.term, before, entry.kind, entry.data)
-            )
+            data = self._segments.sealed(group, entry)
+            records.append(NewRecord(group, entry.index, entry.term, before, entry.kind, data))
             before = entry.term
 
     def _note(
@@ -345,9 +358,11 @@ class NodeLog:
         logs = self._logs
         return [(group, _promise(logs[group])) for group in dirty if group in logs]
 
-    def tick(self, *, short: bool = False) -> None:
+    def tick(self, *, short: bool = False, stored_bytes: int = 0) -> None:
         """Called at short, regular intervals: background work starts here. `short`: the disk is
-        full, so keep only what is needed."""
+        full, so keep only what is needed. `stored_bytes`: what the log is small beside."""
+        self._sizing.tick(stored_bytes=stored_bytes, groups=len(self._logs))
+        self._keeper.sizes = self._sizing.now
         self._keeper.short = short
         self._keeper.tick()
         self._ticks += 1

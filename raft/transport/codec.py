@@ -18,7 +18,7 @@ from typing import Final
 
 from raft.core.membership import decode_members
 from raft.core.messages import Entry, EntryKind, Message, MessageKind
-from raft.types import GroupId, Index, NodeId, RaftError, Term
+from raft.types import GroupId, Index, RaftError
 
 _HEAD: Final = struct.Struct("<QQQQQQQQQQBBI")
 _ENTRY: Final = struct.Struct("<QIB")
@@ -112,22 +112,24 @@ def decode_frame(payload: bytes | memoryview) -> list[tuple[GroupId, Message]]:
         if kind is None or reject > 1:
             raise CodecError(f"unknown message kind {kind_number} or flag {reject}")
         entries: list[Entry] = []
-        position = _take_entries(view, position + _HEAD.size, count, index, entries)
+        position += _HEAD.size
+        if count:
+            position = _take_entries(view, position, count, index, entries)
         message = Message(
             kind,
-            NodeId(sender),
-            NodeId(to),
-            Term(term),
-            Index(index),
-            Term(log_term),
-            Index(commit),
+            sender,
+            to,
+            term,
+            index,
+            log_term,
+            commit,
             reject == 1,
-            Index(hint_index),
-            Term(hint_term),
+            hint_index,
+            hint_term,
             context,
             entries,
         )
-        found.append((GroupId(group), message))
+        found.append((group, message))
     return found
 
 
@@ -154,7 +156,7 @@ def _take_entries(
         if kind is EntryKind.CONFIG:
             _check_members(bytes(view[position:stop]))
         index += 1
-        entries.append(Entry(Index(index), Term(term), bytes(view[position:stop]), kind))
+        entries.append(Entry(Index(index), term, bytes(view[position:stop]), kind))
         position = stop
     return position
 

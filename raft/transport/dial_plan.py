@@ -65,6 +65,12 @@ class DialPlan:
             if node != self._peers.ourselves.node and node not in self._peers.links:
                 self._dial(*address, node=None)
 
+    def reseed(self, routes: Iterable[tuple[str, int]]) -> None:
+        """Other seeds from now on. Links to nodes that are no longer among them stay."""
+        self._seeds = {address: self._seeds.get(address) for address in routes}
+        if self._tasks is not None:
+            self.dial_seeds()
+
     def seed_nodes(self) -> set[NodeId] | None:
         """The other nodes among the seeds. None: a seed was never reached."""
         reached = {node for node in self._seeds.values() if node is not None}

@@ -34,7 +34,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from raft.transport.frame_guard import Checksums, FrameGuard, Tags
+from raft.transport.frame_guard import Checksums, FrameGuard
 from raft.types import NodeId, RaftError
 
 MAGIC: Final = b"JRP1"
@@ -169,6 +169,8 @@ class PeerCredentials:
         """For the frames of this connection, on the accepting or on the dialing side of it."""
         keys = [self._derive(f"frames of {side}", nonces) for side in ("dial", "accept")]
         mine, theirs = reversed(keys) if accepting else keys
+        from raft.transport.frame_tags import Tags  # it takes 7 MB
+
         return Tags(sending=mine, receiving=theirs)
 
     def _derive(self, purpose: str, nonces: Nonces) -> bytes:

@@ -60,6 +60,10 @@ class PeerTable:
         self._sources: dict[NodeId, str] = {}  # where each node connects from
         self._on_peer = on_peer
 
+    def expect(self, seed_sources: frozenset[str]) -> None:
+        """The configured routes have changed."""
+        self._seed_sources = seed_sources
+
     def known(self) -> list[Address]:
         """The addresses that we tell others in a hello."""
         return [Address(p.node, p.host, p.port) for p in self.peers.values() if p.host]

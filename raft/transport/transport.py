@@ -210,9 +210,22 @@ class Transport:
     def send(
         self, to: NodeId, channel: int, payload: bytes | Sequence[bytes], *, control: bool = False
     ) -> bool:
-        """False: not connected, or the queue is full; nothing was queued."""
+        """False: not connected, or the queue is full; nothing was queued. Appends and their answers
+        leave at once, not in the next turn of the loop: after them a leader writes its own log,
+        and a follower applies entries."""
         pair = self._peers.links.get(to)
-        return pair is not None and pair[0 if control else 1].send(channel, payload)
+        if pair is None:
+            return False
+        link = pair[0 if control else 1]
+        sent = link.send(channel, payload)
+        if channel == RAFT_BULK:
+            link.flush()
+        return sent
+
+    def reseed(self, routes: Sequence[tuple[str, int]]) -> None:
+        """The configured routes have changed."""
+        self._peers.expect(frozenset(source_of(host) for host, _ in routes))
+        self._plan.reseed(routes)
 
     def seed_nodes(self) -> set[NodeId] | None:
         """The other nodes that the configured routes lead to. None: one was never reached."""

@@ -17,6 +17,7 @@ from broker.store.block.block_format import CRC_AT, CRC_FROM, HAS_SEQS, HEADER, 
 from broker.store.block.codec import Block, Rows
 
 _FLAGS_AT: Final = 6
+_BLANKS: Final = (b" ", b"\t", b"\r", b"\n", b"\f")  # end a subject, or the line it is in
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ MEMORY_SIZING: Final = Sizing(per_message=16, per_header=0)
 class Columns:
     """The integer columns of a block as memory views, without copies."""
 
-    __slots__ = ("_blobs_at", "block", "data_ends", "header_ends", "subject_ends", "times")
+    __slots__ = ("block", "data_ends", "header_ends", "subject_ends", "subject_text_at", "times")
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -76,21 +77,21 @@ class Columns:
         self.subject_ends = view[at : at + ends_size].cast("i")
         self.header_ends = view[at + step : at + step + ends_size].cast("i")
         self.data_ends = view[at + 2 * step : at + 2 * step + ends_size].cast("i")
-        self._blobs_at = at + 3 * step
+        self.subject_text_at = at + 3 * step
 
     def header_span(self, i: int) -> tuple[int, int]:
         """Start and end of the headers of row i in the raw block."""
-        at = self._blobs_at + padded(self.block.subjects_len)
+        at = self.subject_text_at + padded(self.block.subjects_len)
         return at + self.header_ends[i], at + self.header_ends[i + 1]
 
     def data_span(self, i: int) -> tuple[int, int]:
-        at = self._blobs_at + padded(self.block.subjects_len) + padded(self.block.headers_len)
+        at = self.subject_text_at + padded(self.block.subjects_len) + padded(self.block.headers_len)
         return at + self.data_ends[i], at + self.data_ends[i + 1]
 
     def rows_of(self, subject: bytes) -> list[tuple[int, int]]:
         """Ranges of rows with exactly this subject, found by searching the subject text."""
         ends, length = self.subject_ends, len(subject)
-        at = self._blobs_at
+        at = self.subject_text_at
         text = bytes(memoryview(self.block.raw).cast("B")[at : at + self.block.subjects_len])
         found: list[tuple[int, int]] = []
         at = text.find(subject)
@@ -107,11 +108,32 @@ class Columns:
         return found
 
 
-def has_status(block: Block) -> bool:
-    """Whether some header block may begin with a status line. False positives are rare."""
+def unwritable_subject(block: Block) -> bytes | None:
+    """A subject that would break the line of a message to a client: an empty one, or one with a
+    blank or a line break. None if the block has none."""
+    columns = Columns(block)
+    at = columns.subject_text_at
+    text = bytes(memoryview(block.raw).cast("B")[at : at + block.subjects_len])
+    # An end differs from the one before only if the subject is not empty.
+    sound = len(set(columns.subject_ends)) == block.rows + 1 and not any(
+        blank in text for blank in _BLANKS
+    )
+    if sound:
+        return None
+    subjects = map(block.subject, range(block.rows))
+    return next(one for one in subjects if not one or any(blank in one for blank in _BLANKS))
+
+
+def header_text(block: Block) -> bytes:
+    """The headers of all rows, one after the other. There must be a row."""
     columns = Columns(block)
     at, end = columns.header_span(0)[0], columns.header_span(block.rows - 1)[1]
-    text = bytes(memoryview(block.raw).cast("B")[at:end])
+    return bytes(memoryview(block.raw).cast("B")[at:end])
+
+
+def has_status(block: Block) -> bool:
+    """Whether some header block may begin with a status line. False positives are rare."""
+    text = header_text(block)
     # The short text first: every header block begins like the long one, which slows its search.
     return b"/1.0 " in text and b"NATS/1.0 " in text
 

@@ -1,70 +1,54 @@
 # cython: language_level=3
 """Compiled subject index: one packed entry per subject, without a Python object for each.
 
-Owns: the hash table, the texts of the subjects, their order, and all memory of these.
+Owns: the partitions of the entries, and walks over all of them in order.
 May not touch: rows, except to read their subjects and sizes.
-Spec: index_py.py. An entry takes about 75 bytes plus the subject: 48 for the entry, 4 to 12 for its
-slot, 4 for its place in the order, 4 for the length of its text.
+Spec: index_py.py.
 
-Entries are numbered in the order they are added. Only `rebuild` reuses numbers: it renumbers all
-entries, which invalidates handles (SubjectEntry) and the order."""
+A hash table grows by moving all its entries at once: with millions of subjects the process would
+stand still for a tenth of a second. So the leading bits of the hash select a partition
+(`_partition.pyx`), and a partition that is full is split (extendible hashing); a small stream has
+one partition. Each partition sorts its own entries, and a walk merges them."""
 
 from array import array
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint32_t
-from libc.stdlib cimport calloc, free, malloc, qsort, realloc
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 
 from broker.store.block._block cimport DATA, HEADERS, SUBJECTS, Block, Rows
 from broker.store.index._hashes cimport hashed
-from broker.store.index._texts cimport (
-    Texts, compare, free_texts, keep_text, length_of, memory_of,
-)
+from broker.store.index._partition cimport NOT_FOUND, Entry, Partition, subject_of
+from broker.store.index._texts cimport compare, length_of
 from broker.store.index._trail cimport (
-    Pair, Trail, add_pair, drop_below, drop_oldest, forget, make_room, pairs_of,
+    Pair, add_pair, drop_below, drop_oldest, forget, make_room, pairs_of,
 )
 
 from broker.store.index.index_py import literal_prefix
 from broker.subjects import has_wildcard, matcher
 
-cdef uint32_t NOBODY = 0  # a slot that was never used; other slots hold an entry number plus 1
-cdef uint32_t GONE = 0xFFFFFFFF
-cdef Py_ssize_t NOT_FOUND = -1
-
-cdef struct Entry:
-    int64_t first
-    int64_t last
-    int64_t count  # 0: the subject was removed
-    Trail* trail
-    char* text  # the length of the subject in four bytes, then the subject
-    uint32_t hash
-
-
-cdef inline bytes subject_of(const Entry* entry):
-    return PyBytes_FromStringAndSize(entry.text + 4, length_of(entry.text))
-
-
-cdef Entry* sorting = NULL  # argument of `by_text`; protected by the GIL
-
-
-cdef int by_text(const void* a, const void* b) noexcept nogil:
-    cdef const char* one = sorting[(<const uint32_t*>a)[0]].text
-    cdef const char* other = sorting[(<const uint32_t*>b)[0]].text
-    return compare(one + 4, length_of(one), other + 4, length_of(other))
+cdef enum:
+    SPLIT_ENTRIES = 6144  # a full partition with so many is split, in one or two milliseconds
+    BITS_MAX = 20
+    SORTED_PER_PART = 16384  # new entries, in one call of matching_part
+    SORT_COST = 256  # of a partition with new entries, in entries
 
 
 cdef class SubjectEntry:
     """A handle to one entry; valid until subjects are added."""
 
-    cdef SubjectIndex index
+    cdef Partition partition
     cdef Py_ssize_t number
     cdef int64_t generation
 
     cdef Entry* entry(self) except NULL:
-        cdef Entry* found = &self.index.entries[self.number]
-        assert self.generation == self.index.generation and found.count, "the entry is gone"
-        return found
+        assert (
+            self.generation == self.partition.generation
+            and self.partition.entries[self.number].count
+        ), "the entry is gone"
+        return &self.partition.entries[self.number]
 
     @property
     def count(self):
@@ -124,39 +108,38 @@ cdef class SubjectEntry:
 
 cdef class SubjectIndex:
     cdef public int64_t floor
-    cdef Entry* entries
-    cdef Py_ssize_t used  # entries numbered so far, including removed ones
-    cdef Py_ssize_t room
+    cdef list directory  # by the leading `depth` bits of the hash; a partition may be in it often
+    cdef int depth
     cdef Py_ssize_t live
-    cdef uint32_t* slots
-    cdef Py_ssize_t slot_count  # a power of two
-    cdef Texts texts
-    cdef Py_ssize_t dead_bytes  # of texts whose entries were removed
-    cdef uint32_t* order  # entry numbers sorted by subject; may include removed entries
-    cdef Py_ssize_t ordered
-    cdef Py_ssize_t order_upto  # entries from this number on are not in `order` yet
-    cdef int64_t generation
+    cdef Walk walk  # where the last part ended; None if subjects were added since
+    cdef bytes walked  # its last subject
 
     def __cinit__(self):
         self.floor = 0
-        self.reset()
-
-    def __dealloc__(self):
-        self.release()
+        self.clear()
 
     def __len__(self):
         return self.live
 
     def __contains__(self, bytes subject not None):
-        return self.find(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject)) != NOT_FOUND
+        return self.get(subject) is not None
 
     def get(self, bytes subject not None):
-        cdef Py_ssize_t number = self.find(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
-        return None if number == NOT_FOUND else self.handle(number)
+        cdef const char* text = PyBytes_AS_STRING(subject)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(subject)
+        cdef uint32_t hash = hashed(text, size)
+        cdef Partition partition = self.partition_of(hash)
+        cdef Py_ssize_t number = partition.find(text, size, hash)
+        return None if number == NOT_FOUND else handle(partition, number)
 
     def added(self, bytes subject not None, *, int64_t count, int64_t first, int64_t last):
-        cdef const char* text = PyBytes_AS_STRING(subject)
-        return self.handle(self.add(text, PyBytes_GET_SIZE(subject), count, first, last))
+        cdef SubjectEntry found = self.get(subject)
+        if found is None:
+            self.add(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject), count, first, last)
+            return self.get(subject)
+        found.entry().count += count
+        found.entry().last = last
+        return found
 
     def add_rows(self, Block block not None, *, int64_t first_seq=0):
         cdef Py_ssize_t row
@@ -180,7 +163,7 @@ cdef class SubjectIndex:
     def trail_rows(
         self, Block block not None, *, int64_t per_message, int64_t per_header, int64_t first_seq=0
     ):
-        cdef Py_ssize_t row, number
+        cdef Py_ssize_t row
         cdef Py_ssize_t start = -1
         cdef int64_t headers, seq, size
         cdef Entry* entry = NULL
@@ -188,11 +171,10 @@ cdef class SubjectIndex:
             seq = first_seq + row if first_seq else block.seq_at(row)
             if start < 0 or not same_subject(block, start, row):
                 start = row
-                number = self.find(
+                entry = self.find(
                     block.blobs[SUBJECTS] + block.ends[SUBJECTS][row],
                     block.ends[SUBJECTS][row + 1] - block.ends[SUBJECTS][row],
                 )
-                entry = NULL if number == NOT_FOUND else &self.entries[number]
                 if entry != NULL and entry.trail == NULL and entry.first != seq:
                     entry = NULL  # has no trail and existed before
             if entry != NULL:
@@ -212,31 +194,30 @@ cdef class SubjectIndex:
 
     def removed(self, bytes subject not None, int64_t count):
         cdef const char* text = PyBytes_AS_STRING(subject)
-        cdef Py_ssize_t slot = self.slot_of(text, PyBytes_GET_SIZE(subject))
-        cdef Entry* entry
-        if slot == NOT_FOUND:
-            raise KeyError(subject)
-        entry = &self.entries[self.slots[slot] - 1]
-        assert entry.count >= count, f"subject {subject!r} has lost more messages than it had"
-        entry.count -= count
-        if entry.count == 0:
-            forget(&entry.trail)
-            self.slots[slot] = GONE
-            self.dead_bytes += 4 + length_of(entry.text)
-            self.live -= 1
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(subject)
+        cdef uint32_t hash = hashed(text, size)
+        self.live -= self.partition_of(hash).remove(text, size, hash, count)
 
     def clear(self):
-        self.release()
-        self.reset()
+        self.directory = [Partition(0)]
+        self.depth = 0
+        self.live = 0
+        self.walk = None
+
+    def forget_trails(self):
+        for partition in self.partitions():
+            (<Partition>partition).forget_trails()
 
     def counts(self):
+        cdef Partition partition
         cdef Py_ssize_t number
-        for number in range(self.used):
-            if self.entries[number].count:
-                yield subject_of(&self.entries[number]), self.entries[number].count
+        for partition in self.partitions():
+            for number in range(partition.used):
+                if partition.entries[number].count:
+                    yield subject_of(&partition.entries[number]), partition.entries[number].count
 
     def matching(self, bytes pattern not None):
-        cdef Py_ssize_t at
+        cdef Walk walk
         if not has_wildcard(pattern):
             if pattern in self:
                 yield pattern
@@ -244,240 +225,205 @@ cdef class SubjectIndex:
         prefix = literal_prefix(pattern)
         everything = pattern == prefix + b">"
         fits = matcher(pattern)
-        self.sort()
-        at = self.first_from(prefix)
-        while at < self.ordered:
-            if self.entries[self.order[at]].count:
-                subject = subject_of(&self.entries[self.order[at]])
+        partitions = self.partitions()
+        for partition in partitions:
+            (<Partition>partition).sort()
+        walk = Walk(partitions, prefix)
+        while walk.held:
+            entry = walk.entry()
+            if entry.count:
+                subject = subject_of(entry)
                 if not subject.startswith(prefix):
                     return
                 if (everything and len(subject) > len(prefix)) or fits(subject):
                     yield subject
-            at += 1
+            walk.advance()
 
     def matching_part(self, bytes pattern not None, bytes after not None, Py_ssize_t most):
-        cdef Py_ssize_t at, end
+        cdef Walk walk = self.walk
+        cdef Py_ssize_t seen = 0
         if not has_wildcard(pattern):
             return ([pattern] if pattern in self and pattern > after else []), None
         prefix = literal_prefix(pattern)
         everything = pattern == prefix + b">"
         fits = matcher(pattern)
-        self.sort()
-        at = self.first_from(max(prefix, after))
-        while at < self.ordered and subject_of(&self.entries[self.order[at]]) == after:
-            at += 1  # a removed entry and a newer one may have the same subject
-        end = min(at + most, self.ordered)
+        if walk is None or not after or self.walked != after:
+            partitions = self.partitions()
+            if not sorted_in_parts(partitions):
+                return [], after
+            walk = Walk(partitions, max(prefix, after))
+        self.walk = None
+        while walk.held and subject_of(walk.entry()) == after:
+            walk.advance()  # a removed entry and a newer one may have the same subject
         found = []
         subject = after
-        while at < end:
-            subject = subject_of(&self.entries[self.order[at]])
+        while walk.held and seen < most:
+            subject = subject_of(walk.entry())
             if not subject.startswith(prefix):
                 return found, None
-            if self.entries[self.order[at]].count:
+            if walk.entry().count:
                 if (everything and len(subject) > len(prefix)) or fits(subject):
                     found.append(subject)
-            at += 1
-        return found, (subject if end < self.ordered else None)
+            walk.advance()
+            seen += 1
+        if not walk.held:
+            return found, None
+        self.walk, self.walked = walk, subject
+        return found, subject
 
     @property
     def nbytes(self):
-        """Memory of the table, without trails."""
-        cdef Py_ssize_t table = self.used * sizeof(Entry)
-        return table + 4 * (self.slot_count + self.ordered) + memory_of(&self.texts)
+        """Memory of the tables, without trails."""
+        return sum([(<Partition>partition).memory() for partition in self.partitions()])
 
     # -- private ----------------------------------------------------------------------------------
 
-    cdef SubjectEntry handle(self, Py_ssize_t number):
-        cdef SubjectEntry found = SubjectEntry.__new__(SubjectEntry)
-        found.index = self
-        found.number = number
-        found.generation = self.generation
+    cdef Partition partition_of(self, uint32_t hash):
+        cdef Py_ssize_t at = <Py_ssize_t>((<uint64_t>hash) >> (32 - self.depth))
+        return <Partition>PyList_GET_ITEM(self.directory, at)
+
+    cdef list partitions(self):
+        """Each once."""
+        cdef list found = []
+        cdef Py_ssize_t at = 0
+        cdef Partition partition
+        while at < len(self.directory):
+            partition = <Partition>PyList_GET_ITEM(self.directory, at)
+            found.append(partition)
+            at += 1 << (self.depth - partition.bits)
         return found
 
-    cdef void reset(self) noexcept:
-        self.entries = NULL
-        self.used = self.room = self.live = 0
-        self.slots = NULL
-        self.slot_count = 0
-        self.texts.newest = NULL
-        self.texts.nbytes = self.dead_bytes = 0
-        self.order = NULL
-        self.ordered = self.order_upto = 0
-        self.generation += 1
+    cdef Entry* find(self, const char* text, Py_ssize_t size) except? NULL:
+        cdef uint32_t hash = hashed(text, size)
+        cdef Partition partition = self.partition_of(hash)
+        cdef Py_ssize_t number = partition.find(text, size, hash)
+        return NULL if number == NOT_FOUND else &partition.entries[number]
 
-    def forget_trails(self):
-        self.drop_trails()
-
-    cdef void drop_trails(self) noexcept:
-        cdef Py_ssize_t number
-        for number in range(self.used):
-            forget(&self.entries[number].trail)
-
-    cdef void release(self) noexcept:
-        self.drop_trails()
-        free(self.entries)
-        free(self.slots)
-        free(self.order)
-        free_texts(&self.texts)
-
-    cdef Py_ssize_t find(self, const char* text, Py_ssize_t size) noexcept:
-        cdef Py_ssize_t slot = self.slot_of(text, size)
-        return NOT_FOUND if slot == NOT_FOUND else <Py_ssize_t>self.slots[slot] - 1
-
-    cdef Py_ssize_t slot_of(self, const char* text, Py_ssize_t size) noexcept:
-        cdef uint32_t value = hashed(text, size)
-        cdef Py_ssize_t mask = self.slot_count - 1
-        cdef Py_ssize_t slot = value & mask
-        cdef Entry* entry
-        if not self.slot_count:
-            return NOT_FOUND
-        while self.slots[slot] != NOBODY:
-            if self.slots[slot] != GONE:
-                entry = &self.entries[self.slots[slot] - 1]
-                if (
-                    entry.hash == value
-                    and length_of(entry.text) == size
-                    and memcmp(entry.text + 4, text, size) == 0
-                ):
-                    return slot
-            slot = (slot + 1) & mask
-        return NOT_FOUND
-
-    cdef Py_ssize_t add(
+    cdef int add(
         self, const char* text, Py_ssize_t size, int64_t count, int64_t first, int64_t last
     ) except -1:
-        """Add messages to the entry of a subject; returns the number of the entry."""
-        cdef Py_ssize_t number = self.find(text, size)
+        """Add messages to the entry of a subject."""
+        cdef uint32_t hash = hashed(text, size)
+        cdef Partition partition = self.partition_of(hash)
+        cdef Py_ssize_t number = partition.find(text, size, hash)
         cdef Entry* entry
         if number != NOT_FOUND:
-            entry = &self.entries[number]
+            entry = &partition.entries[number]
             entry.count += count
             entry.last = last
-            return number
-        if 4 * (self.used + 1) > 3 * self.slot_count:  # removed ones occupy slots too
-            self.rebuild()
-        if self.used == self.room:
-            self.grow(self.room + self.room // 2 + 8)
-        number = self.used
-        entry = &self.entries[number]
-        entry.text = keep_text(&self.texts, text, size)
-        entry.first, entry.last, entry.count = first, last, count
-        entry.trail = NULL
-        entry.hash = hashed(text, size)
-        self.place(number)
-        self.used += 1
-        self.live += 1
-        return number
-
-    cdef void place(self, Py_ssize_t number) noexcept:
-        cdef Py_ssize_t mask = self.slot_count - 1
-        cdef Py_ssize_t slot = self.entries[number].hash & mask
-        while self.slots[slot] != NOBODY and self.slots[slot] != GONE:
-            slot = (slot + 1) & mask
-        self.slots[slot] = <uint32_t>(number + 1)
-
-    cdef int grow(self, Py_ssize_t room) except -1:
-        cdef Entry* grown = <Entry*>realloc(self.entries, room * sizeof(Entry))
-        if grown == NULL:
-            raise MemoryError
-        self.entries = grown
-        self.room = room
-        return 0
-
-    cdef int rebuild(self) except -1:
-        """Drop removed entries, resize the slots to twice the entries, and copy the texts if most
-        of them belong to removed entries."""
-        cdef Py_ssize_t slot_count = 8
-        cdef uint32_t* slots
-        cdef Py_ssize_t number
-        cdef Py_ssize_t kept = 0
-        cdef bint moving = 2 * self.dead_bytes > self.texts.nbytes
-        cdef Texts old
-        cdef char* text
-        while slot_count < 2 * (self.live + 1):
-            slot_count *= 2
-        slots = <uint32_t*>calloc(slot_count, sizeof(uint32_t))
-        if slots == NULL:
-            raise MemoryError
-        free(self.slots)
-        self.slots, self.slot_count = slots, slot_count
-        old = self.texts
-        if moving:
-            self.texts.newest = NULL
-            self.texts.nbytes = self.dead_bytes = 0
-        for number in range(self.used):
-            if self.entries[number].count:
-                self.entries[kept] = self.entries[number]
-                if moving:
-                    text = self.entries[kept].text
-                    self.entries[kept].text = keep_text(
-                        &self.texts, text + 4, length_of(text)
-                    )
-                self.place(kept)
-                kept += 1
-        if moving:
-            free_texts(&old)
-        if kept < self.used:
-            free(self.order)
-            self.order = NULL
-            self.ordered = self.order_upto = 0
-            self.generation += 1
-        self.used = kept
-        return 0
-
-    cdef int sort(self) except -1:
-        """Bring the order up to date: sort the new entries, then merge them in."""
-        global sorting
-        cdef Py_ssize_t fresh_count = self.used - self.order_upto
-        cdef uint32_t* merged
-        cdef uint32_t* fresh
-        cdef Py_ssize_t a = 0
-        cdef Py_ssize_t b = 0
-        cdef Py_ssize_t i
-        if not fresh_count:
             return 0
-        merged = <uint32_t*>malloc(4 * (self.ordered + fresh_count))
-        fresh = <uint32_t*>malloc(4 * fresh_count)
-        if merged == NULL or fresh == NULL:
-            free(merged)
-            free(fresh)
-            raise MemoryError
-        for i in range(fresh_count):
-            fresh[i] = <uint32_t>(self.order_upto + i)
-        sorting = self.entries
-        qsort(fresh, fresh_count, 4, by_text)
-        for i in range(self.ordered + fresh_count):
-            if b == fresh_count or (
-                a < self.ordered and by_text(&self.order[a], &fresh[b]) < 0
-            ):
-                merged[i] = self.order[a]
-                a += 1
+        self.walk = None
+        while partition.is_full():
+            if partition.live < SPLIT_ENTRIES or partition.bits == BITS_MAX:
+                partition.rebuild()
             else:
-                merged[i] = fresh[b]
-                b += 1
-        free(fresh)
-        free(self.order)
-        self.order = merged
-        self.ordered += fresh_count
-        self.order_upto = self.used
+                self.divide(partition, hash)
+                partition = self.partition_of(hash)
+        partition.append(text, size, hash, count, first, last)
+        self.live += 1
         return 0
 
-    cdef Py_ssize_t first_from(self, bytes prefix) except -1:
-        """Position in the order of the first subject that is not before `prefix`."""
-        cdef const char* text = PyBytes_AS_STRING(prefix)
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(prefix)
-        cdef Py_ssize_t low = 0
-        cdef Py_ssize_t high = self.ordered
-        cdef Py_ssize_t middle
-        cdef const char* other
-        while low < high:
-            middle = (low + high) >> 1
-            other = self.entries[self.order[middle]].text
-            if compare(other + 4, length_of(other), text, size) < 0:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+    cdef int divide(self, Partition partition, uint32_t hash) except -1:
+        """Replace a partition, which `hash` selects, by two."""
+        cdef Py_ssize_t width, start
+        if partition.bits == self.depth:
+            self.directory = [one for one in self.directory for _ in range(2)]
+            self.depth += 1
+        low, high = partition.split()
+        width = 1 << (self.depth - (<Partition>low).bits)
+        start = <Py_ssize_t>((<uint64_t>hash) >> (32 - self.depth))
+        start -= start % (2 * width)
+        self.directory[start : start + width] = [low] * width
+        self.directory[start + width : start + 2 * width] = [high] * width
+        return 0
+
+
+cdef SubjectEntry handle(Partition partition, Py_ssize_t number):
+    cdef SubjectEntry found = SubjectEntry.__new__(SubjectEntry)
+    found.partition = partition
+    found.number = number
+    found.generation = partition.generation
+    return found
+
+
+cdef bint sorted_in_parts(list partitions) except -1:
+    """Sort new entries of partitions. False if some are left for the next call."""
+    cdef Py_ssize_t fresh
+    cdef Py_ssize_t done = 0
+    cdef Partition partition
+    for partition in partitions:
+        fresh = partition.used - partition.order_upto
+        if fresh:
+            if done and done + fresh > SORTED_PER_PART:
+                return False
+            partition.sort()
+            done += fresh + SORT_COST
+    return True
+
+
+cdef class Walk:
+    """The entries of all partitions, each of them sorted, from a subject on in order: a heap of
+    positions. They must not change during the walk."""
+
+    cdef list partitions
+    cdef Py_ssize_t* positions  # in the order of each partition
+    cdef Py_ssize_t* heap  # which partitions have entries left; the first one has the next entry
+    cdef Py_ssize_t held
+
+    def __cinit__(self, list partitions, bytes start):
+        cdef Py_ssize_t at, count = len(partitions)
+        self.partitions = partitions
+        self.held = 0
+        self.positions = <Py_ssize_t*>malloc(count * sizeof(Py_ssize_t))
+        self.heap = <Py_ssize_t*>malloc(count * sizeof(Py_ssize_t))
+        if self.positions == NULL or self.heap == NULL:
+            raise MemoryError
+        for at in range(count):
+            self.positions[at] = self.partition(at).first_from(start)
+            if self.positions[at] < self.partition(at).ordered:
+                self.heap[self.held] = at
+                self.held += 1
+        for at in range(self.held // 2 - 1, -1, -1):
+            self.sink(at)
+
+    def __dealloc__(self):
+        free(self.positions)
+        free(self.heap)
+
+    cdef Partition partition(self, Py_ssize_t at):
+        return <Partition>PyList_GET_ITEM(self.partitions, at)
+
+    cdef const Entry* entry_of(self, Py_ssize_t at) noexcept:
+        cdef Partition partition = self.partition(at)
+        return &partition.entries[partition.order[self.positions[at]]]
+
+    cdef const Entry* entry(self) noexcept:
+        return self.entry_of(self.heap[0])
+
+    cdef void advance(self) noexcept:
+        cdef Py_ssize_t at = self.heap[0]
+        self.positions[at] += 1
+        if self.positions[at] == self.partition(at).ordered:
+            self.held -= 1
+            self.heap[0] = self.heap[self.held]
+        self.sink(0)
+
+    cdef void sink(self, Py_ssize_t top) noexcept:
+        cdef Py_ssize_t child, moved
+        while 2 * top + 1 < self.held:
+            child = 2 * top + 1
+            if child + 1 < self.held and self.is_before(self.heap[child + 1], self.heap[child]):
+                child += 1
+            if not self.is_before(self.heap[child], self.heap[top]):
+                return
+            moved = self.heap[top]
+            self.heap[top], self.heap[child] = self.heap[child], moved
+            top = child
+
+    cdef bint is_before(self, Py_ssize_t a, Py_ssize_t b) noexcept:
+        cdef const char* one = self.entry_of(a).text
+        cdef const char* other = self.entry_of(b).text
+        return compare(one + 4, length_of(one), other + 4, length_of(other)) < 0
 
 
 cdef inline bint same_subject(Rows rows, Py_ssize_t a, Py_ssize_t b) noexcept:

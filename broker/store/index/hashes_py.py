@@ -6,9 +6,16 @@ Spec: docs/decisions/0009-subjects-in-a-packed-table.md. Hashes are never writte
 
 from __future__ import annotations
 
+import secrets
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection
+from struct import Struct as Packing
+from typing import Final
+
+KEY: Final = (secrets.randbits(64), secrets.randbits(64))  # of this process
+_WORD: Final = Packing("<Q")
+_ONES: Final = (1 << 64) - 1
 
 
 def subject_hashes(subjects: Collection[bytes]) -> bytes:
@@ -25,10 +32,39 @@ def among_hashes(hashes: bytes, subject: bytes) -> bool:
 
 
 def _hashed(subject: bytes) -> int:
-    """FNV-1a with a final mix, so that the low bits can select a hash table slot."""
-    value = 2166136261
-    for byte in subject:
-        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
-    value = (value ^ value >> 16) * 0x85EBCA6B & 0xFFFFFFFF
-    value = (value ^ value >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
-    return value ^ value >> 16
+    """SipHash-1-3, its two halves combined. Both may select slots of a hash table: clients choose
+    the subjects, and without the key they could choose many that share a slot."""
+    first, second = KEY
+    v = [
+        first ^ 0x736F6D6570736575,
+        second ^ 0x646F72616E646F6D,
+        first ^ 0x6C7967656E657261,
+        second ^ 0x7465646279746573,
+    ]
+    padding = bytes(7 - len(subject) % 8) + bytes([len(subject) & 0xFF])
+    for (word,) in _WORD.iter_unpack(subject + padding):
+        v[3] ^= word
+        _mix(v)
+        v[0] ^= word
+    v[2] ^= 0xFF
+    for _ in range(3):
+        _mix(v)
+    value = v[0] ^ v[1] ^ v[2] ^ v[3]
+    return (value ^ value >> 32) & 0xFFFFFFFF
+
+
+def _mix(v: list[int]) -> None:
+    v[0] = v[0] + v[1] & _ONES
+    v[1] = _rotated(v[1], 13) ^ v[0]
+    v[0] = _rotated(v[0], 32)
+    v[2] = v[2] + v[3] & _ONES
+    v[3] = _rotated(v[3], 16) ^ v[2]
+    v[0] = v[0] + v[3] & _ONES
+    v[3] = _rotated(v[3], 21) ^ v[0]
+    v[2] = v[2] + v[1] & _ONES
+    v[1] = _rotated(v[1], 17) ^ v[2]
+    v[2] = _rotated(v[2], 32)
+
+
+def _rotated(word: int, count: int) -> int:
+    return (word << count | word >> 64 - count) & _ONES

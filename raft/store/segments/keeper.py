@@ -13,8 +13,7 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from raft.store.disk_space import Space
 from raft.store.segments.files import LogFile, LogFiles
@@ -30,6 +29,7 @@ from raft.store.segments.format import (
     encode_header,
 )
 from raft.store.segments.jobs import Jobs
+from raft.store.segments.live import LiveRecord, LiveRecords, live_bytes
 from raft.store.segments.log import (
     RESERVE_BYTES_MAX,
     LogSegment,
@@ -43,6 +43,7 @@ from raft.store.segments.scan import (
     UNFINISHED_SUFFIX,
     segment_name,
 )
+from raft.store.segments.sizes import SegmentSizes
 
 _log = logging.getLogger("raft.store")
 _ZEROS: Final = bytes(1 << 20)
@@ -54,63 +55,32 @@ _READ_ATTEMPTS: Final = 5  # until a record that cannot be read counts as damage
 _PATIENCE_TICKS: Final = 300  # until more than a little is copied
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentSizes:
-    first: int
-    largest: int
-    log_goal: int  # above this the oldest segment is freed even if much of it is alive
-    spare_max: int  # bytes of freed files that are kept for reuse
-
-
-@dataclass(slots=True)
-class LiveRecord:
-    group: int
-    index: int  # 0: the group record
-    position: int
-    size: int
-
-
-class LiveRecords(Protocol):
-    """Which records are alive: known to the owner of the log. Called with the log's lock held."""
-
-    def live_in(self, segment: LogSegment) -> list[LiveRecord]: ...
-
-    def is_alive(self, record: LiveRecord) -> bool: ...
-
-    def was_moved(self, record: LiveRecord, position: int) -> None: ...
-
-    def is_damaged(self, record: LiveRecord) -> None:
-        """It cannot be read."""
-
-    def flush_all(self) -> None:
-        """What is written is on disk, and so are the promises that were cleared."""
-
-
 class SegmentKeeper:
     def __init__(
         self,
         files: LogFiles,
         *,
-        sizes: SegmentSizes,
+        limits: SegmentSizes,
         live: LiveRecords,
         jobs: Jobs,
         draw_salt: Callable[[], int],
         space: Callable[[int], Space],
     ) -> None:
         """`space`: what the disk has left with so many bytes more."""
+        self.sizes = limits  # those that hold now
         self.log = SegmentLog(want_segment=self._want)
         self.trouble: OSError | None = None  # why the next segment could not be prepared
         self.pressed: LogSegment | None = None  # to be freed: cut the logs that have entries in it
         self.short = False  # the disk is full: keep no spare files, and press
         self._files = files
-        self._sizes = sizes
+        self._limits = limits
         self._live = live
         self._jobs = jobs
         self._draw_salt = draw_salt
         self._space = space
         self._next_number = 1
         self._spares: list[tuple[str, int]] = []  # name and size
-        self._preparing = self._freeing = False
+        self._preparing = self._freeing = self._fitting = False
         self._needed = 0
         self._hurry = False
         self._read_failures = 0  # in a row
@@ -118,6 +88,7 @@ class SegmentKeeper:
         self._patience = _PATIENCE_TICKS
         self._closed = False
         self._fresh_only = False  # no file may be recycled: what it holds must be erased
+        self._names_changed = False  # of freed segments; not yet on disk
         self._prepared = threading.Event()
 
     # the start
@@ -142,7 +113,8 @@ class SegmentKeeper:
                 self._files.remove(name)
         each = RECORD_BYTES + FRAME_BYTES + SECTOR
         needed = sum(record.size + each for record in carried) + RESERVE_BYTES_MAX + HEADER_BYTES
-        size = max(self._sizes.first, aligned(needed)) if carried else self._sizes.first
+        first = self.sizes.first
+        size = max(first, aligned(needed)) if carried else first
         segment, source = self._blank_segment(size, previous_end=end)
         self.log.begin(segment)
         self._carry(carried)
@@ -184,7 +156,7 @@ class SegmentKeeper:
             self._jobs.submit(self._prepare)
 
     def _prepare(self) -> None:
-        log, sizes = self.log, self._sizes
+        log, sizes = self.log, self.sizes
         with log.lock:
             active = log.active
             if self._closed or active is None:
@@ -245,10 +217,11 @@ class SegmentKeeper:
     def _blank(self, number: int, size: int, *, urgent: bool) -> tuple[LogFile, str, int]:
         """A file without a header, its name and its size. An `urgent` one takes what is left."""
         short = not urgent and self._space(size) < Space.SCARCE
-        for at, (spare, spare_size) in enumerate(self._spares):
-            if spare_size >= size or (short and spare_size >= self._needed + 2 * HEADER_BYTES):
-                del self._spares[at]
-                return self._files.open(spare), spare, spare_size
+        with self.log.lock:  # secure erase drops them on another thread
+            for at, (spare, spare_size) in enumerate(self._spares):
+                if spare_size >= size or (short and spare_size >= self._needed + 2 * HEADER_BYTES):
+                    del self._spares[at]
+                    return self._files.open(spare), spare, spare_size
         if short:
             raise OSError(errno.ENOSPC, "No space left on device")
         source = segment_name(number) + UNFINISHED_SUFFIX
@@ -280,8 +253,11 @@ class SegmentKeeper:
         if self.pressed is not None:
             self._patience -= 1
             self._changed |= self._patience == 0
-        elif self.log.nbytes > self._sizes.log_goal:
+        elif self.log.nbytes > self.sizes.log_goal:
             self._changed = True
+        if not self._fitting and (self._spare_bytes > self.sizes.spare_max or self._is_too_large()):
+            self._fitting = True
+            self._jobs.submit(self._fit)
         if self.short and self._spares:
             self._changed = True
         if not self._freeing and self._changed and len(self.log.segments) > 1:
@@ -308,20 +284,23 @@ class SegmentKeeper:
             if oldest is log.active:
                 return False
             live = self._live.live_in(oldest)
-            if sum(record.size for record in live) > oldest.size // _LITTLE:
-                excess = log.nbytes - self._sizes.log_goal
+            if live_bytes(live) > oldest.size // _LITTLE:
+                excess = log.nbytes - self.sizes.log_goal
                 if excess <= 0:
                     self.pressed = oldest if self.short else None
                     return False
                 if self.pressed is not oldest:
                     self.pressed, self._patience = oldest, _PATIENCE_TICKS
-                if self._patience > 0 and excess < self._sizes.log_goal:
+                if self._patience > 0 and excess < self._limits.log_goal:
+                    return False
+                # Below the limit, copying must make the log smaller.
+                if log.nbytes <= self._limits.log_goal and live_bytes(live) > oldest.size // 2:
                     return False
         if not self.move(live):
             self._changed = True  # the log has no segment to move them to: try again
             return False
-        if live or oldest.groups:
-            self._live.flush_all()
+        # Also if nothing was in it: it ends with a frame, and a flush may have its file in hand.
+        self._live.flush_all()
         self._release(oldest)
         return True
 
@@ -341,18 +320,18 @@ class SegmentKeeper:
         with log.lock:
             moving: list[LiveRecord] = []
             copies: list[NewRecord] = []
-            for wanted in live:
-                if not self._live.is_alive(wanted):
-                    continue
-                copy = self._copy(self._read(wanted))
-                if copy is None:
-                    self._live.is_damaged(wanted)
-                    continue
-                moving.append(wanted)
-                copies.append(copy)
-            if not copies:
-                return True
             try:
+                for wanted in live:
+                    if not self._live.is_alive(wanted):
+                        continue
+                    copy = self._copy(self._read(wanted))
+                    if copy is None:
+                        self._live.is_damaged(wanted)  # which may write a record again
+                        continue
+                    moving.append(wanted)
+                    copies.append(copy)
+                if not copies:
+                    return True
                 positions = log.write(copies)
             except SegmentBusy:
                 return False
@@ -387,26 +366,85 @@ class SegmentKeeper:
         return found
 
     def _release(self, segment: LogSegment) -> None:
-        """Raises OSError."""
+        """Raises OSError. A segment that keeps its name stays the oldest one: what a later one says
+        about it must not be freed before it."""
+        self._sync_names()
         with self.log.lock:
-            if self.log.segments.pop(segment.number, None) is None:
+            if segment.number not in self.log.segments:
                 return  # the log was closed meanwhile
+            self._retire(segment)
+            del self.log.segments[segment.number]
             if self.pressed is segment:
                 self.pressed = None
         segment.file.close()
-        self._retire(segment)
+        self._sync_names()
 
     def _retire(self, segment: LogSegment) -> None:
-        kept = sum(size for _, size in self._spares)
-        too_many = self.short or kept + segment.size > self._sizes.spare_max
-        too_small = segment.size < self._sizes.largest and self.log.next is not None
+        too_many = self.short or self._spare_bytes + segment.size > self.sizes.spare_max
+        too_small = segment.size < self.sizes.largest and self.log.next is not None
         if self._closed or self._fresh_only or too_many or too_small:
             self._files.remove(segment.name)
         else:
             spare = segment_name(segment.number) + SPARE_SUFFIX
             self._files.rename(segment.name, spare)
             self._spares.append((spare, segment.size))
-        self._files.sync_names()
+        self._names_changed = True
+
+    def _sync_names(self) -> None:
+        if self._names_changed:
+            self._files.sync_names()
+            self._names_changed = False
+
+    # giving back
+
+    @property
+    def _spare_bytes(self) -> int:
+        return sum(size for _, size in self._spares)
+
+    def _is_too_large(self) -> bool:
+        """Whether the log has more than it should because of segments from a busier time."""
+        log, usual = self.log, 2 * self.sizes.largest
+        active, following = log.active, log.next
+        if active is None or following is None:
+            return False
+        surplus = log.nbytes + following.size > self.sizes.log_goal
+        return surplus and (active.size > usual or following.size > usual)
+
+    def _fit(self) -> None:
+        """A log that was busy gives back what it does not need at rest."""
+        try:
+            with self.log.lock:
+                while not self._closed and self._spare_bytes > self.sizes.spare_max:
+                    name, _ = self._spares.pop(0)
+                    self._files.remove(name)
+            self._prepare_smaller()
+            with self.log.lock:
+                if not self._closed and self._is_too_large():
+                    self.log.rotate()  # what is behind is freed when nothing in it is alive
+                    self._changed = True
+        except SegmentBusy:
+            return  # the smaller one cannot be prepared now
+        except OSError as error:
+            _log.warning("a segment of the log cannot be given back: %s", error)
+        finally:
+            self._fitting = False
+
+    def _prepare_smaller(self) -> None:
+        """Instead of the prepared segment, if that is too large. It was never written to, so the
+        next one has its number and its name. Raises OSError."""
+        log = self.log
+        with log.lock:
+            following = log.next
+            if self._closed or following is None or following.size <= 2 * self.sizes.largest:
+                return
+            log.next = None
+            self._preparing = True
+            self._next_number = following.number
+        try:
+            following.file.close()
+            self._files.remove(following.name)
+        finally:  # what comes next replaces the file if it is still there
+            self._prepare()
 
     # secure erase
 
@@ -456,7 +494,7 @@ class SegmentKeeper:
             self._prepared.wait(_WAIT_S)
 
     def _drop_spares(self) -> None:
-        spares, self._spares = self._spares, []
-        for name, _ in spares:
-            self._files.remove(name)
+        with self.log.lock:
+            while self._spares:
+                self._files.remove(self._spares.pop()[0])
         self._files.sync_names()

@@ -8,12 +8,14 @@ protects the table and the end of the log, and is not held during a flush."""
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from raft.core.messages import Entry, EntryKind
+from raft.store.cipher import StoreCipher
 from raft.store.group_log import NOWHERE
 from raft.store.records import DamagedLog, StoreBusy
 from raft.store.segments.files import LogFile
@@ -33,10 +35,11 @@ from raft.store.segments.format import (
 )
 from raft.types import GroupId, Index, Term
 
-FRAME_BYTES_GOAL: Final = 4 << 20  # a larger write becomes several frames
+FRAME_BYTES_GOAL: Final = 1 << 20  # a larger write becomes several frames
 RESERVE_BYTES_MAX: Final = 64 << 10
 _JOIN_BYTES: Final = 64 << 10  # smaller frames are copied together, not gathered by the kernel
 _READ_BYTES_MAX: Final = 4 << 20  # in one read
+_PLACE: Final = struct.Struct("<QQ")  # group, index: authenticated with the sealed data
 
 
 class SegmentBusy(StoreBusy):
@@ -89,6 +92,7 @@ class SegmentLog:
         self.flushed = 0  # the position below which everything is on disk
         self.next: LogSegment | None = None  # empty, prepared
         self.active: LogSegment | None = None
+        self.cipher: StoreCipher | None = None
         self._want_segment = want_segment
         self._unflushed: list[LogFile] = []  # files with writes after the last flush
 
@@ -107,7 +111,8 @@ class SegmentLog:
 
     @property
     def nbytes(self) -> int:
-        return sum(segment.size for segment in self.segments.values())
+        # A copy, made in one step: another thread may free a segment meanwhile.
+        return sum(segment.size for segment in tuple(self.segments.values()))
 
     def provide(self, segment: LogSegment) -> None:
         with self.lock:
@@ -138,17 +143,28 @@ class SegmentLog:
     def write(self, records: Sequence[NewRecord], *, frees: bool = True) -> list[int]:
         """The positions of the records, in one or more frames. A crash keeps a prefix of the
         frames. Unless it `frees` space, a reserve is left. Raises SegmentBusy, after which
-        some of the frames may have been written, and OSError."""
+        some of the frames may have been written, and OSError. The segment that is prepared then
+        has space for all of it, because the next attempt begins with the first frame again."""
+        with self.lock:
+            try:
+                return self._write_frames(records, frees=frees)
+            except SegmentBusy:
+                data = sum(len(record.data) for record in records)
+                frames = 2 * (1 + data // FRAME_BYTES_GOAL)
+                more = RECORD_BYTES * len(records) + (FRAME_BYTES + SECTOR) * frames
+                self._want_segment(data + more)
+                raise
+
+    def _write_frames(self, records: Sequence[NewRecord], *, frees: bool) -> list[int]:
         positions: list[int] = []
         start = size = 0
-        with self.lock:
-            for count, record in enumerate(records):
-                needed = RECORD_BYTES + len(record.data)
-                if size and size + needed > FRAME_BYTES_GOAL:
-                    self._append(records[start:count], size, positions, frees=frees)
-                    start, size = count, 0
-                size += needed
-            self._append(records[start:], size, positions, frees=frees)
+        for count, record in enumerate(records):
+            needed = RECORD_BYTES + len(record.data)
+            if size and size + needed > FRAME_BYTES_GOAL:
+                self._append(records[start:count], size, positions, frees=frees)
+                start, size = count, 0
+            size += needed
+        self._append(records[start:], size, positions, frees=frees)
         return positions
 
     def _append(
@@ -232,9 +248,28 @@ class SegmentLog:
                 for i in range(at, stop):
                     index = Index(first + i)
                     record = read_record(salt, content, positions[i] - positions[at], positions[i])
-                    found.append(_entry(group, index, record))
+                    found.append(self._opened(_entry(group, index, record), group))
                 at = stop
         return found
+
+    @property
+    def overhead(self) -> int:
+        """See EntrySource."""
+        return 0 if self.cipher is None else self.cipher.overhead
+
+    def sealed(self, group: GroupId, entry: Entry) -> bytes:
+        """The data of the entry as it is written."""
+        if self.cipher is None or entry.kind is not EntryKind.NORMAL:
+            return entry.data
+        return self.cipher.seal(entry.data, _PLACE.pack(group, entry.index))
+
+    def _opened(self, entry: Entry, group: GroupId) -> Entry:
+        if self.cipher is not None and entry.kind is EntryKind.NORMAL:
+            data = self.cipher.open(entry.data, _PLACE.pack(group, entry.index))
+            if data is None:
+                raise DamagedLog(group, entry.index, "it cannot be decrypted")
+            entry.data = data
+        return entry
 
     def _content(
         self, group: GroupId, index: Index, position: int, end: int

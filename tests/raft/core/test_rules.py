@@ -8,7 +8,7 @@ from raft.core.commitment import Commitment
 from raft.core.log import MemoryReader, RaftLog
 from raft.core.log_matching import LogMatching
 from raft.core.membership import MembersInUse, encode_members
-from raft.core.messages import EntryKind, MessageKind, PendingMessages
+from raft.core.messages import BOTH_NEEDED, EntryKind, MessageKind, PendingMessages
 from raft.core.progress import Progress, VoterProgress
 from raft.core.vote_granting import LostLog, VoteGranting
 from raft.types import NO_NODE, Index, InvariantViolation, Members, NodeId, Term
@@ -104,6 +104,36 @@ def test_member_that_lost_its_log_grants_no_vote() -> None:
     assert not rules.grants_pre_vote(
         request, term=Term(1), vote=NO_NODE, leader=None, hears_leader=False
     )
+
+
+def test_member_that_lost_its_log_votes_for_the_other_one_of_two() -> None:
+    request = message(MessageKind.VOTE, B, A, 2, index=9, log_term=1)
+    request.hint_term = BOTH_NEEDED
+    rules = granting(log_with(), lives=1)
+    assert rules.grants_vote(request, vote=NO_NODE, leader=None)
+    assert not rules.grants_vote(request, vote=C, leader=None)
+    assert rules.grants_pre_vote(
+        request, term=Term(1), vote=NO_NODE, leader=None, hears_leader=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "one_of_two"),
+    [
+        (Members((A, B)), True),
+        (Members((A, B), (C,)), True),
+        (Members((A, B, C)), False),
+        (Members((A,)), False),
+        (Members((A, B), (), (A, B, C)), False),
+        (Members((B, C), (A,)), False),
+    ],
+)
+def test_one_of_two_voters(members: Members, one_of_two: bool) -> None:
+    log = log_with(1)
+    commit = Commitment(log, stored=Index(1))
+    known = MembersInUse(A, begun_with=members, configurations=log.configurations, commit=commit)
+    known.refresh()
+    assert known.is_one_of_two() is one_of_two
 
 
 def test_configuration_is_in_use_before_it_is_committed_and_until_it_is_cut() -> None:

@@ -198,3 +198,48 @@ def test_what_is_proposed_together_is_written_at_once_and_in_one_round(tmp_path:
         assert solo.store.statistics().writes == before + 1
 
     run_solo(tmp_path, body, interval_s=None, relaxed=False)
+
+
+def test_what_is_proposed_together_waits_for_the_flush_in_flight(tmp_path: Path) -> None:
+    """It would be written after it in any case; until then more may be collected."""
+
+    async def body(solo: Solo) -> None:
+        await solo.leads()
+        await solo.put()
+        await until(lambda: not solo.host._rounds.flushing)
+        before = solo.store.statistics().writes
+        solo.store.gate.clear()
+        first = solo.propose()
+        await until(lambda: solo.host._rounds.flushing)
+        proposed: list[Index] = []
+        for _ in range(3):
+            solo.host.together(lambda: proposed.append(solo.propose()))
+        await rounds(solo)
+        assert proposed == []
+        solo.store.gate.set()
+        await until(lambda: solo.ledger.applied >= first + 3)
+        assert proposed == [first + 1, first + 2, first + 3]
+        assert solo.store.statistics().writes == before + 2, "one for the first, one for the rest"
+
+    run_solo(tmp_path, body, interval_s=None, relaxed=False)
+
+
+def test_what_waits_for_a_flush_that_fails_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(solo: Solo) -> None:
+        await solo.leads()
+        await solo.put()
+        await until(lambda: not solo.host._rounds.flushing)
+        solo.store.gate.clear()
+        solo.propose()
+        await until(lambda: solo.host._rounds.flushing)
+        called: list[bool] = []
+        solo.host.together(lambda: called.append(True))
+        failed = OSError(5, "Input/output error")
+        monkeypatch.setattr(solo.store.log, "flush", lambda: (_ for _ in ()).throw(failed))
+        solo.store.gate.set()
+        await until(lambda: solo.host.failure is not None)
+        assert called == [True]
+
+    run_solo(tmp_path, body, interval_s=None, relaxed=False)

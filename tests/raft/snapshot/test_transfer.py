@@ -9,9 +9,11 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from raft.snapshot import outbound
 from raft.snapshot.frames import FrameKind, SnapshotFrame, read_frame
 from raft.snapshot.inbound import Incoming, SnapshotReceiver
 from raft.snapshot.outbound import PIECE_BYTES, WINDOW_BYTES, SnapshotSender
@@ -172,6 +174,68 @@ def test_the_sender_asks_again_for_a_lost_answer(
             assert pair.whole == [[b"one"]]
 
     cluster_test(body)
+
+
+class Silent:
+    def send(self, *_: object) -> bool:
+        return True
+
+
+class LateAnswers:
+    """A transport to a receiver that answers in order; its first answer is late."""
+
+    def __init__(self, first_s: float) -> None:
+        self.sender = SnapshotSender(cast(Transport, self), bytes_per_second=RATE)
+        self.questions = 0
+        self._due = asyncio.get_running_loop().time() + first_s
+
+    def link_pair_number(self, _to: NodeId) -> int:
+        return 1
+
+    def send(self, to: NodeId, _kind: int, pieces: Iterable[bytes]) -> bool:
+        frame = read_frame(memoryview(b"".join(pieces)))
+        answers = {FrameKind.PIECE: FrameKind.TAKEN, FrameKind.CHUNK: FrameKind.TAKEN}
+        answers |= {FrameKind.BEGIN: FrameKind.HELD, FrameKind.WHERE: FrameKind.HELD}
+        answers |= {FrameKind.END: FrameKind.DONE}
+        self.questions += frame.kind in (FrameKind.BEGIN, FrameKind.WHERE)
+        answer = SnapshotFrame(answers[frame.kind], frame.group, frame.transfer, frame.number)
+        answer.asked = frame.asked
+        loop = asyncio.get_running_loop()
+        self._due = max(self._due + 0.001, loop.time() + 0.02)
+        loop.call_at(self._due, self.sender.answered, to, answer)
+        return True
+
+
+def test_an_answer_that_comes_late_does_not_make_all_others_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbound, "ASK_SECONDS", 0.05)
+
+    async def body() -> int:
+        link = LateAnswers(first_s=0.08)
+        async with asyncio.timeout(20):
+            assert await link.sender.send(
+                group=G, to=NodeId(2), term=Term(3), meta=META, chunks=[b"x"], wanted=lambda: True
+            )
+        return link.questions
+
+    assert asyncio.run(body()) < 20
+
+
+def test_a_sender_that_has_restarted_does_not_continue_its_former_snapshot(tmp_path: Path) -> None:
+    """It counts its transfers from one again."""
+
+    receiver = SnapshotReceiver(cast(Transport, Silent()), directory=str(tmp_path))
+    begin = SnapshotFrame(FrameKind.BEGIN, G, 1, 0, Term(3), Index(100), Term(3))
+    piece = SnapshotFrame(FrameKind.CHUNK, G, 1, 1, data=b"old")
+    receiver.received(NodeId(2), begin)
+    receiver.received(NodeId(2), piece)
+    receiver.received(NodeId(2), begin)  # the same transfer, over a new connection
+    assert receiver._transfers[G].pieces == 1
+    later = SnapshotFrame(FrameKind.BEGIN, G, 1, 0, Term(4), Index(140), Term(4))
+    receiver.received(NodeId(2), later)
+    assert (receiver._transfers[G].pieces, receiver._transfers[G].meta.index) == (0, 140)
+    receiver.drop_all()
 
 
 def test_a_slow_installation_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

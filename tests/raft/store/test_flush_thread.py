@@ -29,6 +29,10 @@ class Beside:
     def __init__(self, number: int = 0) -> None:
         self.asked, self.ended = threading.Event(), threading.Event()
         self.number = number
+        self.descriptors: list[int] = []
+
+    def start(self, descriptors: list[int]) -> None:
+        self.descriptors = descriptors
 
     def wait(self) -> int:
         self.asked.set()
@@ -57,9 +61,9 @@ def promised(path: Path) -> bytes:
 
 
 def begin(store: LogStore, beside: Beside) -> object:
-    begun = store.begin_flush(beside)
-    assert begun is not None
-    return begun[0]
+    job = store.begin_flush(beside)
+    assert job is not None
+    return job
 
 
 async def flush(store: LogStore, thread: list[FlushThread], count: int = 1) -> list[object]:
@@ -156,6 +160,35 @@ def test_another_flush_waits_for_the_sync_in_flight_and_shares_its_failure(
         with pytest.raises(StoreFailed):
             store.end_flush(job, number)  # type: ignore[arg-type]
     else:
+        store.end_flush(job, 0)  # type: ignore[arg-type]
+
+
+def test_a_flush_that_ends_late_takes_no_promise_back(store: LogStore, tmp_path: Path) -> None:
+    append(store, 1)
+    beside = Beside()
+    job = begin(store, beside)
+    assert beside.descriptors, "others may wait for it now"
+    append(store, 2)
+    beside.ended.set()
+    store.flush()  # of another thread; this one has not heard of the end of its own
+    before = promised(tmp_path)
+    store.end_flush(job, 0)  # type: ignore[arg-type]
+    assert promised(tmp_path) == before
+
+
+def test_a_flush_whose_promises_another_one_could_not_note_has_failed(store: LogStore) -> None:
+    append(store, 1)
+    beside = Beside()
+    job = begin(store, beside)
+    beside.ended.set()
+
+    def fails(_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store.log._promises.note = fails  # type: ignore[method-assign]
+    with pytest.raises(StoreFailed):
+        store.flush()
+    with pytest.raises(StoreFailed):
         store.end_flush(job, 0)  # type: ignore[arg-type]
 
 

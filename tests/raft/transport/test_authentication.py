@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raft.transport.frame_guard import Checksums, FrameGuard, Tags
+from raft.transport.frame_guard import Checksums, FrameGuard
+from raft.transport.frame_tags import Tags
 from raft.transport.handshake import MAGIC, VERSIONS, LinkClass, Nonces, PeerCredentials
 from raft.transport.transport import TransportLimits
 from tests.support.listener import Listener

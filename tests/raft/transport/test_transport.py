@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from raft.transport.transport import TransportLimits
+from raft.transport.transport import RAFT_BULK, TransportLimits
 from raft.types import NodeId, node_id
 from tests.support.listener import Listener
 from tests.support.transport_rig import Cluster, cluster_test, loop_kind, until
@@ -61,6 +61,20 @@ def test_frames_of_any_size_keep_their_order() -> None:
         assert a.send(b.node, 16, b"x", control=True)
         assert b.statistics().sent_bytes > 6_000_000
         assert a.statistics().received_bytes > 6_000_000
+
+    cluster_test(body)
+
+
+def test_appends_and_their_answers_leave_at_once() -> None:
+    async def body(c: Cluster) -> None:
+        a = await c.start("a")
+        b = await c.start("b", a.port)
+        await until(c.is_full_mesh)
+        await until(lambda: b.pending_bytes(a.node) == 0)
+        assert b.send(a.node, 16, b"in the next turn of the loop")
+        assert b.pending_bytes(a.node) > 0
+        assert b.send(a.node, RAFT_BULK, b"")
+        assert b.pending_bytes(a.node) == 0, "and what was queued before it"
 
     cluster_test(body)
 
@@ -200,23 +214,24 @@ def test_garbage_on_the_port_ends_only_that_connection() -> None:
         a = await c.start("a")
         b = await c.start("b", a.port)
         await until(c.is_full_mesh)
-        for garbage in (
-            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"\x00" * 64,
-            struct.pack("<IB", 0xFFFFFFFF, 0),
-            struct.pack("<IB", 1 << 20, 0),  # larger than a handshake may be
-            struct.pack("<IB", 3, 7) + b"xy",
-            struct.pack("<IB", 5, 0) + b"H{}}",
-        ):
+
+        async def is_ended(garbage: bytes) -> None:
+            """At once, or when the handshake times out."""
             reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
             writer.write(garbage)
             rest = await reader.read()  # the greeting, perhaps a refusal, then end of file
             assert b"JRP1" in rest
             writer.close()
-        silent, writer = await asyncio.open_connection("127.0.0.1", a.port)
-        assert await silent.read(1 << 16)
-        await silent.read()  # closed when the handshake times out
-        writer.close()
+
+        await asyncio.gather(
+            is_ended(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+            is_ended(b"\x00" * 64),
+            is_ended(struct.pack("<IB", 0xFFFFFFFF, 0)),
+            is_ended(struct.pack("<IB", 1 << 20, 0)),  # larger than a handshake may be
+            is_ended(struct.pack("<IB", 3, 7) + b"xy"),
+            is_ended(struct.pack("<IB", 5, 0) + b"H{}}"),
+            is_ended(b""),
+        )
         assert c.is_full_mesh()
         assert b.send(a.node, 16, b"still here")
 

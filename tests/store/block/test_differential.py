@@ -10,9 +10,11 @@ from broker.store.block import (
     _block,
     _builder,
     _deliveries,
+    _origins,
     block_format,
     builder_py,
     deliveries_py,
+    origins_py,
 )
 from broker.wire import _run, run_py
 
@@ -20,12 +22,16 @@ TWIN = SimpleNamespace(
     Block=block_format.Block,
     BlockBuilder=builder_py.BlockBuilder,
     encode_deliveries=deliveries_py.encode_deliveries,
+    append_delivered=origins_py.append_delivered,
+    append_sourced=origins_py.append_sourced,
     PubRun=run_py.PubRun,
 )
 COMPILED = SimpleNamespace(
     Block=_block.Block,
     BlockBuilder=_builder.BlockBuilder,
     encode_deliveries=_deliveries.encode_deliveries,
+    append_delivered=_origins.append_delivered,
+    append_sourced=_origins.append_sourced,
     PubRun=_run.PubRun,
 )
 
@@ -142,3 +148,66 @@ def test_deliveries_agree(
                 text = type(error)
             texts.append(text)
     assert texts[:3] == texts[3:]
+
+
+# -- messages of an origin ---------------------------------------------------------------------
+
+numbers = st.sampled_from([b"1", b"2", b"3", b"7", b"", b"x", b"9" * 18, b"9" * 19, b"9" * 20])
+replies = st.tuples(
+    st.sampled_from([b"$JS.ACK.S.c.1", b"$JS.ACK.d.h.S.c.1", b"$JS.ACK.S", b"other"]),
+    numbers, st.sampled_from([b"1", b"2", b"2"]), numbers, numbers,
+).map(b".".join)  # fmt: skip
+deliveries = st.one_of(
+    st.tuples(subjects, replies, headers, data).map(
+        lambda m: (
+            b"HMSG %b 1 %b %d %d\r\n%b%b\r\n"
+            % (m[0], m[1], len(m[2]), len(m[2]) + len(m[3]), m[2], m[3])
+        )
+    ),
+    st.tuples(subjects, replies, data).map(
+        lambda m: b"MSG %b 1 %b %d\r\n%b\r\n" % (m[0], m[1], len(m[2]), m[2])
+    ),
+    st.sampled_from([b"MSG a 1 $JS.ACK.S.c.1.1.1.5.0 3\r\nabcd", b"PING\r\n", b"MSG", b"\r"]),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(deliveries, max_size=5), st.integers(0, 3), st.integers(0, 40), st.integers(1, 4))
+def test_deliveries_are_read_alike(parts: list[bytes], cut: int, at: int, rows: int) -> None:
+    received = b"".join(parts)
+    received = received[: len(received) - cut]
+    found = []
+    for codec in (TWIN, COMPILED):
+        builder = codec.BlockBuilder()
+        where = codec.append_delivered(
+            builder, received, min(at, len(received)) if at > 30 else 0,
+            expected=1, rows_max=rows, bytes_max=1000,
+        )  # fmt: skip
+        found.append((where, builder.build()))
+    assert found[0] == found[1]
+
+
+def test_a_run_of_deliveries_is_read_in_one_call() -> None:
+    one = b"MSG a.b 1 $JS.ACK.S.c.1.%d.%d.%d.%d 2\r\nhi\r\n"
+    received = b"".join(one % (seq, seq - 4, 2**62 + seq, 9 - seq) for seq in (5, 6, 7))
+    for codec in (TWIN, COMPILED):
+        builder = codec.BlockBuilder()
+        stop = codec.append_delivered(
+            builder, received + b"HMSG", 0, expected=1, rows_max=10, bytes_max=1 << 20
+        )
+        assert stop == (len(received), 2)
+        assert [builder.seq(i) for i in range(3)] == [5, 6, 7]
+        assert (builder.subject(2), builder.data(2), builder.time(2)) == (b"a.b", b"hi", 2**62 + 7)
+
+
+@given(st.lists(st.tuples(subjects, headers, data), max_size=5), st.integers(1, 10**18))
+def test_source_headers_are_added_alike(rows: list[tuple[bytes, bytes, bytes]], seq: int) -> None:
+    found = []
+    for codec in (TWIN, COMPILED):
+        origin, builder = codec.BlockBuilder(seq), codec.BlockBuilder()
+        for subject, header, body in rows:
+            origin.append(subject, header, body, time_ns=seq)
+        block = codec.Block(origin.build())
+        codec.append_sourced(builder, block, head=b"Nats-Stream-Source: S ", tail=b" > > ")
+        found.append(builder.build())
+    assert found[0] == found[1]

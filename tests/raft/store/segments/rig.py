@@ -7,17 +7,24 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 
+from broker.store.encryption import DirectoryCipher
 from chaos.sim.files import SimJobs, SimLogFiles
 from raft.core.messages import Entry
 from raft.store.disk_space import Space
 from raft.store.node_log import LogPlace, NodeLog
 from raft.store.records import DamagedLog
-from raft.store.segments.keeper import SegmentSizes
 from raft.store.segments.log import SegmentBusy
+from raft.store.segments.sizes import SegmentSizes
 from raft.store.write_batch import LogBatch
 from raft.types import GroupId, HardState, Index, NodeId, SnapshotMeta, Term
 
-SIZES = SegmentSizes(first=16 << 10, largest=64 << 10, log_goal=128 << 10, spare_max=128 << 10)
+SIZES = SegmentSizes(
+    first=16 << 10,
+    largest=64 << 10,
+    log_goal=128 << 10,
+    spare_max=128 << 10,
+    rest=16 << 10,
+)
 EIO = OSError(errno.EIO, "Input/output error")
 
 
@@ -63,6 +70,8 @@ class Rig:
         self.rng = Random(seed)
         self.segments, self.promises = SimLogFiles(), SimLogFiles()
         self.jobs = SimJobs()
+        # Every other log is encrypted.
+        self.cipher = DirectoryCipher(bytes(32), "chachapoly") if seed % 2 else None
         self.removals = removals
         self.numbers = [GroupId(n) for n in range(1, groups + 1)]
         self.versions: list[Model] = [{}]
@@ -79,6 +88,7 @@ class Rig:
             jobs=new_jobs,
             draw_salt=lambda: self.rng.getrandbits(64),
             space=lambda size: Space.AMPLE if self.segments.free_bytes > size else Space.NONE,
+            cipher=self.cipher,
         )
         self.log = NodeLog(disk, SIZES, trusted_end=trusted_end)
         return self.log
@@ -164,7 +174,8 @@ class Rig:
         elif what < 0.9:
             self.flush()
         else:
-            self.log.tick()
+            for _ in range(1000 if self.rng.random() < 0.02 else 1):  # a rest
+                self.log.tick()
             if self.rng.random() < 0.7:
                 self.jobs.run()
 

@@ -1,7 +1,8 @@
 """The log over a simulated disk: power failures, dead processes, faults, a full disk, damage.
 
 Every seed is a schedule of writes, flushes, cuts, background work and one kind of trouble. The log
-must be as after one of its writes, and none before the last flush that succeeded."""
+must be as after one of its writes, and none before the last flush that succeeded.
+`python -m tests.raft.store.segments.many_seeds` runs more of them."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ import pytest
 
 from raft.types import GroupId
 from tests.raft.store.segments.rig import EIO, Rig, contents, explain
+from tests.support.fresh_seeds import fresh_seeds
 
-SEEDS = range(60)
+SEEDS = (*range(10), *fresh_seeds("segments", 10))  # every change of the code draws new ones
+DAMAGE_SEEDS = (*range(30), *fresh_seeds("damaged segments", 30))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -100,7 +103,7 @@ def test_cuts_free_a_full_disk() -> None:
     assert contents(rig.log)[0] == rig.model
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", DAMAGE_SEEDS)
 def test_damage_is_found_by_the_groups_that_it_hits(seed: int) -> None:
     """After the death of the process, the promises are exact. A group is whole, or it is damaged;
     it is never older than what it promised."""
