@@ -17,6 +17,8 @@ TTL_HEADER: Final = b"Nats-TTL"
 TTL_NEVER: Final = -1
 _PLAIN_START: Final = wire_headers.VERSION + b"\r\n"
 _REQUEST_INFO: Final = b"Nats-Request-Info"
+# Without a value they are wrong, and not absent.
+_VALUED: Final = (b"Nats-Batch-Commit", b"Nats-Schedule-Time-Zone")
 _TTL_DIGITS_MAX: Final = 10  # more seconds than this overflow an int64 of nanoseconds
 
 
@@ -27,21 +29,26 @@ class IncomingMessage:
     data: bytes
     time_ns: int
     named: dict[bytes, bytes] = field(default_factory=dict)  # first value of each "Nats-" header
+    rules: int = 0  # by which it is judged (commands/publish_entry.py)
 
     @classmethod
-    def of(cls, subject: bytes, headers: bytes, data: bytes, time_ns: int) -> IncomingMessage:
+    def of(
+        cls, subject: bytes, headers: bytes, data: bytes, time_ns: int, rules: int = 0
+    ) -> IncomingMessage:
         """The message as it is stored: without a status line and without the Nats-Request-Info
         header that a service import adds."""
         if headers and not headers.startswith(_PLAIN_START):
             lines = wire_headers.parse(headers)
             headers = wire_headers.build(b"", lines) if lines else b""
         if b"\nNats-" not in headers:
-            return cls(subject, headers, data, time_ns, {})
+            return cls(subject, headers, data, time_ns, {}, rules)
         named = _named(headers)
         if _REQUEST_INFO in named:
             headers = wire_headers.without(headers, _REQUEST_INFO + b":")
             del named[_REQUEST_INFO]
-        return cls(subject, headers, data, time_ns, named)
+        if rules and b"" in named.values():
+            named = {name: value for name, value in named.items() if value or name in _VALUED}
+        return cls(subject, headers, data, time_ns, named, rules)
 
     @property
     def msg_id(self) -> bytes:

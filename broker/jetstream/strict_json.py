@@ -29,7 +29,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 WallTime = Annotated[int, msgspec.Meta(extra={"wall_time": True})]
 # Sequences are stored as signed 64-bit numbers and counted up from the given value. Values too
 # large for that are refused here, because an entry that cannot be applied stops its Raft group.
-Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+SEQUENCE_MAX: Final = 2**62
+Unsigned = Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)]
 
 LONG_BYTES: Final = 32 << 10  # a longer body is decoded field by field
 TEXTS_MAX: Final = 110_000  # of one field; a stream has at most 100,000 subjects

@@ -130,6 +130,31 @@ def quorum_lost(*, account: str, stream: str, consumer: str, replicas: Sequence[
     return _of_asset("QUORUM_LOST", "quorum_lost", fields)
 
 
+_SERVER_EVENTS: Final = {
+    "removed": ("SERVER.REMOVED", "server_removed"),
+    "out_of_storage": ("SERVER.OUT_OF_STORAGE", "server_out_of_space"),
+}
+
+
+def server_event(kind: str, server: tuple[str, str], cluster: str) -> Event:
+    """`server`: name and id."""
+    subject, named = _SERVER_EVENTS[kind]
+    fields = {"server": server[0], "server_id": server[1], "cluster": cluster}
+    return _advisory(subject, named, fields)
+
+
+def domain_leader(cluster: str, leader: str, replicas: Sequence[Mapping[str, object]]) -> Event:
+    """The leader of the meta group; `replicas` as /jsz shows them."""
+    fields = {"leader": leader, "replicas": list(replicas), "cluster": cluster}
+    return _advisory("DOMAIN.LEADER_ELECTED", "domain_leader_elected", fields)
+
+
+def limit_reached(server: str, dropped: int) -> Event:
+    """So many requests to the API were dropped."""
+    fields = {"server": server, "dropped": dropped}
+    return _advisory("API.LIMIT_REACHED", "api_limit_reached", fields)
+
+
 def snapshot_create(stream: str, state: StreamState, client: Mapping[str, object]) -> Event:
     fields = {"stream": stream, "state": to_wire(state), "client": client}
     return _advisory(f"STREAM.SNAPSHOT_CREATE.{stream}", "snapshot_create", fields)

@@ -131,6 +131,7 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     external: External | None = None
     lag: int = always(0)
+    seq: int = 0  # of a source: the last sequence that was taken
     active: int = always(-1)
     error: ErrorBody | None = None
     filter_subject: str = ""

@@ -23,11 +23,13 @@ from broker.jetstream.api.subjects import ApiKind
 from broker.jetstream.config.stream_config import StreamConfig
 from broker.jetstream.errors import ErrorBody, JetStreamError
 from broker.jetstream.strict_json import WallTime, always, encode, to_wire
+from broker.subjects import Steps
 
 T = TypeVar("T")
 
 NAMES_LIMIT: Final = 1024
 LIST_LIMIT: Final = 256
+INFOS_PER_STEP: Final = 16
 SUBJECT_DETAILS_LIMIT: Final = 100_000
 
 
@@ -172,6 +174,24 @@ def encode_response(kind: ApiKind, *parts: ResponsePart) -> bytes:
     return _body(kind, None, parts)
 
 
+def list_steps(kind: ApiKind, paged: Paged, found: StreamList | ConsumerList) -> Steps[bytes]:
+    """As `encode_response` of both, a few infos per step: one takes a tenth of a millisecond."""
+    infos: Sequence[StreamInfo] | Sequence[ConsumerInfo]
+    if isinstance(found, StreamList):
+        name, infos = "streams", found.streams
+    else:
+        name, infos = "consumers", found.consumers
+    encoded: list[msgspec.Raw] = []
+    for at, info in enumerate(infos, 1):
+        encoded.append(msgspec.Raw(encode(info)))
+        if at % INFOS_PER_STEP == 0:
+            yield
+    rest = to_wire(msgspec.structs.replace(found, **{name: ()}))
+    assert isinstance(rest, dict), "an answer part is a Struct"
+    body = {"type": kind.response_type} | to_wire(paged) | rest | {name: encoded}  # type: ignore[operator]
+    return msgspec.json.encode(body)
+
+
 def encode_error(kind: ApiKind, error: JetStreamError) -> bytes:
     """A failure body: the same `type`, and the error."""
     return _body(kind, error.body(), _IN_FAILURES.get(kind, ()))
@@ -193,9 +213,9 @@ def page(items: Sequence[T], offset: int, *, limit: int) -> tuple[Sequence[T], P
 
 
 def encode_stream_names(names: Sequence[str], offset: int) -> bytes:
-    """`names` are all that match, in any order. Without a match `streams` is null, not a list."""
+    """`names` are all that match, in any order. Without one `streams` is null."""
     part, paged = page(sorted(names), offset, limit=NAMES_LIMIT)
-    found = StreamNames(tuple(part) if names else None)
+    found = StreamNames(tuple(part) or None)
     return encode_response(ApiKind.STREAM_NAMES, paged, found)
 
 

@@ -52,6 +52,6 @@ def _reads_for_a_stream(body: bytes) -> bool:
         return False
     try:
         config = _decoder.decode(body).config
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False  # the leader says what is wrong with it
     return config.direct or config.sourcing

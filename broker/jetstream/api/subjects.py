@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
 API_PREFIX: Final = b"$JS.API."
@@ -67,6 +68,8 @@ _SHARED_TYPES: Final = {
     ApiKind.ACCOUNT_STREAM_CANCEL_MOVE: ApiKind.STREAM_CANCEL_MOVE.value,
 }
 
+PARSED_MAX: Final = 512  # subjects that are remembered: a client repeats those of its consumers
+
 SYSTEM_KINDS: Final = frozenset(
     {
         ApiKind.META_LEADER_STEPDOWN,
@@ -104,6 +107,7 @@ class ApiRequest:
     account: str = ""  # ACCOUNT.* only
 
 
+@lru_cache(maxsize=PARSED_MAX)
 def parse_api_subject(subject: bytes, *, domain: bytes = b"") -> ApiRequest | None:
     """The parsed subject, or None: a request on an unknown subject gets no answer."""
     tail = _after_prefix(subject, domain)

@@ -21,9 +21,13 @@ import msgspec
 
 from broker.jetstream.commands.stream_commands import CommandKind
 
-# kind, time_ns, from_node, session, batch_no; the bytes of a Block follow
-PUBLISH_PREFIX: Final = Packing("<B7xqQQQ")
+# kind, rules, time_ns, from_node, session, batch_no; the bytes of a Block follow
+PUBLISH_PREFIX: Final = Packing("<BB6xqQQQ")
 PUBLISH_PREFIX_SIZE: Final = PUBLISH_PREFIX.size
+# Rules by which every replica judges the messages of an entry. 0: those of version 0.1. 1: a header
+# without a value counts as absent, a batch may require every API level that this server has, and a
+# TTL that is not valid is told as such where none is allowed. The leader writes them.
+RULES: Final = 1
 FAST_SUFFIX: Final = b".$FI"
 FLOW_DEFAULT: Final = 10
 FLOW_MAX: Final = 65535
@@ -131,18 +135,44 @@ def _number(word: bytes) -> int:
 # -- encoding --------------------------------------------------------------------------------------
 
 
-def publish_prefix(*, time_ns: int, from_node: int, session: int, batch_no: int) -> bytes:
+def publish_prefix(
+    *, time_ns: int, from_node: int, session: int, batch_no: int, rules: int = RULES
+) -> bytes:
     """Goes before the block of a batch. `from_node` 0: no session, so no duplicate detection."""
-    return PUBLISH_PREFIX.pack(CommandKind.PUBLISH, time_ns, from_node, session, batch_no)
+    return PUBLISH_PREFIX.pack(CommandKind.PUBLISH, rules, time_ns, from_node, session, batch_no)
 
 
 def noted_prefix(
-    *, time_ns: int, from_node: int, session: int, batch_no: int, bounds: Bounds | None
+    *,
+    time_ns: int,
+    from_node: int,
+    session: int,
+    batch_no: int,
+    bounds: Bounds | None,
+    rules: int = RULES,
 ) -> bytes:
     """As publish_prefix, for an entry with notes: the result of `encode_marks` and the block
     follow."""
-    prefix = PUBLISH_PREFIX.pack(CommandKind.NOTED_PUBLISH, time_ns, from_node, session, batch_no)
+    kind = CommandKind.NOTED_PUBLISH
+    prefix = PUBLISH_PREFIX.pack(kind, rules, time_ns, from_node, session, batch_no)
     return prefix + encode_bounds(bounds)
+
+
+def entry_prefix(
+    *,
+    time_ns: int,
+    from_node: int,
+    session: int,
+    batch_no: int,
+    bounds: Bounds | None,
+    marks: bytes,
+    rules: int,
+) -> bytes:
+    """Goes before the block of a batch: with notes, if there are any."""
+    named = {"from_node": from_node, "session": session, "batch_no": batch_no, "rules": rules}
+    if bounds is None and not marks:
+        return publish_prefix(time_ns=time_ns, **named)
+    return noted_prefix(time_ns=time_ns, bounds=bounds, **named) + (marks or NO_MARKS)
 
 
 def mirror_prefix(*, time_ns: int) -> bytes:
@@ -150,7 +180,7 @@ def mirror_prefix(*, time_ns: int) -> bytes:
 
     Rows at or below the stream's last sequence are repeats and are skipped, so no session is
     needed."""
-    return PUBLISH_PREFIX.pack(CommandKind.MIRROR_BATCH, time_ns, 0, 0, 0)
+    return PUBLISH_PREFIX.pack(CommandKind.MIRROR_BATCH, 0, time_ns, 0, 0, 0)
 
 
 def encode_marks(spans: Sequence[FastSpan]) -> bytes:

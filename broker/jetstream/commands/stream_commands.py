@@ -33,6 +33,7 @@ class CommandKind(IntEnum):
     LOAD_STATE = 8
     SOURCE_BATCH = 9
     NOTED_PUBLISH = 10  # with limits in bytes and marks of fast batches: publish_entry.py
+    WRITER_BATCH = 11  # writer_entry.py
     CREATE_CONSUMER = 16
     UPDATE_CONSUMER = 17
     DELETE_CONSUMER = 18
@@ -138,10 +139,12 @@ class DeleteConsumer(Command, frozen=True, array_like=True):
 
 
 class PauseConsumer(Command, frozen=True, array_like=True):
-    """Pause until `until_ns`; 0 or a time not after `now_ns` resumes."""
+    """Pause until `until_ns`; 0 or a time not after `now_ns` resumes. `kept`: the configuration
+    shows a time that is over, too."""
 
     name: str
     until_ns: int = 0
+    kept: bool = False
 
 
 class ResetConsumer(Command, frozen=True, array_like=True):

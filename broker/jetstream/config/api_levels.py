@@ -27,8 +27,8 @@ _DIGITS_MAX: Final = 19  # longer numbers are invalid
 
 
 # For messages of a batch the level is checked where they are applied, and there all replicas must
-# decide alike, those of version 0.1 included.
-_APPLIED_LEVEL: Final = 2
+# decide alike: by the rules of the entry (commands/publish_entry.py).
+_APPLIED_LEVELS: Final = (2, 5)
 
 
 def level_is_met(header: bytes | None, level: int = API_LEVEL) -> bool:
@@ -42,9 +42,9 @@ def level_is_met(header: bytes | None, level: int = API_LEVEL) -> bool:
     return sign == "-" or int(digits) <= level
 
 
-def applied_level_is_met(header: bytes | None) -> bool:
+def applied_level_is_met(header: bytes | None, rules: int) -> bool:
     """The same for a message of a batch."""
-    return level_is_met(header, _APPLIED_LEVEL)
+    return level_is_met(header, _APPLIED_LEVELS[rules])
 
 
 def check_required_level(header: bytes | None) -> None:

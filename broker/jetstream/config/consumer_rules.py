@@ -136,7 +136,7 @@ def _with_defaults(
     config = replace(config, ack_wait=_ack_wait(config, pedantic=pedantic))
     config = _with_stream_limits(config, stream, pedantic=pedantic)
     if config.max_ack_pending == 0 and config.ack_policy is not AckPolicy.NONE:
-        limits = (view.server.max_ack_pending, view.limits.max_ack_pending)
+        limits = (view.server.max_ack_pending, view.limits_of(stream).max_ack_pending)
         lowest = min([MAX_ACK_PENDING_DEFAULT, *(limit for limit in limits if limit > 0)])
         config = replace(config, max_ack_pending=lowest)
     if not config.is_push and config.max_batch == 0 and view.server.max_request_batch > 0:
@@ -252,7 +252,8 @@ def _check_pull(config: ConsumerConfig, stream: StreamConfig, view: AccountView)
 
 def _check_limits(config: ConsumerConfig, stream: StreamConfig, view: AccountView) -> None:
     limits = stream.consumer_limits
-    pending = (view.server.max_ack_pending, view.limits.max_ack_pending, limits.max_ack_pending)
+    of_account = view.limits_of(stream).max_ack_pending
+    pending = (view.server.max_ack_pending, of_account, limits.max_ack_pending)
     for limit in pending:
         if 0 < limit < config.max_ack_pending:
             raise JetStreamError.of(ErrCode.CONSUMER_MAX_PENDING_ACK_EXCESS, limit=limit)

@@ -112,6 +112,16 @@ def check_repeated_create(action: str, requested: ConsumerConfig, *, exists: boo
         raise JetStreamError(ErrCode.CONSUMER_ALREADY_EXISTS)
 
 
+def without_default_threshold(
+    old: ConsumerConfig | None, config: ConsumerConfig, *, asked: int
+) -> ConsumerConfig:
+    """A durable consumer stays one when an update does not name it so: the inactive_threshold of an
+    ephemeral one is not for it. `asked`: the threshold that the client sent."""
+    if old is None or not old.is_durable or asked > 0:
+        return config
+    return replace(config, inactive_threshold=0)
+
+
 def check_consumer_update(
     old: ConsumerConfig, new: ConsumerConfig, *, is_bound: bool = False
 ) -> None:

@@ -29,6 +29,21 @@ class AccountLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes_required: bool = always(value=False)
 
 
+NO_FLAT_LIMITS = AccountLimits(  # what the info of an account with tiers shows besides them
+    max_memory=0,
+    max_storage=0,
+    max_streams=0,
+    max_consumers=0,
+    max_ack_pending=0,
+    memory_max_stream_bytes=0,
+    storage_max_stream_bytes=0,
+)
+
+
+def tier_name(replicas: int) -> str:
+    return f"R{replicas}"
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """The server's own `limits` block, where 0 is "not set", and what it may store."""
@@ -46,6 +61,7 @@ class AccountView:
 
     streams: Mapping[str, StreamConfig] = field(default_factory=dict)
     limits: AccountLimits = field(default_factory=AccountLimits)
+    tiers: Mapping[str, AccountLimits] = field(default_factory=dict)  # then `limits` do not count
     server: ServerLimits = field(default_factory=ServerLimits)
     clustered: bool = True
     # Bytes that the account's own streams reserve, where they are known without adding them up.
@@ -53,6 +69,20 @@ class AccountView:
     # Bytes that streams of other accounts have reserved on this server, by storage. Not used in a
     # cluster: there the free space differs between nodes, and placement checks it.
     reserved_by_others: Mapping[Storage, int] = field(default_factory=dict)
+
+    def limits_of(self, config: StreamConfig) -> AccountLimits:
+        """Those of the account, or of the tier that streams with so many replicas belong to."""
+        if not self.tiers:
+            return self.limits
+        tier = self.tiers.get(tier_name(config.num_replicas))
+        if tier is None:
+            raise JetStreamError(ErrCode.NO_LIMITS)
+        return tier
+
+    def counted(self, config: StreamConfig) -> list[StreamConfig]:
+        """The streams that count against the same limits."""
+        same = config.num_replicas
+        return [s for s in self.streams.values() if not self.tiers or s.num_replicas == same]
 
 
 def reserved_bytes(streams: Iterable[StreamConfig], storage: Storage) -> int:
@@ -62,9 +92,10 @@ def reserved_bytes(streams: Iterable[StreamConfig], storage: Storage) -> int:
 
 def check_account_limits(config: StreamConfig, view: AccountView) -> None:
     """Raise if a stream to create or update does not fit into the account with its others."""
-    limits = view.limits
+    limits = view.limits_of(config)
     known = view.streams.get(config.name)
-    if known is None and 0 <= limits.max_streams <= len(view.streams):
+    count = len(view.counted(config)) if view.tiers else len(view.streams)
+    if known is None and 0 <= limits.max_streams <= count:
         raise JetStreamError(ErrCode.MAXIMUM_STREAMS_LIMIT)
     if 0 < limits.max_consumers < config.max_consumers:
         raise JetStreamError(ErrCode.MAXIMUM_CONSUMERS_LIMIT)
@@ -78,15 +109,22 @@ def check_account_limits(config: StreamConfig, view: AccountView) -> None:
     if known is not None:
         reserved -= reserved_bytes([known], kind)
     elsewhere = view.reserved_by_others.get(config.storage, 0)
+    limited = reserved_in_tier(config, view) if view.tiers else reserved
     if config.storage is Storage.MEMORY:
-        if 0 <= limits.max_memory < reserved or _exceeds_server(
+        if 0 <= limits.max_memory < limited or _exceeds_server(
             config, reserved + elsewhere, view.server.max_memory, view
         ):
             raise JetStreamError(ErrCode.MEMORY_RESOURCES_EXCEEDED)
-    elif 0 <= limits.max_storage < reserved or _exceeds_server(
+    elif 0 <= limits.max_storage < limited or _exceeds_server(
         config, reserved + elsewhere, view.server.max_storage, view
     ):
         raise JetStreamError(ErrCode.STORAGE_RESOURCES_EXCEEDED)
+
+
+def reserved_in_tier(config: StreamConfig, view: AccountView) -> int:
+    """With the stream. The limits of a tier are about one replica."""
+    others = [s for s in view.counted(config) if s.name != config.name]
+    return sum(max(s.max_bytes, 0) for s in (*others, config) if s.storage is config.storage)
 
 
 def _exceeds_server(

@@ -6,13 +6,13 @@ Spec: JetStream mirrors and sources."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from broker.jetstream.config.limits import AccountView
 from broker.jetstream.config.names import valid_asset_name
-from broker.jetstream.config.stream_config import StreamConfig, StreamSource
+from broker.jetstream.config.stream_config import StreamConfig, StreamSource, SubjectTransform
 from broker.jetstream.config.transforms import mapping_problem
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.subjects import any_included, collides, finish, first_overlap, valid_subject
@@ -57,19 +57,29 @@ def _check_mirror(config: StreamConfig, mirror: StreamSource, view: AccountView)
     if config.subject_delete_marker_ttl > 0:
         # A marker would take a sequence that belongs to a message of the origin.
         raise _invalid("subject delete markers forbidden on mirrors")
-    _check_transforms(
-        mirror,
-        bad_source=ErrCode.MIRROR_INVALID_SUBJECT_FILTER,
-        bad_destination=ErrCode.MIRROR_INVALID_TRANSFORM_DESTINATION,
+    codes = (
+        ErrCode.MIRROR_INVALID_SUBJECT_FILTER,
+        ErrCode.MIRROR_INVALID_TRANSFORM_DESTINATION,
     )
+    _check_transforms(mirror.subject_transforms[:1], *codes)
     sources = [transform.src.encode() for transform in mirror.subject_transforms]
-    if finish(first_overlap(sources)) is not None:
+    valid = [one for one in sources if valid_subject(one, wildcards=True)]
+    if finish(first_overlap(valid)) is not None:
         raise JetStreamError(ErrCode.MIRROR_OVERLAPPING_SUBJECT_FILTERS)
+    _check_transforms(mirror.subject_transforms[1:], *codes)
     if mirror.external is None:
         if not valid_asset_name(mirror.name):
             raise JetStreamError(ErrCode.MIRROR_INVALID_STREAM_NAME)
         if _narrower_than_origin(config, view.streams.get(mirror.name)):
             raise JetStreamError(ErrCode.MIRROR_MAX_MESSAGE_SIZE_TOO_BIG)
+
+
+def check_new_mirror(config: StreamConfig) -> None:
+    """Of a stream that is created; a mirror that exists cannot be changed."""
+    wanted = "" if config.mirror is None else config.mirror.filter_subject
+    if wanted and not valid_subject(wanted.encode(), wildcards=True):
+        reason = f"subject filter '{wanted}' for the mirror invalid subject"
+        raise JetStreamError.of(ErrCode.STREAM_CREATE, err=reason)
 
 
 def _aligned_with_origin(
@@ -108,9 +118,9 @@ def _check_source(source: StreamSource) -> None:
     if source.filter_subject and source.subject_transforms:
         raise JetStreamError(ErrCode.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED)
     _check_transforms(
-        source,
-        bad_source=ErrCode.SOURCE_INVALID_SUBJECT_FILTER,
-        bad_destination=ErrCode.SOURCE_INVALID_TRANSFORM_DESTINATION,
+        source.subject_transforms,
+        ErrCode.SOURCE_INVALID_SUBJECT_FILTER,
+        ErrCode.SOURCE_INVALID_TRANSFORM_DESTINATION,
     )
     filters = [transform.src.encode() for transform in source.subject_transforms]
     if finish(any_included(filters)):
@@ -120,9 +130,9 @@ def _check_source(source: StreamSource) -> None:
 
 
 def _check_transforms(
-    source: StreamSource, *, bad_source: ErrCode, bad_destination: ErrCode
+    transforms: Sequence[SubjectTransform], bad_source: ErrCode, bad_destination: ErrCode
 ) -> None:
-    for transform in source.subject_transforms:
+    for transform in transforms:
         if transform.src and not valid_subject(transform.src.encode(), wildcards=True):
             raise JetStreamError.of(bad_source, err=f"invalid subject {transform.src}")
         problem = mapping_problem(transform.src, transform.dest)

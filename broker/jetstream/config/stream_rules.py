@@ -103,7 +103,7 @@ def stream_config_steps(
         config = replace(config, subjects=(config.name,))
     else:
         yield from _check_subjects(config)
-    check_stream_bytes(config, view.limits)
+    check_stream_bytes(config, view.limits_of(config))
     _check_subject_transform(config)
     config = _with_republish(config, pedantic=pedantic)
     if config.placement == Placement():

@@ -99,7 +99,7 @@ def nak_delay_ns(payload: bytes) -> int | None:
     if argument.startswith(b"{"):
         try:
             return msgspec.json.decode(argument, type=_NakOptions).delay
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
     return parse_go_duration(argument.decode(errors="replace"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -23,9 +24,10 @@ from broker.jetstream.commands.stream_commands import (
 )
 from broker.jetstream.config import AckPolicy, ConsumerConfig
 from broker.jetstream.consumer.ack_floor import AckFloor
-from broker.jetstream.consumer.start_position import Start, reset_start
+from broker.jetstream.consumer.start_position import Start, reset_start, sequences
 from broker.jetstream.consumer.stream_protocol import HomeStream
 from broker.jetstream.errors import JetStreamError
+from broker.jetstream.strict_json import SEQUENCE_MAX
 from broker.subjects import Patterns, Steps, finish
 
 
@@ -75,6 +77,46 @@ class _Image(msgspec.Struct, array_like=True):
     removed_ahead: int
 
 
+def image_of(name: str, config: ConsumerConfig, state: AckFloor, *, created_ns: int) -> bytes:
+    """The image of a consumer that was kept by another server."""
+    return msgspec.msgpack.encode(
+        _Image(
+            name=name,
+            config=config,
+            incarnation=0,
+            epoch=0,
+            created_ns=created_ns,
+            state=state.pack(),
+            initial=[],
+            resume_after=0,
+            last_delivered_ns=0,
+            last_acked_ns=0,
+            removed_ahead=0,
+        )
+    )
+
+
+class BadImage(ValueError):
+    """These bytes are not the image of a consumer; str() says why."""
+
+
+def check_image(blob: bytes) -> tuple[str, ConsumerConfig]:
+    """The name and the configuration in an image that did not come from a replica. Once it is in
+    the log, every replica has to decode it. Raises BadImage."""
+    try:
+        image = msgspec.msgpack.decode(blob, type=_Image)
+        state = AckFloor.unpack(image.state)
+        packed = state.pack()
+        initial = sequences(image.initial).tolist()
+    except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
+        raise BadImage(f"a consumer cannot be decoded: {error}") from error
+    times = (image.created_ns, image.last_delivered_ns, image.last_acked_ns)
+    numbers = chain(*packed, initial, times, (image.resume_after, image.removed_ahead))
+    if [*image.state[1]] != packed[1] or not all(0 <= one <= SEQUENCE_MAX for one in numbers):
+        raise BadImage(f"consumer {image.name[:40]!r} has impossible sequences")
+    return image.name, image.config
+
+
 class Consumer:
     """One consumer as every replica holds it. `stream` is the stream it belongs to."""
 
@@ -91,7 +133,7 @@ class Consumer:
         self.state = AckFloor()
         # Deliver policy last_per_subject: those messages that were the last of their subject at
         # creation and are not yet delivered, ascending. Then comes everything above resume_after.
-        self.initial: list[int] = []
+        self.initial = sequences()
         self.resume_after = 0
         self.last_delivered_ns = 0
         self.last_acked_ns = 0
@@ -121,7 +163,8 @@ class Consumer:
                 self._configure(config)
                 return None
             case PauseConsumer():
-                until = command.until_ns if command.until_ns > command.now_ns else None
+                goes_on = command.kept or command.until_ns > command.now_ns
+                until = (command.until_ns or None) if goes_on else None
                 self._configure(msgspec.structs.replace(self.config, pause_until=until))
                 return None
             case ResetConsumer():
@@ -266,7 +309,7 @@ class Consumer:
                 epoch=self.epoch,
                 created_ns=self.created_ns,
                 state=self.state.pack(),
-                initial=self.initial,
+                initial=self.initial.tolist(),
                 resume_after=self.resume_after,
                 last_delivered_ns=self.last_delivered_ns,
                 last_acked_ns=self.last_acked_ns,
@@ -282,7 +325,7 @@ class Consumer:
         )
         consumer.epoch = image.epoch
         consumer.state = AckFloor.unpack(image.state)
-        consumer.initial = image.initial
+        consumer.initial = sequences(image.initial)
         consumer.resume_after = image.resume_after
         consumer.last_delivered_ns = image.last_delivered_ns
         consumer.last_acked_ns = image.last_acked_ns

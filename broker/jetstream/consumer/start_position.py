@@ -6,6 +6,8 @@ Spec: JetStream deliver policies; consumer reset (error 10204)."""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -17,6 +19,11 @@ from broker.subjects import Steps
 SORTED_TOGETHER = 8192  # sequences
 
 
+def sequences(found: Iterable[int] = ()) -> array[int]:
+    """Eight bytes each: a consumer may begin with one for every subject of its stream."""
+    return array("Q", found)
+
+
 @dataclass(slots=True)
 class Start:
     """The first sequence to look at.
@@ -25,7 +32,7 @@ class Start:
     """
 
     seq: int
-    initial: list[int] = field(default_factory=list)
+    initial: array[int] = field(default_factory=sequences)
     resume_after: int = 0
 
 
@@ -62,9 +69,9 @@ def _last_per_subject(config: ConsumerConfig, store: MessageSource) -> Steps[Sta
         yield
     if not parts:  # no match: starting at the last message or after it is the same
         return Start(store.last_seq if store.messages else store.last_seq + 1)
-    initial: list[int] = []
+    initial = sequences()
     for position in sorted(parts):
-        initial += sorted(parts.pop(position))
+        initial.extend(sorted(parts.pop(position)))
         yield
     return Start(initial[0], initial, store.last_seq)
 

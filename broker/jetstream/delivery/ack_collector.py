@@ -17,6 +17,7 @@ from broker.jetstream.consumer.ack_subjects import AckKind, classify, nak_delay_
 from broker.jetstream.delivery.cursor import Cursor
 from broker.jetstream.delivery.effects import Advisory, Confirm, Effect
 from broker.jetstream.delivery.leader_time import LeaderTime
+from broker.jetstream.delivery.replication import WAITING_MAX, Urgency
 
 
 class Sampler:
@@ -194,6 +195,15 @@ class AckCollector:
         live, replicated = self._cursor.live, self._consumer.state
         live.raise_floor(*replicated.floor)
         self._floor_differs = self._cursor.tracked and live.floor != replicated.floor
+
+    def urgency(self, *, removing: bool) -> Urgency:
+        """`removing`: an ack removes its message from the stream, which everybody sees."""
+        if self._confirms:
+            return Urgency.NOW
+        count = len(self._acked) + len(self._exhausted)
+        if not (count or self._up_to[0] or self._floor_differs):
+            return Urgency.NOTHING
+        return Urgency.NOW if removing or count >= WAITING_MAX else Urgency.CAN_WAIT
 
     def take_all(self, now: int) -> tuple[ConsumerAcks, list[bytes]] | None:
         """What to propose, and the replies to confirm after it. An ack that changed nothing is

@@ -7,6 +7,7 @@ Spec: JetStream delivery order, last_per_subject, num_pending, removal of unacke
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol
@@ -39,7 +40,7 @@ class ReplicatedPosition(Protocol):
     @property
     def state(self) -> AckFloor: ...
     @property
-    def initial(self) -> list[int]: ...
+    def initial(self) -> array[int]: ...
     @property
     def resume_after(self) -> int: ...
 
@@ -59,7 +60,7 @@ class Cursor:
         self._max_ack_pending = MaxAckPending(config)
         self.next_seq = 1
         self.searching = False  # the last `take` found nothing, and stopped before the end
-        self._initial: list[int] = []
+        self._initial = consumer.initial[:0]
         self.headers_only = config.headers_only
         self._ack_prefix = f"$JS.ACK.{consumer.stream.config.name}.{consumer.name}".encode()
         self.rebuild(now)
@@ -68,7 +69,7 @@ class Cursor:
         """Start over from the replicated state. The ack wait of everything pending starts now."""
         consumer = self._consumer
         self.live = consumer.state.copy()
-        self._initial = list(consumer.initial)
+        self._initial = consumer.initial[:]
         self.next_seq = self.live.stream_seq + 1
         self._leave_initial()
         self.progress.clear()

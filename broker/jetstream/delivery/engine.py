@@ -10,7 +10,8 @@ Spec: JetStream delivery, push and pull consumers, acknowledgements, redelivery.
 How to use it, only on the leader and only after all entries of earlier terms have been applied:
     pull / ack / flow_control_reply / set_interest  when a client sends something
     pump(now)   -> effects; call it again soon while more_work is set
-    replication.flush(...) -> commands to propose, once per turn of the event loop
+    urgency(now) -> whether there is something to replicate, and how soon
+    replication.flush(...) -> commands to propose
     next_deadline() -> when to pump even if nothing arrives
 
 The parts: cursor.py (position, num_pending, redelivery), dispatch.py (what is sent next),
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 
 from broker.jetstream.commands.consumer_commands import ConsumerAcks, ConsumerProgress
 from broker.jetstream.commands.stream_commands import DeleteConsumer
-from broker.jetstream.config import AckPolicy, ConsumerConfig
+from broker.jetstream.config import AckPolicy, ConsumerConfig, Retention
 from broker.jetstream.consumer.ack_subjects import (
     PLAIN_ACKS,
     AckKind,
@@ -36,7 +37,7 @@ from broker.jetstream.delivery.cursor import Cursor
 from broker.jetstream.delivery.dispatch import Dispatch, PumpLimits
 from broker.jetstream.delivery.effects import Advisory, Effect, Propose, StatusMessage
 from broker.jetstream.delivery.flow_control import ReplayPace
-from broker.jetstream.delivery.inactivity import RETRY_NS, Inactivity
+from broker.jetstream.delivery.inactivity import Inactivity
 from broker.jetstream.delivery.leader_time import LeaderTime
 from broker.jetstream.delivery.pull_queue import (
     CONSUMER_IS_PUSH,
@@ -46,6 +47,7 @@ from broker.jetstream.delivery.pull_queue import (
     status,
 )
 from broker.jetstream.delivery.receivers import PullReceivers, PushReceiver, Receivers
+from broker.jetstream.delivery.replication import Urgency
 from broker.subjects import Steps
 
 
@@ -71,8 +73,10 @@ class Delivery:
         self._acks = AckCollector(consumer, self._cursor, self._effects, time)
         self._limits = limits
         self._closed = False
+        self._ending = False  # the deletion is in the log: nobody is served any more
         self._acks_came = False  # since the last pump
-        self._early: list[PullRequest] = []  # that do not wait, while pending messages are counted
+        # Held: no_wait while pending messages are counted, all while the consumer is ending.
+        self._early: list[PullRequest] = []
         self._pumped_at = now
         self._last_delivered_ns = consumer.last_delivered_ns
         replay = ReplayPace(consumer.config, self._cursor.store)
@@ -111,6 +115,9 @@ class Delivery:
         request = self._pull.parse(body, reply, now)
         if request is None:
             return
+        if self._ending:
+            self._take_early(request)
+            return
         if request.no_wait:
             self._acks.settle(now)  # whether there is a message for it depends on the acks
             if self._early or not self._cursor.counted(now, exact=True):
@@ -119,7 +126,8 @@ class Delivery:
         self._pull.add(request, now)
 
     def _take_early(self, request: PullRequest) -> None:
-        """Whether there is a message for it is known when the pending ones are counted."""
+        """Hold it: whether there is a message for it is known when the pending ones are counted;
+        whether anyone serves it, when the deletion of the consumer is applied or given up."""
         assert self._pull is not None
         if len(self._early) < self._pull.waiting.capacity:
             self._early.append(request)
@@ -200,6 +208,13 @@ class Delivery:
         if self._pull is not None:
             self._pull.due(now)
         self._check_pause(now)
+        if not self._ending:
+            self._serve(now)
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    def _serve(self, now: int) -> None:
         if not self._is_counted(now):
             self.more_work = True
         elif not self._paused:
@@ -207,14 +222,13 @@ class Delivery:
         if self._push is not None:
             self._push.due(now)
         self._check_idle(now)
-        effects = self._effects[:]
-        self._effects.clear()
-        return effects
 
     def next_deadline(self) -> int | None:
         """When to call pump and flush even if nothing arrives."""
         if self._closed:
             return None
+        if self._ending:
+            return self._cursor.progress.deadline()
         pause_end = self._time.from_cluster(self.consumer.config.pause_until or 0)
         candidates = (
             self._cursor.redelivery.next_deadline(),
@@ -225,6 +239,11 @@ class Delivery:
             self._dispatch.ready_at or None,
         )
         return min((at for at in candidates if at is not None), default=None)
+
+    def urgency(self, now: int) -> Urgency:
+        """After a pump: whether there is something to replicate, and how soon."""
+        removing = self.consumer.stream.config.retention is not Retention.LIMITS
+        return max(self._acks.urgency(removing=removing), self._cursor.progress.urgency(now))
 
     def take_progress(self, now: int) -> ConsumerProgress | None:
         """Deliveries to replicate; see replication.flush."""
@@ -263,10 +282,11 @@ class Delivery:
         return ConsumerNumbers(
             consumer_seq=live.consumer_seq,
             stream_seq=live.stream_seq,
-            last_delivered_ns=self._last_delivered_ns,
+            # Once recorded, the time of the record counts: every replica has it.
+            last_delivered_ns=max(self._last_delivered_ns, consumer.last_delivered_ns),
             floor_consumer_seq=live.floor_consumer_seq,
             floor_stream_seq=live.floor_stream_seq,
-            last_acked_ns=self._acks.last_acked_ns,
+            last_acked_ns=max(self._acks.last_acked_ns, consumer.last_acked_ns),
             num_ack_pending=len(live.pending),
             num_redelivered=0 if consumer.config.max_deliver == 1 else len(live.redelivered),
             num_waiting=len(self._pull.waiting) if self._pull is not None else 0,
@@ -357,6 +377,9 @@ class Delivery:
         self._paused = paused
 
     def _check_idle(self, now: int) -> None:
+        """Propose the deletion. An entry of the log cannot be taken back: once a majority is there
+        again the consumer is gone, so that nobody may be served in the meantime. A deletion that is
+        refused or lost ends this engine (Leadership), and the next one serves again."""
         deadline = self._idle_deadline()
         if deadline is None or now < deadline:
             return
@@ -368,7 +391,7 @@ class Delivery:
         consumer = self.consumer
         command = DeleteConsumer(self._time.to_cluster(now), consumer.name, consumer.incarnation)
         self._effects.append(Propose(command))
-        self._idle.postpone(now + RETRY_NS)
+        self._ending = True
 
     def _idle_deadline(self) -> int | None:
         waits = self._pull is not None and bool(self._cursor.live.pending)

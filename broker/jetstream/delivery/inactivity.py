@@ -11,7 +11,6 @@ from zlib import crc32
 
 from broker.jetstream.config.consumer_rules import INACTIVE_THRESHOLD_DEFAULT_NS
 
-RETRY_NS: Final = 5_000_000_000  # a deletion that was proposed and lost is proposed again
 _JITTER_MIN_NS: Final = 100_000_000
 _JITTER_SPAN_NS: Final = 900_000_000
 
@@ -42,10 +41,6 @@ class Inactivity:
             self._since = None
         elif self._since is None:
             self._since = now
-
-    def postpone(self, until: int) -> None:
-        """Make `until` the next deadline."""
-        self._since = until - self._threshold_ns - self._jitter_ns
 
     def deadline(self, *, extended_ns: int = 0) -> int | None:
         """None while the consumer is in use or has no threshold. Pending acks extend the life of

@@ -139,7 +139,7 @@ def parse_pull(
     if text.startswith(b"{"):
         try:
             body = _decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Go's decoder also accepts nulls and keys in another case.
             try:
                 body = decode(text, _Body, strict=False)

@@ -3,13 +3,14 @@
 Owns: the record of deliveries since the last Progress entry, and the order of one turn's commands:
 Progress before Acks, confirmations after both.
 May not touch: ack state, Raft; the caller proposes the commands.
-Spec: docs/ARCHITECTURE.md, "Consumers". At most one Progress and one Acks entry per stream and turn
-of the event loop, whatever the number of consumers."""
+Spec: docs/ARCHITECTURE.md, "Consumers". At most one Progress and one Acks entry per stream at a
+time, whatever the number of consumers; what nobody waits for waits for more (Urgency)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Final, Protocol
 
 from broker.jetstream.commands.consumer_commands import (
@@ -24,6 +25,16 @@ from broker.jetstream.commands.stream_commands import AnyCommand
 # is replicated rarely.
 LAZY_INTERVAL_NS: Final = 250_000_000
 LAZY_MESSAGES: Final = 10_000
+# What waits to be replicated is replicated at once when it is this much.
+WAITING_MAX: Final = 1_000
+
+
+class Urgency(IntEnum):
+    """Of what an engine has to replicate. A crash before that repeats deliveries, no more."""
+
+    NOTHING = 0
+    CAN_WAIT = 1  # for more to share its entries with
+    NOW = 2  # somebody waits for it
 
 
 class ProgressRecord:
@@ -63,6 +74,13 @@ class ProgressRecord:
         self.sent(1, now)
         self._again += (stream_seq, deliveries)
 
+    def urgency(self, now: int) -> Urgency:
+        if not self._messages:
+            return Urgency.NOTHING
+        if self._lazy:
+            return Urgency.NOW if self._is_due(now) else Urgency.NOTHING
+        return Urgency.NOW if self._messages >= WAITING_MAX else Urgency.CAN_WAIT
+
     def deadline(self) -> int | None:
         """When a lazy record must be replicated at the latest; None if nothing is recorded."""
         return self._since + LAZY_INTERVAL_NS if self._lazy and self._messages else None
@@ -71,15 +89,16 @@ class ProgressRecord:
         self, consumer: str, now: int, *, epoch: int, consumer_seq: int, stream_seq: int
     ) -> ConsumerProgress | None:
         """Return the record and clear it; None if there is nothing to replicate yet."""
-        if not self._messages:
-            return None
-        if self._lazy and self._messages < LAZY_MESSAGES and now < self._since + LAZY_INTERVAL_NS:
+        if not self._messages or (self._lazy and not self._is_due(now)):
             return None
         progress = ConsumerProgress(
             consumer, epoch, consumer_seq, stream_seq, self._first, self._again
         )
         self.clear()
         return progress
+
+    def _is_due(self, now: int) -> bool:
+        return self._messages >= LAZY_MESSAGES or now >= self._since + LAZY_INTERVAL_NS
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Publish entries, as every replica applies them: in session order, a block or a row at a time.
 
-Owns: publish sessions, open atomic and fast batches, and the choice between storing a block in one
-call and going through it row by row.
+Owns: publish sessions, writers, open atomic and fast batches, and the choice between storing a
+block in one call and going through it row by row.
 May not touch: how a message is checked and stored (message_writer.py), clocks.
 Spec: docs/decisions/0001-one-publish-through-all-layers.md; NATS ADR-30 (transform on ingest)."""
 
@@ -16,7 +16,9 @@ from broker.jetstream.commands.publish_entry import (
     decode_notes,
 )
 from broker.jetstream.commands.stream_commands import CommandKind
+from broker.jetstream.commands.writer_entry import read_writer_entry
 from broker.jetstream.config import Discard, Retention
+from broker.jetstream.errors import JetStreamError
 from broker.jetstream.incoming_message import IncomingMessage
 from broker.jetstream.publish.atomic_batch import publish_member
 from broker.jetstream.publish.checks import (
@@ -40,11 +42,14 @@ from broker.jetstream.publish.sessions import (
     Sessions,
     Stored,
 )
+from broker.jetstream.publish.writers import WriterAnswer, Writers
 from broker.store.block.codec import Block, BlockBuilder
 from broker.store.block.columns import has_status
 from broker.subjects import Steps, has_wildcard
 from broker.subjects.mapping import Mapping
 
+# Entries that `is_long` and `prepare` are for.
+PUBLISHING = (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH, CommandKind.WRITER_BATCH)
 Exceptions = list[tuple[int, RowAnswer]]
 # Of an entry without notes: the size of all headers, at 28 in a block (block_format.py).
 _ENTRY_HEADERS = slice(PUBLISH_PREFIX_SIZE + 28, PUBLISH_PREFIX_SIZE + 32)
@@ -55,10 +60,13 @@ class PublishApplier:
         self.sessions = Sessions()
         self.atomic_batches = AtomicBatches()
         self.fast_batches = FastBatches()
+        self.writers = Writers()
         self._writer = writer
 
     def is_long(self, entry: bytes) -> bool:
         """Whether a message may expect the last sequence of a pattern."""
+        if entry[0] == CommandKind.WRITER_BATCH:
+            return EXPECTED_SUBJECT in entry
         if entry[0] == CommandKind.PUBLISH:
             headers_len = entry[_ENTRY_HEADERS]
         else:
@@ -77,7 +85,7 @@ class PublishApplier:
 
     def apply(self, entry: bytes) -> PublishResult | OutOfOrder:
         """Apply a PUBLISH or NOTED_PUBLISH entry. A repeated batch has no effect."""
-        _, time_ns, from_node, session, batch_no = PUBLISH_PREFIX.unpack_from(entry)
+        _, rules, time_ns, from_node, session, batch_no = PUBLISH_PREFIX.unpack_from(entry)
         if from_node:
             answer = self.sessions.admit(from_node=from_node, session=session, batch_no=batch_no)
             if answer is not None:
@@ -85,13 +93,49 @@ class PublishApplier:
         block, notes = _block_of(entry)
         # The wall clock of a new leader may be behind; the times of a stream never go back.
         time_ns = max(time_ns, self._writer.store.last_time)
-        first, count, exceptions = self._publish(block, time_ns, notes)
+        first, count, exceptions = self._publish(block, time_ns, notes, rules)
         result = PublishResult(from_node, session, batch_no, first, count, exceptions)
         if from_node:
             self.sessions.remember(result)
         return result
 
-    def _publish(self, block: Block, time_ns: int, notes: Notes) -> tuple[int, int, Exceptions]:
+    def apply_writer(self, entry: bytes) -> WriterAnswer:
+        """Apply a WRITER_BATCH entry."""
+        time_ns, bounds, mark, raw = read_writer_entry(entry)
+        rules = PUBLISH_PREFIX.unpack_from(entry)[1]
+        block = Block(raw, verify=False)
+        time_ns = max(time_ns, self._writer.store.last_time)
+
+        def store(skip: int) -> tuple[int, int, object]:
+            rest = block if not skip else _without_first(block, skip)
+            return self._until_refused(rest, time_ns, bounds, rules)
+
+        return self.writers.apply(mark, block.rows, store)
+
+    def _until_refused(
+        self, block: Block, time_ns: int, bounds: Bounds, rules: int
+    ) -> tuple[int, int, object]:
+        """The first sequence, how many rows are stored, and why the next one is not."""
+        writer = self._writer
+        if writer.config.duplicate_window > 0:
+            writer.dedup.expire(now_ns=time_ns, window_ns=writer.config.duplicate_window)
+        if writer.transform is not None:
+            block = _transformed(writer.transform, block, time_ns)
+        if _needs_no_checks(writer, block) and _within(bounds, writer, block):
+            return writer.store_block(block, time_ns), block.rows, None
+        first = writer.store.last_seq + 1
+        for row in range(block.rows):
+            message = IncomingMessage.of(
+                block.subject(row), block.headers(row), block.data(row), time_ns, rules
+            )
+            refused = writer.publish(message, bounds)
+            if isinstance(refused, JetStreamError):
+                return first, row, refused
+        return first, block.rows, None
+
+    def _publish(
+        self, block: Block, time_ns: int, notes: Notes, rules: int
+    ) -> tuple[int, int, Exceptions]:
         """Returns the first sequence, how many sequences were taken in row order, and the rows
         that have another answer."""
         writer = self._writer
@@ -107,9 +151,11 @@ class PublishApplier:
             if config.allow_batched and continues_batches(self.fast_batches, spans, block.rows):
                 first = writer.store_block(block, time_ns)
                 return first, block.rows, advance(self.fast_batches, spans, first, time_ns)
-        return self._row_by_row(block, time_ns, notes)
+        return self._row_by_row(block, time_ns, notes, rules)
 
-    def _row_by_row(self, block: Block, time_ns: int, notes: Notes) -> tuple[int, int, Exceptions]:
+    def _row_by_row(
+        self, block: Block, time_ns: int, notes: Notes, rules: int
+    ) -> tuple[int, int, Exceptions]:
         writer = self._writer
         first = writer.store.last_seq + 1
         taken = 0
@@ -117,7 +163,7 @@ class PublishApplier:
         bounds, marks = notes.bounds, marks_by_row(notes.spans)
         for row in range(block.rows):
             message = IncomingMessage.of(
-                block.subject(row), block.headers(row), block.data(row), time_ns
+                block.subject(row), block.headers(row), block.data(row), time_ns, rules
             )
             mark = marks.get(row)
             if mark is not None:
@@ -157,10 +203,18 @@ class PublishApplier:
 
 
 def _block_of(entry: bytes) -> tuple[Block, Notes]:
+    if entry[0] == CommandKind.WRITER_BATCH:
+        return Block(read_writer_entry(entry)[3], verify=False), NO_NOTES
     rest, notes = memoryview(entry)[PUBLISH_PREFIX_SIZE:], NO_NOTES
     if entry[0] == CommandKind.NOTED_PUBLISH:
         notes, rest = decode_notes(rest)
     return Block(rest, verify=False), notes
+
+
+def _without_first(block: Block, skip: int) -> Block:
+    rest = BlockBuilder()
+    rest.append_block(block, skip=set(range(skip)))
+    return Block(rest.build(seal=False), verify=False)
 
 
 def _within(bounds: Bounds | None, writer: MessageWriter, block: Block) -> bool:

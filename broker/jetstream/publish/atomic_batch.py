@@ -80,7 +80,7 @@ def publish_member(
     if commit is None:
         return Staged()
     batches.end(batch)
-    return _commit(writer, batch, message.time_ns, ended=commit == _END)
+    return _commit(writer, batch, message, ended=commit == _END)
 
 
 def _refused_at_once(
@@ -113,7 +113,7 @@ def _failed(
     commit = message.named.get(b"Nats-Batch-Commit")
     if commit not in (None, b"1", _END):
         return JetStreamError(ErrCode.ATOMIC_PUBLISH_INVALID_BATCH_COMMIT)
-    if not applied_level_is_met(message.named.get(REQUIRED_LEVEL_HEADER)):
+    if not applied_level_is_met(message.named.get(REQUIRED_LEVEL_HEADER), message.rules):
         abandoned(batch.id, "unsupported")
         return JetStreamError(ErrCode.REQUIRED_API_LEVEL)
     if len(batch.members) + 1 != seq or (seq == 1 and commit == _END):
@@ -127,11 +127,14 @@ def _failed(
     return None
 
 
-def _commit(writer: MessageWriter, batch: OpenBatch, time_ns: int, *, ended: bool) -> RowAnswer:
+def _commit(
+    writer: MessageWriter, batch: OpenBatch, last: IncomingMessage, *, ended: bool
+) -> RowAnswer:
+    """The time and the rules are those of the last message."""
     staged = _StagedChanges()
     checked: list[IncomingMessage] = []
     for subject, headers, data in batch.members:
-        message = IncomingMessage.of(subject, headers, data, time_ns)
+        message = IncomingMessage.of(subject, headers, data, last.time_ns, last.rules)
         refused = _refused(writer, message, staged)
         if refused is not None:
             return refused

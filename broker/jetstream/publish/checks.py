@@ -13,7 +13,7 @@ from typing import Final
 from broker.jetstream.commands.publish_entry import Bounds
 from broker.jetstream.config import Storage, StreamConfig
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.jetstream.incoming_message import IncomingMessage
+from broker.jetstream.incoming_message import TTL_HEADER, IncomingMessage, parse_ttl
 from broker.jetstream.publish.counters import INCREMENT, add_up, wrong_increment
 from broker.jetstream.publish.dedup_window import DedupWindow
 from broker.jetstream.publish.sessions import Duplicate
@@ -101,7 +101,7 @@ def _refused_by_headers(
         return refused
     if named.get(b"Nats-Expected-Stream", b"") not in (b"", config.name.encode()):
         return JetStreamError(ErrCode.STREAM_NOT_MATCH)
-    if b"Nats-TTL" in named and not config.allow_msg_ttl:
+    if TTL_HEADER in named and not config.allow_msg_ttl and _is_ttl(message):
         return JetStreamError(ErrCode.MESSAGE_TTL_DISABLED)
     refused = wrong_subject_sequence(store, message) or _wrong_sequence(store, message)
     if refused is not None:
@@ -112,6 +112,11 @@ def _refused_by_headers(
     if b"Nats-Stream-Source" in named:
         return JetStreamError(ErrCode.MESSAGE_SOURCE_HDR_NOT_ALLOWED)
     return _wrong_id(config, dedup, message) or wrong_rollup(config, message)
+
+
+def _is_ttl(message: IncomingMessage) -> bool:
+    """By the first rules, any value. One that is not valid is refused later (message_writer.py)."""
+    return not message.rules or parse_ttl(message.named[TTL_HEADER]) is not None
 
 
 def _wrong_id(

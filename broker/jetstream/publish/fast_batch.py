@@ -176,7 +176,7 @@ def publish_fast(
         if len(fast) >= OPEN_MAX:
             return [JetStreamError(ErrCode.BATCH_PUBLISH_TOO_MANY_INFLIGHT)]
         batch = fast.begin(mark.id, flow=mark.flow, gap_ok=mark.gap_ok, now_ns=message.time_ns)
-    if not applied_level_is_met(message.named.get(REQUIRED_LEVEL_HEADER)):
+    if not applied_level_is_met(message.named.get(REQUIRED_LEVEL_HEADER), message.rules):
         fast.end(batch)
         return [JetStreamError(ErrCode.REQUIRED_API_LEVEL)]
     message.drop_header(REQUIRED_LEVEL_HEADER)

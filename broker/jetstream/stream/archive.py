@@ -2,12 +2,15 @@
 
 Owns: the layout of an archive, writing it, and reading it in pieces of any size.
 May not touch: streams and stores; parts are bytes here.
-Spec: NATS JetStream API, STREAM.SNAPSHOT and STREAM.RESTORE. The content is opaque to clients, but
-the nats command line tool passes it through an S2 reader to show progress. So an archive is a valid
-S2 stream: its identifier, then chunks of a type that readers skip. Parts are compressed with zlib.
+Spec: NATS JetStream API, STREAM.SNAPSHOT and STREAM.RESTORE; decision 41. An archive is an S2
+stream. Its data is an archive of nats-server (nats_archive.py), which that server restores. Chunks
+of a type that S2 readers skip hold what only this server knows: parts, compressed with zlib.
 
     part = kind u8, flags u8 (1: compressed, 2: continued in the next chunk), bytes
-    HEAD, then BLOCKs and CONSUMERs, then END with the SHA-256 of everything before it."""
+    HEAD, then data and CONSUMERs, then END with the SHA-256 of everything before it.
+
+An archive of nats-server has no parts: its records say all. Archives that were written before have
+no data: their messages are in parts of kind BLOCK."""
 
 from __future__ import annotations
 
@@ -19,18 +22,30 @@ from typing import Final
 
 import msgspec
 
+from broker.jetstream.stream import nats_archive
+from broker.jetstream.stream.nats_archive import RecordReader
+from broker.jetstream.strict_json import SEQUENCE_MAX
+from broker.store import s2
+from broker.store.block.block_format import TIME_MAX
+from broker.store.block.codec import Block
+from broker.store.block.columns import unwritable_subject
+
 S2_IDENTIFIER: Final = b"\xff\x06\x00\x00S2sTwO"
 _SKIPPED: Final = 0x80  # a chunk type that S2 readers skip
+_PACKED, _PLAIN = 0x00, 0x01  # chunks of data: masked CRC-32C u32, then the bytes
+_IGNORED: Final = range(0x81, 0xFF)  # padding, an index
+_DATA_BYTES_MAX: Final = 1 << 20  # uncompressed, of one chunk that is written
 _CHUNK_BYTES_MAX: Final = 1 << 20
 _PART_BYTES_MAX: Final = 128 << 20  # uncompressed; more than the largest possible message
 _COMPRESSED, _CONTINUED = 1, 2
+_READ_CHUNK_BYTES_MAX: Final = 5 << 20  # of a chunk of data: 4 MB that did not compress
 _HEADER_BYTES: Final = 4  # of a chunk: type, 24 bit length
 FORMAT: Final = "jetraft-archive-1"
 
 
 class Part(IntEnum):
     HEAD = 1
-    BLOCK = 2  # messages, with their sequences and times
+    BLOCK = 2  # messages, with their sequences and times; in archives written before
     CONSUMER = 3  # the image of one consumer
     END = 4
 
@@ -43,7 +58,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     """The state besides messages and consumers. New fields go to the end, with a default."""
 
     format: str
-    stream: str
+    stream: str  # "": not known, an archive of nats-server
     first_seq: int
     last_seq: int
     last_msg_id: bytes = b""
@@ -61,16 +76,39 @@ class ArchiveWriter:
     def __init__(self) -> None:
         self._digest = sha256()
 
-    def begin(self, head: Head) -> bytes:
-        return S2_IDENTIFIER + self.part(Part.HEAD, msgspec.msgpack.encode(head))
+    def begin(self, head: Head, records: bytes) -> bytes:
+        """`records`: those before the messages (nats_archive.py)."""
+        part = self.part(Part.HEAD, msgspec.msgpack.encode(head))
+        return S2_IDENTIFIER + part + self.data(records)
 
     def part(self, kind: Part, payload: bytes) -> bytes:
         """The chunks of one part. Compresses the payload, so call it in a thread."""
         self._digest.update(bytes((kind,)) + payload)
         return _chunks(kind, payload)
 
+    def messages(self, raw: bytes) -> bytes:
+        """The chunks of a block. Compresses it, so call it in a thread."""
+        return self.data(nats_archive.encode_block(raw))
+
+    def data(self, records: bytes) -> bytes:
+        self._digest.update(records)
+        found: list[bytes] = []
+        for at in range(0, len(records), _DATA_BYTES_MAX):
+            plain = records[at : at + _DATA_BYTES_MAX]
+            packed = s2.compress(plain)
+            kind, body = (_PACKED, packed) if len(packed) < len(plain) else (_PLAIN, plain)
+            size = (len(body) + 4).to_bytes(3, "little")
+            found.append(bytes((kind,)) + size + _masked(plain).to_bytes(4, "little") + body)
+        return b"".join(found)
+
     def end(self) -> bytes:
-        return _chunks(Part.END, self._digest.digest())
+        return self.data(nats_archive.END) + _chunks(Part.END, self._digest.digest())
+
+
+def _masked(plain: bytes) -> int:
+    """The checksum of a chunk, as the Snappy framing format has it."""
+    value = s2.crc32c(plain)
+    return (value >> 15 | value << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
 
 def _chunks(kind: Part, payload: bytes) -> bytes:
@@ -89,15 +127,18 @@ def _chunks(kind: Part, payload: bytes) -> bytes:
 
 
 class ArchiveReader:
-    """Reads bytes in order. `complete` is set once the end was read and the digest matched."""
+    """Reads bytes in order. `complete` is set once the end was read and, if the archive is one of
+    ours, the digest matched. `window_ns`: the duplicate window of the stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_ns: int = 0) -> None:
         self.complete = False
         self._buffer = bytearray()
         self._digest = sha256()
         self._identified = False
         self._pieces: list[bytes] = []
         self._piece_bytes = 0
+        self._ours = False  # it has parts
+        self._records = RecordReader(window_ns=window_ns)
 
     def feed(self, data: bytes) -> Iterator[tuple[Part, bytes]]:
         """Yields the parts that are complete. Raises BadArchive."""
@@ -110,23 +151,61 @@ class ArchiveReader:
             del self._buffer[: len(S2_IDENTIFIER)]
             self._identified = True
         while (chunk := self._chunk()) is not None:
-            part = self._part(chunk)
-            if part is not None:
-                yield part
+            kind, body = chunk
+            if kind == _SKIPPED:
+                part = self._part(body)
+                if part is not None:
+                    self._ours = True
+                    yield part
+            elif kind in (_PACKED, _PLAIN):
+                yield from self._data(kind, body)
 
-    def _chunk(self) -> bytes | None:
+    def _chunk(self) -> tuple[int, bytes] | None:
         if len(self._buffer) < _HEADER_BYTES:
             return None
-        if self.complete:
+        if self.complete and self._buffer[0] not in _IGNORED:
             raise BadArchive("unexpected bytes after the end")
-        size = int.from_bytes(self._buffer[1:_HEADER_BYTES], "little")
-        if self._buffer[0] != _SKIPPED or not 2 <= size <= _CHUNK_BYTES_MAX + 2:
+        kind, size = self._buffer[0], int.from_bytes(self._buffer[1:_HEADER_BYTES], "little")
+        known = kind in (_PACKED, _PLAIN) or kind in _IGNORED or kind == S2_IDENTIFIER[0]
+        if not known and (kind != _SKIPPED or not 2 <= size <= _CHUNK_BYTES_MAX + 2):
             raise BadArchive("not an archive of this kind of server")
+        if size > _READ_CHUNK_BYTES_MAX:
+            raise BadArchive("a chunk is too large")
         if len(self._buffer) < _HEADER_BYTES + size:
             return None
         chunk = bytes(self._buffer[_HEADER_BYTES : _HEADER_BYTES + size])
         del self._buffer[: _HEADER_BYTES + size]
-        return chunk
+        return kind, chunk
+
+    def _data(self, kind: int, body: bytes) -> Iterator[tuple[Part, bytes]]:
+        try:
+            plain = s2.decompress(body[4:]) if kind == _PACKED else body[4:]
+            if _masked(plain) != int.from_bytes(body[:4], "little"):
+                raise BadArchive("the checksum of a chunk does not match")
+            self._digest.update(plain)
+            for raw in self._records.feed(plain):
+                yield Part.BLOCK, raw
+        except (s2.BadS2, nats_archive.BadRecord) as error:
+            raise BadArchive(str(error)) from error
+        if self._records.complete and not self._ours:
+            self.complete = True
+            yield from self._records_state()
+
+    def _records_state(self) -> Iterator[tuple[Part, bytes]]:
+        """What the records say, as parts."""
+        records = self._records
+        head = Head(
+            format=FORMAT,
+            stream="",
+            first_seq=records.first_seq,
+            last_seq=records.last_seq,
+            message_ids=list(records.message_ids),
+            last_time=records.last_time,
+            sources=records.sources,
+        )
+        yield Part.HEAD, msgspec.msgpack.encode(head)
+        for image in records.images:
+            yield Part.CONSUMER, image
 
     def _part(self, chunk: bytes) -> tuple[Part, bytes] | None:
         flags = chunk[1]
@@ -173,4 +252,25 @@ def read_head(payload: bytes) -> Head:
         raise BadArchive("its header cannot be decoded") from error
     if head.format != FORMAT:
         raise BadArchive(f"its format is {head.format}")
+    # An entry that cannot be applied would stop every replica of the stream.
+    seqs = [head.first_seq, head.last_seq, *head.sources.values()]
+    seqs += (seq for _, seq, _ in head.message_ids)
+    if not all(0 <= seq <= SEQUENCE_MAX for seq in seqs):
+        raise BadArchive("its header has an impossible sequence")
+    times = (head.last_time, *(time_ns for _, _, time_ns in head.message_ids))
+    if not all(abs(time_ns) <= TIME_MAX for time_ns in times):
+        raise BadArchive("its header has an impossible time")
     return head
+
+
+def check_block(raw: bytes) -> None:
+    """Whether a stream may be filled with it, and clients may get what is in it. Raises BadArchive
+    and BlockDamaged."""
+    block = Block(raw)
+    if not block.rows:
+        return
+    if not 0 < block.first_seq <= block.last_seq <= SEQUENCE_MAX:
+        raise BadArchive(f"messages have the sequences {block.first_seq} to {block.last_seq}")
+    subject = unwritable_subject(block)
+    if subject is not None:
+        raise BadArchive(f"a message has the subject {subject[:100]!r}")

@@ -15,6 +15,7 @@ from struct import Struct as Packing
 from typing import Final
 
 from broker.jetstream.commands.stream_commands import CommandKind
+from broker.jetstream.config import Discard, Retention
 from broker.jetstream.config.names import get_hash
 from broker.jetstream.config.stream_config import StreamSource
 from broker.jetstream.config.transforms import mapping_of
@@ -24,6 +25,7 @@ from broker.jetstream.publish.counters import add_sourced
 from broker.jetstream.publish.message_writer import MessageWriter
 from broker.jetstream.publish.stream_limits import limit_refusal
 from broker.store.block.codec import Block
+from broker.store.block.columns import header_text
 from broker.subjects import matches
 
 SOURCE_HEADER: Final = b"Nats-Stream-Source"
@@ -55,6 +57,13 @@ def source_header(source: StreamSource, *, seq: int, subject: bytes) -> bytes:
     return f"{origin} {seq} {filters} {destinations} {shown}".encode()
 
 
+def source_line(source: StreamSource) -> tuple[bytes, bytes]:
+    """The header line of a message, without its end: what comes before the sequence, and what is
+    between the sequence and the subject."""
+    origin, filters, destinations = _parts(source)
+    return SOURCE_HEADER + f": {origin} ".encode(), f" {filters} {destinations} ".encode()
+
+
 def _parts(source: StreamSource) -> tuple[str, str, str]:
     origin = source.name
     if source.external is not None and source.external.api:
@@ -78,6 +87,11 @@ class SourceMapping:
         self.filters = tuple(t.src for t in source.subject_transforms if t.src) or (
             (source.filter_subject,) if source.filter_subject else ()
         )
+
+    @property
+    def plain(self) -> bool:
+        """Subjects stay as they are."""
+        return not self._mappings
 
     def __call__(self, subject: bytes, *, seed: int) -> bytes:
         for pattern, mapping in self._mappings:
@@ -115,12 +129,38 @@ class SourceIntake:
         if writer.config.duplicate_window > 0:
             writer.dedup.expire(now_ns=time_ns, window_ns=writer.config.duplicate_window)
         block = Block(memoryview(entry)[begin + size + -size % 8 :], verify=False)
+        if block.rows and _needs_no_checks(writer, block):
+            writer.store_block(block, time_ns)
+            self.positions[key] = block.last_seq
+            return Sourced(block.last_seq)
         for row in range(block.rows):
             refused = _store(writer, block, row, time_ns)
             if refused is not None:
                 return Sourced(self.positions.get(key, 0), refused)
             self.positions[key] = block.seq(row)
         return Sourced(self.positions.get(key, 0))
+
+
+def _needs_no_checks(writer: MessageWriter, block: Block) -> bool:
+    """True if every row is certain to be stored, and no header of it acts here."""
+    config, store = writer.config, writer.store
+    if config.sealed or (config.retention is Retention.INTEREST and not writer.interest.wants_all):
+        return False
+    if config.allow_msg_counter or config.allow_msg_schedules or writer.transform is not None:
+        return False
+    if 0 <= config.max_msg_size < block.max_row_size:
+        return False
+    text = header_text(block)
+    if text.count(b"\nNats-") != text.count(b"\n" + SOURCE_HEADER + b":"):
+        return False
+    if text.count(b"NATS/1.0\r\n") != block.rows:  # a status, or headers that are stored otherwise
+        return False
+    if config.discard is not Discard.NEW:
+        return True
+    within_msgs = config.max_msgs <= 0 or store.messages + block.rows <= config.max_msgs
+    size = store.bytes + store.sizing.of_block(block)
+    within_bytes = config.max_bytes <= 0 or size <= config.max_bytes
+    return within_msgs and within_bytes and not config.discard_new_per_subject
 
 
 def _store(writer: MessageWriter, block: Block, row: int, time_ns: int) -> JetStreamError | None:

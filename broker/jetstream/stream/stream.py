@@ -38,7 +38,7 @@ from broker.jetstream.config import Retention, Storage, StreamConfig
 from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.consumer.stream_protocol import AckingConsumer
 from broker.jetstream.errors import JetStreamError
-from broker.jetstream.publish.apply_publish import PublishApplier
+from broker.jetstream.publish.apply_publish import PUBLISHING, PublishApplier
 from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
 from broker.jetstream.publish.fast_batch import FastBatches
 from broker.jetstream.publish.message_writer import MessageWriter
@@ -46,6 +46,7 @@ from broker.jetstream.publish.open_batches import AtomicBatches, OpenBatch
 from broker.jetstream.publish.republish import LeaderEffects
 from broker.jetstream.publish.sessions import Sessions
 from broker.jetstream.publish.stream_limits import enforce_all_limits
+from broker.jetstream.publish.writers import Writers
 from broker.jetstream.schedules.fire import apply_fire, due_firings
 from broker.jetstream.schedules.schedules import Schedules
 from broker.jetstream.stream.consumer_set import ConsumerSet
@@ -59,7 +60,7 @@ from broker.store.block.columns import FILE_SIZING, MEMORY_SIZING
 from broker.store.messages import MessageStore, PurgePart
 from broker.store.segments import BlockCache
 from broker.store.state_keys import RECORD, BlockFiles, StateBatch, key
-from broker.subjects import Steps
+from broker.subjects import Steps, finish
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -135,11 +136,11 @@ class Stream:
                 entry = store.index.get(subject)
                 if entry is not None:
                     subjects[subject.decode(errors="replace")] = entry.count
-        deleted = store.deleted_sequences(DELETED_DETAILS_LIMIT) if deleted_details else ()
+        deleted = finish(store.deleted_sequences(DELETED_DETAILS_LIMIT)) if deleted_details else ()
         return StreamState(
             messages=store.messages,
             bytes=store.bytes,
-            first_seq=store.first_seq if store.last_seq else 0,
+            first_seq=store.first_seq if store.last_seq or self.config.first_seq == 1 else 0,
             first_ts=store.first_time,
             last_seq=store.last_seq,
             last_ts=store.last_time,
@@ -178,7 +179,7 @@ class Stream:
     def is_long(self, data: bytes) -> bool:
         """Whether the entry may need a search of the whole stream."""
         kind = data[0]
-        if kind in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
+        if kind in PUBLISHING:
             return self._publishes.is_long(data)
         if kind == CommandKind.DELETE_CONSUMER:
             return self.config.retention is Retention.INTEREST
@@ -186,7 +187,7 @@ class Stream:
 
     def prepare(self, data: bytes) -> Steps[None]:
         """Search in steps for what `apply` needs of such an entry, which must be the next one."""
-        if data[0] in (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH):
+        if data[0] in PUBLISHING:
             yield from self._publishes.prepare(data)
             return
         command = commands.decode(data)
@@ -206,6 +207,8 @@ class Stream:
             result = self._writer.store_sequenced(block)
         elif kind == CommandKind.SOURCE_BATCH:
             result = self._sources.apply(data)
+        elif kind == CommandKind.WRITER_BATCH:
+            result = self._publishes.apply_writer(data)
         else:
             result = self._command(index, commands.decode(data))
         if self.consumers:
@@ -308,6 +311,9 @@ class Stream:
     def overdue(self) -> bool:
         return persistence.overdue(self.store)
 
+    def overdue_by_far(self) -> bool:
+        return persistence.overdue_by_far(self.store)
+
     def work_ahead(self) -> bool:
         """Do a part of the work of the next checkpoint; False if nothing is left to do."""
         if not persistence.work_ahead(self.store):
@@ -321,14 +327,23 @@ class Stream:
 
         The caller must write the batch before anything is read or applied. If that fails, the
         replica must stop."""
+        size = self.take_checkpoint(batch)
+        self.checkpoint_written()
+        return size
+
+    def take_checkpoint(self, batch: StateBatch) -> int:
+        """The same, for a batch that is written later, before the next checkpoint. Until
+        `checkpoint_written`, its blocks are read from memory."""
         group = self.store.segments.files.group
         self._compactions_due = persistence.COMPACTIONS_PER_CHECKPOINT
         size = persistence.checkpoint(self.store, batch)
-        persistence.written(self.store)
         self._publishes.atomic_batches.checkpoint(batch, group)
         record = _encode(self._record(self.dedup.checkpoint(batch, group)))
         batch.put(key(group, RECORD, 0), record)
         return size + len(record)
+
+    def checkpoint_written(self) -> None:
+        persistence.written(self.store)
 
     def snapshot(self) -> Iterable[bytes]:
         """The state as of `applied`: first the record, then the blocks, which are read from disk
@@ -378,6 +393,7 @@ class Stream:
             batches=list(batches),
             sources=self._sources.positions,
             fast_batches=self._publishes.fast_batches.image(),
+            writers=self._publishes.writers.image(),
         )
 
     def _take_over(self, record: StreamRecord, dedup: DedupWindow, batches: AtomicBatches) -> None:
@@ -389,5 +405,6 @@ class Stream:
         self._publishes.sessions = Sessions.of(record.sessions)
         self._publishes.atomic_batches = batches
         self._publishes.fast_batches = FastBatches.of(record.fast_batches)
+        self._publishes.writers = Writers(record.writers)
         self._sources.positions = dict(record.sources)
         self._consumers.replace(record.consumers)

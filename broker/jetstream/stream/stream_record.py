@@ -15,6 +15,7 @@ from broker.jetstream.publish.dedup_window import DedupImage
 from broker.jetstream.publish.fast_batch import FastBatch
 from broker.jetstream.publish.open_batches import OpenBatch
 from broker.jetstream.publish.sessions import SessionImage
+from broker.jetstream.publish.writers import Watermark
 from broker.jetstream.schedules.schedules import PendingSchedule
 from broker.store import persistence
 
@@ -37,6 +38,7 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     batches: list[OpenBatch] = []  # only in a snapshot; a checkpoint has a record for each
     sources: dict[str, int] = {}
     fast_batches: list[FastBatch] = []
+    writers: list[Watermark] = []
 
 
 _record: Final = msgspec.msgpack.Decoder(StreamRecord)

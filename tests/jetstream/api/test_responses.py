@@ -23,6 +23,7 @@ from broker.jetstream.api.info import (
     StreamState,
 )
 from broker.jetstream.api.responses import (
+    INFOS_PER_STEP,
     ConsumerList,
     ConsumerNames,
     DidCreate,
@@ -45,6 +46,7 @@ from broker.jetstream.api.responses import (
     encode_pub_error,
     encode_response,
     encode_stream_names,
+    list_steps,
     page,
 )
 from broker.jetstream.api.subjects import TYPE_PREFIX, ApiKind
@@ -54,6 +56,7 @@ from broker.jetstream.config.limits import AccountView
 from broker.jetstream.config.stream_rules import check_stream_config
 from broker.jetstream.errors import ErrCode, ErrorBody, JetStreamError
 from broker.jetstream.strict_json import convert
+from broker.subjects import finish
 from tests.support.contract.checker import PREFIX, answers, violation
 
 ANSWERS = (Path(__file__).parent / "cases" / "answers.jsonl").read_text().splitlines()
@@ -170,6 +173,19 @@ def test_successes_satisfy_the_contract(kind: ApiKind, parts: tuple[ResponsePart
     validate(body, kind.response_type.removeprefix(PREFIX))
 
 
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_lists_are_encoded_in_steps(count: int) -> None:
+    """Two hundred infos at once take 20 ms or more."""
+    paged = Paged(total=count, offset=1, limit=256)
+    for kind, found in (
+        (ApiKind.STREAM_LIST, StreamList(count * (full_stream_info(),), ("M",), {"M": "why"})),
+        (ApiKind.STREAM_LIST, StreamList(count * (full_stream_info(),))),
+        (ApiKind.CONSUMER_LIST, ConsumerList(count * (full_consumer_info(),))),
+    ):
+        assert finish(list_steps(kind, paged, found)) == encode_response(kind, paged, found)
+        assert sum(1 for _ in list_steps(kind, paged, found)) == count // INFOS_PER_STEP
+
+
 @pytest.mark.parametrize("kind", sorted({k for k, _ in SUCCESSES}, key=str))
 def test_failures_satisfy_the_contract(kind: ApiKind) -> None:
     body = encode_error(kind, JetStreamError(ErrCode.STREAM_NOT_FOUND))
@@ -222,7 +238,7 @@ def test_names_are_sorted_and_no_match_is_null_only_for_streams() -> None:
     body = json.loads(encode_stream_names(["b", "a"], 0))
     assert (body["streams"], body["total"], body["limit"]) == (["a", "b"], 2, 1024)
     assert json.loads(encode_stream_names([], 0))["streams"] is None
-    assert json.loads(encode_stream_names(["a"], 5))["streams"] == []
+    assert json.loads(encode_stream_names(["a"], 5))["streams"] is None
     assert json.loads(encode_consumer_names([], 0))["consumers"] == []
 
 

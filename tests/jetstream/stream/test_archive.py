@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.jetstream.stream import nats_archive
 from broker.jetstream.stream.archive import (
     FORMAT,
     S2_IDENTIFIER,
@@ -19,13 +20,17 @@ from broker.jetstream.stream.archive import (
     Part,
     read_head,
 )
+from broker.jetstream.stream.nats_archive import END, encode_block
+from broker.store import s2
+from broker.store.block.codec import BlockBuilder
 
+MAGIC = nats_archive.MAGIC
 HEAD = Head(FORMAT, "S", 1, 3, b"id", [(b"id", 3, 99)])
 
 
 def archive(parts: Sequence[tuple[Part, bytes]]) -> bytes:
     writer = ArchiveWriter()
-    written = [writer.begin(HEAD), *(writer.part(kind, payload) for kind, payload in parts)]
+    written = [writer.begin(HEAD, MAGIC), *(writer.part(kind, payload) for kind, payload in parts)]
     return b"".join([*written, writer.end()])
 
 
@@ -57,14 +62,45 @@ def test_parts_larger_than_a_chunk_are_reassembled() -> None:
     assert read(archive([(Part.BLOCK, large)]), 1 << 17)[1] == (Part.BLOCK, large)
 
 
-def test_s2_readers_see_only_skippable_chunks() -> None:
+def test_s2_readers_see_only_the_records_of_nats_server() -> None:
     raw = archive([(Part.BLOCK, os.urandom(1000)), (Part.CONSUMER, b"")])
     assert raw.startswith(S2_IDENTIFIER)
-    at = len(S2_IDENTIFIER)
+    at, data = len(S2_IDENTIFIER), b""
     while at < len(raw):
-        assert 0x80 <= raw[at] <= 0xFD, "a chunk type that readers skip"
-        at += 4 + int.from_bytes(raw[at + 1 : at + 4], "little")
+        size = int.from_bytes(raw[at + 1 : at + 4], "little")
+        if raw[at] in (0, 1):
+            body = raw[at + 8 : at + 4 + size]
+            data += body if raw[at] else s2.decompress(body)
+        else:
+            assert 0x80 <= raw[at] <= 0xFD, "a chunk type that readers skip"
+        at += 4 + size
     assert at == len(raw)
+    assert data == MAGIC + END
+
+
+def test_messages_are_records_and_come_back_as_blocks() -> None:
+    builder, writer = BlockBuilder(), ArchiveWriter()
+    for seq in (3, 5, 6, 2**40):
+        headers = b"NATS/1.0\r\nA: b\r\n\r\n" if seq % 2 else b""
+        builder.append(b"s.%d" % seq, headers, b"x" * (seq % 300), time_ns=seq - 5, seq=seq)
+    raw = builder.build()
+    whole = writer.begin(HEAD, MAGIC) + writer.messages(raw) + writer.end()
+    for size in (1, 7, len(whole)):
+        assert read(whole, size)[1:] == [(Part.BLOCK, raw)]
+
+
+def test_an_archive_without_parts_is_one_of_nats_server() -> None:
+    builder, writer = BlockBuilder(), ArchiveWriter()
+    source = b"NATS/1.0\r\nNats-Stream-Source: A 7 > > x\r\nNats-Msg-Id: me\r\n\r\n"
+    builder.append(b"x", source, b"", time_ns=9, seq=2)
+    writer.begin(HEAD, b"")
+    data = writer.data(MAGIC + encode_block(builder.build()) + END)
+    reader = ArchiveReader(window_ns=1)
+    (block, _), (kind, head) = reader.feed(S2_IDENTIFIER + data)
+    assert (block, kind, reader.complete) == (Part.BLOCK, Part.HEAD, True)
+    found = read_head(head)
+    assert (found.stream, found.last_seq, found.sources) == ("", 2, {"A > >": 7})
+    assert found.message_ids == [(b"me", 2, 9)]
 
 
 def test_every_flipped_bit_and_every_truncation_is_detected() -> None:
@@ -90,7 +126,8 @@ def test_every_flipped_bit_and_every_truncation_is_detected() -> None:
     "raw",
     [
         b"not an archive at all",
-        S2_IDENTIFIER + b"\x00\x05\x00\x00abcde",  # data of another server's archive
+        S2_IDENTIFIER + b"\x00\x05\x00\x00abcde",  # not compressed by S2
+        S2_IDENTIFIER + b"\x01\x05\x00\x00abcde",  # a wrong checksum
         S2_IDENTIFIER + b"\x80\xff\xff\xff\x02\x00",
         S2_IDENTIFIER + b"\x80\x06\x00\x00\x02\x01oops",
         S2_IDENTIFIER + b"\x80\x03\x00\x00\x63\x00x",

@@ -3,19 +3,22 @@ prepare them applies them the same way."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from broker.jetstream.commands.stream_commands import DeleteConsumer, encode
+from broker.jetstream.commands.writer_entry import WriterMark, writer_entry
 from broker.jetstream.config import DeliverPolicy
 from broker.jetstream.config.stream_config import Retention
 from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.consumer.start_position import sequences
 from broker.store import segments
 from broker.store.index.subject_filter import SubjectFilter
 from broker.store.messages import MessageStore
-from tests.support.stream_rig import Driver
+from tests.support.stream_rig import Driver, block
 
 ROWS, SEGMENTS = 1024, 3
 STEP_MAX = 513  # subjects that one step looks at
@@ -59,6 +62,14 @@ ENTRIES: dict[str, Callable[[Driver], Any]] = {
         "C", "s.*.x", deliver_policy=DeliverPolicy.LAST_PER_SUBJECT
     ),
     "expected sequence": lambda driver: driver.publish("s.new", **EXPECTED),
+    "expected sequence of a writer": lambda driver: driver.entry(
+        writer_entry(
+            WriterMark("w", 0, 0),
+            block([(b"s.new", {k.replace("_", "-"): v for k, v in EXPECTED.items()}, b"x")]),
+            time_ns=driver.now,
+            bounds=None,
+        )
+    ),
 }
 
 
@@ -178,3 +189,14 @@ def test_what_was_searched_for_one_delete_is_not_used_for_the_next() -> None:
     driver.consumer("D", "s.A")
     driver.drop_consumer("B")
     assert driver.seqs() == [1]
+
+
+def test_first_messages_are_kept_in_eight_bytes_each() -> None:
+    kept = sequences(range(10_000))
+    assert sys.getsizeof(kept) < 9 * 10_000
+    driver = filled()
+    driver.consumer("D", "s.*.x", deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
+    consumer = driver.stream.consumers["D"]
+    assert sys.getsizeof(consumer.initial) < 10 * len(consumer.initial)
+    again = Consumer.decode(driver.stream, consumer.encode())
+    assert again.initial.tolist() == consumer.initial.tolist() == sorted(again.initial)

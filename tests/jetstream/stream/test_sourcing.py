@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from broker.jetstream.config import Discard, StreamConfig
 from broker.jetstream.config.stream_config import External, StreamSource, SubjectTransform
+from broker.jetstream.stream import sourcing
 from broker.jetstream.stream.sourcing import (
     Sourced,
     SourceMapping,
@@ -157,3 +162,72 @@ def test_mappings_filter_and_rename() -> None:
     assert SourceMapping(StreamSource(name="A", filter_subject="f.>")).filters == ("f.>",)
     assert SourceMapping(StreamSource(name="A")).filters == ()
     assert StreamConfig(name="S").sources == ()
+
+
+LIMITS: list[dict[str, object]] = [
+    {},
+    {"max_msgs": 7},
+    {"max_msgs_per_subject": 2},
+    {"max_msgs": 7, "discard": Discard.NEW},
+    {"max_bytes": 400, "discard": Discard.NEW},
+    {"max_msg_size": 60},
+    {"duplicate_window": 0},
+]
+NAMES = ["X", "Nats-Msg-Id", "Nats-Rollup", "Nats-TTL", "Nats-Stream-Source"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limits=st.sampled_from(LIMITS),
+    batches=st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["a", "b", "c"]),
+                st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["1", "sub"]), max_size=2),
+            ),
+            min_size=1,
+            max_size=5,
+        ),
+        max_size=4,
+    ),
+    named=st.booleans(),
+)
+def test_a_block_in_one_call_is_stored_as_row_by_row(
+    limits: dict[str, Any], batches: list[list[tuple[str, dict[str, str]]]], *, named: bool
+) -> None:
+    """Every row of a source has its header; without `named` there are rows without any."""
+    states = []
+    for whole in (True, False):
+        driver = Driver(allow_rollup_hdrs=True, allow_msg_ttl=True, **limits)
+        after, answers = 0, []
+        for batch in batches:
+            rows: Rows = [
+                (
+                    after + 1 + k,
+                    subject,
+                    pairs | ({"Nats-Stream-Source": "A 1 > >"} if named else {}),
+                )
+                for k, (subject, pairs) in enumerate(batch)
+            ]
+            with pytest.MonkeyPatch.context() as patch:
+                if not whole:
+                    patch.setattr(sourcing, "_needs_no_checks", lambda _writer, _block: False)
+                answers.append(source(driver, rows, after=after))
+            after = answers[-1].position
+        store = driver.stream.store
+        kept = [store.get(seq) for seq in range(1, store.last_seq + 1)]
+        state = (store.first_seq, store.last_seq, store.messages, store.bytes, store.num_subjects)
+        positions = [(one.position, str(one.refused)) for one in answers]
+        states.append((kept, state, positions, driver.stream.source_positions))
+    assert states[0] == states[1]
+
+
+def test_a_plain_block_is_stored_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_row(*_: object) -> None:
+        pytest.fail("stored row by row")
+
+    monkeypatch.setattr(sourcing, "_store", no_row)
+    driver = Driver()
+    rows: Rows = [(seq, "a", {"Nats-Stream-Source": f"A {seq} > > a"}) for seq in (3, 5)]
+    assert source(driver, rows, after=0) == Sourced(5)
+    assert driver.seqs() == [1, 2]
