@@ -64,6 +64,11 @@ class Account:
         rules = self.options.mappings
         self.mappings = AccountMappings(rules, cluster) if rules else None
 
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return self.options.label or self.name
+
     def traffic(self) -> Traffic:
         """The traffic of all connections, open and closed."""
         total = Traffic()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hmac
 import logging
 import time
+from collections.abc import Mapping
 
 from broker.accounts import tokens
 from broker.accounts.identity import Credentials, Identity
-from broker.config.options import Authorization, CalloutOptions, User
-from broker.credentials import nkeys
+from broker.config.options import AccountClaims, Authorization, CalloutOptions, User
+from broker.credentials import jwt, nkeys
+from broker.credentials.nkeys import KeyKind
 
 logger = logging.getLogger("broker")
 BCRYPT_PREFIXES = ("$2a$", "$2b$", "$2x$", "$2y$")
@@ -26,12 +28,13 @@ def is_bcrypt(secret: str) -> bool:
 class Authenticator:
     """Built once per configuration; `identify` checks one set of credentials."""
 
-    __slots__ = ("_auth", "_nkeys", "_users")
+    __slots__ = ("_accounts_judge", "_auth", "_nkeys", "_users")
 
     def __init__(self, auth: Authorization) -> None:
         self._auth = auth
         self._users = {user.name: user for user in auth.users if not user.nkey}
         self._nkeys = {user.name: user for user in auth.users if user.nkey}
+        self._accounts_judge = any(one.callout for one in (auth.tokens or {}).values())
 
     @property
     def required(self) -> bool:
@@ -46,10 +49,51 @@ class Authenticator:
     def callout(self) -> CalloutOptions | None:
         return self._auth.callout
 
+    @property
+    def tokens(self) -> Mapping[str, AccountClaims] | None:
+        """Operator mode: the accounts."""
+        return self._auth.tokens
+
+    def account_of(self, given: Credentials) -> str:
+        """Operator mode: the account whose user the client says to be; empty if it does not. It is
+        a key of an account: it becomes part of a URL and of a subject."""
+        if self._auth.tokens is None or not given.jwt:
+            return ""
+        try:
+            token = jwt.decode(given.jwt)
+        except jwt.BadToken:
+            return ""
+        account = str(token.claims.get("issuer_account") or token.issuer)
+        return account if nkeys.is_public(account, KeyKind.ACCOUNT) else ""
+
     def delegates(self, given: Credentials) -> bool:
-        """Whether the authorization service decides about this client, not `identify`."""
-        callout = self._auth.callout
-        return callout is not None and (given.nkey or given.user) not in callout.users
+        """Whether an authorization service decides about this client, not `identify`."""
+        return self.judge_of(given) is not None
+
+    def judge_of(self, given: Credentials) -> CalloutOptions | None:
+        """The service that decides about this client. In operator mode it is one of the account
+        whose user the client says to be, and proves to be."""
+        if self._auth.tokens is not None:
+            if not self._accounts_judge:
+                return None
+            found = self._signed_in(given)
+            callout = None if found is None else self._auth.tokens[found.account].callout
+            name = "" if found is None else found.user
+        else:
+            callout, name = self._auth.callout, given.nkey or given.user
+        return callout if callout is not None and name not in callout.users else None
+
+    def claimed(self, given: Credentials) -> Identity | None:
+        """Operator mode: the user that a client proves to be, before a service judges it."""
+        return None if self._auth.tokens is None else self._signed_in(given)
+
+    def _signed_in(self, given: Credentials) -> Identity | None:
+        assert self._auth.tokens is not None, "operator mode"
+        try:
+            return tokens.identify(self._auth.tokens, given, now=time.time())
+        except tokens.TokenRefused as refused:
+            logger.debug("User JWT refused: %s", refused)
+            return None
 
     @property
     def asks_for_signatures(self) -> bool:
@@ -58,7 +102,8 @@ class Authenticator:
 
     def slow(self, given: Credentials) -> bool:
         """Whether `identify` would spend milliseconds on a hash."""
-        return self._auth.tokens is None and is_bcrypt(self._secret_for(given))
+        mapped = given.certified is not None
+        return self._auth.tokens is None and not mapped and is_bcrypt(self._secret_for(given))
 
     def anonymous(self) -> Identity | None:
         """The identity of a client without credentials, if such clients are admitted."""
@@ -72,30 +117,41 @@ class Authenticator:
         user = (self._users.get(name) or self._nkeys.get(name)) if name else None
         return None if user is None else self._identity(user)
 
-    def identify(self, given: Credentials) -> Identity | None:
-        """None = Authorization Violation."""
+    def proof(self, given: Credentials) -> str:
+        """The hash that these credentials are checked against; empty: checking them is quick."""
+        return self._secret_for(given) if self.slow(given) else ""
+
+    def identify(self, given: Credentials, *, proven: str = "") -> Identity | None:
+        """None = Authorization Violation. `proven`: the hash that the password is known to fit."""
         auth = self._auth
         if not auth.required:
             return Identity()
         if self.delegates(given):
             return None
         if auth.tokens is not None:
-            try:
-                return tokens.identify(auth.tokens, given, now=time.time())
-            except tokens.TokenRefused as refused:
-                logger.debug("User JWT refused: %s", refused)
-                return None
+            return self._signed_in(given)
+        if given.certified is not None:
+            return self._certified(given, given.certified)
         if auth.users:
             if given.empty and (auth.no_auth_user or auth.open_to_all):
                 return self.anonymous()
             user = self._nkeys.get(given.nkey) if given.nkey else self._users.get(given.user)
-            if user is None or not _allows(user, given) or not _proves(user, given):
+            if user is None or not _allows(user, given) or not _proves(user, given, proven):
                 return None
             return self._identity(user)
         if auth.token:
-            return Identity() if _same(auth.token, given.token) else None
-        if _same_text(auth.user, given.user) and _same(auth.password, given.password):
+            return Identity() if _same(auth.token, given.token, proven) else None
+        if _same_text(auth.user, given.user) and _same(auth.password, given.password, proven):
             return Identity(auth.user)
+        return None
+
+    def _certified(self, given: Credentials, names: tuple[str, ...]) -> Identity | None:
+        """The user whom the certificate of the client names; passwords do not count then."""
+        for name in names:
+            user = self._users.get(name)
+            if user is not None and _allows(user, given):
+                return self._identity(user)
+        logger.debug("Certificate names no user: %s", ", ".join(names))
         return None
 
     def _identity(self, user: User) -> Identity:
@@ -115,9 +171,9 @@ def _allows(user: User, given: Credentials) -> bool:
     return user.connection_types is None or given.connection_type in user.connection_types
 
 
-def _proves(user: User, given: Credentials) -> bool:
+def _proves(user: User, given: Credentials, proven: str) -> bool:
     if not user.nkey:
-        return _same(user.password, given.password)
+        return _same(user.password, given.password, proven)
     signed = nkeys.signature(given.signature)
     return bool(given.nonce) and nkeys.verify(user.name, given.nonce.encode(), signed)
 
@@ -126,9 +182,11 @@ def _same_text(expected: str, given: str) -> bool:
     return hmac.compare_digest(expected.encode(), given.encode())
 
 
-def _same(expected: str, given: str) -> bool:
+def _same(expected: str, given: str, proven: str) -> bool:
     if not is_bcrypt(expected):
         return _same_text(expected, given)
+    if expected == proven:
+        return True
     import bcrypt
 
     try:

@@ -7,7 +7,7 @@ this server and this request; the user in it belongs to the account that its aud
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from broker.accounts import tokens
 from broker.accounts.identity import Credentials, Identity
 from broker.accounts.tokens import TokenRefused
-from broker.config.options import CalloutOptions, Permissions, SubjectRules
+from broker.config.options import AccountClaims, CalloutOptions, Permissions, SubjectRules
 from broker.credentials import jwt
 
 REQUEST_SUBJECT = b"$SYS.REQ.USER.AUTH"
@@ -68,32 +68,43 @@ def judge(
     server_id: str,
     user_key: str,
     has_account: Callable[[str], bool],
+    accounts: Mapping[str, AccountClaims] | None = None,
     now: float,
 ) -> Identity:
-    """Who the client is, according to the answer. Raises TokenRefused."""
+    """Who the client is, according to the answer. `accounts`: those of operator mode. Raises
+    TokenRefused."""
+    signers = {callout.issuer}
+    if accounts is not None and callout.account in accounts:
+        signers |= accounts[callout.account].signing_keys.keys()
     try:
-        user = _user_in(callout, jwt.decode(answer), server_id, user_key, now)
+        user = _user_in(signers, jwt.decode(answer), server_id, user_key, now)
         if user.kind != "user" or user.subject != user_key:
             raise TokenRefused(f'Expected authorized user of "{user_key}"')
+        if accounts is not None:
+            return _kept_apart(callout, tokens.placed(accounts, user, given, callout, now=now))
         if user.issuer != callout.issuer:
             raise TokenRefused(f'Wrong issuer "{user.issuer}" of the user')
         if not has_account(user.audience):
-            raise TokenRefused(f'No valid account "{user.audience}" for auth callout response')
+            raise TokenRefused(
+                f'No valid account "{user.audience}" for auth callout response on account '
+                f'"{callout.account}": account missing'
+            )
     except jwt.BadToken as bad:
         raise TokenRefused(str(bad)) from bad
-    identity = tokens.identity_of(user, given, user.audience, now=now)
-    if identity.account == callout.account:
-        identity = _unable_to_judge(identity)
-    return identity
+    return _kept_apart(callout, tokens.identity_of(user, given, user.audience, now=now))
+
+
+def _kept_apart(callout: CalloutOptions, identity: Identity) -> Identity:
+    return _unable_to_judge(identity) if identity.account == callout.account else identity
 
 
 def _user_in(
-    callout: CalloutOptions, response: jwt.Token, server_id: str, user_key: str, now: float
+    signers: Collection[str], response: jwt.Token, server_id: str, user_key: str, now: float
 ) -> jwt.Token:
     """The user in an answer that is for this request. Raises TokenRefused and BadToken."""
     if response.kind != "authorization_response" or response.subject != user_key:
         raise TokenRefused("the answer belongs to another request")
-    if response.issuer != callout.issuer:
+    if response.issuer not in signers:
         raise TokenRefused("Auth callout signing key is unknown")
     if response.audience != server_id:
         raise TokenRefused("the answer is for another server")

@@ -25,6 +25,7 @@ class Credentials:
     nonce: str = ""  # the nonce of INFO that the client had to sign
     host: str = ""
     connection_type: str = STANDARD
+    certified: tuple[str, ...] | None = None  # names in its certificate; None: they do not count
 
     @property
     def empty(self) -> bool:
@@ -42,6 +43,11 @@ class Identity:
     max_payload: int = -1
     expires: float = 0  # seconds since 1970; 0 = never
     farewell: str = ""  # the error it is sent then
+    issuer: str = ""  # who signed the JWT
+    account_name: str = ""  # in the JWT of its account
+    tags: tuple[str, ...] = ()
+    name: str = ""  # in the JWT
+    bearer: bool = False  # the JWT alone lets its holder in
 
     def with_permissions(self, permissions: Permissions) -> Identity:
         return replace(self, permissions=permissions)

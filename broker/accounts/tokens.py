@@ -14,8 +14,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from broker.accounts.identity import Credentials, Identity
-from broker.config.claims import BadClaims, permissions_of
-from broker.config.options import AccountClaims
+from broker.config.claims import BadClaims, Words, permissions_of, tags_of
+from broker.config.options import AccountClaims, CalloutOptions
 from broker.credentials import jwt, nkeys
 
 # Claims of the wrong type raise one of these; such a JWT is refused even if its signature is good.
@@ -46,8 +46,33 @@ def identify(accounts: Mapping[str, AccountClaims], given: Credentials, *, now: 
         _check_revoked(token, account)
         _check_holder(token, claims, account, given)
         _check_place(claims, given)
-        return _identity(token, claims, account, name, now)
+        return _identity(token, claims, account, name, now, scoped=scope is not None)
     except (jwt.BadToken, BadClaims, ValueError, *_DAMAGE) as bad:
+        raise TokenRefused(str(bad)) from bad
+
+
+def placed(
+    accounts: Mapping[str, AccountClaims],
+    token: jwt.Token,
+    given: Credentials,
+    callout: CalloutOptions,
+    *,
+    now: float,
+) -> Identity:
+    """The user that an authorization service of an account has made. Raises TokenRefused."""
+    name = str(token.claims.get("issuer_account") or token.issuer)
+    account = accounts.get(name)
+    if account is None or token.issuer not in account.signing_keys:
+        raise TokenRefused(f'No valid account "{name}" for auth callout response')
+    if name != callout.account and not {name, "*"} & {*callout.allowed_accounts}:
+        raise TokenRefused(f'Account "{name}" not permitted as valid account option')
+    scope = account.signing_keys[token.issuer]
+    claims = token.claims if scope is None else {**scope, "issuer_account": name}
+    try:
+        _check_times(token, account, now)
+        _check_place(claims, given)
+        return _identity(token, claims, account, name, now, scoped=scope is not None)
+    except (BadClaims, ValueError, *_DAMAGE) as bad:
         raise TokenRefused(str(bad)) from bad
 
 
@@ -103,15 +128,38 @@ def _check_place(claims: Mapping[str, Any], given: Credentials) -> None:
             raise TokenRefused("address not allowed")
 
 
-def _identity(
-    token: jwt.Token, claims: Mapping[str, Any], account: AccountClaims, name: str, now: float
-) -> Identity:
-    words = {
+def _words(token: jwt.Token, account: AccountClaims, name: str) -> Words:
+    """The values of the templates in the permissions of a scoped signing key."""
+    fixed = {
         "name()": token.name,
         "subject()": token.subject,
         "account-name()": account.name,
         "account-subject()": name,
     }
+    tags = {"tag": tags_of(token.claims), "account-tag": account.tags}
+
+    def values(template: str) -> list[str]:
+        if template in fixed:
+            return [fixed[template]]
+        kind, bracket, rest = template.partition("(")
+        if kind not in tags or not bracket or not rest.endswith(")"):
+            return []
+        prefix = f"{rest[:-1]}:"
+        return [one[len(prefix) :] for one in tags[kind] if one.startswith(prefix)]
+
+    return values
+
+
+def _identity(
+    token: jwt.Token,
+    claims: Mapping[str, Any],
+    account: AccountClaims,
+    name: str,
+    now: float,
+    *,
+    scoped: bool = False,
+) -> Identity:
+    words = _words(token, account, name) if scoped else None
     permissions = permissions_of(claims, words) or account.default_permissions
     ends: list[tuple[float, str]] = [
         (token.expires, USER_EXPIRED),
@@ -128,6 +176,11 @@ def _identity(
         max_payload=int(claims.get("payload", absent)),
         expires=expires,
         farewell=farewell,
+        issuer=token.issuer,
+        account_name=account.name,
+        tags=tags_of(token.claims),
+        name=token.name,
+        bearer=claims.get("bearer_token") is True,
     )
 
 

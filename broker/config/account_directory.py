@@ -8,6 +8,7 @@ account that was deleted."""
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from broker.credentials import jwt, nkeys
@@ -43,6 +44,10 @@ class AccountDirectory:
             return (self._path / name).read_text(errors="replace").strip()
         except FileNotFoundError:
             return ""
+
+    def age_s(self, public: str) -> float:
+        """Seconds since the JWT was stored. Raises OSError."""
+        return time.time() - (self._path / f"{public}{SUFFIX}").stat().st_mtime
 
     def texts(self) -> dict[str, str]:
         """The JWTs by public key. Raises OSError."""

@@ -59,9 +59,32 @@ def export_of(exporter: AccountOptions, importer: str, wanted: Import) -> Export
     """The export that covers the import and admits the importer."""
     for export in exporter.exports:
         covers = export.service is wanted.service and is_subset(wanted.subject, export.subject)
-        if covers and (export.accounts is None or importer in export.accounts):
+        if covers and _admits(exporter, export, importer, wanted):
             return export
     return None
+
+
+def _admits(exporter: AccountOptions, export: Export, importer: str, wanted: Import) -> bool:
+    if export.accounts is not None:
+        return importer in export.accounts
+    position = export.account_token_position
+    if position:
+        return wanted.subject.split(b".")[position - 1 : position] == [importer.encode()]
+    return not export.token_required or _activates(exporter, export, importer, wanted)
+
+
+def _activates(exporter: AccountOptions, export: Export, importer: str, wanted: Import) -> bool:
+    """Whether the token of the import is for it. When it expires, messages stop
+    (server/routing/imports.py)."""
+    token = wanted.activation
+    if token is None or token.exporter != exporter.name or token.importer != importer:
+        return False
+    if token.issuer not in exporter.signing_keys or token.service is not wanted.service:
+        return False
+    revoked = any(
+        key in (importer, "*") and token.issued_at <= until for key, until in export.revocations
+    )
+    return not revoked and is_subset(wanted.subject, token.subject)
 
 
 def import_mapping(wanted: Import) -> Mapping:

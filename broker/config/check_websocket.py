@@ -19,6 +19,11 @@ def check_websocket(options: WebSocketOptions, auth: Authorization) -> None:
     """Raises BadWebSocket."""
     if options.tls is None and not options.no_tls:
         raise BadWebSocket(TLS_MISSING)
+    if options.jwt_cookie and auth.tokens is None:
+        raise BadWebSocket(
+            "trusted operators or trusted keys configuration is required for JWT authentication "
+            f'via cookie "{options.jwt_cookie}"'
+        )
     if options.password and not options.user:
         raise BadWebSocket("websocket authorization has a password, but no user")
     if options.no_auth_user and not auth.users:

@@ -6,7 +6,8 @@ Spec: NATS JWT claims; -1 means unlimited, an empty allow list means no restrict
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from broker.config.check_mappings import check_mapping
@@ -15,26 +16,32 @@ from broker.config.options import (
     AccountClaims,
     AccountOptions,
     AccountStore,
+    Activation,
+    CalloutOptions,
     Export,
     Import,
     MappingDestination,
     Permissions,
     ResponseRules,
+    ServiceLatency,
     SubjectMapping,
     SubjectRules,
 )
-from broker.credentials.jwt import Token
-from broker.subjects import valid_subject
+from broker.credentials.jwt import BadToken, Token, decode, inside
+from broker.subjects import has_wildcard, valid_subject
 from broker.subjects.mapping import BadMapping
 
 _SERVICE = ("service", 2)
+_TEMPLATE = re.compile(r"\{\{[^}]*\}\}")
+SUBJECTS_MAX = 1024  # of one entry with templates
+Words = Callable[[str], Sequence[str]]  # the values of a template such as `tag(dept)`
 
 
 class BadClaims(Exception):
     """The claims cannot be used; str() says why."""
 
 
-def permissions_of(claims: Mapping[str, Any], words: Mapping[str, str]) -> Permissions | None:
+def permissions_of(claims: Mapping[str, Any], words: Words | None = None) -> Permissions | None:
     """None when nothing is restricted. `words` replace `{{templates}}`. Raises BadClaims."""
     publish = _rules(_map(claims, "pub"), words)
     subscribe = _rules(_map(claims, "sub"), words)
@@ -63,8 +70,24 @@ def account_options(token: Token) -> tuple[AccountOptions, AccountStore | None]:
         exports=tuple(_export(one) for one in _list(token.claims, "exports")),
         imports=tuple(_import(one) for one in _list(token.claims, "imports")),
         mappings=tuple(_mapping(*one) for one in _map(token.claims, "mappings").items()),
+        signing_keys=tuple(account_claims(token).signing_keys),
+        label=token.name,
+        **_trace(_map(token.claims, "trace")),
     )
     return options, _store(limits)
+
+
+def _trace(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Where traces of messages with a sampled `traceparent` go."""
+    if not given:
+        return {}
+    subject = _subject(given.get("dest"))
+    if has_wildcard(subject):
+        raise BadClaims("the destination of traces has wildcards")
+    sampling = _integer(given, "sampling", 0) or ALWAYS
+    if not 0 < sampling <= ALWAYS:
+        raise BadClaims(f"trace sampling of {sampling} %")
+    return {"trace_dest": subject, "trace_sampling": sampling}
 
 
 def account_claims(token: Token) -> AccountClaims:
@@ -83,20 +106,46 @@ def account_claims(token: Token) -> AccountClaims:
         signing_keys=signing,
         revocations={key: _integer(revoked, key, 0) for key in revoked},
         bearer_allowed=not _map(token.claims, "limits").get("disallow_bearer", False),
-        default_permissions=permissions_of(_map(token.claims, "default_permissions"), {}),
+        default_permissions=permissions_of(_map(token.claims, "default_permissions")),
         expires=token.expires,
+        tags=tags_of(token.claims),
+        callout=_callout(token),
+    )
+
+
+def tags_of(claims: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(one).lower() for one in _list(claims, "tags"))
+
+
+def _callout(token: Token) -> CalloutOptions | None:
+    given = _map(token.claims, "authorization")
+    users = tuple(str(one) for one in _list(given, "auth_users"))
+    if not users:
+        return None
+    return CalloutOptions(
+        token.subject,
+        users,
+        account=token.subject,
+        xkey=str(given.get("xkey") or ""),
+        allowed_accounts=tuple(str(one) for one in _list(given, "allowed_accounts")),
     )
 
 
 def _store(limits: Mapping[str, Any]) -> AccountStore | None:
-    if limits.get("tiered_limits"):
-        raise BadClaims('not supported yet: "tiered_limits"')
+    tiers = _map(limits, "tiered_limits")
+    if tiers:
+        if any(limits.get(name) for name in ("mem_storage", "disk_storage")):
+            raise BadClaims("JetStream Limits and tiered JetStream Limits are mutually exclusive")
+        granted = {name: _tier(_map(tiers, name)) for name in tiers}
+        return AccountStore(max_memory=0, max_storage=0, tiers=granted)
     memory, storage = _integer(limits, "mem_storage", 0), _integer(limits, "disk_storage", 0)
-    if not memory and not storage:
-        return None
+    return _tier(limits) if memory or storage else None
+
+
+def _tier(limits: Mapping[str, Any]) -> AccountStore:
     return AccountStore(
-        max_memory=memory,
-        max_storage=storage,
+        max_memory=_integer(limits, "mem_storage", 0),
+        max_storage=_integer(limits, "disk_storage", 0),
         max_streams=_integer(limits, "streams", 0) or -1,
         max_consumers=_integer(limits, "consumer", 0) or -1,
         max_ack_pending=_integer(limits, "max_ack_pending", 0) or -1,
@@ -108,16 +157,48 @@ def _store(limits: Mapping[str, Any]) -> AccountStore | None:
 
 def _export(given: Any) -> Export:
     entry = _entry(given)
-    # Activation tokens and account_token_position are not supported: such exports admit no account.
-    closed = bool(entry.get("token_req") or entry.get("account_token_position"))
+    revoked = _map(entry, "revocations")
     threshold = _integer(entry, "response_threshold", 0)
     return Export(
         _subject(entry.get("subject")),
         service=entry.get("type") in _SERVICE,
-        accounts=() if closed else None,
         many_answers=str(entry.get("response_type", "")).lower() in ("stream", "chunked"),
         threshold_ns=threshold or Export(b"").threshold_ns,
         allow_trace=bool(entry.get("allow_trace", False)),
+        token_required=bool(entry.get("token_req", False)),
+        account_token_position=_integer(entry, "account_token_position", 0),
+        revocations=tuple((key, _integer(revoked, key, 0)) for key in sorted(revoked)),
+        latency=_latency(_map(entry, "service_latency")),
+    )
+
+
+def _latency(given: Mapping[str, Any]) -> ServiceLatency | None:
+    if not given:
+        return None
+    sampling = given.get("sampling", 0)
+    if str(sampling).lower() == "headers":
+        sampling = 0
+    elif not isinstance(sampling, int) or not 0 < sampling <= ALWAYS:
+        raise BadClaims(f"latency sampling of {sampling} %")
+    return ServiceLatency(_subject(given.get("results")), sampling)
+
+
+def _activation(text: Any) -> Activation | None:
+    """None: no token, or one that cannot be read; an import that needs one is dropped."""
+    try:
+        token = decode(inside(text)) if isinstance(text, str) and text else None
+    except BadToken:
+        return None
+    if token is None or token.kind != "activation":
+        return None
+    return Activation(
+        issuer=token.issuer,
+        exporter=str(token.claims.get("issuer_account") or token.issuer),
+        importer=token.subject,
+        subject=_subject(token.claims.get("subject")),
+        service=token.claims.get("kind", token.claims.get("type")) in _SERVICE,
+        issued_at=token.issued_at,
+        expires=token.expires,
     )
 
 
@@ -140,6 +221,7 @@ def _import(given: Any) -> Import:
         service=service,
         share=bool(entry.get("share", False)),
         allow_trace=bool(entry.get("allow_trace", False)),
+        activation=_activation(entry.get("token")),
     )
 
 
@@ -163,24 +245,34 @@ def _mapping(source: str, given: Any) -> SubjectMapping:
     return rule
 
 
-def _rules(given: Mapping[str, Any], words: Mapping[str, str]) -> SubjectRules | None:
-    allow = tuple(_word(one, words) for one in _list(given, "allow"))
-    deny = tuple(_word(one, words) for one in _list(given, "deny"))
-    return SubjectRules(allow or None, deny) if allow or deny else None
+def _rules(given: Mapping[str, Any], words: Words | None) -> SubjectRules | None:
+    allow, deny = _list(given, "allow"), _list(given, "deny")
+    if not allow and not deny:
+        return None
+    allowed = [made for one in allow for made in _words(one, words, strict=False)]
+    denied = [made for one in deny for made in _words(one, words, strict=True)]
+    if allow and not allowed:  # no template had a value: nothing is allowed
+        denied.append(b">")
+    return SubjectRules(tuple(allowed) or None, tuple(denied))
 
 
-def _word(text: Any, words: Mapping[str, str]) -> bytes:
+def _words(text: Any, words: Words | None, *, strict: bool) -> list[bytes]:
+    """The subjects that the templates of an entry make of it: one for each value of a tag. One that
+    is not valid is left out of an allow list; in a deny list it is an error."""
     if not isinstance(text, str):
         raise BadClaims("a subject is a string")
-    found: str = text
-    for name, word in words.items():
-        found = found.replace("{{" + name + "}}", word)
-    if "{{" in found:  # a permission with an unknown template permits nothing
-        raise BadClaims(f'"{found}" has a template that is not supported')
-    subject = found.encode().partition(b" ")[0]
-    if not valid_subject(subject, wildcards=True):
-        raise BadClaims(f'subject "{found}" is not a valid subject')
-    return found.encode()
+    made = [text]
+    for template in sorted(set(_TEMPLATE.findall(text))) if words is not None else ():
+        values = words(template[2:-2].strip().lower()) if words is not None else ()
+        if not values and strict:
+            raise BadClaims(f'"{text}": {template} is not defined')
+        made = [one.replace(template, value) for one in made for value in values]
+    if len(made) > SUBJECTS_MAX:
+        raise BadClaims(f'"{text}" stands for too many subjects')
+    valid = [one for one in made if valid_subject(one.encode().partition(b" ")[0], wildcards=True)]
+    if len(valid) < len(made) and (strict or words is None or "{{" not in text):
+        raise BadClaims(f'subject "{text}" is not a valid subject')
+    return [one.encode() for one in valid]
 
 
 def _subject(text: Any) -> bytes:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from broker.config.account_directory import stored_accounts
 from broker.config.check_accounts import BadAccounts, check_accounts, usable_imports
 from broker.config.check_leafnodes import BadLeafNodes, check_leafnodes
@@ -24,15 +26,18 @@ from broker.config.options import (
     AccountStore,
     Authorization,
     ClusterOptions,
+    ConsoleOptions,
     Http,
     JetStreamOptions,
     LameDuck,
     LeafNodeOptions,
     Limits,
     Logging,
+    MappingDestination,
     Options,
     Ping,
     ResolverOptions,
+    SubjectMapping,
     TlsOptions,
     User,
     WebSocketOptions,
@@ -42,6 +47,10 @@ from broker.credentials.jwt import Token
 
 LAME_DUCK_MIN_NS = 30 * SECOND
 PAYLOAD_WARN = 8 * MIB
+
+
+def _to_domain(domain: str) -> SubjectMapping:
+    return SubjectMapping("$JS.API.>", (MappingDestination(f"$JS.{domain}.API.>"),))
 
 
 class BadOptions(Exception):
@@ -59,6 +68,7 @@ class Draft:
     lame_duck: dict[str, Any] = field(default_factory=dict)
     authorization: dict[str, Any] = field(default_factory=dict)
     http: dict[str, Any] = field(default_factory=dict)
+    console: dict[str, Any] = field(default_factory=dict)
     tls: dict[str, Any] | None = None
     jetstream: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
@@ -68,17 +78,25 @@ class Draft:
     account_users: list[User] = field(default_factory=list)
     account_stores: dict[str, AccountStore] = field(default_factory=dict)
     operators: list[Token] = field(default_factory=list)
+    trusted_keys: list[Token] = field(default_factory=list)  # operators without a JWT
     resolver: dict[str, Any] | None = None  # an account resolver; empty = MEMORY
+    resolver_tls: TlsOptions | None = None
     preloaded: dict[str, Token] = field(default_factory=dict)
     preload: dict[str, str] = field(default_factory=dict)  # the same, as text
+    default_domains: dict[str, str] = field(default_factory=dict)  # of accounts
     store_dir: str = ""  # given outside the jetstream block; does not enable JetStream by itself
     warnings: list[str] = field(default_factory=list)
 
     def build(self) -> Options:
         """Raises BadOptions."""
         host = self.top.get("host") or DEFAULT_HOST
+        if self.operators and self.trusted_keys:
+            raise BadOptions("conflicting options for 'TrustedKeys' and 'TrustedOperators'")
+        self.operators += self.trusted_keys
         if self.operators:
             self._operator_mode()
+        if self.default_domains:
+            self._map_to_domains()
         options = Options(
             **{**self.top, "host": host},
             limits=Limits(**self.limits),
@@ -88,6 +106,7 @@ class Draft:
             authorization=self._authorization(),
             accounts=tuple(self.accounts),
             http=self._http(host),
+            console=ConsoleOptions(**self.console),
             tls=None if self.tls is None else TlsOptions(**self.tls),
             jetstream=self._jetstream(),
             cluster=None if self.cluster is None else self._cluster(host),
@@ -96,6 +115,24 @@ class Draft:
         )
         self._check(options)
         return options
+
+    def _map_to_domains(self) -> None:
+        """Clients of these accounts use the JetStream of a domain elsewhere without naming it."""
+        for position, account in enumerate(self.accounts):
+            domain = self.default_domains.get(account.name)
+            if domain is not None:
+                self.accounts[position] = replace(
+                    account, mappings=(*account.mappings, _to_domain(domain))
+                )
+        domain = self.default_domains.get(GLOBAL_ACCOUNT)
+        if domain is not None:
+            self.top["mappings"] = (*self.top.get("mappings", ()), _to_domain(domain))
+        known = {GLOBAL_ACCOUNT, *(account.name for account in self.accounts)}
+        for name in self.default_domains:
+            if name not in known:
+                raise BadOptions(f'default_js_domain: account "{name}" does not exist')
+            if name in self.account_stores and self.jetstream is not None:
+                raise BadOptions(f'default_js_domain: account "{name}" has JetStream here')
 
     def _operator_mode(self) -> None:
         if self.accounts:
@@ -124,7 +161,10 @@ class Draft:
     def _full_resolver(self, settings: dict[str, Any]) -> None:
         """Stored accounts count like preloaded ones, and more if they are newer."""
         self.top["resolver"] = ResolverOptions(
-            **settings, operators=tuple(self.operators), preload=dict(self.preload)
+            **settings,
+            operators=tuple(self.operators),
+            preload=dict(self.preload),
+            tls=self.resolver_tls,
         )
         try:
             stored, problems = stored_accounts(settings["directory"])
@@ -297,6 +337,14 @@ class Draft:
                 raise BadOptions("TLS Server certificate must be present and valid")
             if not tls.key_file:
                 raise BadOptions("TLS Server private key must be present and valid")
+        for name in ("cluster", "websocket", "leafnodes"):
+            block = getattr(options, name)
+            if block is None or block.tls is None:
+                continue
+            if block.tls.pinned_certs and name != "leafnodes":
+                raise BadOptions(f"not supported yet: pinned_certs in the tls block of {name}")
+            if block.tls.verify_and_map and name != "websocket":
+                raise BadOptions(f"not supported yet: verify_and_map in the tls block of {name}")
         if options.http is not None and options.http.tls and options.tls is None:
             raise BadOptions("https monitoring requires the tls block of the client listener")
 

@@ -154,6 +154,10 @@ def _set_switch(draft: Draft, name: str, on: bool) -> None:  # noqa: FBT001
         draft.cluster = {**(draft.cluster or {}), "no_advertise": on}
     elif name == "debug_trace":
         draft.logging.update(debug=on, trace=on)
+    elif name in ("trace_verbose", "debug_trace_verbose"):
+        draft.logging.update(trace=on, trace_verbose=on)
+        if name == "debug_trace_verbose":
+            draft.logging["debug"] = on
     else:
         draft.logging[name] = on
 
@@ -260,9 +264,9 @@ _SWITCHES = {
     "debug": "debug",
     "V": "trace",
     "trace": "trace",
-    "VV": "trace",
+    "VV": "trace_verbose",
     "DV": "debug_trace",
-    "DVV": "debug_trace",
+    "DVV": "debug_trace_verbose",
     "js": "jetstream",
     "jetstream": "jetstream",
     "tls": "tls",
@@ -317,4 +321,4 @@ _WITH_VALUE = {
 _NUMBERS = frozenset(
     ["port", "http_port", "https_port", "size_limit", "max_traced_msg_len", "connect_retries"]
 )
-_REFUSED = frozenset(["syslog", "remote_syslog", "profile"])
+_REFUSED = frozenset(["profile"])

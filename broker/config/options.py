@@ -55,6 +55,16 @@ class User(Struct, frozen=True):
     connection_types: frozenset[str] | None = None  # None = all
 
 
+class CalloutOptions(Struct, frozen=True):
+    """A service of the user's own that decides about clients."""
+
+    issuer: str  # the account key that signs its answers
+    users: tuple[str, ...]  # who log in as usual: the service itself
+    account: str = GLOBAL_ACCOUNT  # where it listens
+    xkey: str = ""  # requests are encrypted for this key
+    allowed_accounts: tuple[str, ...] = ()  # operator mode: where it may place users, besides
+
+
 class AccountClaims(Struct, frozen=True):
     """An account signed by its operator: who may sign its users, and which users are revoked."""
 
@@ -64,15 +74,8 @@ class AccountClaims(Struct, frozen=True):
     bearer_allowed: bool = True
     default_permissions: Permissions | None = None
     expires: int = 0  # seconds since 1970; 0 = never
-
-
-class CalloutOptions(Struct, frozen=True):
-    """A service of the user's own that decides about clients."""
-
-    issuer: str  # the account key that signs its answers
-    users: tuple[str, ...]  # who log in as usual: the service itself
-    account: str = GLOBAL_ACCOUNT  # where it listens
-    xkey: str = ""  # requests are encrypted for this key
+    tags: tuple[str, ...] = ()
+    callout: CalloutOptions | None = None  # decides about the users of this account
 
 
 class Authorization(Struct, frozen=True):
@@ -92,6 +95,11 @@ class Authorization(Struct, frozen=True):
     def required(self) -> bool:
         return bool(self.token or self.user or self.users) or self.tokens is not None
 
+    @property
+    def has_callout(self) -> bool:
+        """An authorization service is configured, or may come with the JWT of an account."""
+        return self.callout is not None or self.tokens is not None
+
 
 class ResolverOptions(Struct, frozen=True):
     """Operator mode with account JWTs that clients of the system account push."""
@@ -100,8 +108,36 @@ class ResolverOptions(Struct, frozen=True):
     allow_delete: bool = False
     limit: int = 0  # accounts; 0 = any number
     interval_ns: int = 60 * SECOND  # between two comparisons with the other servers
+    url: str = ""  # accounts are fetched from there when a user of theirs logs in
+    cache: bool = False  # the same, from servers with a FULL resolver
+    ttl_ns: int = 0  # after this time an account is fetched again; 0 = never
+    timeout_ns: int = 2 * SECOND  # of one fetch
     operators: tuple[Token, ...] = ()
     preload: dict[str, str] = field(default_factory=dict)  # JWTs of the configuration file
+    tls: TlsOptions | None = None  # of the connection to `url`
+
+    @property
+    def fetches(self) -> bool:
+        return bool(self.url) or self.cache
+
+
+class ServiceLatency(Struct, frozen=True):
+    """Where the times of a service are told, in the account that exports it."""
+
+    subject: bytes
+    sampling: int = 100  # percent of the requests; 0 = those whose headers ask for it
+
+
+class Activation(Struct, frozen=True):
+    """A token by which an account lets another one use an export; signed by `issuer`."""
+
+    issuer: str
+    exporter: str
+    importer: str
+    subject: bytes
+    service: bool
+    issued_at: int = 0
+    expires: int = 0  # seconds since 1970; 0 = never
 
 
 class Export(Struct, frozen=True):
@@ -113,6 +149,10 @@ class Export(Struct, frozen=True):
     many_answers: bool = False  # response_type stream or chunked
     threshold_ns: int = 120 * SECOND  # a later reply is dropped
     allow_trace: bool = False  # service: message traces continue in this account
+    token_required: bool = False  # an import needs an activation token
+    account_token_position: int = 0  # this token of the subject names the importing account
+    revocations: tuple[tuple[str, int], ...] = ()  # importer: tokens issued up to then are revoked
+    latency: ServiceLatency | None = None
 
 
 class Import(Struct, frozen=True):
@@ -124,6 +164,7 @@ class Import(Struct, frozen=True):
     service: bool = False
     share: bool = False  # the service sees the details of the requesting client
     allow_trace: bool = False  # stream: traces of the exporter include subscribers here
+    activation: Activation | None = None
 
 
 class MappingDestination(Struct, frozen=True):
@@ -151,6 +192,8 @@ class AccountOptions(Struct, frozen=True):
     mappings: tuple[SubjectMapping, ...] = ()
     trace_dest: bytes = b""  # where traces of messages with a sampled `traceparent` go
     trace_sampling: int = 100  # percent of them
+    signing_keys: tuple[str, ...] = ()  # operator mode: who may sign activation tokens
+    label: str = ""  # operator mode: the name in its JWT; `name` is its key
 
 
 class TlsOptions(Struct, frozen=True):
@@ -163,6 +206,10 @@ class TlsOptions(Struct, frozen=True):
     handshake_first: bool = False
     handshake_fallback_ns: int = 0  # handshake_first: send INFO in clear after this time
     min_version: str = "1.2"
+    verify_and_map: bool = False  # the user is the one that the certificate names
+    pinned_certs: frozenset[str] = frozenset()  # SHA-256 of public keys; empty = any
+    ciphers: str = ""  # of TLS 1.2, as OpenSSL names them; "" = its choice
+    curve: str = ""
 
 
 class Limits(Struct, frozen=True):
@@ -174,6 +221,7 @@ class Limits(Struct, frozen=True):
     max_sub_tokens: int = 0
     write_deadline_ns: int = 10 * SECOND
     max_closed_clients: int = 10_000
+    stall_producers: bool = True  # those whose subscribers are slow wait for them, for a moment
 
 
 class Ping(Struct, frozen=True):
@@ -188,7 +236,12 @@ class Logging(Struct, frozen=True):
     logtime_utc: bool = False
     log_file: str = ""
     size_limit: int = 0
+    max_num: int = 0  # files in all, older ones are removed; 0 = any number
     max_traced_msg_len: int = 0
+    trace_verbose: bool = False  # clients of the system account, too
+    trace_headers: bool = False  # headers instead of payloads
+    syslog: bool = False
+    remote_syslog: str = ""  # an address such as udp://host:514
 
 
 class LameDuck(Struct, frozen=True):
@@ -228,6 +281,9 @@ class AccountStore(Struct, frozen=True):
     memory_max_stream_bytes: int = -1
     storage_max_stream_bytes: int = -1
     max_bytes_required: bool = False
+    # Limits by number of replicas ("R1", "R3"); then the others do not count, and a stream with
+    # another number of replicas is refused.
+    tiers: dict[str, AccountStore] = field(default_factory=dict)
 
 
 SYNC_INTERVAL_NS = 120_000_000_000
@@ -240,6 +296,10 @@ class JetStreamOptions(Struct, frozen=True):
     domain: str = ""
     sync: str | int = "always"  # "always", or an interval in nanoseconds
     strict: bool = True
+    # Encryption at rest (broker/store/encryption.py). An empty key: none.
+    cipher: str = "chachapoly"
+    key: str = ""
+    previous_key: str = ""
     unique_tag: str = ""  # replicas of a stream are on servers with different tags of this prefix
     replace_after_ns: int = 600 * SECOND  # replicas of a node that is away move; 0: never
     scrub_interval_ns: int = 7 * 86_400 * SECOND  # all stored data is read and checked; 0: never
@@ -299,6 +359,7 @@ class WebSocketOptions(Struct, frozen=True):
     user_cookie: str = ""
     pass_cookie: str = ""
     token_cookie: str = ""
+    jwt_cookie: str = ""
     no_auth_user: str = ""
     user: str = ""
     password: str = ""
@@ -345,13 +406,21 @@ class Http(Struct, frozen=True):
     tls: bool = False
 
 
+class ConsoleOptions(Struct, frozen=True):
+    """The page at the root of the monitoring port."""
+
+    admin: bool = False  # signed-in users may change things, as far as their permissions go
+
+
 class Options(Struct, frozen=True):
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT  # -1 = any free port
     server_name: str = ""
     server_tags: tuple[str, ...] = ()
+    server_metadata: dict[str, str] = field(default_factory=dict)
     client_advertise: str = ""
     http: Http | None = None
+    console: ConsoleOptions = ConsoleOptions()
     jetstream: JetStreamOptions | None = None
     cluster: ClusterOptions | None = None
     websocket: WebSocketOptions | None = None
@@ -363,6 +432,7 @@ class Options(Struct, frozen=True):
     system_account: str = SYSTEM_ACCOUNT
     tls: TlsOptions | None = None
     allow_non_tls: bool = False
+    proxy_protocol: bool = False  # a load balancer may name the client that it forwards
     headers: bool = True
     limits: Limits = field(default_factory=Limits)
     ping: Ping = field(default_factory=Ping)

@@ -25,6 +25,7 @@ ISSUERS = {
     "account": KeyKind.OPERATOR,
     "user": KeyKind.ACCOUNT,
     "authorization_response": KeyKind.ACCOUNT,
+    "activation": KeyKind.ACCOUNT,
     "generic": KeyKind.OPERATOR,
 }
 SUBJECTS = {
@@ -32,6 +33,7 @@ SUBJECTS = {
     "account": KeyKind.ACCOUNT,
     "user": KeyKind.USER,
     "authorization_response": KeyKind.USER,
+    "activation": KeyKind.ACCOUNT,
     "generic": KeyKind.OPERATOR,
 }
 

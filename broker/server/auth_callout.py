@@ -18,7 +18,7 @@ from broker.accounts.identity import Credentials, Identity
 from broker.accounts.tokens import TokenRefused
 from broker.config.options import VERSION, CalloutOptions
 from broker.credentials import jwt, nkeys
-from broker.server.client.listener_profile import Caller
+from broker.server.client.listener_profile import Caller, OnRefusal
 from broker.server.client.settings import ServerSettings
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.log import logger
@@ -58,6 +58,7 @@ class AuthCallout:
         self._accounts = accounts
         self._settings = settings
         self._identity = identity
+        self.on_refusal: OnRefusal = _unheard
         self._sealing: SealingKey | None = None
         self._inbox: tuple[str, InternalSubscription] | None = None  # and its account
         self._prefix = b"$SYS._INBOX.%b." % secrets.token_hex(8).encode()
@@ -65,7 +66,8 @@ class AuthCallout:
 
     async def identify(self, given: Credentials, caller: Caller) -> Identity | None:
         """None: the client is refused."""
-        options = self._settings.options.authorization.callout
+        authenticator = self._settings.authenticator
+        options = authenticator.judge_of(given)
         if options is None:  # a reload has just removed it
             return None
         user_key = nkeys.encode(nkeys.KeyKind.USER, os.urandom(nkeys.KEY_BYTES))
@@ -78,10 +80,13 @@ class AuthCallout:
                 server_id=self._identity.id,
                 user_key=user_key,
                 has_account=self._accounts.is_configured,
+                accounts=authenticator.tokens,
                 now=time.time(),
             )
         except TokenRefused as refused:
             logger.warning("%s", printable(str(refused)))
+            account, claimed = self._accounts.open(options.account), authenticator.claimed(given)
+            self.on_refusal(caller.client["id"], account, claimed, str(refused))
             return None
 
     def _request(
@@ -155,3 +160,7 @@ class AuthCallout:
         future = self._waiting.get(subject[len(self._prefix) :])
         if future is not None and not future.done():
             future.set_result(payload)
+
+
+def _unheard(_cid: int, _account: Account, _claimed: Identity | None, _reason: str) -> None:
+    """Before the system account is served."""

@@ -16,28 +16,33 @@ from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.config.options import AccountOptions, Options
 from broker.server.auth_callout import AuthCallout
 from broker.server.client.close_reason import Reason
-from broker.server.client.connections import Connections
+from broker.server.client.connections import Connections, OpenConnection
 from broker.server.client.info import ClientInfo, ClientUrls
 from broker.server.client.listener_profile import ClientContext
 from broker.server.client.settings import ServerSettings
+from broker.server.client.tls import load_context
 from broker.server.leaf.leaf_nodes import LeafNodes
 from broker.server.listeners.client_listener import ClientListener, PortListener
+from broker.server.password_checks import PasswordChecks
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.log import logger
 from broker.server.process.loop_lag import LoopLag
 from broker.server.process.tasks import Spawn
+from broker.server.process.times import timestamp
 from broker.server.routing.account_table import AccountTable
 from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.flush_queue import FlushQueue
 from broker.server.routing.imports import Imports
 from broker.server.routing.router import Router
 from broker.server.tracing.tracing import Tracing
+from broker.subjects import Steps
 
 if TYPE_CHECKING:
     from broker.server.leaf.leaf_listener import LeafListener
     from broker.server.listeners.websocket_listener import WebSocketListener
 
 CLOSE_PAUSE_SECONDS_MAX = 1.0
+CLIENTS_AT_ONCE = 64  # that a reload looks at in its own turn; the others in later ones
 
 
 def _cannot_restart(reason: str) -> None:
@@ -56,7 +61,7 @@ class Server:
         self.spawn = spawn
         self.settings = ServerSettings(options)
         self.identity = ServerIdentity.create(
-            options.server_name, options.host, signs=options.authorization.callout is not None
+            options.server_name, options.host, signs=options.authorization.has_callout
         )
         self.accounts = AccountTable(
             _accounts_of(options),
@@ -97,6 +102,7 @@ class Server:
             tracing=self.tracing,
             spawn=spawn,
             callout=AuthCallout(self.router, self.accounts, self.settings, self.identity),
+            passwords=PasswordChecks(),
         )
         self._listener = listener(self.clients)
         self.websocket: WebSocketListener | None = None
@@ -156,6 +162,17 @@ class Server:
         """This server is no place for clients any more: they are told of its peers only."""
         self.urls.withdrawn = True
         self._update_info()
+
+    def _reconfigure_leafs(self, options: Options) -> None:
+        if self.leaf_listener is not None:
+            self.leaf_listener.reconfigure(options)
+        elif options.leafnodes is not None:  # the first remote: there is no port
+            from broker.server.leaf.leaf_listener import LeafListener
+
+            self.leaf_listener = LeafListener(
+                self.clients, self.identity, options.leafnodes, self.leafs
+            )
+            self.leaf_listener.dial()
 
     def _update_info(self, *, ldm: bool = False) -> None:
         for connection in list(self.connections.values()):
@@ -252,17 +269,33 @@ class Server:
     def reconfigure(self, options: Options) -> None:
         """Apply the settings that may change while running (process/reload.py). Raises
         StartFailed when the certificates cannot be read."""
+        for block in (options.websocket, options.leafnodes):
+            if block is not None and block.tls is not None:
+                load_context(block.tls)  # raises before anything has changed
         self.settings.replace(options)
         self.accounts.reconfigure(_accounts_of(options))
         self._imports.join(options.accounts)
         if self.websocket is not None:
             self.websocket.reconfigure(options)
-        if self.leaf_listener is not None:
-            self.leaf_listener.reconfigure(options)
+        self._reconfigure_leafs(options)
         self.info.refresh()
-        for connection in list(self.connections.values()):
-            connection.apply_limits(options.limits)
-            connection.reauthenticate()
+        walk = self._apply_to_clients(list(self.connections.values()))
+        for _ in range(CLIENTS_AT_ONCE):
+            if next(walk, True):
+                return
+        self.clients.spawn(self._go_on(walk), name="reload")
+
+    def _apply_to_clients(self, connections: list[OpenConnection]) -> Steps[None]:
+        """Thousands of clients are not looked at in one go. A reload that comes meanwhile looks at
+        them all again."""
+        for connection in connections:
+            if not connection.closed:
+                connection.apply_limits(self.options.limits)
+                connection.reauthenticate()
+            yield
+
+    async def _go_on(self, walk: Steps[None]) -> None:
+        await self.turns.run(walk, "reload")
 
 
 def _accounts_of(options: Options) -> tuple[AccountOptions, ...]:
@@ -289,14 +322,21 @@ class _RequestingClients:
             return {}
         options, cluster = connection.connect, self._settings.options.cluster
         found = {
+            "start": timestamp(connection.started),
             "host": connection.host,
             "id": connection.cid,
+            "acc": connection.account.name,
             "user": connection.identity.user,
             "name": options.name,
             "lang": options.lang,
             "ver": options.version,
+            "rtt": self.rtt_ns(cid),
             "server": self._identity.name,
             "cluster": "" if cluster is None else cluster.name,
+            "jwt": options.jwt,
+            "issuer_key": connection.identity.issuer,
+            "name_tag": connection.identity.account_name,
+            "tags": list(connection.identity.tags) or "",
             "kind": "Client",
             "client_type": "nats",
         }

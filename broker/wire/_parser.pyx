@@ -228,7 +228,9 @@ cdef class ClientParser:
             replies = base[fields[1].start] == c'+'
             if not replies and base[fields[1].start] != c'|':
                 raise ProtocolViolation(CLOSE_SILENTLY)
-            words = data[first:newline].replace(b"\t", b" ").replace(b"\r", b" ").split()
+            # Not split(): a vertical tab or a form feed is part of a name.
+            words = data[first:newline].replace(b"\t", b" ").replace(b"\r", b" ").split(b" ")
+            words = [word for word in words if word]
             queues = b" ".join(words[3 if replies else 2:-sizes])
             fields[1] = fields[2]
             if not replies:

@@ -214,10 +214,14 @@ class ClientParser:
             queues = b" ".join(fields[first:-sizes])
         elif len(fields) != 1 + sizes:
             _violate(CLOSE_SILENTLY)
-        if queues != self._queues:
-            run = self._end_run(run, events)
-            self._queues = queues
-        return self._take_body(data, start, body, fields, run, reply=reply), run
+        if queues == self._queues:
+            return self._take_body(data, start, body, fields, run, reply=reply), run
+        other = PubRun()
+        after = self._take_body(data, start, body, fields, other, reply=reply)
+        if after >= 0:  # may have raised: the caller still owns the run then
+            self._end_run(run, events)
+            self._queues, run = queues, other
+        return after, run
 
     def _take_body(
         self, data: bytes, start: int, body: int, fields: list[bytes], run: PubRun, *, reply: bytes

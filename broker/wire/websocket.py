@@ -13,6 +13,7 @@ from enum import IntEnum
 from broker.wire import unmask
 
 PIECE_SIZE = 256 * 1024  # `read` returns at most about this many bytes per call
+FRAMES_PER_READ = 128  # and takes at most so many frames: empty ones have no bytes
 FRAME_MAX = 64 * 1024  # payload of one outgoing frame
 COMPRESS_ABOVE = 64  # shorter output is not compressed
 CONTROL_MAX = 125
@@ -108,7 +109,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Frames of one client: `feed` received bytes, then call `read` until it returns nothing.
+    """Frames of one client: `feed` received bytes, then call `read` until there is no `more`.
 
     `pong` and `closing` are frames to send to the peer: the answer to its latest ping (earlier
     ones need no answer, RFC 6455 section 5.5.3) and to its close. Nothing is read after a close."""
@@ -127,6 +128,7 @@ class FrameReader:
         "_masked",
         "_waiting",
         "closing",
+        "more",
         "pong",
     )
 
@@ -146,34 +148,45 @@ class FrameReader:
         self._budget = 0  # bytes that the current compressed message may still consume and produce
         self.pong: bytes | None = None
         self.closing: bytes | None = None
+        self.more = False  # whether `read` has stopped before the end of what was fed
 
     def feed(self, chunk: bytes) -> None:
         rest = self._buffer[self._at :]  # rare: at most one incomplete control frame
         self._buffer = rest + chunk if rest else chunk
         self._at = 0
+        self.more = True
 
     def read(self) -> bytes:
-        """At most about PIECE_SIZE protocol bytes; empty: feed more. Raises FrameViolation."""
+        """At most about PIECE_SIZE protocol bytes, maybe none; call again while there is `more`.
+        Raises FrameViolation."""
         parts: list[bytes] = []
-        size = 0
+        size = frames = 0
         while size < PIECE_SIZE and self.closing is None:
             if self._waiting is not None:
                 part = self._inflate(self._waiting)
             elif self._left:
                 if self._at == len(self._buffer):
+                    self.more = False
                     break
                 part = self._payload()
             else:
+                if frames == FRAMES_PER_READ:
+                    break
+                frames += 1
                 try:
                     if not self._next_frame():
+                        self.more = False
                         break
                 except FrameViolation:
                     if parts:  # returned first; the next call raises again
                         break
+                    self.more = False
                     raise
                 continue
             parts.append(part)
             size += len(part)
+        if self.closing is not None:
+            self.more = False
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     # -- data -------------------------------------------------------------------------------

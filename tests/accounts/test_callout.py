@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import nats
 import pytest
 
 from broker.config.load import BadSettings, load, parse_flags
@@ -20,6 +19,7 @@ from broker.credentials.nkeys import KeyKind
 from broker.server.process.private_keys import BadSeal, SealingKey, SigningKey
 from broker.server.process.reload import NotReloadable, merge
 from broker.server.server import Server
+from tests.support.clients import open_client
 from tests.support.server import RawClient, run, running
 
 ISSUER = SigningKey(KeyKind.ACCOUNT)
@@ -70,7 +70,7 @@ async def deciding(decide: Decide, *, xkey: str = "") -> AsyncIterator[tuple[Ser
     auth = Authorization(users=users, callout=callout, timeout_ns=500_000_000)
     async with running(authorization=auth, accounts=ACCOUNTS) as server:
         asked: list[Any] = []
-        service = await nats.connect(url(server), user="judge", password="secret")
+        service = await open_client(url(server), user="judge", password="secret")
 
         async def requested(message: Any) -> None:
             text = message.data
@@ -94,7 +94,7 @@ def url(server: Server) -> str:
 
 
 async def client(server: Server, **options: Any) -> Any:
-    return await nats.connect(url(server), allow_reconnect=False, **options)
+    return await open_client(url(server), allow_reconnect=False, **options)
 
 
 async def refusal(server: Server, user: str) -> bytes:

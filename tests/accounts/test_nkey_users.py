@@ -14,6 +14,7 @@ from broker.config.load import BadSettings, load, parse_flags
 from broker.config.options import Authorization, Options, Permissions, SubjectRules, User
 from broker.credentials.nkeys import KeyKind
 from broker.server.server import Server
+from tests.support.clients import open_client
 from tests.support.keys import Key
 from tests.support.server import PATIENCE, RawClient, run, running, until
 
@@ -73,7 +74,7 @@ def test_the_official_client_authenticates_with_a_seed() -> None:
             async def note(error: Exception) -> None:
                 errors.append(str(error))
 
-            client = await nats.connect(url(server), nkeys_seed_str=KEY.seed, error_cb=note)
+            client = await open_client(url(server), nkeys_seed_str=KEY.seed, error_cb=note)
             (connection,) = server.connections.values()
             assert connection.identity.user == KEY.public
             assert connection.account.name == "acme"
@@ -170,7 +171,7 @@ def test_the_no_auth_user_may_be_a_key() -> None:
 
     async def test() -> None:
         async with running(authorization=auth) as server:
-            client = await nats.connect(url(server))
+            client = await open_client(url(server))
             (connection,) = server.connections.values()
             assert connection.account.name == "acme"
             await client.close()

@@ -177,7 +177,7 @@ def test_keys_set_their_options(tmp_path: Path) -> None:
         ("cluster { pokus: 3 }", r'unknown field "pokus"'),
         ("cluster { routes: [ 'nats://h:x' ] }", r'error parsing route url \["nats://h:x"\]'),
         ("cluster { routes: [ 'nats://a b:1' ] }", r'error parsing route url \["nats://a b:1"\]'),
-        ("jetstream { key: abc }", r'not supported yet: "key"'),
+        ("jetstream { cipher: rot13 }", 'Unknown cipher type: "rot13"'),
         ("tls { hokus: 1 }", r'error parsing tls config, unknown field "hokus"'),
         ("tls { cert_file: a }", "TLS Server private key must be present and valid"),
         ("authorization { user: a, token: b }", "Cannot have a user/pass and token"),

@@ -51,8 +51,8 @@ def drain(found: FrameReader, data: bytes, step: int = 0) -> bytes:
     got = b""
     for at in range(0, len(data), step or len(data)):
         found.feed(data[at : at + (step or len(data))])
-        while part := found.read():
-            got += part
+        while found.more:
+            got += found.read()
     return got
 
 
@@ -183,6 +183,20 @@ def test_close_frames_stay_short() -> None:
     assert told[4:].decode() == "é" * 61
 
 
+def test_a_flood_of_empty_frames_is_read_in_parts() -> None:
+    found = reader(compression=True)
+    found.feed((frame(b"", first=0x89) + frame(b"", first=0xC2) + frame(b"")) * 1000)
+    reads = 0
+    while found.more:
+        assert found.read() == b""
+        reads += 1
+    assert reads >= 20
+    assert found.pong is not None
+    found.feed(frame(b"PING\r\n"))
+    assert found.more
+    assert found.read() == b"PING\r\n"
+
+
 def test_a_decompression_bomb_is_refused() -> None:
     limit = 100_000 * INFLATED_MULTIPLE
     found = reader(compression=True, max_payload=100_000)
@@ -191,7 +205,8 @@ def test_a_decompression_bomb_is_refused() -> None:
 
     def read_all() -> None:
         nonlocal got
-        while part := found.read():
+        while found.more:
+            part = found.read()
             assert len(part) <= 2 * PIECE_SIZE
             got += len(part)
 

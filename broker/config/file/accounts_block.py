@@ -19,7 +19,7 @@ from broker.config.file.mappings_block import read_mappings
 from broker.config.file.parser import Item, Map
 from broker.config.file.report import ConfigReport
 from broker.config.file.values import BadValue
-from broker.config.options import AccountOptions, AccountStore, Export, Import, User
+from broker.config.options import AccountOptions, AccountStore, Export, Import, ServiceLatency, User
 from broker.credentials import nkeys
 from broker.subjects import valid_subject
 
@@ -221,15 +221,63 @@ def _export(report: ConfigReport, block: Map) -> Export:
                 settings["many_answers"] = _many_answers(values.text(key, item))
             elif key in ("threshold", "response_threshold", "response_max_time"):
                 settings["threshold_ns"] = values.duration(key, item)
-            elif key == "allow_trace":
-                settings[key] = values.boolean(key, item)
+            elif key in _OF_EXPORT:
+                settings[key] = _OF_EXPORT[key](key, item)
             else:
                 report.refuse(raw, item, known.EXPORT)
     if "subject" not in settings:
         raise BadValue("an export needs a stream or a service")
+    if not settings["service"] and "latency" in settings:
+        raise BadValue("Detected latency directive on non-service")
+    _check_token_position(settings)
     if not settings["service"] and "allow_trace" in settings:
         raise BadValue("Detected allow_trace directive on non-service")
     return Export(**settings)
+
+
+def _check_token_position(settings: dict[str, Any]) -> None:
+    position = settings.get("account_token_position", 0)
+    if not position:
+        return
+    words = settings["subject"].split(b".")
+    if not 0 < position <= len(words) or words[position - 1] != b"*":
+        raise BadValue(f"account_token_position {position} is not a wildcard of the subject")
+
+
+def _latency(key: str, item: Item) -> ServiceLatency:
+    if isinstance(item.value, str):
+        return ServiceLatency(_subject(item.value))
+    settings: dict[str, Any] = {}
+    for raw, inner in _map(key, item).items():
+        name = raw.lower()
+        if name == "subject":
+            settings["subject"] = _subject(values.text(name, inner))
+        elif name == "sampling":
+            settings["sampling"] = _sampling(inner.value)
+        else:
+            raise BadValue(f'unknown field "{raw}" of latency')
+    if "subject" not in settings:
+        raise BadValue("ServiceLatency subject required, but missing")
+    return ServiceLatency(**settings)
+
+
+_OF_EXPORT: dict[str, Callable[[str, Item], object]] = {
+    "allow_trace": values.boolean,
+    "latency": _latency,
+    "account_token_position": values.integer,
+}
+
+
+def _sampling(value: object) -> int:
+    word = str(value).strip().lower()
+    if word == "headers":
+        return 0
+    digits = word.removesuffix("%").strip()
+    if isinstance(value, bool) or not digits.isdigit():
+        raise BadValue(f"failed to parse latency sample: {value}")
+    if not 1 <= int(digits) <= PERCENT_MAX:
+        raise BadValue("sampling value should be in range [1..100]")
+    return int(digits)
 
 
 def _many_answers(word: str) -> bool:

@@ -14,11 +14,19 @@ from broker.config.file import unsupported_keys as known
 from broker.config.file import values
 from broker.config.file.accounts_block import apply_accounts
 from broker.config.file.authorization_block import apply_authorization
+from broker.config.file.cluster_block import apply_cluster
 from broker.config.file.leafnodes_block import apply_leafnodes
 from broker.config.file.mappings_block import read_mappings
-from broker.config.file.operator_block import apply_operator, apply_preload, apply_resolver
+from broker.config.file.operator_block import (
+    apply_operator,
+    apply_preload,
+    apply_resolver,
+    apply_resolver_tls,
+    apply_trusted_keys,
+)
 from broker.config.file.parser import Item, Map
 from broker.config.file.report import ConfigReport
+from broker.config.file.tls_choices import TLS_CHOICES
 from broker.config.file.values import BadValue
 from broker.config.file.websocket_block import apply_websocket
 
@@ -91,6 +99,42 @@ def _server_tags(file: _File, key: str, item: Item) -> None:
     file.draft.top["server_tags"] = tuple(values.texts(key, item))
 
 
+def _metadata(file: _File, key: str, item: Item) -> None:
+    found = {name: values.text(name, one) for name, one in _map(key, item).items()}
+    file.draft.top["server_metadata"] = found
+
+
+def _trace_verbose(file: _File, key: str, item: Item) -> None:
+    file.draft.logging["trace_verbose"] = values.boolean(key, item)
+    if values.boolean(key, item):
+        file.draft.logging["trace"] = True
+
+
+def _trace_headers(file: _File, key: str, item: Item) -> None:
+    file.draft.logging["trace_headers"] = values.boolean(key, item)
+
+
+def _no_stall(file: _File, key: str, item: Item) -> None:
+    file.draft.limits["stall_producers"] = not values.boolean(key, item)
+
+
+def _default_domains(file: _File, key: str, item: Item) -> None:
+    for account, one in _map(key, item).items():
+        domain = values.text(account, one)
+        if not domain or "." in domain or " " in domain or "*" in domain or ">" in domain:
+            raise BadValue(f'"{domain}" is not the name of a domain')
+        file.draft.default_domains[account] = domain
+
+
+def _write_timeout(file: _File, key: str, item: Item) -> None:
+    """What happens to a client when a write takes longer than write_deadline: it is closed."""
+    word = values.text(key, item).lower()
+    if word == "retry":
+        raise BadValue('not supported yet: write_timeout "retry"; a slow client is closed')
+    if word not in ("default", "close"):
+        raise BadValue(f'error parsing write_timeout: invalid value "{word}"')
+
+
 def _max_connections(file: _File, key: str, item: Item) -> None:
     # Zero in a file means no connections; zero as a default means no limit.
     file.draft.limits["max_connections"] = values.integer(key, item) or -1
@@ -133,6 +177,11 @@ def _mappings(file: _File, key: str, item: Item) -> None:
     file.draft.top["mappings"] = read_mappings(file.report, item)
 
 
+def _console(file: _File, key: str, item: Item) -> None:
+    keys: dict[str, Setter] = {"admin": _boolean("console", "admin")}
+    file.report.block(_map(key, item), keys, frozenset(), file)
+
+
 def _websocket(file: _File, key: str, item: Item) -> None:
     settings = file.draft.websocket = dict(file.draft.websocket or {})
     apply_websocket(file.report, settings, item, lambda block: _tls_settings(file, block))
@@ -155,6 +204,14 @@ def _preload(file: _File, key: str, item: Item) -> None:
     apply_preload(file.draft, key, item)
 
 
+def _trusted_keys(file: _File, key: str, item: Item) -> None:
+    apply_trusted_keys(file.draft, key, item)
+
+
+def _resolver_tls(file: _File, key: str, item: Item) -> None:
+    apply_resolver_tls(file.draft, _tls_settings(file, _map(key, item)))
+
+
 def _no_auth_user(file: _File, key: str, item: Item) -> None:
     file.draft.authorization["no_auth_user"] = values.text(key, item)
 
@@ -172,6 +229,8 @@ def _tls_settings(file: _File, block: Map) -> dict[str, object]:
                 settings[key] = values.text(key, item) if key != "min_version" else str(item.value)
             elif key in ("verify", "insecure"):
                 settings[key] = values.boolean(key, item)
+            elif key in TLS_CHOICES:
+                settings.update(TLS_CHOICES[key](key, item))
             elif key == "timeout":
                 settings["timeout_ns"] = values.duration(key, item)
             elif key in ("handshake_first", "first", "immediate"):
@@ -228,6 +287,15 @@ def _sync(key: str, item: Item) -> object:
     return interval_ns if interval_ns > 0 else "always"  # an interval of zero means always
 
 
+def _cipher(key: str, item: Item) -> str:
+    name = values.text(key, item).lower()
+    if name in ("chacha", "chachapoly"):
+        return "chachapoly"
+    if name == "aes":
+        return "aes"
+    raise BadValue(f'Unknown cipher type: "{item.value}"')
+
+
 _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "store_dir": ("store_dir", values.text),
     "store": ("store_dir", values.text),
@@ -242,6 +310,13 @@ _JETSTREAM: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "sync": ("sync", _sync),
     "strict": ("strict", values.boolean),
     "unique_tag": ("unique_tag", values.text),
+    "key": ("key", values.text),
+    "ek": ("key", values.text),
+    "encryption_key": ("key", values.text),
+    "prev_key": ("previous_key", values.text),
+    "prev_ek": ("previous_key", values.text),
+    "prev_encryption_key": ("previous_key", values.text),
+    "cipher": ("cipher", _cipher),
     "replace_after": ("replace_after_ns", values.duration),
     "scrub_interval": ("scrub_interval_ns", values.duration),
     "feature_level": ("feature_level", values.integer),
@@ -301,56 +376,7 @@ _JETSTREAM_BLOCKS: dict[str, Callable[[_File, Map], object]] = {
 
 def _cluster(file: _File, key: str, item: Item) -> None:
     settings = file.draft.cluster = dict(file.draft.cluster or {})
-    for raw, inner in _map(key, item).items():
-        name = raw.lower()
-        with file.report.at(inner):
-            if name == "listen":
-                host, port = values.address(name, inner, host="")
-                settings.update(host=host, port=port)
-            elif name in _CLUSTER:
-                field, read = _CLUSTER[name]
-                settings[field] = read(name, inner)
-            elif name == "connect_retries":
-                values.integer(name, inner)  # any number is fine: routes are dialed forever
-            elif name == "authorization":
-                _cluster_authorization(file, settings, _map(name, inner))
-            elif name == "tls":
-                settings["tls"] = _tls_settings(file, _map(name, inner))
-            else:
-                file.report.refuse(raw, inner, known.CLUSTER)
-
-
-def _routes(key: str, item: Item) -> tuple[str, ...]:
-    urls = tuple(values.texts(key, item))
-    for url in urls:
-        values.route_address(url)
-    return urls
-
-
-_CLUSTER: dict[str, tuple[str, Callable[[str, Item], object]]] = {
-    "name": ("name", values.text),
-    "host": ("host", values.text),
-    "net": ("host", values.text),
-    "port": ("port", values.integer),
-    "routes": ("routes", _routes),
-    "advertise": ("advertise", values.text),
-    "cluster_advertise": ("advertise", values.text),
-    "no_advertise": ("no_advertise", values.boolean),
-}
-
-
-def _cluster_authorization(file: _File, settings: dict[str, object], block: Map) -> None:
-    for raw, item in block.items():
-        key = raw.lower()
-        with file.report.at(item):
-            if key in ("user", "username"):
-                settings["user"] = values.text(key, item)
-            elif key in ("pass", "password"):
-                settings["password"] = values.text(key, item)
-            elif key == "timeout":
-                values.duration(key, item)
-            else:
-                file.report.refuse(raw, item, known.AUTHORIZATION)
+    apply_cluster(file.report, settings, item, lambda block: _tls_settings(file, block))
 
 
 def _map(key: str, item: Item) -> Map:
@@ -391,10 +417,14 @@ _TOP: dict[str, Setter] = {
     **dict.fromkeys(("root_operator", "root_operators"), _operator),
     **dict.fromkeys(("resolver", "account_resolver", "account_resolvers"), _resolver),
     "resolver_preload": _preload,
+    "resolver_tls": _resolver_tls,
+    "trusted": _trusted_keys,
+    "trusted_keys": _trusted_keys,
     "system_account": _text("top", "system_account"),
     "system": _text("top", "system_account"),
     "tls": _tls,
     "allow_non_tls": _boolean("top", "allow_non_tls"),
+    "proxy_protocol": _boolean("top", "proxy_protocol"),
     "jetstream": _jetstream,
     "store_dir": _store_dir,
     "cluster": _cluster,
@@ -408,6 +438,16 @@ _TOP: dict[str, Setter] = {
     "logtime_utc": _boolean("logging", "logtime_utc"),
     "log_file": _text("logging", "log_file"),
     "logfile": _text("logging", "log_file"),
+    "logfile_max_num": _integer("logging", "max_num"),
+    "log_max_num": _integer("logging", "max_num"),
+    "syslog": _boolean("logging", "syslog"),
+    "remote_syslog": _text("logging", "remote_syslog"),
+    "trace_verbose": _trace_verbose,
+    "trace_headers": _trace_headers,
+    "server_metadata": _metadata,
+    "write_timeout": _write_timeout,
+    "no_fast_producer_stall": _no_stall,
+    "default_js_domain": _default_domains,
     "logfile_size_limit": _integer("logging", "size_limit"),
     "log_size_limit": _integer("logging", "size_limit"),
     "max_traced_msg_len": _integer("logging", "max_traced_msg_len"),
@@ -420,4 +460,5 @@ _TOP: dict[str, Setter] = {
     "https": _http(tls=True),
     "https_port": _http(tls=True),
     "http_base_path": _base_path,
+    "console": _console,
 }

@@ -8,29 +8,15 @@ from __future__ import annotations
 
 TOP = frozenset(
     [
-        "server_metadata",
         "feature_flags",
-        "write_timeout",
-        "proxy_protocol",
         "proxies",
         "disable_sublist_cache",
-        "no_fast_producer_stall",
         "connect_error_reports",
         "reconnect_error_reports",
-        "default_js_domain",
         "default_sentinel",
-        "trusted",
-        "trusted_keys",
         "resolver_pinned_accounts",
-        "resolver_tls",
         "ocsp",
         "ocsp_cache",
-        "trace_verbose",
-        "trace_headers",
-        "logfile_max_num",
-        "log_max_num",
-        "syslog",
-        "remote_syslog",
         "prof_port",
         "prof_block_rate",
         "gateway",
@@ -41,16 +27,12 @@ TOP = frozenset(
     ]
 )
 AUTHORIZATION = frozenset(["auth_hook", "proxy_required"])
-EXPORT = frozenset(["latency", "account_token_position", "advertise", "name", "description"])
+EXPORT = frozenset(["advertise", "name", "description"])
 USER = frozenset(["proxy_required"])
 TLS = frozenset(
     [
-        "verify_and_map",
         "verify_cert_and_check_known_urls",
-        "cipher_suites",
-        "curve_preferences",
         "allow_insecure_cipher_suites",
-        "pinned_certs",
         "connection_rate_limit",
         "certs",
         "certificates",
@@ -86,13 +68,6 @@ JETSTREAM_LIMITS = frozenset(["max_ha_assets", "batch"])
 JETSTREAM = frozenset(
     [
         "extension_hint",
-        "key",
-        "ek",
-        "encryption_key",
-        "prev_key",
-        "prev_ek",
-        "prev_encryption_key",
-        "cipher",
         "tpm",
         "max_outstanding_catchup",
         "max_buffered_size",

@@ -41,13 +41,6 @@ def _origins(key: str, item: Item) -> tuple[str, ...]:
     return found
 
 
-def _jwt_cookie(key: str, item: Item) -> object:
-    raise BadValue(
-        "trusted operators or trusted keys configuration is required for JWT authentication "
-        f'via cookie "{values.text(key, item)}"'
-    )
-
-
 _KEYS: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "host": ("host", values.text),
     "net": ("host", values.text),
@@ -62,7 +55,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, Item], object]]] = {
     "user_cookie": ("user_cookie", values.text),
     "pass_cookie": ("pass_cookie", values.text),
     "token_cookie": ("token_cookie", values.text),
-    "jwt_cookie": ("", _jwt_cookie),
+    "jwt_cookie": ("jwt_cookie", values.text),
     "no_auth_user": ("no_auth_user", values.text),
     "headers": ("headers", _headers),
     "allowed_origins": ("allowed_origins", _origins),

@@ -49,7 +49,13 @@ class ConnectOptions:
             return "JWT User"
         return f"User {quoted(self.user)}" if self.user else "User N/A"
 
-    def credentials(self, nonce: str, host: str, connection_type: str) -> Credentials:
+    def credentials(
+        self,
+        nonce: str,
+        host: str,
+        connection_type: str,
+        certified: tuple[str, ...] | None = None,
+    ) -> Credentials:
         return Credentials(
             user=self.user,
             password=self.password,
@@ -60,17 +66,19 @@ class ConnectOptions:
             nonce=nonce,
             host=host,
             connection_type=connection_type,
+            certified=certified,
         )
 
     def completed(self, brought: Credentials) -> ConnectOptions:
         """A copy that takes credentials from `brought` (a cookie) where CONNECT has none."""
-        if brought.empty:
+        if brought.empty and not brought.jwt:
             return self
         return replace(
             self,
             user=self.user or brought.user,
             password=self.password or brought.password,
             auth_token=self.auth_token or brought.token,
+            jwt=self.jwt or brought.jwt,
         )
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 
 from broker.accounts import GLOBAL_ACCOUNT, Account
 from broker.accounts.identity import Credentials, Identity
 from broker.config.options import Limits
+from broker.credentials.certificates import user_names
 from broker.server.client import protocol_trace
 from broker.server.client.client_sink import ClientSink
 from broker.server.client.client_socket import ClientSocket
@@ -32,7 +34,7 @@ from broker.server.services import Document
 from broker.subjects import PublishRules, Subscription
 from broker.wire import ClientParser
 
-LEAVING_PER_TURN = 1000  # subscriptions of a closed client, removed in one turn of the loop
+LEAVING_AT_ONCE = 200  # subscriptions of a closed client that are removed in one go
 NOTHING_BROUGHT = Credentials()
 OPEN_BEFORE_PING_SECONDS = 2.0
 
@@ -56,7 +58,9 @@ class Connection(asyncio.Protocol):
         account = context.account(GLOBAL_ACCOUNT)
         self.outbound = Outbound(loop, self.socket, self, account.unsent, context.flushes)
         self.outbound.set_limits(
-            max_pending=limits.max_pending, write_deadline_ns=limits.write_deadline_ns
+            max_pending=limits.max_pending,
+            write_deadline_ns=limits.write_deadline_ns,
+            stall_producers=limits.stall_producers,
         )
         self.client = ClientSink(
             self._cid,
@@ -248,8 +252,13 @@ class Connection(asyncio.Protocol):
         session = self.socket.tls_session()
         return None if session is None else session_document(session)
 
+    def certificate_names(self) -> tuple[str, ...]:
+        session = self.socket.tls_session()
+        return () if session is None else user_names(session.getpeercert() or {})
+
     async def run_in_thread(self, identify: Callable[[], Identity | None]) -> Identity | None:
-        return await self._loop.run_in_executor(None, identify)
+        passwords = self._profile.context.passwords
+        return await passwords.check(self.host, identify, wanted=lambda: not self.closed)
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -278,7 +287,7 @@ class Connection(asyncio.Protocol):
         self.reason = reason
         self.outbound.end()
         self.timers.stop()
-        self._leave(iter(sorted(self.subs.values(), key=lambda sub: not sub.queue)))
+        self._leave(self._leaving())
 
     def abort(self, reason: Reason) -> None:
         """Close now, dropping what is queued."""
@@ -295,14 +304,23 @@ class Connection(asyncio.Protocol):
         self._context.connections.remove(self)
         # Members of queue groups first: a closed subscription that is still in a table accepts no
         # messages, and its group continues with the next member.
-        self._leave(iter(sorted(self.subs.values(), key=lambda sub: not sub.queue)))
+        self._leave(self._leaving())
+
+    def _leaving(self) -> Iterator[Subscription]:
+        """All subscriptions, members of queue groups first. Not sorted: there may be a hundred
+        thousand."""
+        subs = list(self.subs.values())
+        yield from [sub for sub in subs if sub.queue]
+        yield from (sub for sub in subs if not sub.queue)
 
     def _leave(self, subs: Iterator[Subscription]) -> None:
-        """Remove subscriptions from the tables, a bounded number per turn of the loop."""
-        for sub in islice(subs, LEAVING_PER_TURN):
+        """Remove subscriptions from the tables, a bounded number at a time, in turns of the
+        account: many clients that leave get no more of the loop than one."""
+        for sub in islice(subs, LEAVING_AT_ONCE):
             self.client.drop_subscription(sub)
         if self.subs:
-            self._loop.call_soon(self._leave, subs)
+            account = self.client.account.name
+            self._context.turns.wait(partial(self._leave, subs), account, self.cid)
 
     def queue_overflow(self) -> None:
         logger.info(
@@ -438,7 +456,9 @@ class Connection(asyncio.Protocol):
     def apply_limits(self, limits: Limits) -> None:
         """Settings that a reload may change for open connections."""
         self.outbound.set_limits(
-            max_pending=limits.max_pending, write_deadline_ns=limits.write_deadline_ns
+            max_pending=limits.max_pending,
+            write_deadline_ns=limits.write_deadline_ns,
+            stall_producers=limits.stall_producers,
         )
 
     def reauthenticate(self) -> None:

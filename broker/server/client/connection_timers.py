@@ -37,6 +37,7 @@ class ConnectionTimers:
     """One timer at a time: handshake, then CONNECT, then pings until the end."""
 
     __slots__ = (
+        "_begun",
         "_connection",
         "_end",
         "_fallback",
@@ -65,6 +66,7 @@ class ConnectionTimers:
         self._ping_sent = 0.0
         self._last_heard = 0.0
         self.rtt_s = 0.0
+        self._begun = time.perf_counter()
 
     def stop(self) -> None:
         self._cancel()
@@ -141,6 +143,8 @@ class ConnectionTimers:
     # -- pings ------------------------------------------------------------------------------
 
     def start_pings(self) -> None:
+        """The client has logged in: how long that took is the first estimate of its round trip."""
+        self.rtt_s = self.rtt_s or time.perf_counter() - self._begun
         interval = self._profile.ping_interval_s
         first = min(interval, FIRST_PING_SECONDS)
         self._arm(first * (1 + 0.2 * random()), self._ping_due)

@@ -115,6 +115,7 @@ class Counters:
     slow_consumers: int = 0
     stale_connections: int = 0
     stalls: int = 0
+    auth_failures: int = 0
     in_msgs: int = 0
     in_bytes: int = 0
     out_msgs: int = 0
@@ -235,6 +236,10 @@ class ConnectionRecord:
     version: str
     user: str
     account: str
+    account_label: str
+    jwt: str  # none that is a credential: of a bearer, or of a client that was refused
+    issuer: str  # who signed the JWT
+    tags: tuple[str, ...]
     tls: tuple[str, str] | None
     subscription_count: int
     subscriptions: tuple[SubscriptionRecord, ...]  # of a closed one, the first KEPT_MAX
@@ -252,7 +257,7 @@ class SubscriptionRecord:
 
 def record(connection: OpenConnection, *, now: float) -> ConnectionRecord:
     reason = connection.reason
-    client = connection.client
+    client, identity = connection.client, connection.identity
     return ConnectionRecord(
         cid=connection.cid,
         kind=connection.kind,
@@ -272,8 +277,12 @@ def record(connection: OpenConnection, *, now: float) -> ConnectionRecord:
         name=connection.connect.name,
         lang=connection.connect.lang,
         version=connection.connect.version,
-        user=connection.identity.user,
+        user=identity.user,
         account=connection.account.name,
+        account_label=connection.account.label,
+        jwt=connection.connect.jwt if identity.issuer and not identity.bearer else "",
+        issuer=identity.issuer,
+        tags=identity.tags,
         tls=connection.tls_description(),
         subscription_count=len(connection.subs),
         subscriptions=() if reason is None else subscriptions_of(connection, KEPT_MAX),
@@ -282,13 +291,16 @@ def record(connection: OpenConnection, *, now: float) -> ConnectionRecord:
 
 def subscriptions_of(connection: OpenConnection, limit: int) -> tuple[SubscriptionRecord, ...]:
     return tuple(
-        SubscriptionRecord(
-            subject=sub.subject.decode(errors="replace"),
-            queue=sub.queue.decode(errors="replace"),
-            sid=sub.sid.decode(errors="replace"),
-            msgs=sub.delivered,
-            max_msgs=sub.max_msgs,
-            cid=connection.cid,
-        )
-        for sub in islice(connection.subs.values(), limit)
+        subscription_record(sub, connection.cid) for sub in islice(connection.subs.values(), limit)
+    )
+
+
+def subscription_record(sub: Subscription, cid: int) -> SubscriptionRecord:
+    return SubscriptionRecord(
+        subject=sub.subject.decode(errors="replace"),
+        queue=sub.queue.decode(errors="replace"),
+        sid=sub.sid.decode(errors="replace"),
+        msgs=sub.delivered,
+        max_msgs=sub.max_msgs,
+        cid=cid,
     )

@@ -21,6 +21,7 @@ from broker.config.options import STANDARD, TlsOptions
 from broker.server.client.connections import Connections
 from broker.server.client.info import ClientInfo, ClientUrls
 from broker.server.client.settings import ServerSettings
+from broker.server.password_checks import PasswordChecks
 from broker.server.process.tasks import Spawn
 from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.flush_queue import FlushQueue
@@ -38,10 +39,25 @@ class Caller:
     tls: Document | None
 
 
+# The client, the account where it is told, the user that the client has proven to be, the reason.
+OnRefusal = Callable[[int, Account, Identity | None, str], None]
+
+
 class ClientJudge(Protocol):
     """Decides about clients in place of the configuration."""
 
+    on_refusal: OnRefusal
+
     async def identify(self, given: Credentials, caller: Caller) -> Identity | None: ...
+
+
+class FetchedAccounts(Protocol):
+    """Accounts whose JWTs are elsewhere until one of their users logs in."""
+
+    def lacks(self, account: str) -> bool: ...
+
+    async def fetch(self, account: str) -> None:
+        """The account is known afterwards, if there is one."""
 
 
 @dataclass(slots=True)
@@ -59,7 +75,9 @@ class ClientContext:
     tracing: Tracing
     spawn: Spawn
     callout: ClientJudge
+    passwords: PasswordChecks[Identity | None]
     bulk_reads: BulkReads | None = None  # None: SCAN is an unknown operation
+    fetched: FetchedAccounts | None = None  # None: every account that counts is here
 
 
 class ListenerProfile:
@@ -92,6 +110,12 @@ class ListenerProfile:
         options, context = settings.options.tls, settings.tls_context
         return None if options is None or context is None else (options, context)
 
+    @property
+    def maps_certificates(self) -> bool:
+        """Whether the certificate of a client says who it is."""
+        tls = self.context.settings.options.tls
+        return tls is not None and tls.verify_and_map
+
     def info(self) -> Document:
         """The INFO that all clients of this listener share; a fresh document."""
         return dict(self.context.info.shared)
@@ -114,7 +138,8 @@ class ListenerProfile:
         if nonce:
             document["nonce"] = nonce
         document["client_id"] = cid
-        document["client_ip"] = host
+        if not self.context.settings.options.proxy_protocol:  # it would be the load balancer's
+            document["client_ip"] = host
         if payload_max >= 0:
             document["max_payload"] = payload_max
         if account:

@@ -27,6 +27,9 @@ class LoginConnection(ClosableConnection, Protocol):
     @property
     def host(self) -> str: ...
 
+    def certificate_names(self) -> tuple[str, ...]:
+        """Those of the client's certificate that may be users."""
+
     def admitted_now(self) -> None:
         """The first CONNECT was accepted."""
 
@@ -35,7 +38,8 @@ class ClientLogin:
     """Begins anonymous where the server admits that, otherwise unauthorized until CONNECT."""
 
     __slots__ = (
-        "_brought", "_client", "_connection", "_judged_by", "_parser", "_profile", "_timers",
+        "_brought", "_client", "_connection", "_judged_by", "_parser", "_profile", "_proven",
+        "_timers",
         "admitted", "authorized", "connect", "connect_received", "identity", "nonce",
     )  # fmt: skip
 
@@ -58,6 +62,7 @@ class ClientLogin:
         self.connect = ConnectOptions()
         self.identity = Identity()
         self._judged_by: CalloutOptions | None = None
+        self._proven = ""  # the hash that the password of this client fits
         self.nonce = nonce() if profile.authenticator.asks_for_signatures else ""
         self.authorized = False
         self.connect_received = False
@@ -94,14 +99,26 @@ class ClientLogin:
             return None
         given = self._credentials()
         authenticator = self._profile.authenticator
+        if self.missing_account(given):
+            return given
         if authenticator.slow(given) or authenticator.delegates(given):
             return given
         self.admit(self.identify(given))
         return None
 
     def _credentials(self) -> Credentials:
-        kind = self._profile.connection_type
-        return self.connect.credentials(self.nonce, self._connection.host, kind)
+        kind, names = self._profile.connection_type, None
+        if self._profile.maps_certificates:
+            names = self._connection.certificate_names()
+        return self.connect.credentials(self.nonce, self._connection.host, kind, names)
+
+    def missing_account(self, given: Credentials) -> str:
+        """The account of the client, if it has to be fetched first."""
+        fetched = self._profile.context.fetched
+        if fetched is None:
+            return ""
+        account = self._profile.authenticator.account_of(given)
+        return account if account and fetched.lacks(account) else ""
 
     def delegates(self, given: Credentials) -> bool:
         return self._profile.authenticator.delegates(given)
@@ -123,7 +140,12 @@ class ClientLogin:
         )
 
     def identify(self, given: Credentials) -> Identity | None:
-        return self._profile.authenticator.identify(given)
+        authenticator = self._profile.authenticator
+        self._proven = ""
+        identity = authenticator.identify(given)
+        if identity is not None:
+            self._proven = authenticator.proof(given)
+        return identity
 
     def admit(self, identity: Identity | None) -> None:
         """The verdict on a CONNECT; None refuses it."""
@@ -136,7 +158,7 @@ class ClientLogin:
             client.guarded = False
             self._timers.start_pings()
             return
-        self._judged_by = self._profile.authenticator.callout
+        self._judged_by = self._profile.authenticator.judge_of(self._credentials())
         self._enter(identity)
         if 0 <= self.account.options.max_connections < len(self.account.connections):
             text = "maximum account active connections exceeded"
@@ -160,6 +182,7 @@ class ClientLogin:
 
     def refuse(self) -> None:
         connection = self._connection
+        self._profile.context.connections.counters.auth_failures += 1
         logger.error("%s - authentication error - %s", connection.label, self.connect.shown_user)
         connection.fail("Authorization Violation", Reason.AUTHENTICATION_VIOLATION)
 
@@ -195,13 +218,21 @@ class ClientLogin:
 
     def reauthenticate(self) -> None:
         """The configuration has changed: close the connection if the user is no longer valid, and
-        drop the subscriptions that are no longer permitted."""
+        drop the subscriptions that are no longer permitted. One that is being judged is judged by
+        the new configuration."""
+        if not self.authorized:
+            return
         given = self._credentials()
-        if self.delegates(given):
-            if self._judged_by != self._profile.authenticator.callout:
+        judge = self._profile.authenticator.judge_of(given)
+        if judge is not None:
+            if self._judged_by != judge:
                 self.refuse()
             return
-        identity = self.identify(given)
+        authenticator = self._profile.authenticator
+        if authenticator.proof(given) != self._proven:
+            self.refuse()  # its hash is another one: it is checked when the client is back
+            return
+        identity = authenticator.identify(given, proven=self._proven)
         if identity is None or identity.account != self.account.name:
             self.refuse()
             return

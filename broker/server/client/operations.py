@@ -52,8 +52,8 @@ class Operations:
 
     __slots__ = (
         "_afterwards", "_chunks", "_client", "_connection", "_context", "_held", "_internal",
-        "_login", "_outbound", "_parser", "_publish_rows", "_timers", "_tracing", "_unfinished",
-        "_violated", "scans",
+        "_login", "_outbound", "_parser", "_paused", "_publish_one", "_publish_rows", "_timers",
+        "_traced", "_tracing", "_unfinished", "_violated", "scans",
     )  # fmt: skip
 
     def __init__(
@@ -75,13 +75,16 @@ class Operations:
         self._timers = timers
         self._login = login
         self._parser = parser
-        self._publish_rows = profile.context.router.publish_run
+        self._publish_one = profile.context.router.publish_one
+        self._publish_rows = profile.context.router.publish_rest
         self._tracing = logger.isEnabledFor(TRACE)
         # Operations that wait: for a slow authentication, or for the next turn.
         self._held: list[Any] | None = None
         self._unfinished: tuple[PubRun, int] | None = None  # a run, and the row to continue from
         self._chunks: deque[bytes] = deque()  # not parsed yet; empty unless operations wait
+        self._paused = False  # the socket is not read before the next turn
         self._violated = False  # the client broke the protocol: nothing after that counts
+        self._traced = False  # a message of this turn asked for a trace, which takes longer
         self._afterwards: Callable[[], None] | None = None  # once nothing waits any more
         self.scans = 0  # bulk reads in progress
 
@@ -89,9 +92,10 @@ class Operations:
         turns, account = self._context.turns, self._client.account.name
         if self._held is not None:
             self._chunks.append(chunk)  # at most what was read before the socket was paused
+            self._pause()
         elif turns.exhausted(account):
             self._chunks.append(chunk)
-            self._end_turn([])
+            self._wait_turn([])  # most clients send nothing more before this is answered
         else:
             began = time.perf_counter()
             self._take(chunk)
@@ -135,9 +139,11 @@ class Operations:
             return
         deadline = time.perf_counter() + TURN_S
         login = self._login
+        self._traced = False
         for position, event in enumerate(events):
             op = event[0]
-            look = position & LOOK_MASK == LOOK_MASK or (position and op in _SLOW)
+            slow = self._traced or op in _SLOW
+            look = position & LOOK_MASK == LOOK_MASK or (position and slow)
             if look and time.perf_counter() > deadline:
                 self._end_turn(events[position:])
                 return
@@ -161,14 +167,28 @@ class Operations:
 
     def _end_turn(self, held: list[Any]) -> None:
         """Let other connections run. The held operations run before anything else is read."""
+        self._pause()
+        self._wait_turn(held)
+
+    def _wait_turn(self, held: list[Any]) -> None:
         self._held = held
-        self._connection.pause_reading()
         client = self._client
         self._context.turns.wait(self._next_turn, client.account.name, client.cid)
 
+    def _pause(self) -> None:
+        """Until the next turn."""
+        if not self._paused:
+            self._paused = True
+            self._connection.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._connection.resume_reading()
+
     def _next_turn(self) -> None:
         held, self._held = self._held or [], None
-        self._connection.resume_reading()
+        self._resume()
         if self._outbound.closed:
             return
         if self._unfinished is not None:
@@ -237,11 +257,16 @@ class Operations:
         if not traced:
             self._publish_run(run)
             return
+        self._traced = True
         pieces = tracing.pieces(run, traced)
+        deadline = time.perf_counter() + TURN_S
         for position, (piece, alone) in enumerate(pieces, 1):
             self._publish_run(piece, traced=alone)
             if self._outbound.closed:
                 return
+            late = position < len(pieces) and time.perf_counter() > deadline
+            if late and self._held is None:
+                self._end_turn([])
             if self._held is not None:  # the turn is over: the rest goes before all that waits
                 self._held.extend((Op.PUB, rest) for rest, _ in pieces[position:])
                 return
@@ -270,7 +295,8 @@ class Operations:
                 self._connection.error(text)
             rest = [run.message(row) for row in range(len(run)) if row not in refused]
             run = PubRun.of(rest)
-        self._publish_rest(run, 0)
+        if len(run) != 1 or not self._publish_one(self._client, run):
+            self._publish_rest(run, 0)
 
     def _ping(self) -> None:
         self._client.queue(PONG)
@@ -327,12 +353,15 @@ class Operations:
             # A password hash takes tens of milliseconds, so it does not run on the event loop; a
             # service of the user's own may take longer. Later operations wait for it.
             self._held = []
-            self._connection.pause_reading()
+            self._pause()
             self._context.spawn(self._identify_slowly(given), name=f"auth cid={self._client.cid}")
 
     async def _identify_slowly(self, given: Credentials) -> None:
         login = self._login
         try:
+            account, fetched = login.missing_account(given), self._context.fetched
+            if account and fetched is not None:
+                await fetched.fetch(account)
             if login.delegates(given):
                 caller = login.caller(self._connection.tls_document())
                 identity = await self._context.callout.identify(given, caller)
@@ -340,7 +369,7 @@ class Operations:
                 identity = await self._connection.run_in_thread(lambda: login.identify(given))
         finally:
             held, self._held = self._held or [], None
-            self._connection.resume_reading()
+            self._resume()
         if not self._outbound.closed:
             login.admit(identity)
             if not self._outbound.closed:
@@ -364,6 +393,13 @@ class Operations:
             self.scans -= 1
 
     def _trace(self, event: tuple[Any, ...]) -> None:
-        limit = self._context.settings.options.logging.max_traced_msg_len
-        for line in protocol_trace.inbound(event, payload_max=limit):
+        options = self._context.settings.options
+        if self._client.account.name == options.system_account and (
+            not options.logging.trace_verbose
+        ):
+            return
+        logging = options.logging
+        for line in protocol_trace.inbound(
+            event, payload_max=logging.max_traced_msg_len, headers_only=logging.trace_headers
+        ):
             logger.log(TRACE, "%s - %s", self._connection.label, line)

@@ -68,10 +68,12 @@ class Outbound:
         self.stall_above = 0
         self.write_deadline_s = 0.0
 
-    def set_limits(self, *, max_pending: int, write_deadline_ns: int) -> None:
+    def set_limits(
+        self, *, max_pending: int, write_deadline_ns: int, stall_producers: bool = True
+    ) -> None:
         """A reload may change them for open connections."""
         self.max_pending = max_pending
-        self.stall_above = max_pending * 3 // 4
+        self.stall_above = max_pending * 3 // 4 if stall_producers else max_pending
         self.write_deadline_s = write_deadline_ns / 1e9
 
     def enter_account(self, unsent: UnsentBytes) -> None:

@@ -19,11 +19,11 @@ def _text(data: bytes) -> str:
     return data.decode(errors="backslashreplace")
 
 
-def inbound(event: tuple[Any, ...], *, payload_max: int) -> list[str]:
+def inbound(event: tuple[Any, ...], *, payload_max: int, headers_only: bool = False) -> list[str]:
     """The lines of one parsed operation."""
     op = event[0]
     if op is Op.PUB:
-        return _published(event[1], payload_max=payload_max)
+        return _published(event[1], payload_max=payload_max, headers_only=headers_only)
     if op is Op.SUB:
         _, subject, queue, sid = event
         parts = [subject, queue, sid] if queue else [subject, sid]
@@ -36,7 +36,7 @@ def inbound(event: tuple[Any, ...], *, payload_max: int) -> list[str]:
     return [f"<<- [{op.name}]"]
 
 
-def _published(run: PubRun, *, payload_max: int) -> list[str]:
+def _published(run: PubRun, *, payload_max: int, headers_only: bool) -> list[str]:
     lines: list[str] = []
     for row in range(len(run)):
         subject, reply, headers, payload = run.message(row)
@@ -46,7 +46,10 @@ def _published(run: PubRun, *, payload_max: int) -> list[str]:
             lines.append(f"<<- [HPUB {line} {len(headers)} {len(headers) + len(payload)}]")
         else:
             lines.append(f"<<- [PUB {line} {len(payload)}]")
-        lines.append(f"<<- MSG_PAYLOAD: [{_payload(payload, payload_max)}]")
+        if headers_only:
+            lines.append(f"<<- MSG_HEADERS: [{_payload(headers, payload_max)}]")
+        else:
+            lines.append(f"<<- MSG_PAYLOAD: [{_payload(payload, payload_max)}]")
     return lines
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from msgspec import structs
 
 from broker.config.options import TlsOptions
+from broker.credentials.certificates import key_fingerprint
 from broker.server.services import Document, StartFailed
 
 READ_SIZE = 256 * 1024
@@ -24,16 +25,33 @@ class TlsFailed(Exception):
     """The handshake failed or a record is invalid."""
 
 
+class PinningContext(ssl.SSLContext):
+    """A context that also knows which public keys its clients may have."""
+
+    pinned: frozenset[str] = frozenset()  # empty = any
+
+    def admits(self, certificate: bytes | None) -> bool:
+        """Whether a client with this certificate (DER) may connect."""
+        if not self.pinned:
+            return True
+        return certificate is not None and key_fingerprint(certificate) in self.pinned
+
+
 def server_context(options: TlsOptions) -> ssl.SSLContext:
     """Raises OSError or ssl.SSLError when a file is missing or does not match the other."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = PinningContext(ssl.PROTOCOL_TLS_SERVER)
+    context.pinned = options.pinned_certs
+    if options.ciphers:
+        context.set_ciphers(options.ciphers)
+    if options.curve:
+        context.set_ecdh_curve(options.curve)
     context.minimum_version = (
         ssl.TLSVersion.TLSv1_3 if options.min_version == "1.3" else ssl.TLSVersion.TLSv1_2
     )
     context.load_cert_chain(options.cert_file, options.key_file)
     if options.ca_file:
         context.load_verify_locations(options.ca_file)
-    if options.verify:
+    if options.verify or options.verify_and_map:
         context.verify_mode = ssl.CERT_REQUIRED
         if not options.ca_file:
             context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
@@ -128,10 +146,19 @@ class TlsLayer:
                     return b""
                 if self._object.server_side and outlives_certificate(self._object, now=self._now()):
                     raise TlsFailed("the client's certificate has expired since the session began")
+                self._check_pinned()
                 self.established = True
             return self._drain()
         except (ssl.SSLError, OSError) as error:
             raise TlsFailed(str(error)) from error
+
+    def _check_pinned(self) -> None:
+        session = self._object
+        context = session.context
+        if not isinstance(context, PinningContext) or not session.server_side:
+            return
+        if not context.admits(session.getpeercert(binary_form=True)):
+            raise TlsFailed("the public key of the client's certificate is not pinned")
 
     def begin(self) -> bytes:
         """The first record of the side that has dialed."""

@@ -128,9 +128,11 @@ class AcceptedLeaf(LeafConnection):
         return "" if not said.is_hub else "this server cannot be the leaf node of one that dials it"
 
     async def _identify_slowly(self, given: Credentials) -> None:
-        identify = self.profile.authenticator.identify
+        identify, passwords = self.profile.authenticator.identify, self.profile.context.passwords
         try:
-            identity = await self.loop.run_in_executor(None, identify, given)
+            identity = await passwords.check(
+                self.host, lambda: identify(given), wanted=lambda: not self.closed
+            )
             if not self.closed:
                 self._judge(identity)
         finally:
@@ -144,7 +146,8 @@ class AcceptedLeaf(LeafConnection):
             return
         said, profile = self.said, self.profile
         self.remote_name, self.remote_id = said.name, said.server_id
-        self.remote_account = said.remote_account
+        self.remote_account, self.remote_version = said.remote_account, said.version
+        self.user = identity.user
         self.timers.connect_seen()
         self.timers.end_at(identity.expires, identity.farewell)
         options = profile.server_options

@@ -4,7 +4,7 @@ Owns: the parts of the connection (socket, buffer, timers, operations), its sink
 server is admitted, and what that server is told of our subscriptions.
 May not touch: who may connect (accepted_leaf.py) and what we present to a hub (dialed_leaf.py).
 Bounds: the buffer of a client (broker/server/client/outbound.py); subscriptions are told and
-removed STEP at a time, in one turn of the event loop each.
+removed STEP at a time, in turns of their account.
 Spec: leaf node protocol; loops are found by a subject of each account that must not come back."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from broker.server.leaf.leaf_sink import LeafSink
 from broker.server.process.log import logger
 from broker.subjects import SinkKind, Subscription
 
-STEP = 1000  # subscriptions told, or removed, in one turn of the loop
+STEP = 100  # subscriptions told, or removed, in one turn of the loop
 LOOP_PAUSE_S = 30.0  # before a loop is tried again
 
 
@@ -60,13 +60,17 @@ class LeafConnection(asyncio.Protocol):
         account = context.account(GLOBAL_ACCOUNT)
         self.outbound = Outbound(loop, self.socket, self, account.unsent, context.flushes)
         self.outbound.set_limits(
-            max_pending=limits.max_pending, write_deadline_ns=limits.write_deadline_ns
+            max_pending=limits.max_pending,
+            write_deadline_ns=limits.write_deadline_ns,
+            stall_producers=limits.stall_producers,
         )
         self.queue = self.outbound.queue
         self.timers = ConnectionTimers(self, profile, loop)
         self.operations = LeafOperations(self, profile, self.outbound, self.timers)
         self.sink: LeafSink | None = None
         self.remote_name = ""
+        self.remote_version = ""
+        self.user = ""  # that the remote logged in as
         self.remote_id = ""
         self.remote_account = ""
         self.started = time.time()
@@ -176,7 +180,7 @@ class LeafConnection(asyncio.Protocol):
             del self._untold[sub]
             self._count(sub, sub.weight)
         if self._untold:
-            self.loop.call_soon(self._tell_untold)
+            self._later(self._tell_untold)
 
     def interest_changed(self, sub: Subscription, members: int) -> None:
         """A subscription of the account was added or removed (negative), or weighs more or less."""
@@ -300,7 +304,13 @@ class LeafConnection(asyncio.Protocol):
         for subject, queue in list(islice(sink.subs, STEP)):
             sink.unsubscribe(subject, queue)
         if sink.subs:
-            self.loop.call_soon(self._leave)
+            self._later(self._leave)
+
+    def _later(self, act: Callable[[], None]) -> None:
+        """In a turn of the account: a hundred of its connections get no more of the loop than
+        one."""
+        assert self.sink is not None, "admitted before"
+        self.profile.context.turns.wait(act, self.sink.account.name, self.cid)
 
     def queue_overflow(self) -> None:
         logger.info("%s - Slow Consumer Detected: MaxPending Exceeded", self.label)

@@ -10,7 +10,7 @@ import asyncio
 import random
 import socket
 
-from broker.config.options import LeafNodeOptions, Options
+from broker.config.options import LeafNodeOptions, LeafRemote, Options
 from broker.server.client.close_reason import Reason
 from broker.server.client.listener_profile import ClientContext
 from broker.server.leaf.accepted_leaf import AcceptedLeaf
@@ -40,11 +40,13 @@ class LeafListener:
         self._context = context
         self._socket: socket.socket | None = None
         self._listener: asyncio.Server | None = None
-        self.remotes = [
-            RemoteHub(remote, self.profile, table, shuffle=random.shuffle, draw=random.random)
-            for remote in options.remotes
-            if not remote.disabled
-        ]
+        self.remotes = [self._hub(one) for one in options.remotes if not one.disabled]
+        self._dialing = False
+
+    def _hub(self, remote: LeafRemote) -> RemoteHub:
+        return RemoteHub(
+            remote, self.profile, self._table, shuffle=random.shuffle, draw=random.random
+        )
 
     @property
     def port(self) -> int:
@@ -62,8 +64,16 @@ class LeafListener:
         """Accept leaf nodes and dial hubs. Raises StartFailed."""
         if self._socket is not None:
             await self._accept(self._socket)
-        for number, hub in enumerate(self.remotes):
-            self._context.spawn(hub.run(), name=f"leafnode remote {number}")
+        self.dial()
+
+    def dial(self) -> None:
+        """Dial the hubs."""
+        self._dialing = True
+        for hub in self.remotes:
+            self._dial(hub)
+
+    def _dial(self, hub: RemoteHub) -> None:
+        self._context.spawn(hub.run(), name=f"leafnode remote {hub.remote.urls[0]}")
 
     async def _accept(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -80,7 +90,21 @@ class LeafListener:
         logger.info("Listening for leafnode connections on %s", shown)
 
     def reconfigure(self, options: Options) -> None:
+        """Hubs that are no longer named are left, new ones are dialed. Raises StartFailed."""
         self.profile.reconfigure(options)
+        new = options.leafnodes or LeafNodeOptions()
+        wanted = [one for one in new.remotes if not one.disabled]
+        kept = []
+        for hub in self.remotes:
+            if hub.remote in wanted:
+                wanted.remove(hub.remote)
+                kept.append(hub)
+            else:
+                hub.stop()
+        added = [self._hub(one) for one in wanted]
+        self.remotes = [*kept, *added]
+        for hub in added if self._dialing else ():
+            self._dial(hub)
 
     def stop_accepting(self) -> None:
         if self._listener is not None:

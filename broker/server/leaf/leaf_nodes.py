@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from broker.accounts import Account
 from broker.server.client.close_reason import Reason
@@ -21,6 +22,14 @@ from broker.subjects import SinkKind, Subscription
 DUPLICATE = "Duplicate Remote LeafNode Connection"
 
 
+class LeafObserver(Protocol):
+    """Told of admitted connections, of both directions."""
+
+    def leaf_connected(self, connection: LeafConnection) -> None: ...
+
+    def leaf_disconnected(self, connection: LeafConnection) -> None: ...
+
+
 class LeafNodes:
     """One per server."""
 
@@ -28,6 +37,7 @@ class LeafNodes:
         self._draw = draw
         self._accounts: dict[str, dict[LeafConnection, None]] = {}
         self._loops: dict[str, bytes] = {}
+        self.observers: list[LeafObserver] = []
         self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = 0  # of closed connections
 
     def __len__(self) -> int:
@@ -54,6 +64,8 @@ class LeafNodes:
             self._accounts[account.name] = {}
             account.subs.watcher = partial(self._changed, account)
         self._accounts[account.name][connection] = None
+        for observer in self.observers:
+            observer.leaf_connected(connection)
 
     def _replace(self, new: LeafConnection) -> None:
         """A server that has lost its connection may be back before we have noticed."""
@@ -80,6 +92,8 @@ class LeafNodes:
         if not found:
             del self._accounts[sink.account.name]
             sink.account.subs.watcher = None
+        for observer in self.observers:
+            observer.leaf_disconnected(connection)
 
     def _changed(self, account: Account, sub: Subscription, members: int) -> None:
         for connection in self._accounts.get(account.name, ()):

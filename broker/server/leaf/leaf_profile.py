@@ -46,6 +46,11 @@ class LeafProfile(ListenerProfile):
             self._tls_context = load_context(self.options.tls)
 
     def reconfigure(self, options: Options) -> None:
+        """Raises StartFailed."""
+        new = options.leafnodes or LeafNodeOptions()
+        if new.tls is not None and new.tls != self.options.tls:
+            self._tls_context = load_context(new.tls)
+        self.options = new
         own = self.options.authorization
         self._authenticator = None if own is None else Authenticator(own)
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
+from broker.server.listeners.proxied_client import ProxiedClient
 from broker.server.process import listening
 from broker.server.process.log import logger
 from broker.server.services import StartFailed
@@ -57,12 +58,18 @@ class ClientListener:
             sock.listen(listening.BACKLOG)
         except OSError as error:
             raise StartFailed(listening.refusal(self._address, error)) from error
-        self._listener = await loop.create_server(
-            lambda: Connection(self._profile, loop), sock=sock, backlog=listening.BACKLOG
-        )
+        proxied = self._profile.context.settings.options.proxy_protocol
+
+        def accept() -> asyncio.Protocol:
+            connection = Connection(self._profile, loop)
+            return ProxiedClient(connection) if proxied else connection
+
+        self._listener = await loop.create_server(accept, sock=sock, backlog=listening.BACKLOG)
 
     def announce(self) -> None:
         logger.info("Listening for client connections on %s", self._address)
+        if self._profile.context.settings.options.proxy_protocol:
+            logger.info("PROXY protocol enabled for client connections")
         if self._profile.context.settings.options.tls is not None:
             logger.info("TLS required for client connections")
 

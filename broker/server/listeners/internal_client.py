@@ -30,11 +30,17 @@ class HasClients(Protocol):
 
 def connect(server: HasClients, account: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Our end of a connection to the server, in that account and without restrictions."""
+    return connect_with(InternalProfile(server.clients, account))
+
+
+def connect_with(
+    profile: ListenerProfile, peername: tuple[str, int] | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Our end of a connection on the terms of this profile, for a client at `peername`."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_MAX, loop=loop)
     ours = asyncio.StreamReaderProtocol(reader, loop=loop)
-    theirs = Connection(InternalProfile(server.clients, account), loop)
-    transport, _ = connect_pair(loop, ours, theirs)
+    transport, _ = connect_pair(loop, ours, Connection(profile, loop), peername)
     return reader, asyncio.StreamWriter(transport, ours, reader, loop)
 
 
@@ -50,7 +56,7 @@ class InternalAuthenticator(Authenticator):
     def anonymous(self) -> Identity:
         return self._server_identity
 
-    def identify(self, given: Credentials) -> Identity:
+    def identify(self, given: Credentials, *, proven: str = "") -> Identity:
         return self._server_identity
 
 

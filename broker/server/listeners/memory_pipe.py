@@ -18,10 +18,13 @@ HANDED_MAX = 256 * 1024  # bytes of one call of data_received, if they came in s
 
 
 def connect_pair(
-    loop: asyncio.AbstractEventLoop, one: asyncio.Protocol, other: asyncio.Protocol
+    loop: asyncio.AbstractEventLoop,
+    one: asyncio.Protocol,
+    other: asyncio.Protocol,
+    peername: tuple[str, int] | None = None,
 ) -> tuple[PipeEnd, PipeEnd]:
-    """Both protocols are connected when this returns."""
-    ends = PipeEnd(loop, one), PipeEnd(loop, other)
+    """Both protocols are connected when this returns. `peername` is what `other` sees of `one`."""
+    ends = PipeEnd(loop, one), PipeEnd(loop, other, peername)
     ends[0].peer, ends[1].peer = ends[1], ends[0]
     one.connection_made(ends[0])
     other.connection_made(ends[1])
@@ -33,8 +36,13 @@ class PipeEnd(asyncio.Transport):
 
     peer: PipeEnd
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        protocol: asyncio.Protocol,
+        peername: tuple[str, int] | None = None,
+    ) -> None:
+        super().__init__({"peername": peername})
         self._loop = loop
         self.protocol = protocol
         self.sent: deque[bytes] = deque()
@@ -144,6 +152,3 @@ class PipeEnd(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         assert isinstance(protocol, asyncio.Protocol)
         self.protocol = protocol
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default

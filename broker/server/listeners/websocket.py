@@ -15,6 +15,7 @@ from broker.server.client.close_reason import Reason
 from broker.server.client.connection import Connection
 from broker.server.client.tls import outlives_certificate
 from broker.server.process.log import logger
+from broker.server.routing.fair_queue import FairQueue
 from broker.wire.upgrade import HEAD_MAX, Terms, Upgrade, UpgradeRefused, upgrade
 from broker.wire.websocket import (
     FRAME_MAX,
@@ -60,6 +61,8 @@ class UpgradingListener(Protocol):
     def crowded(self) -> bool: ...
     @property
     def max_payload(self) -> int: ...
+    @property
+    def turns(self) -> FairQueue: ...
     def check_path(self, path: str) -> None: ...
     def connection(self, agreed: Upgrade, loop: asyncio.AbstractEventLoop) -> Connection: ...
 
@@ -79,7 +82,9 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._reader = FrameReader(max_payload=0)
         self._writer = FrameWriter()
         self._full = False
-        self._paused = False
+        self._paused = False  # by the connection above
+        self._waits = False  # for its next turn
+        self._held = False  # the socket below is not read
         self._close_frame: bytes | None = None  # if decided before close()
 
     # -- the socket below: upgrade ----------------------------------------------------------
@@ -97,7 +102,8 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     def data_received(self, chunk: bytes) -> None:
         if self._above is not None:
             self._reader.feed(chunk)
-            self._read_on()
+            if not self._paused and not self._waits:
+                self._read_on()
         elif self._deadline is not None:
             self._receive_head(chunk)
 
@@ -172,20 +178,57 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     # -- inbound frames ---------------------------------------------------------------------
 
     def _read_on(self) -> None:
-        """Hand the payloads to the connection until it pauses reading."""
+        """Hand the payloads to the connection until it pauses reading or its turn is over."""
         above, reader = self._above, self._reader
         assert above is not None
+        turns, account = self._listener.turns, above.account.name
         try:
-            while not self._paused and not above.closed and (data := reader.read()):
-                above.data_received(data)
+            while reader.more and not self._paused and not above.closed:
+                if turns.exhausted(account):
+                    self._wait()
+                    return
+                began = time.perf_counter()
+                data = reader.read()
+                turns.used(account, time.perf_counter() - began)
+                if data:
+                    above.data_received(data)
         except FrameViolation as violation:
             self._broken(above, violation)
             return
         if reader.pong is not None:
             self._answer_ping()
+        if not reader.more and not self._paused:
+            self._release()
         if reader.closing is not None and not self._paused and not above.closed:
             self._close_frame = reader.closing
             above.peer_ended()
+
+    def _wait(self) -> None:
+        """Frames cost time, also those that hold nothing: the rest is read in another turn."""
+        above = self._above
+        assert above is not None
+        self._waits = True
+        self._hold()
+        self._listener.turns.wait(self._next_turn, above.account.name, above.cid)
+
+    def _next_turn(self) -> None:
+        self._waits = False
+        if self._paused or self._above is None or self._above.closed:
+            return
+        data = b""
+        try:
+            data = self._reader.read()
+        except FrameViolation as violation:
+            self._broken(self._above, violation)
+            return
+        if data:
+            self._above.data_received(data)
+        if self._paused or self._above.closed:
+            return
+        if self._reader.more:
+            self._wait()
+        else:
+            self._read_on()
 
     def _broken(self, above: Connection, violation: FrameViolation) -> None:
         if above.closed:
@@ -242,18 +285,29 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
     def pause_reading(self) -> None:
         self._paused = True
-        if self._below is not None:
-            self._below.pause_reading()
+        self._hold()
 
     def resume_reading(self) -> None:
         self._paused = False
-        if self._below is not None:
-            self._below.resume_reading()
+        if self._below is not None and not self._waits:
             self._loop.call_soon(self._read_rest)
+
+    def _hold(self) -> None:
+        """The socket is read again when all that came from it has been handed on: a kilobyte of
+        compressed frames may be a megabyte."""
+        if self._below is not None and not self._held:
+            self._held = True
+            self._below.pause_reading()
+
+    def _release(self) -> None:
+        if self._below is not None and self._held:
+            self._held = False
+            self._below.resume_reading()
 
     def _read_rest(self) -> None:
         """Frames that were buffered when the connection paused reading."""
-        if not self._paused and self._above is not None and not self._above.closed:
+        idle = not self._paused and not self._waits
+        if idle and self._above is not None and not self._above.closed:
             self._read_on()
 
     def pause_writing(self) -> None:

@@ -21,6 +21,7 @@ from broker.server.client.tls import load_context
 from broker.server.listeners.websocket import WebSocket
 from broker.server.process import listening
 from broker.server.process.log import logger
+from broker.server.routing.fair_queue import FairQueue
 from broker.server.services import Document, StartFailed
 from broker.wire.upgrade import Terms, Upgrade, UpgradeRefused, parse_origin
 from broker.wire.websocket import Deflater
@@ -94,7 +95,16 @@ class WebSocketListener(ListenerProfile):
             one.abort_upgrade()
 
     def reconfigure(self, options: Options) -> None:
-        """A reload may change users, but neither the port nor its terms (process/reload.py)."""
+        """A reload may change everything but the port and whether it is encrypted
+        (process/reload.py). The certificates are readable: the server has tried it."""
+        new = options.websocket or self.options
+        if new.tls is not None and new.tls != self.options.tls and self._context is not None:
+            self._context.load_cert_chain(new.tls.cert_file, new.tls.key_file)
+        if new.compression and self.deflater is None:
+            self.deflater = Deflater()
+        self.options = new
+        self.handshake_s = new.handshake_timeout_ns / 1e9 or HANDSHAKE_SECONDS
+        self.terms = terms(new)
         own = own_authorization(self.options, options.authorization)
         self._authenticator = None if own is None else Authenticator(own)
 
@@ -107,6 +117,10 @@ class WebSocketListener(ListenerProfile):
     @property
     def max_payload(self) -> int:
         return self.context.settings.options.limits.max_payload
+
+    @property
+    def turns(self) -> FairQueue:
+        return self.context.turns
 
     def check_path(self, path: str) -> None:
         """Raises UpgradeRefused for the paths of protocols that are not served here."""
@@ -123,10 +137,15 @@ class WebSocketListener(ListenerProfile):
             user=cookie(options.user_cookie),
             password=cookie(options.pass_cookie),
             token=cookie(options.token_cookie),
+            jwt=cookie(options.jwt_cookie),
         )
         return Connection(self, loop, brought)
 
     # -- what connections ask ---------------------------------------------------------------
+
+    @property
+    def maps_certificates(self) -> bool:
+        return self.options.tls is not None and self.options.tls.verify_and_map
 
     @property
     def authenticator(self) -> Authenticator:

@@ -7,11 +7,15 @@ counted, so that a stuck reader cannot block the broker."""
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import select
+import socket
 import time
 from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from broker.config.options import Logging
 from broker.server.process.printable import printable
@@ -21,6 +25,8 @@ TRACE = 5
 FATAL = logging.CRITICAL
 LINE_MAX = 4000  # below PIPE_BUF: a pipe that polls as writable takes it whole
 STDERR = 2
+SYSLOG_PORT = 514
+CONNECT_SECONDS = 2.0
 
 _LABELS = {
     TRACE: "TRC",
@@ -67,6 +73,7 @@ class NonBlockingHandler(logging.Handler):
         super().__init__()
         self._path = options.log_file
         self._size_limit = options.size_limit
+        self._max_num = options.max_num
         self.dropped = 0
         self._open()
         self.setFormatter(NatsFormatter(options, colours=not self._path and os.isatty(STDERR)))
@@ -120,11 +127,73 @@ class NonBlockingHandler(logging.Handler):
         stamp = time.strftime("%Y.%m.%d.%H.%M.%S", time.localtime())
         os.rename(self._path, f"{self._path}.{stamp}.{time.time_ns() % 1_000_000_000:09d}")
         self.reopen()
+        if self._max_num > 0:
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Keep so many files, the one that is written to included."""
+        path = Path(self._path)
+        moved = sorted(path.parent.glob(f"{glob.escape(path.name)}.[0-9]*"))
+        for old in moved[: max(len(moved) - self._max_num + 1, 0)]:
+            old.unlink()
 
 
-def install(options: Logging) -> NonBlockingHandler:
-    """Route all logging of this process here; returns the handler for reopen()."""
-    handler = NonBlockingHandler(options)
+class SyslogHandler(logging.Handler):
+    """Sends lines to the syslog of this machine or of another one; what cannot be sent is dropped
+    and counted."""
+
+    _SEVERITIES = {TRACE: 7, logging.DEBUG: 7, logging.INFO: 5, logging.WARNING: 4,
+                   logging.ERROR: 3, FATAL: 2}  # fmt: skip
+    _FACILITY = 3  # a daemon
+
+    def __init__(self, options: Logging) -> None:
+        """Raises OSError."""
+        super().__init__()
+        self.dropped = 0
+        self._open(options.remote_syslog)
+
+    def _open(self, remote: str) -> None:
+        if not remote:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.connect("/dev/log")
+        else:
+            url = urlsplit(remote)
+            kind = socket.SOCK_STREAM if url.scheme == "tcp" else socket.SOCK_DGRAM
+            host, port = url.hostname or "", url.port or SYSLOG_PORT
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=kind)[0]
+            self._socket = socket.socket(family, kind)
+            self._socket.settimeout(CONNECT_SECONDS)
+            self._socket.connect(address)
+        self._ends = b"\n" if remote.startswith("tcp") else b""
+        self._socket.settimeout(0)  # never wait
+
+    def reopen(self) -> None:
+        """There is no file that could have been moved."""
+
+    def close(self) -> None:
+        self._socket.close()
+        super().close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        priority = self._FACILITY * 8 + self._SEVERITIES.get(record.levelno, 6)
+        text = printable(record.getMessage())
+        line = f"<{priority}>nats-server[{os.getpid()}]: {text}".encode(errors="backslashreplace")
+        try:
+            self._socket.send(line[:LINE_MAX] + self._ends)
+        except OSError:
+            self.dropped += 1  # nobody listens, or the buffer is full
+
+
+LogHandler = NonBlockingHandler | SyslogHandler
+
+
+def install(options: Logging) -> LogHandler:
+    """Route all logging of this process here; returns the handler for reopen(). Raises OSError."""
+    handler = (
+        SyslogHandler(options)
+        if (options.syslog or options.remote_syslog) and not options.log_file
+        else NonBlockingHandler(options)
+    )
     root = logging.getLogger()
     for previous in list(root.handlers):
         root.removeHandler(previous)

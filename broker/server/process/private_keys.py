@@ -6,24 +6,18 @@ Spec: NATS nkeys and xkeys. Encrypted text is `xkv1`, 24 bytes of nonce, and a N
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 from typing import TYPE_CHECKING
 
 from broker.credentials import nkeys
-from broker.credentials.nkeys import KEY_BYTES, KeyKind, crc16
+from broker.credentials.nkeys import KEY_BYTES, KeyKind
+from broker.credentials.seeds import read_seed
 
 if TYPE_CHECKING:
     from nacl.public import Box
 
 XKEY_VERSION = b"xkv1"
 NONCE_BYTES = 24
-SEED_PREFIX = 0x90  # S
-
-
-class BadSeed(Exception):
-    """Not the seed of a key pair; str() says why."""
 
 
 class BadSeal(Exception):
@@ -49,20 +43,7 @@ class SigningKey:
     @classmethod
     def from_seed(cls, text: str) -> SigningKey:
         """The pair of a seed such as SUAGC3D... Raises BadSeed."""
-        try:
-            raw = base64.b32decode(text + "=" * (-len(text) % 8))
-        except (binascii.Error, ValueError) as error:
-            raise BadSeed("a seed is written in base32") from error
-        body, checksum = raw[:-2], raw[-2:]
-        if len(body) != KEY_BYTES + 2 or crc16(body).to_bytes(2, "little") != checksum:
-            raise BadSeed("not a seed, or a damaged one")
-        if body[0] & 0xF8 != SEED_PREFIX:
-            raise BadSeed("not a seed")
-        try:
-            kind = KeyKind((body[0] & 7) << 5 | body[1] >> 3)
-        except ValueError as error:
-            raise BadSeed("no kind of seed begins like this") from error
-        return cls(kind, body[2:])
+        return cls(*read_seed(text))
 
     def sign(self, data: bytes) -> bytes:
         return self._private.sign(data)

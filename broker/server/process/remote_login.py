@@ -6,12 +6,12 @@ Spec: NATS client protocol, CONNECT (nkey, jwt, sig); NATS creds files."""
 
 from __future__ import annotations
 
-import base64
 import ssl
 from pathlib import Path
 
 from broker.config.options import TlsOptions
-from broker.server.process.private_keys import BadSeed, SigningKey
+from broker.credentials.connect_fields import creds_fields, seed_fields
+from broker.credentials.seeds import BadSeed
 
 
 class LoginFailed(Exception):
@@ -21,22 +21,23 @@ class LoginFailed(Exception):
 def creds_login(path: str, nonce: str) -> dict[str, str]:
     """The fields of CONNECT for a file with a user JWT and its seed. Raises LoginFailed."""
     text = _read(path)
-    token, seed = _section(text, "JWT"), _section(text, "SEED")
-    if not token or not seed:
-        raise LoginFailed(f"{path}: no user JWT and seed in it")
-    return {"jwt": token, "sig": _signed(_key(seed, path), nonce)}
+    try:
+        return creds_fields(text, nonce)
+    except BadSeed as bad:
+        raise LoginFailed(f"{path}: {bad}") from bad
 
 
 def seed_file_login(path: str, nonce: str) -> dict[str, str]:
     """For a file with a seed. Raises LoginFailed."""
-    text = _read(path)
-    return seed_login(_section(text, "SEED") or text.strip(), nonce, source=path)
+    return seed_login(_read(path), nonce, source=path)
 
 
 def seed_login(seed: str, nonce: str, *, source: str) -> dict[str, str]:
     """For a seed; `source` is named in errors. Raises LoginFailed."""
-    key = _key(seed, source)
-    return {"nkey": key.public, "sig": _signed(key, nonce)}
+    try:
+        return seed_fields(seed, nonce)
+    except BadSeed as bad:
+        raise LoginFailed(f"{source}: {bad}") from bad
 
 
 def tls_context(tls: TlsOptions | None) -> ssl.SSLContext:
@@ -62,23 +63,3 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise LoginFailed(f"{path}: {error}") from error
-
-
-def _section(text: str, what: str) -> str:
-    """The line after the BEGIN line that names it; empty if there is none."""
-    lines = [line.strip() for line in text.splitlines()]
-    for number, line in enumerate(lines):
-        if line.startswith("-----BEGIN") and what in line:
-            return next((one for one in lines[number + 1 :] if one), "")
-    return ""
-
-
-def _key(seed: str, path: str) -> SigningKey:
-    try:
-        return SigningKey.from_seed(seed)
-    except BadSeed as bad:
-        raise LoginFailed(f"{path}: {bad}") from bad
-
-
-def _signed(key: SigningKey, nonce: str) -> str:
-    return base64.urlsafe_b64encode(key.sign(nonce.encode())).decode().rstrip("=")

@@ -45,3 +45,8 @@ class BulkService(Sink, Protocol):
     ) -> tuple[int, list[int]]:
         """Requests of any subjects, until the clock (perf_counter) shows `deadline`, but at least
         one. Returns the row it stopped at, and the rows before it that have no responder."""
+
+    def deliver_timed_one(
+        self, sub: Subscription, run: PubRun, publisher: PublishingConnection | None
+    ) -> bool:
+        """As `deliver_timed`, for a run of one request. False: it has no responder."""

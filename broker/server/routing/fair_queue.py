@@ -26,6 +26,8 @@ T = TypeVar("T")
 # A publish that waits for its ack needs four or five turns of the loop, so they have to be short.
 TURN_S = 0.002  # the time slice of a client or a stream, and of the queue in a turn of the loop
 DIRECT_S = 0.001  # of an account in one turn of the loop, before its work has to queue
+ALONE_S = 0.004  # the same while no other account has anything to do
+LITTLE_S = 0.0002  # of an account, in several turns: not worth a callback that forgets it
 STEPS_S = 0.0005  # of work in steps, before the next one in the queue
 IDLE_KEPT = 1024  # accounts or connections whose use is remembered while nothing of them waits
 
@@ -73,13 +75,14 @@ class _Lane(Generic[T]):
 class FairQueue:
     """First come, first served within a connection. Each callback is called once."""
 
-    __slots__ = ("_accounts", "_count", "_direct_s", "_due")
+    __slots__ = ("_accounts", "_count", "_direct_s", "_due", "_forgetting")
 
     def __init__(self) -> None:
         self._accounts: _Lane[_Lane[deque[Act]]] = _Lane()
         self._count = 0
         self._due = False
         self._direct_s: dict[Hashable, float] = {}  # used in this turn without queueing
+        self._forgetting = False  # at the end of this turn
 
     def wait(self, act: Act, account: Hashable = None, connection: Hashable = None) -> None:
         """Call it in a later turn of the event loop."""
@@ -97,13 +100,24 @@ class FairQueue:
 
     def exhausted(self, account: Hashable) -> bool:
         """Whether the account has used its share of this turn: its work should wait()."""
-        return self._direct_s.get(account, 0.0) > DIRECT_S
+        used_s = self._direct_s.get(account, 0.0)
+        return used_s > DIRECT_S and (used_s > ALONE_S or self._has_others(account))
+
+    def _has_others(self, account: Hashable) -> bool:
+        waiting = self._accounts.waiting
+        return len(self._direct_s) > 1 or len(waiting) > (account in waiting)
 
     def used(self, account: Hashable, used_s: float) -> None:
         """The account used so much without queueing."""
-        if not self._direct_s:
-            asyncio.get_running_loop().call_soon(self._direct_s.clear)
-        self._direct_s[account] = self._direct_s.get(account, 0.0) + used_s
+        used_s += self._direct_s.get(account, 0.0)
+        self._direct_s[account] = used_s
+        if used_s > LITTLE_S and not self._forgetting:
+            self._forgetting = True
+            asyncio.get_running_loop().call_soon(self._forget)
+
+    def _forget(self) -> None:
+        self._forgetting = False
+        self._direct_s.clear()
 
     async def run(
         self, steps: Steps[T], account: Hashable = None, connection: Hashable = None

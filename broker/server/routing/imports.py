@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from random import randrange
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -21,7 +22,9 @@ import msgspec
 from broker.accounts import Account
 from broker.config.check_accounts import export_of, import_mapping
 from broker.config.options import AccountOptions, Export, Import
+from broker.server.routing import latency
 from broker.server.routing.internal_subscription import InterestTable, InternalSubscription
+from broker.server.routing.latency import OK, Measured
 from broker.subjects import PublishingConnection, SinkKind, Subscription
 from broker.wire import headers as wire_headers
 
@@ -122,11 +125,17 @@ class _Crossing:
     def _cross(
         self, message: Message, publisher: PublishingConnection | None, publish: Publish
     ) -> bool:
-        return publish(self.target, *message) > 0
+        return not expired(self.rule) and publish(self.target, *message) > 0
 
 
 class StreamImport(_Crossing):
     """Subscribed in the exporter's account; republishes to the importer's subscribers."""
+
+
+def expired(rule: Import) -> bool:
+    """Whether the activation token of the import is no longer valid."""
+    token = rule.activation
+    return token is not None and 0 < token.expires <= time.time()
 
 
 class ServiceImport(_Crossing):
@@ -144,17 +153,23 @@ class ServiceImport(_Crossing):
         self._inbox: InternalSubscription | None = None
         # By token: reply subject and deadline. Deadlines rise, so the oldest comes first.
         self._expected: dict[bytes, tuple[bytes, int]] = {}
+        self._measured: dict[bytes, Measured] = {}  # of these, by token
 
     def _cross(
         self, message: Message, publisher: PublishingConnection | None, publish: Publish
     ) -> bool:
         subject, reply, headers, payload = message
+        if expired(self.rule):
+            return False
         crossings = self._crossings
         before = crossings.about
         crossings.about = before or msgspec.json.encode(self._about(publisher))
         headers = wire_headers.without(headers, REQUEST_INFO + b":")  # a client may not forge it
         headers = wire_headers.add(headers, [(REQUEST_INFO, crossings.about)])
+        measured = self._measure(headers, publisher) if reply and self.export.latency else None
         token = self._expect(reply) if reply else b""
+        if measured is not None:
+            self._measured[token] = measured
         answer_to = self._prefix + token if reply else b""
         if self.target.mappings is not None:
             subject = self.target.mappings.subject(subject)
@@ -164,7 +179,36 @@ class ServiceImport(_Crossing):
             crossings.about = before
         if not taken:
             self._expected.pop(token, None)
+            self._tell(self._measured.pop(token, None), status=latency.UNAVAILABLE)
         return taken
+
+    def _measure(self, headers: bytes, publisher: PublishingConnection | None) -> Measured | None:
+        assert self.export.latency is not None, "asked for"
+        found = latency.asked(self.export.latency, headers, randrange)
+        if found is None:
+            return None
+        return Measured(self._about(publisher), time.time(), time.monotonic_ns(), found)
+
+    def _tell(self, request: Measured | None, *, answered_ns: int = 0, status: int = OK) -> None:
+        """Report about a request, if it is one that is measured."""
+        where = self.export.latency
+        if request is None or where is None:
+            return
+        responder = None
+        if status == OK:
+            publisher = self._inbox.publisher if self._inbox is not None else None
+            responder = self._clients.request_info(publisher.cid) if publisher is not None else {}
+            responder = responder or {"acc": self.target.name}
+        document = latency.report(
+            request,
+            now=time.time(),
+            responder=responder,
+            answered_ns=answered_ns,
+            sent_ns=time.monotonic_ns(),
+            status=status,
+        )
+        body = msgspec.json.encode(document)
+        self._router.publish(self.target, where.subject, b"", b"", body)
 
     def _expect(self, reply: bytes) -> bytes:
         now = time.monotonic_ns()
@@ -174,6 +218,7 @@ class ServiceImport(_Crossing):
             if expected[oldest][1] > now and len(expected) < ANSWERS_MAX:
                 break
             del expected[oldest]
+            self._tell(self._measured.pop(oldest, None), status=latency.TIMEOUT)
         if self._inbox is None:
             subject = self._prefix + b"*"
             self._inbox = InternalSubscription(self._router, self.target, subject, self._answered)
@@ -192,6 +237,8 @@ class ServiceImport(_Crossing):
         with self._crossings.one_more() as allowed:
             if allowed:
                 self._router.publish(self._importer, found[0], reply, headers, payload)
+        if self._measured:
+            self._tell(self._measured.pop(token, None), answered_ns=now)
 
     def close(self) -> None:
         """Answers that are still expected are not awaited any longer."""
@@ -200,10 +247,11 @@ class ServiceImport(_Crossing):
 
     def _about(self, publisher: PublishingConnection | None) -> dict[str, Any]:
         rtt_ns = 0 if publisher is None else self._clients.rtt_ns(publisher.cid)
-        about: dict[str, Any] = {"acc": self._importer.name, "rtt": rtt_ns}
         if self.rule.share and publisher is not None:
-            about = self._clients.request_info(publisher.cid) | about
-        return about
+            about = self._clients.request_info(publisher.cid)
+            if about:
+                return about
+        return {"acc": self._importer.name, "rtt": rtt_ns}
 
 
 class Imports:

@@ -38,6 +38,8 @@ class InternalSubscription:
         self._router = router
         self._account = account
         self._taken = taken
+        # Who has sent the message that is being taken; None: it came from elsewhere.
+        self.publisher: PublishingConnection | None = None
         self._sub = Subscription(self, account, subject, b"", b"1")
         router.subscribe(account, self._sub)
 
@@ -58,6 +60,10 @@ class InternalSubscription:
         stop: int,
         publisher: PublishingConnection | None,
     ) -> bool:
-        for row in range(start, stop):
-            self._taken(*run.message(row))
+        self.publisher = publisher
+        try:
+            for row in range(start, stop):
+                self._taken(*run.message(row))
+        finally:
+            self.publisher = None
         return True

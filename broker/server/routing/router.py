@@ -140,8 +140,12 @@ class Router:
 
         Returns the row it stopped at. Less than the whole run means that the turn of this client is
         over: the caller continues later, before anything else this client has sent."""
-        if not first and len(run) == 1 and self._published_one(publisher, run):
+        if not first and len(run) == 1 and self.publish_one(publisher, run):
             return 1
+        return self.publish_rest(publisher, run, first)
+
+    def publish_rest(self, publisher: Publisher, run: PubRun, first: int) -> int:
+        """As `publish_run`, for a run that `publish_one` did not take."""
         deadline = time.perf_counter() + TURN_S
         bulk = self._bulk
         spans = bulk.compact_spans(run) if bulk is not None else None
@@ -164,11 +168,14 @@ class Router:
             row = self._publish_rows(publisher, run, row, len(run), deadline)
         return row
 
-    def _published_one(self, publisher: Publisher, run: PubRun) -> bool:
-        """The most common run: one message for one recipient. False: it is not that simple."""
-        subject = run.names(0)[0]
-        if publisher.guarded or subject[:1] == self._family_start:
+    def publish_one(self, publisher: Publisher, run: PubRun) -> bool:
+        """The most common run: one message for one recipient, or one request to the service that
+        takes whole runs, such as a get. False: it is not that simple, and nothing was done."""
+        if publisher.guarded:
             return False
+        subject = run.names(0)[0]
+        if subject[:1] == self._family_start:
+            return self._asked_one(publisher, run, subject)
         found = publisher.account.subs.match(subject)
         sub = found.single
         if sub is None or not found.quick or sub.max_msgs:
@@ -177,6 +184,17 @@ class Router:
         if sink is self._bulk or publisher.skips(sink):
             return False
         if not sink.deliver_run(sub, run, 0, 1, publisher):
+            self._not_taken(publisher, run, 0, 1)
+        return True
+
+    def _asked_one(self, publisher: Publisher, run: PubRun, subject: bytes) -> bool:
+        bulk = self._bulk
+        if bulk is None or not subject.startswith(self._family):
+            return False
+        sub = self._match_family(publisher, subject).single
+        if sub is None or sub.sink is not bulk or sub.max_msgs:
+            return False
+        if not bulk.deliver_timed_one(sub, run, publisher):
             self._not_taken(publisher, run, 0, 1)
         return True
 

@@ -24,7 +24,7 @@ from broker.server.services import Document
 from broker.server.tracing import message_trace as events
 from broker.server.tracing.message_trace import Trace, TraceRequest
 from broker.server.tracing.storage_trace import PublishOne, Storing, StreamSink
-from broker.subjects import SinkKind, Subscription, has_wildcard, valid_subject
+from broker.subjects import Sink, SinkKind, Subscription, has_wildcard, valid_subject
 from broker.wire import PubRun
 
 _GZIP = (b"Content-Encoding", b"gzip")
@@ -96,6 +96,7 @@ class Tracing:
         self._system_account = system_account
         self._server = server
         self._sent = 0
+        self._traced_classes: dict[type, bool] = {}
         self._storing = Storing(account, router.publish)
         self.peer_name: Callable[[int], str] = lambda _peer: ""  # replaced by the cluster
         self._system_services: tuple[bytes, ...] = (b"$SYS.REQ.",)
@@ -215,14 +216,22 @@ class Tracing:
         *, shown: bytes = b"",
     ) -> bool:  # fmt: skip
         sink = sub.sink
-        if not isinstance(sink, TracedSink):  # a subscription of the server itself
+        if not self._is_traced(sink):  # a subscription of the server itself
             return sink.deliver_run(sub, run, 0, 1, publisher)
-        error = _obstacle(sink, sub, run.message(0)[0], publisher)
+        named = cast(TracedSink, sink)
+        error = _obstacle(named, sub, run.message(0)[0], publisher)
         if not error and not trace.only and not sink.deliver_run(sub, run, 0, 1, publisher):
             error = events.CLIENT_CLOSED
-        trace.egress(sink.cid, sink.name, account=sub.account.name,
+        trace.egress(named.cid, named.name, account=sub.account.name,
                      sub=shown or sub.subject, queue=sub.queue, error=error)  # fmt: skip
         return not error
+
+    def _is_traced(self, sink: Sink) -> bool:
+        """Once per class: it takes longer than a delivery."""
+        known = self._traced_classes.get(type(sink))
+        if known is None:
+            known = self._traced_classes[type(sink)] = isinstance(sink, TracedSink)
+        return known
 
     def _to_service(
         self, trace: Trace, sub: Subscription, run: PubRun, publisher: TracedPublisher | None

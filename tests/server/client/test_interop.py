@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-import nats
 import pytest
 from msgspec.json import decode, encode
 from nats.errors import NoRespondersError
 
 from broker.config.options import Authorization, Permissions, ResponseRules, SubjectRules, User
 from broker.server.server import Server
+from tests.support.clients import open_client
 from tests.support.server import PATIENCE, RawClient, broker_of, run, running, until
 
 
 def test_publish_subscribe_request_and_queue_groups() -> None:
     async def test() -> None:
         async with running() as server:
-            client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+            client = await open_client(f"nats://127.0.0.1:{server.port}")
             got: list[bytes] = []
 
             async def keep(message: object) -> None:
@@ -48,7 +48,7 @@ def test_publish_subscribe_request_and_queue_groups() -> None:
 def test_headers_large_payloads_and_auto_unsubscribe() -> None:
     async def test() -> None:
         async with running() as server:
-            client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+            client = await open_client(f"nats://127.0.0.1:{server.port}")
             sub = await client.subscribe("big")
             await sub.unsubscribe(limit=2)
             payload = bytes(range(256)) * 4000
@@ -70,7 +70,7 @@ def test_drain_delivers_what_was_published() -> None:
     async def test() -> None:
         async with running() as server:
             url = f"nats://127.0.0.1:{server.port}"
-            client, other = await nats.connect(url), await nats.connect(url)
+            client, other = await open_client(url), await open_client(url)
             got: list[bytes] = []
 
             async def keep(message: object) -> None:
@@ -98,7 +98,7 @@ def test_client_reconnects_to_a_restarted_server_on_the_same_port() -> None:
             async def reconnected() -> None:
                 back.set()
 
-            client = await nats.connect(
+            client = await open_client(
                 f"nats://127.0.0.1:{port}", reconnected_cb=reconnected, reconnect_time_wait=0.05
             )
             sub = await client.subscribe("again")
@@ -149,7 +149,7 @@ def test_credentials_admit_or_refuse(
             await refused(server, **bad)
             await refused(server)
             if good is not None:
-                client = await nats.connect(url, **good)
+                client = await open_client(url, **good)
                 await client.publish("x", b"")
                 await client.flush()
                 await client.close()
@@ -165,7 +165,7 @@ def test_bcrypt_password_is_checked_off_the_loop() -> None:
     async def test() -> None:
         async with running(authorization=Authorization(token=hashed)) as server:
             url = f"nats://127.0.0.1:{server.port}"
-            client = await nats.connect(url, token="open sesame")
+            client = await open_client(url, token="open sesame")
             assert (await client.subscribe("x")) is not None
             await client.flush()
             await client.close()
@@ -188,8 +188,8 @@ def test_permissions_refuse_without_closing() -> None:
                 errors.append(str(error))
 
             url = f"nats://127.0.0.1:{server.port}"
-            root = await nats.connect(url)
-            client = await nats.connect(url, user="limited", password="", error_cb=failed)
+            root = await open_client(url)
+            client = await open_client(url, user="limited", password="", error_cb=failed)
             allowed = await client.subscribe("in.>")
             await client.subscribe("other")
             await client.subscribe("grp.a", queue="workers")
@@ -223,7 +223,7 @@ def test_user_info_describes_the_client() -> None:
         async with running(authorization=Authorization(users=users)) as server:
             documents = {}
             for name in ("anna", "otto"):
-                client = await nats.connect(f"nats://{name}:pw@127.0.0.1:{server.port}")
+                client = await open_client(f"nats://{name}:pw@127.0.0.1:{server.port}")
                 reply = await client.request("$SYS.REQ.USER.INFO", b"", timeout=PATIENCE)
                 documents[name] = decode(reply.data)
                 await client.close()

@@ -8,10 +8,9 @@ import ssl
 from contextlib import suppress
 from pathlib import Path
 
-import nats
-
 from broker.config.options import SECOND, TlsOptions
 from broker.server.server import Server
+from tests.support.clients import open_client
 from tests.support.server import PATIENCE, RawClient, run, running, until
 
 CERTS = Path(__file__).parents[2] / "support" / "certs"
@@ -30,7 +29,7 @@ def client_context(*, certificate: bool = False) -> ssl.SSLContext:
 
 
 async def talk(server: Server, context: ssl.SSLContext, **settings: object) -> None:
-    client = await nats.connect(
+    client = await open_client(
         f"tls://localhost:{server.port}", tls=context, allow_reconnect=False, **settings
     )
     sub = await client.subscribe("secret")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from broker.accounts import Account
 from broker.server.client import operations
 from broker.server.routing import router
+from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.router import Router
 from broker.server.server import Server
 from broker.subjects import SinkKind, SubjectTree, Subscription, tree
@@ -204,3 +207,34 @@ def test_local_queue_members_are_cached() -> None:
     found = table.match(b"a")
     assert [[sub.sink for sub in pool] for pool in found.local_queues()] == [[here, here]]
     assert found.local_queues() is found.local_queues()
+
+
+def test_a_client_that_waits_for_its_turn_is_paused_when_it_sends_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Most clients send nothing before they have their answer: a pause would only cost."""
+
+    async def test() -> None:
+        async with running() as server:
+            client = await RawClient.open(server)
+            await client.flush()
+            (sink,) = server.account("$G").connections.values()
+            socket = cast(Any, sink).pause_reading.__self__
+            waiting: list[Callable[[], None]] = []
+            monkeypatch.setattr(FairQueue, "exhausted", lambda *_: True)
+            monkeypatch.setattr(FairQueue, "wait", lambda _, act, *__: waiting.append(act))
+            client.send(b"PING\r\n")
+            await until(lambda: len(waiting) == 1)
+            assert socket.reading_pauses == 0
+            client.send(b"PING\r\nPING\r\n")
+            await until(lambda: socket.reading_pauses == 1)
+            monkeypatch.setattr(FairQueue, "exhausted", lambda *_: False)
+            while waiting:
+                waiting.pop(0)()
+            assert socket.reading_pauses == 0
+            answers = 0
+            while answers < 3:
+                answers += (await client.line()) == b"PONG\r\n"
+            client.close()
+
+    run(test())

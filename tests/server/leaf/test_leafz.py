@@ -6,6 +6,7 @@ from broker.config.options import LeafNodeOptions, LeafRemote
 from broker.monitor.documents.accountz import account_info, accstatz
 from broker.monitor.documents.leafz import leafz, varz_leaf
 from broker.monitor.observed import Observed
+from broker.subjects import finish
 from tests.support.leaf_peer import RawLeaf
 from tests.support.server import run, running, until
 
@@ -31,7 +32,7 @@ def test_leafz_of_both_sides() -> None:
             assert leafz(observed, {"acc": "other"})["leafs"] == []
             assert "subscriptions_list" not in leafz(observed, {})["leafs"][0]
             assert account_info(observed, "$G")["leafnode_connections"] == 1
-            [numbers] = accstatz(observed)["account_statz"]
+            [numbers] = finish(accstatz(observed))["account_statz"]
             assert (numbers["acc"], numbers["leafnodes"]) == ("$G", 1)
             assert varz_leaf(observed) == {
                 "host": "127.0.0.1", "port": hub.leaf_port, "auth_timeout": 2, "tls_timeout": 2,

@@ -21,9 +21,24 @@ from broker.config.options import (
     TlsOptions,
     User,
 )
+from broker.server.routing import fair_queue
+from broker.server.routing.fair_queue import FairQueue
 from broker.server.server import Server
-from tests.support.server import PATIENCE, broker_of, run, until
-from tests.support.websocket import BINARY, CLOSE, PLAIN, RawWebSocket, plain, port, serving, url
+from broker.subjects import finish
+from broker.wire.websocket import FrameReader
+from tests.support.clients import open_client
+from tests.support.server import EMPTY_CONNECT, PATIENCE, broker_of, run, until
+from tests.support.websocket import (
+    BINARY,
+    CLOSE,
+    PLAIN,
+    REQUEST,
+    RawWebSocket,
+    plain,
+    port,
+    serving,
+    url,
+)
 
 # nats-py calls aiohttp the old way
 pytestmark = pytest.mark.filterwarnings("ignore:parameter 'timeout' of type:DeprecationWarning")
@@ -35,8 +50,8 @@ DEFLATE = b"Sec-WebSocket-Extensions: permessage-deflate\r\n"
 
 async def talk(server: Server, **settings: Any) -> None:
     """Both ways between a WebSocket client and a plain one."""
-    client = await nats.connect(url(server), allow_reconnect=False, **settings)
-    official = await nats.connect(f"nats://127.0.0.1:{server.port}", allow_reconnect=False)
+    client = await open_client(url(server), allow_reconnect=False, **settings)
+    official = await open_client(f"nats://127.0.0.1:{server.port}", allow_reconnect=False)
     sub = await official.subscribe("up")
     await official.flush()
     await client.publish("up", b"over the web", headers={"a": "b"})
@@ -152,7 +167,7 @@ def test_varz_connz_and_log_label() -> None:
             await RawWebSocket.open(server, headers=b"X-Forwarded-For: 10.0.0.7\r\n")
             server.set_cluster_urls(["h:1"], ["h:2"])
             documents = broker_of(server).monitor.documents.by_name
-            shown = documents["varz"]({})
+            shown = finish(documents["varz"]({}))
             assert shown["websocket"] == {
                 "host": "127.0.0.1",
                 "port": port(server),
@@ -161,7 +176,7 @@ def test_varz_connz_and_log_label() -> None:
                 "compression": True,
             }
             assert shown["ws_connect_urls"] == [f"127.0.0.1:{port(server)}", "h:2"]
-            (one,) = documents["connz"]({})["connections"]
+            (one,) = finish(documents["connz"]({}))["connections"]
             assert (one["kind"], one["type"], one["ip"]) == ("Client", "websocket", "127.0.0.1")
             (connection,) = server.connections.values()
             assert connection.label.startswith("10.0.0.7/127.0.0.1:")
@@ -260,7 +275,7 @@ def test_users_may_be_bound_to_this_kind_of_connection() -> None:
 
     async def test() -> None:
         async with serving(authorization=Authorization(users=users)) as server:
-            client = await nats.connect(url(server), user="web", password="x")
+            client = await open_client(url(server), user="web", password="x")
             await client.close()
             refused = nats.NATS()
             with pytest.raises(nats.errors.Error, match="Authorization Violation"):
@@ -268,5 +283,68 @@ def test_users_may_be_bound_to_this_kind_of_connection() -> None:
                     url(server), user="plain", password="x", allow_reconnect=False
                 )
             await refused.close()
+
+    run(test())
+
+
+def without_direct_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every piece of work waits for a turn."""
+    monkeypatch.setattr(fair_queue, "DIRECT_S", -1.0)
+    monkeypatch.setattr(fair_queue, "ALONE_S", -1.0)
+
+
+def test_a_flood_of_empty_frames_is_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_direct_work(monkeypatch)
+
+    async def test() -> None:
+        async with serving(websocket=PLAIN) as server:
+            client = await RawWebSocket.open(server)
+            await client.flush()
+            waits, wait = [], server.turns.wait
+
+            def counted(*work: Any) -> None:
+                waits.append(work[1])
+                wait(*work)
+
+            monkeypatch.setattr(FairQueue, "wait", lambda _queue, *work: counted(*work))
+            for _ in range(10_000):
+                client.send(b"")
+            client.send(b"PUB a 1\r\nx\r\n")
+            assert await client.flush() == b""
+            assert len(waits) >= 70
+            assert set(waits) == {"$G"}
+
+    run(test())
+
+
+def test_the_socket_is_not_read_while_earlier_frames_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_direct_work(monkeypatch)
+    fed_early: list[int] = []
+    feed = FrameReader.feed
+
+    def watched(reader: FrameReader, chunk: bytes) -> None:
+        if reader.more:
+            fed_early.append(len(chunk))
+        feed(reader, chunk)
+
+    monkeypatch.setattr(FrameReader, "feed", watched)
+
+    async def test() -> None:
+        async with serving(websocket=replace(PLAIN, compression=True)) as server:
+            offer = b"Sec-WebSocket-Extensions: permessage-deflate; client_no_context_takeover\r\n"
+            client = await RawWebSocket.dial(server)
+            client.writer.write(REQUEST + offer + b"\r\n")
+            assert b"permessage-deflate" in await client.head()
+            client.send(EMPTY_CONNECT)
+            packer = zlib.compressobj(9, wbits=-15)
+            line = b"PUB bomb 1000000\r\n" + bytes(1_000_000) + b"\r\n"
+            bomb = (packer.compress(line) + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
+            for _ in range(20):
+                client.send(bomb, first=0xC2)
+                await client.writer.drain()
+                await asyncio.sleep(0)
+            (one,) = server.connections.values()
+            await until(lambda: one.client.in_msgs == 20)
+            assert not fed_early
 
     run(test())

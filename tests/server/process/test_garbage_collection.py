@@ -28,11 +28,13 @@ class Circle:
 @pytest.fixture
 def as_in_a_server() -> Iterator[None]:
     thresholds, callbacks = gc.get_threshold(), list(gc.callbacks)
+    were_set_aside = gc.get_freeze_count() > 0
     collect_young_objects()
     yield
     gc.set_threshold(*thresholds)
     gc.callbacks[:] = callbacks
-    gc.unfreeze()
+    if not were_set_aside:
+        gc.unfreeze()
 
 
 @pytest.mark.usefixtures("as_in_a_server")

@@ -14,6 +14,7 @@ from broker.config.load import load, parse_flags
 from broker.config.options import Options
 from broker.main import Broker
 from broker.server.process.reload import NotReloadable, merge
+from tests.support.clients import open_client
 from tests.support.server import PATIENCE, RawClient, run, running_broker
 
 BEFORE = """
@@ -39,7 +40,7 @@ def reload(broker: Broker, wanted: Options) -> None:
 
 async def connected(broker: Broker, user: str) -> Any:
     url = f"nats://127.0.0.1:{broker.server.port}"
-    return await nats.connect(url, user=user, password=user, allow_reconnect=False)
+    return await open_client(url, user=user, password=user, allow_reconnect=False)
 
 
 async def closed(client: Any) -> None:

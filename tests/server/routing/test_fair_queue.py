@@ -274,10 +274,42 @@ def test_a_quiet_account_is_served_before_a_busy_one(monkeypatch: pytest.MonkeyP
 def test_the_share_of_a_turn_ends_with_the_turn() -> None:
     async def test() -> None:
         queue = FairQueue()
-        queue.used("busy", 2 * fair_queue.DIRECT_S)
+        queue.used("busy", 2 * fair_queue.ALONE_S)
         assert queue.exhausted("busy")
         assert not queue.exhausted("quiet")
         await until(lambda: not queue.exhausted("busy"))
+
+    run(test())
+
+
+def test_small_requests_add_up_within_a_turn() -> None:
+    async def test() -> None:
+        queue = FairQueue()
+        for _ in range(100):
+            queue.used("busy", fair_queue.ALONE_S / 50)
+        assert queue.exhausted("busy")
+        await until(lambda: not queue.exhausted("busy"))
+
+    run(test())
+
+
+def test_a_small_request_schedules_nothing() -> None:
+    FairQueue().used("quiet", fair_queue.LITTLE_S / 2)  # there is no event loop here
+
+
+def test_an_account_that_is_alone_has_a_larger_share() -> None:
+    async def test() -> None:
+        queue = FairQueue()
+        queue.used("busy", 2 * fair_queue.DIRECT_S)
+        assert not queue.exhausted("busy")
+        queue.used("other", 0.0)
+        assert queue.exhausted("busy")
+        await until(lambda: not queue.exhausted("busy"))
+        queue.used("busy", 2 * fair_queue.DIRECT_S)
+        queue.wait(lambda: None, "busy")
+        assert not queue.exhausted("busy")
+        queue.wait(lambda: None, "other")
+        assert queue.exhausted("busy")
 
     run(test())
 

@@ -51,6 +51,11 @@ class Taker:
         self.log.append((self.name, list(asked.values())))
         return stop, [row for row, subject in asked.items() if subject.endswith(b".missing")]
 
+    def deliver_timed_one(
+        self, sub: Subscription, run: PubRun, publisher: PublishingConnection | None
+    ) -> bool:
+        return not self.deliver_timed(sub, run, 0, 1, publisher, deadline=0.0)[1]
+
     def deliver_run(
         self,
         sub: Subscription,

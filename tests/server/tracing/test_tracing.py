@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from typing import Any
 
@@ -198,5 +199,32 @@ def test_messages_that_are_not_sampled_are_not_traced(
                 got = await client.flush()
                 assert (b"MSG t 2 " in got) is traced
                 assert (b"Nats-Trace-Dest: trace disabled" in got) is not traced
+
+    run(test())
+
+
+def test_the_loop_runs_between_traced_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of them was one turn: with 50 subscribers it took four seconds."""
+
+    async def test() -> None:
+        async with running() as server:
+            client = await RawClient.open(server)
+            client.send(b"".join(b"SUB x %d\r\n" % at for at in range(3)))
+            await client.flush()
+            impatient(monkeypatch)
+            turns = 0
+
+            def turn() -> None:
+                nonlocal turns
+                turns += 1
+                asyncio.get_running_loop().call_soon(turn)
+
+            turn()
+            client.send(hpub(b"x", DEST) * 100)
+            await client.flush()
+            [found] = server.connections.values()
+            assert found.client.out_msgs == 300
+            assert turns >= 100
+            client.close()
 
     run(test())
