@@ -128,13 +128,14 @@ class LocalNode:
     http_port: int
     route_port: int
     command: Sequence[str]
+    host: str = "127.0.0.1"
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     log_begins: int = 0  # offset in the log of the last start
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.client_port}"
+        return f"nats://{self.host}:{self.client_port}"
 
     @property
     def pid(self) -> int:
@@ -150,19 +151,26 @@ class LocalNode:
         return self.directory / "server.log"
 
     def write_config(
-        self, *, cluster: str | None, routes: Sequence[int], jetstream: str = "", more: str = ""
+        self,
+        *,
+        cluster: str | None,
+        routes: Sequence[int] | Sequence[str],
+        jetstream: str = "",
+        more: str = "",
     ) -> None:
-        """`jetstream` is added to the jetstream block, `more` to the end of the file."""
+        """`routes` are ports of this host, or addresses. `jetstream` is added to the jetstream
+        block, `more` to the end of the file."""
         self.directory.mkdir(parents=True, exist_ok=True)
         lines = [
             f"server_name: {self.name}",
-            f'listen: "127.0.0.1:{self.client_port}"',
-            f'http: "127.0.0.1:{self.http_port}"',
+            f'listen: "{self.host}:{self.client_port}"',
+            f'http: "{self.host}:{self.http_port}"',
             f'jetstream {{ store_dir: "{self.directory / "data"}", {jetstream} }}',
         ]
         if cluster is not None:
-            urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
-            listen = f'listen: "127.0.0.1:{self.route_port}"'
+            places = [one if isinstance(one, str) else f"{self.host}:{one}" for one in routes]
+            urls = ", ".join(f'"nats://{place}"' for place in places)
+            listen = f'listen: "{self.host}:{self.route_port}"'
             lines.append(f"cluster {{ name: {cluster}, {listen}, routes: [{urls}] }}")
         self.config_path.write_text("\n".join([*lines, more, ""]))
 
@@ -181,7 +189,7 @@ class LocalNode:
 
     def http(self, path: str, *, timeout_s: float = 2.0) -> dict[str, object]:
         """A monitoring document; OSError when the node does not answer with 200."""
-        url = f"http://127.0.0.1:{self.http_port}{path}"
+        url = f"http://{self.host}:{self.http_port}{path}"
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             document: dict[str, object] = json.load(answer)
             return document

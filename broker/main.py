@@ -31,7 +31,7 @@ from broker.server.process import pid_files
 from broker.server.process.freed_memory import FreedMemory
 from broker.server.process.garbage_collection import OldGarbage, collect_young_objects
 from broker.server.process.interpreter_lock import share_interpreter
-from broker.server.process.log import FATAL, NonBlockingHandler, install, logger
+from broker.server.process.log import FATAL, LogHandler, install, logger
 from broker.server.process.private_files import create_private_files
 from broker.server.process.reload import NotReloadable, merge
 from broker.server.process.tasks import Tasks
@@ -53,6 +53,7 @@ IDLE_WITHIN_S = 0.25  # shutdown waits this long for a moment without unanswered
 AWAY_WITHIN_S = 2.0  # clients that are sent to a peer close their connections within this time
 AWAY_POLL_S = 0.01
 ANSWERED_WITHIN_S = 2.0  # and this long for their answers once nothing more is read
+ANSWERED_POLL_S = 0.002
 
 
 class ClusterRuntime(ObservedRuntime, BulkReads, Protocol):
@@ -199,7 +200,8 @@ class Broker:
         server.announce()
         if options.pid_file:
             pid_files.write_pid(options.pid_file)
-        logger.info("Server is ready")
+        waits = self.runtime is not None and options.cluster is not None and options.jetstream
+        logger.info("Server is ready%s", ", JetStream waits for its cluster" if waits else "")
         self.monitor.serve_http()
         if options.ports_file_dir:
             await self._write_ports()
@@ -304,7 +306,7 @@ class Broker:
         if await _in_time(runtime.all_answered, IDLE_WITHIN_S):
             return
         self.server.pause_reading()
-        await _in_time(runtime.all_answered, ANSWERED_WITHIN_S)
+        await _in_time(runtime.all_answered, ANSWERED_WITHIN_S, every_s=ANSWERED_POLL_S)
 
     async def enter_lame_duck(self) -> None:
         """Refuse new clients, notify the connected ones, close them one by one, then stop."""
@@ -319,21 +321,21 @@ class Broker:
         await self.stop()
 
 
-async def _in_time(check: Callable[[], bool], seconds: float) -> bool:
-    """Whether `check` became true in time. It is called in every turn of the event loop, because
+async def _in_time(check: Callable[[], bool], seconds: float, *, every_s: float = 0) -> bool:
+    """Whether `check` became true in time. 0: it is called in every turn of the event loop, because
     it may be true for a short time only."""
     deadline = time.monotonic() + seconds
     while not check():
         if time.monotonic() > deadline:
             return False
-        await asyncio.sleep(0)
+        await asyncio.sleep(every_s)
     return True
 
 
 class _Process:
     """One run of the process, from start to exit, with its signal handlers."""
 
-    def __init__(self, line: CommandLine, options: Options, handler: NonBlockingHandler) -> None:
+    def __init__(self, line: CommandLine, options: Options, handler: LogHandler) -> None:
         self._line = line
         self._options = options
         self._handler = handler

@@ -8,7 +8,8 @@ cluster node starts without it."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ from broker.cluster.api.server_admin import ServerAdmin
 from broker.cluster.api.stream_api import StreamApi
 from broker.cluster.api.stream_moves import StreamMoves
 from broker.cluster.api.system_api import SystemApi
-from broker.cluster.limits.machine_limits import size_text
+from broker.cluster.api.write_batches import WriteService
+from broker.cluster.limits.machine_limits import size_text, unless_set
 from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.meta.assignments import Assignment
 from broker.cluster.meta.feature_level import TooNew
@@ -37,20 +39,26 @@ from broker.cluster.meta.node_table import Standing
 from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.health import JetStreamHealth
 from broker.cluster.observe.jsz import JetStreamDocument
-from broker.cluster.observe.metrics import Gauge, JetStreamMetrics
+from broker.cluster.observe.metrics import JetStreamMetrics
 from broker.cluster.observe.raftz import RaftGroups
+from broker.cluster.observe.server_events import ServerEvents
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.platform import Platform
 from broker.cluster.replica.push_interest import exporters
 from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_storage import ReplicaStorage
 from broker.cluster.stream_node import Spawn, StreamNode
+from broker.cluster.stream_requests import StreamLookup
 from broker.config.options import JetStreamOptions
+from broker.jetstream.api.info import PeerInfo
 from broker.jetstream.api.stream_access import may_scan, scan_subject
 from broker.scan.admission import ScanAdmission, ScanLimits
 from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
+from broker.server.samples import Exposition
 from broker.server.services import BulkReader, Document, Query, StartFailed
-from raft import NodeId
+from broker.store.encryption import EncryptionKeys
+from broker.subjects import Steps
+from raft import GroupId, NodeId
 from raft.host.statistics import HostStatistics
 from raft.store.log_store import StoreError
 
@@ -120,18 +128,28 @@ class JetStream:
             budget=budget,
             spawn=node.spawn,
         )
+        lookup = StreamLookup(node.assignments, node.members, node.meta_requests.barrier)
         self._plans = PlanService(
             mesh=mesh,
             router=server.router,
             account=server.account,
-            assignments=node.assignments,
-            members=node.members,
-            barrier=node.meta_requests.barrier,
+            lookup=lookup,
             replicas=node.replicas,
             calls=calls,
             wait_current=self._leader_api.wait_current,
             status=node.host.status,
             member_name=node.members.name,
+            spawn=node.spawn,
+        )
+        self._writes = WriteService(
+            router=server.router,
+            account=server.account,
+            lookup=lookup,
+            level=lambda: node.assignments.level,
+            replica=node.replicas.of_stream,
+            calls=calls,
+            bounds=node.usage.bounds,
+            disk_refuses=node.admission.disk_refuses,
             spawn=node.spawn,
         )
         self._accounts = self._jetstream_accounts()
@@ -147,6 +165,7 @@ class JetStream:
             info=node.info,
             api=self._api.statistics,
         )
+        self._events = self._server_events()
         self._health = JetStreamHealth(
             options=node.options,
             node=node.mesh.node,
@@ -160,6 +179,7 @@ class JetStream:
             disk_full=lambda: node.storage.store.full,
             clock_trouble=node.clock_watch.trouble,
             strangers=node.mesh.strangers,
+            stuck=lambda: [*node.nodes.repair.stuck, *node.membership.incurable()],
             lame_duck=lambda: server.lame_duck,
             has_account=self._accounts.has_jetstream,
             assignments=self._held_here,
@@ -169,17 +189,24 @@ class JetStream:
         )
         self._metrics = JetStreamMetrics(
             replicas=node.replicas,
+            info=node.info,
+            peers=self._peers_of,
+            host=node.host.metrics,
             trouble=node.host.trouble,
             disk=node.storage.store.disk_facts,
             disk_full=lambda: node.storage.store.full,
             requests_dropped=lambda: node.requests.dropped,
             clock_error_ns=lambda: node.clock.own_error_ns,
             clock_trouble=node.clock_watch.trouble,
+            api=self._api.statistics,
+            scans=self._scans,
+            readers=lambda: self._plans.scan_readers.present(time.monotonic()),
         )
         self._raft_groups = RaftGroups(
             server.options.system_account,
             node.members,
             node.replicas,
+            lambda group: node.host.held(group) is not None,
             node.host.status,
             node.mesh.silent_ns,
         )
@@ -193,6 +220,20 @@ class JetStream:
 
     # -- life -----------------------------------------------------------------------------------
 
+    def _server_events(self) -> ServerEvents:
+        node, server = self._node, self._node.server
+        return ServerEvents(
+            node.advisories,
+            system=lambda: server.account(server.options.system_account),
+            server=(server.name, server.id),
+            cluster=node.mesh.cluster,
+            leads=lambda: node.members.clustered and node.meta_group.knows_all,
+            meta_cluster=self._document.meta_cluster,
+            names=lambda: {record.name for record in node.assignments.nodes.present()},
+            full=lambda: node.storage.store.full,
+            dropped=lambda: self._api.dropped,
+        )
+
     def serve_accounts(self) -> None:
         """Subscribe the API in every account, before the mesh starts."""
         server = self._node.server
@@ -203,10 +244,19 @@ class JetStream:
         self._serve()
 
     def reconfigure(self, options: JetStreamOptions) -> None:
-        """Accounts and remotes have changed; nothing else may (server/process/reload.py)."""
+        """Accounts, remotes and limits may have changed; nothing else (server/process/reload.py).
+        A limit that is not configured stays what the machine had at the start."""
         node = self._node
-        node.options = replace(node.options, accounts=options.accounts, remotes=options.remotes)
-        node.usage.options = node.quotas.options = node.options
+        measured = unless_set(options, node.options)
+        node.options = replace(
+            node.options,
+            accounts=options.accounts,
+            remotes=options.remotes,
+            limits=options.limits,
+            max_memory_store=measured.max_memory_store,
+            max_file_store=measured.max_file_store,
+        )
+        node.usage.options = node.quotas.options = self._document.options = node.options
         node.origins.access.remotes = options.remotes
         node.push_interest.exporters = exporters(node.server.options.accounts)
         self._serve()
@@ -233,7 +283,7 @@ class JetStream:
         )
         return JetStreamAccounts(
             account=server.account,
-            with_jetstream=(self._api, self._plans),
+            with_jetstream=(self._api, self._plans, self._writes),
             without=without,
             system=system,
             system_account=server.options.system_account,
@@ -241,12 +291,13 @@ class JetStream:
 
     def start(self) -> None:
         """Raises StartFailed when the data was written by a version with newer features."""
-        for part in (self._leader_api, self._gets, self._plans, self._admin):
+        for part in (self._leader_api, self._gets, self._plans, self._writes, self._admin):
             part.start()
         try:
             self._node.start()
         except TooNew as error:
             raise StartFailed(f"Can't start JetStream: {error}") from error
+        self._node.spawn(self._events.run(), "server events")
 
     async def hand_over(self) -> None:
         """Transfer leaderships and wait, for a bounded time, until other nodes have taken over."""
@@ -272,7 +323,7 @@ class JetStream:
 
     # -- what the runtime asks ------------------------------------------------------------------
 
-    def jsz(self, query: Query) -> Document:
+    def jsz(self, query: Query) -> Steps[Document]:
         return self._document.jsz(query)
 
     def replica_of(self, account: str, stream: str) -> Replica | None:
@@ -293,21 +344,25 @@ class JetStream:
         """Whether this node was removed from its cluster. For the simulator, which then ends it."""
         return self._node.members.removed
 
-    def raftz(self, query: Query) -> Document:
+    def raftz(self, query: Query) -> Steps[Document]:
         return self._raft_groups.document(query)
 
-    def healthz(self, query: Query) -> tuple[int, Document]:
+    def healthz(self, query: Query) -> Steps[tuple[int, Document]]:
         return self._health.healthz(query)
 
     def held(self) -> int:
         """How many consumers this node has; a stream counts as three."""
         return sum(3 + len(replica.stream.consumers) for replica in self._node.replicas)
 
-    def metrics(self) -> list[Gauge]:
-        return self._metrics.gauges()
+    def _peers_of(self, group: GroupId) -> Sequence[PeerInfo]:
+        replica = self._node.replicas.get(group)
+        return () if replica is None else self._node.info.cluster(replica).replicas
 
-    def varz(self) -> Document:
-        document = self.jsz({})
+    def metrics(self, into: Exposition) -> Iterator[None]:
+        return self._metrics.steps(into)
+
+    def varz(self) -> Steps[Document]:
+        document = yield from self.jsz({})
         return {"config": document["config"], "stats": {k: document[k] for k in _STATS}}
 
     async def scan(self, connection: BulkReader, request_json: bytes) -> None:
@@ -315,7 +370,7 @@ class JetStream:
             replica = self._node.replicas.of_stream(connection.account.name, stream)
             if replica is None:
                 return None
-            return ScanSource(replica.stream.store, str(replica.group))
+            return ScanSource(replica.stream.store, replica.assignment.incarnation)
 
         def permitted(stream: str) -> bool:
             if may_scan(connection.rules, stream):
@@ -356,6 +411,7 @@ def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:
             calls=calls,
             advisories=node.advisories,
             spawn=node.spawn,
+            cipher=node.storage.store.cipher,
         ),
         overlaps=overlaps,
         turns=node.server.turns,
@@ -385,11 +441,12 @@ def open_store(
     try:
         storage = ReplicaStorage.open(
             directory,
-            platform.open_store,
+            platform,
             node_name=name,
             cluster_name=cluster,
             flush_interval_s=options.flush_interval_s,
             rebuilt=rebuilt,
+            keys=EncryptionKeys(options.cipher, options.key, options.previous_key),
         )
     except StoreError as error:
         raise StartFailed(f"Can't start JetStream: {error}") from error

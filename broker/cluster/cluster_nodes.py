@@ -71,6 +71,7 @@ class ClusterNodes:
     founding: FoundingCalls = field(init=False)
     joining: Joining = field(init=False)
     balance: LeaderBalance = field(init=False)
+    repair: Repair = field(init=False)
     _loads: int = 0  # how often the table was read from disk
 
     def __post_init__(self) -> None:
@@ -113,6 +114,13 @@ class ClusterNodes:
             mesh.rpc,
             lambda node: mesh.connected(node) and not self.yields(node),
         )
+        self.repair = Repair(
+            group=self.meta_group,
+            view=self.placement,
+            now_ns=self.now_ns,
+            gone_after_s=self.options.replace_after_ns / 1e9 or math.inf,
+            name=self.members.name,
+        )
 
     def start(self) -> None:
         self.joining.start()
@@ -124,17 +132,11 @@ class ClusterNodes:
             self.mesh.connected,
             self.members.name,
         )
-        repair = Repair(
-            group=self.meta_group,
-            view=self.placement,
-            now_ns=self.now_ns,
-            gone_after_s=self.options.replace_after_ns / 1e9 or math.inf,
-        )
         levels = LevelRaiser(self.meta_group, self.meta_group.assignments, self.mesh)
         self.spawn(voters.run(), "meta voters")
         self.spawn(self.stored.run(), "stored bytes")
         self.spawn(levels.run(), "feature level")
-        self.spawn(repair.run(), "repair")
+        self.spawn(self.repair.run(), "repair")
         self.spawn(self.balance.run(), "leader balance")
         self.founding.start()
 
@@ -201,11 +203,12 @@ class ClusterNodes:
 
     def _learned(self) -> None:
         self.members.learned.set()
-        if self.members.founded.is_set():
-            return
-        self._belongs()
-        names = sorted(self.members.name(node) for node in self.members.nodes)
-        logger.info("joined the cluster of %s", ", ".join(names))
+        if not self.members.founded.is_set():
+            self._belongs()
+            names = sorted(self.members.name(node) for node in self.members.nodes)
+            logger.info("joined the cluster of %s", ", ".join(names))
+        if self.members.clustered:
+            logger.info("JetStream is ready")
 
     def _belongs(self) -> None:
         """This node is a member and knows the streams: clients may come."""

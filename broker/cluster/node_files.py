@@ -1,13 +1,14 @@
 """The directory of a node, and the small files in it: read whole, replaced whole.
 
-Owns: where the directory is, and how such a file becomes durable. A crash leaves the old content
-or the new one.
+Owns: where the directory is, how such a file becomes durable, and how a damaged database is set
+aside. A crash leaves the old content or the new one.
 May not touch: what the files mean, the database beside them."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Protocol
@@ -84,3 +85,29 @@ def store_directory(configured: str) -> Path:
         reason = f"could not create storage directory - {error}"
         raise StartFailed(f"Can't start JetStream: {reason}") from error
     return directory
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename the directory, or delete it if the disk has not as much space again. Its new name is
+    on disk when this returns. The newest one is kept, for what may be read from it; earlier ones
+    are deleted, so that damage does not fill the disk."""
+    earlier = sorted(path.parent.glob(f"{path.name}.damaged-*"), key=_number)
+    for directory in earlier:
+        shutil.rmtree(directory, ignore_errors=True)
+    kept = path.with_name(f"{path.name}.damaged-{max(map(_number, earlier), default=0) + 1}")
+    path.rename(kept)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    size = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
+    if shutil.disk_usage(path.parent).free >= size:
+        return kept
+    shutil.rmtree(kept, ignore_errors=True)
+    return None
+
+
+def _number(kept: Path) -> int:
+    number = kept.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.cluster.node_files import DirectoryFiles, NodeFiles, store_directory
+from broker.cluster.node_files import DirectoryFiles, NodeFiles, set_aside, store_directory
+from broker.store.encryption import DirectoryCipher, open_directory
 from raft.host.compaction import CompactionPolicy
 from raft.store.flush_thread import FlushThread
 from raft.store.log_store import LogStore
@@ -23,6 +24,10 @@ from raft.transport.transport import Transport
 class Platform:
     transport: Callable[..., Transport] = Transport  # raft/transport: the links to other nodes
     open_store: Callable[..., LogStore] = LogStore.open
+    open_cipher: Callable[..., DirectoryCipher | None] = open_directory
+    # A database that is damaged: it is not opened again, and makes place for another one.
+    condemn: Callable[[LogStore], None] = LogStore.condemn
+    set_aside: Callable[[Path], Path | None] = set_aside
     flush_thread: Callable[..., FlushThread] = FlushThread
     directory: Callable[[str], Path] = store_directory
     files: Callable[[Path], NodeFiles] = DirectoryFiles

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from asyncio import iscoroutine
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -19,7 +19,9 @@ from broker.cluster.peers.mesh import Mesh
 from broker.cluster.platform import Platform
 from broker.config.options import Options
 from broker.server.process.times import span, timestamp
+from broker.server.samples import Exposition, Sample, gauge
 from broker.server.services import BulkReader, Document, Query, StartFailed
+from broker.subjects import Steps
 from raft.types import NodeId, node_id
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jetraft.cluster")
 
 STANDALONE = "standalone"
+PEERS_CONNECTED = gauge("peers_connected", "Nodes this one is linked to.")
 REAL_PLATFORM = Platform()
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
@@ -120,6 +123,8 @@ class Runtime:
             self.jetstream.start()
 
     def reconfigure(self, options: Options) -> None:
+        if self.mesh is not None and options.cluster is not None:
+            self.mesh.reconfigure(options.cluster)
         if self.jetstream is not None and options.jetstream is not None:
             self.jetstream.reconfigure(options.jetstream)
 
@@ -190,19 +195,21 @@ class Runtime:
             info["cluster"] = self.mesh.cluster
         return info
 
-    def jsz(self, query: Query) -> Document:
-        return self.jetstream.jsz(query) if self.jetstream is not None else {"disabled": True}
+    def jsz(self, query: Query) -> Steps[Document]:
+        if self.jetstream is None:
+            return {"disabled": True}
+        return (yield from self.jetstream.jsz(query))
 
-    def healthz(self, query: Query) -> tuple[int, Document]:
+    def healthz(self, query: Query) -> Steps[tuple[int, Document]]:
         if self.jetstream is None:
             return 200, {"status": "ok"}
-        return self.jetstream.healthz(query)
+        return (yield from self.jetstream.healthz(query))
 
-    def raftz(self, query: Query) -> Document:
-        return self.jetstream.raftz(query) if self.jetstream is not None else {}
+    def raftz(self, query: Query) -> Steps[Document]:
+        return {} if self.jetstream is None else (yield from self.jetstream.raftz(query))
 
-    def varz_jetstream(self) -> Document:
-        return self.jetstream.varz() if self.jetstream is not None else {}
+    def varz_jetstream(self) -> Steps[Document]:
+        return {} if self.jetstream is None else (yield from self.jetstream.varz())
 
     def routez(self) -> Document:
         mesh = self.mesh
@@ -214,12 +221,12 @@ class Runtime:
         ]
         return {"num_routes": len(routes), "routes": routes}
 
-    def metrics(self) -> list[tuple[str, str, dict[str, str], float]]:
+    def metrics(self, into: Exposition) -> Iterator[None]:
         connected = sum(peer.connected for peer in self.mesh.peers()) if self.mesh else 0
-        found: list[tuple[str, str, dict[str, str], float]] = [
-            ("jetraft_peers_connected", "Nodes this one is linked to.", {}, connected)
-        ]
-        return found + self.jetstream.metrics() if self.jetstream is not None else found
+        into.add([Sample(PEERS_CONNECTED, connected)])
+        yield
+        if self.jetstream is not None:
+            yield from self.jetstream.metrics(into)
 
     def ports(self) -> dict[str, int]:
         if self.mesh is None or self.mesh.transport is None:

@@ -21,7 +21,7 @@ from broker.cluster.limits.full_disks import FullDisks
 from broker.cluster.limits.stored_bytes import StoredBytes
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import META_GROUP, Assignment, AssignmentTable
-from broker.cluster.meta.feature_level import TooNew
+from broker.cluster.meta.feature_level import BLOCK_FILES, TooNew
 from broker.cluster.meta.founding import Founding, next_session
 from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.meta.meta_group import MetaGroup
@@ -138,12 +138,7 @@ class StreamNode:
             on_flushed=lambda index: self.membership.table_flushed(index),  # noqa: PLW0108
         )
         self.meta_requests = MetaRequests(
-            mesh.node,
-            mesh.rpc,
-            self.leaders,
-            self.meta_group,
-            mesh.feature_level,
-            self.now_ns,
+            mesh.node, mesh.rpc, self.leaders, self.meta_group, mesh.feature_level, self.now_ns
         )
         self.flush = StateFlush(
             files=self.files,
@@ -151,7 +146,9 @@ class StreamNode:
             host=self.host,
             meta_group=self.meta_group,
             replicas=self.replicas,
+            block_moves=storage.block_moves,
         )
+        storage.state_db.in_files = lambda: self.assignments.level >= BLOCK_FILES
         self.hand_over = HandOver(
             self.replicas, self.meta_group, self.members, mesh.connected, self.clock.is_wrong
         )
@@ -191,21 +188,22 @@ class StreamNode:
         )
         self.publishing = PublishForwarder(mesh.node, mesh, leader=leader, replica=replica)
         self.late_replies = LateReplies(server.router)
+        self.admission = Admission(
+            node=mesh.node,
+            disk=self.storage.store,
+            writer=self.host,
+            full_peers=self.full_disks.peers,
+            replica=replica,
+            assignment=self.assignments.get,
+        )
         self.outboxes = OutboxTable(
             account=server.account,
             router=self.late_replies,
             transmit=self.publishing.transmit,
-            admission=Admission(
-                node=mesh.node,
-                disk=self.storage.store,
-                writer=self.host,
-                full_peers=self.full_disks.peers,
-                replica=replica,
-                assignment=self.assignments.get,
-            ),
+            admission=self.admission,
             session=next_session(self.files),
             later=server.turns.wait,
-            turns=OutboxTurns(self.host.together),
+            turns=OutboxTurns(self.host.together, self.replicas.wait_for_disk),
             domain=self.options.domain,
         )
         self.answers = AnswerForwarder(mesh.node, mesh, self.outboxes.answered)
@@ -344,6 +342,7 @@ class StreamNode:
         self.spawn(self.full_disks.run(), "full disks")
         self.spawn(self.scrub.run(), "scrub")
         self.spawn(self.flush.run_erasures(), "secure erase")
+        self.spawn(self.storage.block_moves.run(), "block files")
         self._load_table()
         self.nodes.start()
 

@@ -11,6 +11,7 @@ import pytest
 from broker.cluster.meta.assignments import META_GROUP
 from broker.cluster.observe.health import JetStreamHealth
 from broker.config.options import JetStreamOptions
+from broker.subjects import finish
 from raft import GroupId, Members, NodeId
 
 GROUP = 7
@@ -36,6 +37,7 @@ class Node:
     leaving: bool = False
     unreachable: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
+    stuck: tuple[str, ...] = ()
     lame_duck: bool = False
     held: bool = True
     stopped: str | None = None
@@ -48,7 +50,7 @@ class Node:
 
     def ask(self, **query: str) -> tuple[int, dict[str, Any]]:
         query = {name.replace("_", "-"): value for name, value in query.items()}
-        return self._health().healthz(query)
+        return finish(self._health().healthz(query))
 
     def _health(self) -> JetStreamHealth:
         assignment = cast(Any, SimpleNamespace(account="$G", name="S", group=GROUP))
@@ -81,6 +83,7 @@ class Node:
             trouble=lambda: self.trouble,
             disk_full=lambda: self.disk_full,
             strangers=lambda: list(self.strangers),
+            stuck=lambda: list(self.stuck),
             clock_trouble=lambda: self.clock_trouble,
             lame_duck=lambda: self.lame_duck,
             has_account=lambda name: name == "$G",
@@ -113,6 +116,11 @@ def test_refused_servers_of_a_namesake_cluster_are_a_warning() -> None:
     [warning] = answer["warnings"]
     assert "another cluster" in warning
     assert "x, y" in warning
+
+
+def test_replicas_that_no_node_can_take_are_a_warning() -> None:
+    status, answer = replace(WELL, stuck=("stream S has a replica on n3",)).ask()
+    assert (status, answer["warnings"]) == (200, ["stream S has a replica on n3"])
 
 
 @pytest.mark.parametrize(

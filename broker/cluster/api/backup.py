@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from broker.jetstream.config.consumer_update import is_internal
 from broker.jetstream.config.names import NUID_RANDOM_BYTES, nuid
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.archive import FORMAT, ArchiveWriter, Head, Part
+from broker.jetstream.stream.nats_archive import KeptConsumer, encode_head
 from broker.server.routing.internal_subscription import InternalSubscription
 from broker.store.block.codec import Block, BlockDamaged
 
@@ -78,7 +80,7 @@ class Snapshots:
         taken = self.running[account]
         if taken >= SNAPSHOTS_PER_ACCOUNT_MAX or self.running.total() >= SNAPSHOTS_MAX:
             raise JetStreamError.of(ErrCode.STREAM_SNAPSHOT, err="too many snapshots in progress")
-        state = stream_state(replica, deleted_details=False, subjects={})
+        state = stream_state(replica, subjects={})
         client = {"acc": replica.account.name}
         self.advisories.send(
             replica.account, advisories.snapshot_create(replica.name, state, client)
@@ -187,18 +189,21 @@ class SnapshotTransfer:
             last_time=stream.store.last_time,
             sources=dict(stream.source_positions),
         )
-        images = [
-            consumer.encode()
+        consumers = [
+            consumer
             for consumer in stream.consumers.values()
             if not self.request.no_consumers and not is_internal(consumer.config)
         ]
-        yield await asyncio.to_thread(writer.begin, head)
+        images = [consumer.encode() for consumer in consumers]
+        kept = [KeptConsumer(c.name, c.config, c.state, c.last_delivered_ns) for c in consumers]
+        records = encode_head(stream.state(), kept, now_ns=time.time_ns())
+        yield await asyncio.to_thread(writer.begin, head, records)
         for raw in stream.store.blocks(head.first_seq, head.last_seq):
             if self.replica.leading is None:
                 raise ClientGone(GONE)
             if self.request.jsck:
                 await asyncio.to_thread(Block, raw)  # raises BlockDamaged
-            yield await asyncio.to_thread(writer.part, Part.BLOCK, raw)
+            yield await asyncio.to_thread(writer.messages, raw)
         for image in images:
             yield await asyncio.to_thread(writer.part, Part.CONSUMER, image)
         yield writer.end()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Protocol
 
+from broker.cluster.peers.rpc import CallFailed
 from broker.jetstream.api.info import StoredMessageInfo
 from broker.jetstream.api.requests import (
     MESSAGE_NOT_FOUND,
@@ -24,7 +25,7 @@ from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.api_levels import REQUIRED_LEVEL_HEADER
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.times import rfc3339
-from broker.store.block.codec import Rows
+from broker.store.block.codec import BlockDamaged, Rows
 from broker.store.messages import MessageStore, StoredMessage
 from broker.subjects import Steps, has_wildcard
 from broker.wire import headers as wire_headers
@@ -40,6 +41,11 @@ _ZERO = ord("0")
 _LINES = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n"
 
 
+class HeldStream(Protocol):
+    @property
+    def holders(self) -> set[int]: ...
+
+
 class ReadableStream(Protocol):
     @property
     def config(self) -> StreamConfig: ...
@@ -50,6 +56,14 @@ class ReadableStream(Protocol):
 @lru_cache(maxsize=4096)  # messages stored together share their time
 def time_text(ns: int) -> bytes:
     return rfc3339(ns).encode()
+
+
+def refusal(damage: BlockDamaged, held: HeldStream) -> JetStreamError:
+    """The answer of the only replica, which nothing can mend. Raises CallFailed if there are
+    others: it mends itself then, another one leads, and the caller asks again."""
+    if len(held.holders) > 1:
+        raise CallFailed(str(damage)) from damage
+    return JetStreamError.of(ErrCode.STREAM_STORE_FAILED, err=str(damage))
 
 
 def find_message(store: MessageStore, request: MsgGetRequest) -> Steps[StoredMessage | None]:

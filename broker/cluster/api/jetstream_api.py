@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from broker.cluster.api.leader_calls import ApiCall, LeaderCalls
 from broker.cluster.api.message_gets import DIRECT_GET, MessageGets, StartWork
 from broker.cluster.api.stream_api import StreamApi
 from broker.cluster.consumer_requests.forwarding import RequestForwarder
+from broker.cluster.consumer_requests.request_order import RequestOrder
 from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.meta.assignments import AssignmentTable
 from broker.cluster.meta.meta_requests import MetaRequests
@@ -123,6 +125,8 @@ class ApiService:
     timed_prefixes: tuple[bytes, ...] = READS
     family_prefix: bytes = DIRECT_GET
     compact_prefix: bytes = ACK_SUBJECTS[:-1]
+    order: RequestOrder = field(default_factory=RequestOrder)
+    dropped: int = 0  # requests beyond REQUESTS_MAX
     _running: int = 0
 
     def subscriptions(self, account: Account) -> list[Subscription]:
@@ -169,6 +173,14 @@ class ApiService:
         return self.gets.answer_run(
             account, run, start, stop, deadline=deadline, otherwise=otherwise
         )
+
+    def deliver_timed_one(
+        self, sub: Subscription, run: PubRun, publisher: PublishingConnection | None
+    ) -> bool:
+        message = run.message(0)
+        if self.gets.answer_one(self.account(sub.account.name), message):
+            return True
+        return self._take(sub, *message, publisher=publisher)
 
     def compact_spans(self, run: PubRun) -> list[tuple[int, int, list[AckGroup]]]:
         return run.ack_spans()
@@ -256,21 +268,34 @@ class ApiService:
     def _begin(self, call: ApiCall) -> None:
         size = len(call.payload) + REQUEST_BYTES
         if self._running >= REQUESTS_MAX:
+            self.dropped += 1
             return
         self.budget.received(call.publisher, size)
-        self._spawn(partial(self._budgeted, call, size))
+        request = call.request
+        place: AbstractAsyncContextManager[None] = nullcontext()
+        if request.consumer and call.publisher is not None:
+            key = (call.publisher.cid, call.account.name, request.stream, request.consumer)
+            place = self.order.enter(key, changes=request.kind is not ApiKind.CONSUMER_INFO)
+        self._spawn(partial(self._budgeted, call, size, place))
 
-    async def _budgeted(self, call: ApiCall, size: int) -> None:
+    async def _budgeted(
+        self, call: ApiCall, size: int, place: AbstractAsyncContextManager[None]
+    ) -> None:
         """Answer within the budget in bytes of the connection, the account and the node."""
+        account = call.account.name
         try:
-            async with self.budget.holding(call.account.name, size * HELD_PER_BYTE):
+            async with place, self.budget.holding(account, size * HELD_PER_BYTE):
                 await self._answer(call)
+        except TimeoutError:  # it waited for its turn
+            unavailable = JetStreamError.of(ErrCode.CLUSTER_NOT_AVAIL, definite=True)
+            self._reply(call, encode_error(call.request.kind, unavailable), failed=True)
         finally:
             self.budget.answered(call.publisher, size)
 
     def _spawn_get(self, call: ApiCall, work: StartWork) -> None:
         """A get that waits for a leader. Its answer counts against the budget like a request."""
         if self._running >= REQUESTS_MAX:
+            self.dropped += 1
             return
         size = len(call.payload) + REQUEST_BYTES
         self.budget.received(call.publisher, size)

@@ -19,7 +19,7 @@ from broker.cluster.api.leader_calls import decode_api_call
 from broker.cluster.limits.account_limits import AccountQuotas
 from broker.cluster.limits.request_budget import RequestBudget
 from broker.cluster.observe.advisories import Advisories
-from broker.cluster.observe.asset_info import AssetInfo, subject_counts
+from broker.cluster.observe.asset_info import AssetInfo, details_bytes, info_details
 from broker.cluster.peers.rpc import CallRefused, Rpc
 from broker.cluster.proposals import LostLeadership
 from broker.cluster.replica.replica import Replica
@@ -41,8 +41,8 @@ from broker.jetstream.api.requests import (
     request_steps,
 )
 from broker.jetstream.api.responses import (
+    INFOS_PER_STEP,
     LIST_LIMIT,
-    SUBJECT_DETAILS_LIMIT,
     ConsumerList,
     Paged,
     Paused,
@@ -52,6 +52,7 @@ from broker.jetstream.api.responses import (
     encode_consumer_names,
     encode_error,
     encode_response,
+    list_steps,
     page,
 )
 from broker.jetstream.api.subjects import ApiKind, ApiRequest, parse_api_subject
@@ -81,6 +82,7 @@ from broker.jetstream.config.consumer_update import (
     decide_create,
     is_internal,
     sourcing_consumer,
+    without_default_threshold,
 )
 from broker.jetstream.config.names import NUID_RANDOM_BYTES, consumer_name
 from broker.jetstream.config.stream_config import Retention
@@ -89,7 +91,9 @@ from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.stream.purge import purge_scope
 from broker.server.routing.fair_queue import Turns, some_steps
+from broker.store.block.block_format import BlockDamaged
 from broker.store.messages import PurgePart
+from broker.subjects import finish
 from raft import NodeId, RaftError
 from raft.host.group import GroupStopped
 
@@ -100,7 +104,6 @@ _state = msgspec.msgpack.Decoder(LoadState)
 _reconfigured = msgspec.msgpack.Decoder(tuple[int, StreamConfig])
 
 CURRENT_WITHIN_S = 2.0
-INFO_BYTES_PER_SUBJECT = 250  # in the table of counts and in the answer
 DONE, REFUSED = b"\0", b"\1"  # the first byte of a leader's answer
 
 
@@ -143,6 +146,8 @@ class LeaderApi:
             return DONE + await self._answer(replica, request, payload)
         except JetStreamError as refused:
             return REFUSED + encode_error(request.kind, refused)
+        except BlockDamaged as damage:
+            return REFUSED + encode_error(request.kind, direct.refusal(damage, replica.assignment))
 
     async def _answer(self, replica: Replica, request: ApiRequest, payload: bytes) -> bytes:
         """Raises the JetStreamError to answer with, or CallRefused when leadership was lost."""
@@ -235,35 +240,26 @@ class LeaderApi:
     # -- streams --------------------------------------------------------------------------------
 
     async def _stream_info(self, replica: Replica, body: StreamInfoRequest) -> bytes:
-        counts, paged = None, Paged()
         if replica.stream.config.retention is not Retention.LIMITS:
             await self._settle(replica)  # a client that has acknowledged expects fewer messages
-        if body.subjects_filter:
-            pattern = body.subjects_filter.encode()
-            index, account = replica.stream.store.index, replica.account.name
-            size = INFO_BYTES_PER_SUBJECT * min(len(index), SUBJECT_DETAILS_LIMIT)
-            async with self.budget.holding(account, size):
-                steps = subject_counts(index, pattern, offset=body.offset)
-                counts, found = await self.turns.run(steps, account, replica)
-                paged = found if found.total else paged
-                return self._encoded_info(replica, body, counts, paged)
-        return self._encoded_info(replica, body, counts, paged)
+        if not (size := details_bytes(replica, body)):
+            return self._encoded_info(replica)
+        account = replica.account.name
+        async with self.budget.holding(account, size):
+            found = await self.turns.run(info_details(replica, body), account, replica)
+            return self._encoded_info(replica, *found)
 
     def _encoded_info(
         self,
         replica: Replica,
-        body: StreamInfoRequest,
-        counts: dict[str, int] | None,
-        paged: Paged,
+        deleted: tuple[int, ...] = (),
+        counts: dict[str, int] | None = None,
+        paged: Paged | None = None,
     ) -> bytes:
         info = self.info.stream(
-            replica,
-            shown=True,
-            deleted_details=body.deleted_details,
-            subjects=counts,
-            with_alternates=True,
+            replica, shown=True, deleted=deleted, subjects=counts, with_alternates=True
         )
-        return encode_response(ApiKind.STREAM_INFO, paged, info)
+        return encode_response(ApiKind.STREAM_INFO, paged or Paged(), info)
 
     def get_message(self, replica: Replica, payload: bytes) -> bytes | None:
         """MSG.GET of a stream whose reads are current; None if it takes a long search. Raises the
@@ -397,15 +393,17 @@ class LeaderApi:
         steps = consumer_config_steps(
             config, stream=stream.config, view=view, pedantic=body.pedantic
         )
+        asked = config.inactive_threshold
         config = await self.turns.run(steps, replica.account.name, replica)
         name = config.name or config.durable_name or suffix
+        config = without_default_threshold(stream.consumer_configs.get(name), config, asked=asked)
         decide_create(  # checked again at apply, where the account's limit is not known
             name,
             config,
             body.action,
             stream=stream.config,
             consumers=stream.consumer_configs,
-            account_max_consumers=view.limits.max_consumers,
+            account_max_consumers=view.limits_of(stream.config).max_consumers,
         )
         self._check_bound_change(replica, name, config)
         known = stream.consumers.get(name)
@@ -451,23 +449,19 @@ class LeaderApi:
             return encode_consumer_names([c.name for c in visible], offset)
         part, paged = page(visible, offset, limit=LIST_LIMIT)
         await self._count(replica, *part)
-        infos = tuple(self.info.consumer(replica, c, shown=False) for c in part)
-        return encode_response(kind, paged, ConsumerList(infos))
+        account = replica.account.name
+        infos = await self.turns.run(self.info.consumers(replica, part), account, replica)
+        return await self.turns.run(list_steps(kind, paged, ConsumerList(infos)), account, replica)
 
     async def _pause(self, replica: Replica, request: ApiRequest, body: PauseRequest) -> bytes:
         consumer = self._consumer(replica, request)
-        now = replica.stamp()
-        await self._propose(replica, PauseConsumer(now, request.consumer, body.pause_until))
+        now, until = replica.stamp(), body.pause_until
+        kept = replica.rules > 0
+        await self._propose(replica, PauseConsumer(now, request.consumer, until, kept))
         self.advisories.of_pause(replica.account, replica.name, consumer)
-        paused = body.pause_until > now
-        return encode_response(
-            ApiKind.CONSUMER_PAUSE,
-            Paused(
-                paused=paused,
-                pause_until=body.pause_until,
-                pause_remaining=body.pause_until - now if paused else 0,
-            ),
-        )
+        left = max(until - now, 0)
+        paused = Paused(paused=left > 0, pause_until=until, pause_remaining=left)
+        return encode_response(ApiKind.CONSUMER_PAUSE, paused)
 
     async def _reset(self, replica: Replica, request: ApiRequest, body: ResetRequest) -> bytes:
         consumer = self._consumer(replica, request)
@@ -483,11 +477,11 @@ class LeaderApi:
 
     async def _serve_infos(self, _peer: NodeId, body: bytes) -> bytes:
         groups, shown = _groups.decode(body)
-        led = (self.replicas.led(group) for group in groups)
-        infos = [self.info.stream(r, shown=shown) for r in led if r is not None]
-        if not self.info.members.clustered:  # without a cluster only STREAM.INFO shows this field
-            infos = [msgspec.structs.replace(info, cluster=None) for info in infos]
-        return _encode(infos)
+        led = [replica for replica in map(self.replicas.led, groups) if replica is not None]
+        steps = self.info.streams(led, shown=shown)
+        if len(led) < INFOS_PER_STEP:
+            return _encode(finish(steps))
+        return _encode(await self.turns.run(steps, led[0].account.name, led[0]))
 
     async def _propose(self, replica: Replica, command: AnyCommand) -> object:
         try:

@@ -174,6 +174,34 @@ class MessageGets:
         answers.send()
         return stop, missing
 
+    def answer_one(self, account: Account, message: tuple[bytes, bytes, bytes, bytes]) -> bool:
+        """The same for one request. False: it is not that simple, and nothing was done."""
+        subject, reply, headers, payload = message
+        if headers or not reply:
+            return False
+        name, dot, key = subject[len(DIRECT_GET) :].partition(b".")
+        stream = self._led_here(account.name, name)
+        if stream is None:
+            return False
+        try:
+            answer = _simple_get(stream, key if dot else None, payload)
+        except BlockDamaged:
+            return True  # the replica mends itself; without an answer the client retries
+        if answer is None:
+            return False
+        found, data = answer
+        target = self.router.bulk_family(account, reply[: reply.rfind(b".") + 1])
+        if target is None:
+            self.router.publish(account, reply, b"", found, data)
+            return True
+        sink = cast("ClientSink", target.sink)
+        if not sink.headers_ok:
+            found = b""
+        encoded, size = encode_msg(reply, target.sid, b"", found, data), len(found) + len(data)
+        deliver = sink.deliver_answers if len(encoded) <= AT_ONCE_BYTES else sink.deliver_encoded
+        deliver(target, encoded, messages=1, payload_bytes=size)
+        return True
+
     def _led_here(self, account: str, name: bytes) -> ReadableStream | None:
         """The stream, if it allows direct gets and this node can answer for it."""
         assignment = self.assignments.get(account, name.decode(errors="replace"))
@@ -302,7 +330,10 @@ class MessageGets:
         request, replica = self.leader_api.find(account, subject)
         await self.leader_api.wait_current(replica)
         steps = direct_get(replica.stream, request.rest, headers, payload)
-        return _encode(await self.leader_api.turns.run(steps, account, replica))
+        try:
+            return _encode(await self.leader_api.turns.run(steps, account, replica))
+        except BlockDamaged as damage:  # logged where it was read
+            raise CallFailed(f"{replica.name} is damaged here: {damage}") from damage
 
     async def _ask_index(self, group: int) -> Index:
         """How far the leader has applied the log of the group. A leader of an older version does

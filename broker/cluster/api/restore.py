@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -44,11 +44,23 @@ from broker.jetstream.api.responses import DidCreate, RestoreReady, encode_error
 from broker.jetstream.api.subjects import ApiKind
 from broker.jetstream.commands.stream_commands import LoadState
 from broker.jetstream.config import StreamConfig
-from broker.jetstream.config.names import NUID_RANDOM_BYTES, nuid
+from broker.jetstream.config.consumer_rules import consumer_config_steps
+from broker.jetstream.config.limits import AccountView
+from broker.jetstream.config.names import NUID_RANDOM_BYTES, nuid, valid_asset_name
+from broker.jetstream.consumer.consumer import BadImage, check_image
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.jetstream.stream.archive import ArchiveReader, BadArchive, Head, Part, read_head
+from broker.jetstream.stream.archive import (
+    ArchiveReader,
+    BadArchive,
+    Head,
+    Part,
+    check_block,
+    read_head,
+)
 from broker.server.routing.internal_subscription import InternalSubscription
-from broker.store.block.codec import Block, BlockDamaged
+from broker.store.block.codec import BlockDamaged
+from broker.subjects import finish
+from raft.store.cipher import ScratchFile, StoreCipher
 
 if TYPE_CHECKING:
     from broker.accounts import Account
@@ -82,6 +94,7 @@ class Restores:
     calls: LeaderCalls
     advisories: Advisories
     spawn: Callable[[Awaitable[None], str], object]
+    cipher: StoreCipher | None = None  # of the data directory
     running: Counter[str] = field(default_factory=Counter)  # by account
     _inflating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INFLATING_MAX))
     _turn: defaultdict[str, asyncio.Lock] = field(  # by account, for those that are restoring
@@ -168,7 +181,9 @@ class Restore:
             self._chunks.put_nowait((reply, payload))
 
     async def run(self) -> None:
-        with tempfile.TemporaryFile(dir=self.owner.directory) as spool:
+        with tempfile.TemporaryFile(dir=self.owner.directory) as file:
+            cipher = self.owner.cipher
+            spool: ScratchFile = file if cipher is None else cipher.scratch(file)
             try:
                 reply = await self._spool(spool)
             finally:
@@ -187,7 +202,7 @@ class Restore:
                 body = encode_error(ApiKind.STREAM_CREATE, failure)
         self._answer(reply, body)
 
-    async def _spool(self, spool: IO[bytes]) -> bytes | None:
+    async def _spool(self, spool: ScratchFile) -> bytes | None:
         """Receive chunks up to the empty one, which is the last. Returns the subject on which to
         answer it, or None when the client stalled."""
         while True:
@@ -216,17 +231,20 @@ class Restore:
 
     # -- the stream -----------------------------------------------------------------------------
 
-    async def _load(self, spool: IO[bytes]) -> Assignment:
+    async def _load(self, spool: ScratchFile) -> Assignment:
         """Create the stream, fill it, open it. On any failure it is removed again."""
         owner = self.owner
         async with owner.inflating(self.account.name):
-            head = await asyncio.to_thread(_checked_head, spool, self.config.name)
+            head = await asyncio.to_thread(_checked_head, spool, self.config)
         quiet = replace(self.config, subjects=(), mirror=None, sources=(), first_seq=0)
         if owner.assignments.get(self.account.name, quiet.name) is not None:
             raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
+        created_ns = owner.meta_requests.now_ns()
         made = await owner.meta_requests.change(
-            AssignStream(self.account.name, quiet, owner.meta_requests.now_ns(), self.peers)
+            AssignStream(self.account.name, quiet, created_ns, self.peers)
         )
+        if made.created_ns != created_ns:  # another restore of this name has begun meanwhile
+            raise JetStreamError(ErrCode.STREAM_NAME_EXIST_RESTORE_FAILED)
         try:
             await self._fill(made.group, head, spool)
             account, config = self.account.name, self.config
@@ -243,7 +261,7 @@ class Restore:
             raise
         return assignment
 
-    async def _fill(self, group: int, head: Head, spool: IO[bytes]) -> None:
+    async def _fill(self, group: int, head: Head, spool: ScratchFile) -> None:
         images: list[bytes] = []
         parts = _parts(spool, ArchiveReader())
         while True:
@@ -271,26 +289,41 @@ class Restore:
         )
 
 
-def _parts(spool: IO[bytes], reader: ArchiveReader) -> Iterator[tuple[Part, bytes]]:
+def _parts(spool: ScratchFile, reader: ArchiveReader) -> Iterator[tuple[Part, bytes]]:
     """All parts, inflated one after the other. To be run on a thread. Raises BadArchive."""
     spool.seek(0)
     while data := spool.read(READ_BYTES):
         yield from reader.feed(data)
 
 
-def _checked_head(spool: IO[bytes], name: str) -> Head:
-    """Read everything once before the stream is created. Raises BadArchive or BlockDamaged."""
-    reader, head = ArchiveReader(), None
+def _checked_head(spool: ScratchFile, config: StreamConfig) -> Head:
+    """Read and check everything once before the stream is created: the archive is a client's.
+    Raises BadArchive, BlockDamaged or JetStreamError."""
+    reader, head = ArchiveReader(config.duplicate_window), None
     for kind, payload in _parts(spool, reader):
         if kind is Part.HEAD:
             head = read_head(payload)
         elif kind is Part.BLOCK:
-            Block(payload)
+            check_block(payload)
+        elif kind is Part.CONSUMER:
+            _check_consumer(payload, config)
     if head is None or not reader.complete:
         raise BadArchive("the archive is cut short")
-    if head.stream != name:
+    if head.stream and head.stream != config.name:
         raise BadArchive(f"the archive is of stream {head.stream}")
     return head
+
+
+def _check_consumer(image: bytes, stream: StreamConfig) -> None:
+    """Its configuration follows the rules of a create; limits of the account do not count."""
+    try:
+        name, config = check_image(image)
+    except BadImage as error:
+        raise BadArchive(str(error)) from error
+    if not valid_asset_name(name):
+        raise BadArchive(f"a consumer with the name {name[:40]!r}")
+    config = replace(config, num_replicas=0)
+    finish(consumer_config_steps(config, stream=stream, view=AccountView()))
 
 
 def _states(head: Head, images: list[bytes]) -> Iterator[LoadState]:

@@ -8,26 +8,35 @@ Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from broker.cluster.api.leader_calls import LeaderCalls
-from broker.cluster.meta.assignments import Assignment, AssignmentTable
-from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.peers.rpc import CallFailed, CallRefused
 from broker.cluster.publish.pub_acks import ReplyRouter
-from broker.cluster.replica.replica import Replica
 from broker.cluster.replica.replica_table import ReplicaTable
+from broker.cluster.stream_requests import StreamLookup, StreamRequest, StreamRequestSink
 from broker.jetstream.api.stream_access import may_scan
 from broker.jetstream.errors import ErrCode, JetStreamError
 from broker.jetstream.strict_json import to_wire
-from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
-from broker.subjects import PublishingConnection, PublishRules, SinkKind, Subscription
-from broker.wire import PubRun
+from broker.scan.byte_cuts import edges
+from broker.scan.protocol import (
+    PLAN_SUBJECT,
+    PlanReplica,
+    PlanRequest,
+    ScanPlan,
+    ScanRefused,
+    decode_plan_request,
+    encode_plan,
+)
+from broker.scan.readers import ScanReaders, StreamingReader
+from broker.store.messages import MessageStore
+from broker.subjects import Subscription
 from raft import GroupId, NodeId, RaftError
 from raft.host.group import GroupStatus
 
@@ -37,7 +46,7 @@ if TYPE_CHECKING:
 PLAN_WITHIN_S: Final = 5.0
 
 _encode = msgspec.json.encode
-_asked = msgspec.msgpack.Decoder(tuple[str, str])
+_asked = msgspec.msgpack.Decoder(tuple[str, ...])
 
 
 @dataclass(slots=True)
@@ -45,88 +54,58 @@ class PlanService:
     mesh: Mesh
     router: ReplyRouter
     account: Callable[[str], Account]
-    assignments: AssignmentTable
-    members: ClusterMembers
-    barrier: Callable[[], Awaitable[None]]  # until the table here is current
+    lookup: StreamLookup
     replicas: ReplicaTable
     calls: LeaderCalls
-    wait_current: Callable[[Replica], Awaitable[None]]  # raises CallRefused
+    wait_current: Callable[[Any], Awaitable[None]]  # of a replica; raises CallRefused
     status: Callable[[GroupId], GroupStatus]
     member_name: Callable[[NodeId], str]
     spawn: Callable[[Awaitable[None], str], object]
-    kind: SinkKind = SinkKind.SERVICE
+    scan_readers: ScanReaders = field(default_factory=ScanReaders)
 
     def start(self) -> None:
         self.calls.rpc.register("plan", self._serve_plan)
 
     def subscriptions(self, account: Account) -> list[Subscription]:
-        subject = PLAN_SUBJECT.encode() + b"*"
-        return [Subscription(sink=self, account=account, subject=subject)]
+        return StreamRequestSink(PLAN_SUBJECT, self.take).subscriptions(account)
 
-    def deliver_run(
-        self,
-        sub: Subscription,
-        run: PubRun,
-        start: int,
-        stop: int,
-        publisher: PublishingConnection | None,
-    ) -> bool:
-        rules = None if publisher is None else publisher.rules
-        for row in range(start, stop):
-            subject, reply, _, _ = run.message(row)
-            self._take(sub, subject, reply, rules)
-        return True
+    def take(self, asked: StreamRequest) -> None:
+        if asked.reply:
+            self.spawn(self._answer(asked), "scan plan")
 
-    def deliver(
-        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
-    ) -> bool:
-        self._take(sub, subject, reply, None)
-        return True
-
-    def _take(
-        self, sub: Subscription, subject: bytes, reply: bytes, rules: PublishRules | None
-    ) -> None:
-        if reply:
-            stream = subject.rsplit(b".", 1)[1].decode(errors="replace")
-            self.spawn(self._answer(sub.account.name, stream, reply, rules), "scan plan")
-
-    async def _answer(
-        self, account: str, stream: str, reply: bytes, rules: PublishRules | None
-    ) -> None:
+    async def _answer(self, asked: StreamRequest) -> None:
+        account, stream, request = asked.account, asked.stream, asked.body
         try:
-            if not may_scan(rules, stream):
+            if not may_scan(asked.rules, stream):
                 raise JetStreamError.of(
                     ErrCode.STREAM_INVALID_CONFIG, err=f"no permission to read stream '{stream}'"
                 )
-            assignment = await self._assignment(account, stream)
-            question = msgspec.msgpack.encode((account, stream))
+            _checked(request)
+            assignment = await self.lookup.find(account, stream)
+            # An earlier version knows a question of two words only, and no request.
+            words = (account, stream, request.decode()) if request else (account, stream)
+            question = msgspec.msgpack.encode(words)
             body = await self.calls.call(assignment.group, "plan", question, within_s=PLAN_WITHIN_S)
         except JetStreamError as refused:
             body = _encode({"error": to_wire(refused.body())})
         except (CallFailed, RaftError, TimeoutError):
             body = _encode({"error": to_wire(JetStreamError(ErrCode.CLUSTER_NOT_AVAIL).body())})
-        self.router.publish(self.account(account), reply, b"", b"", body)
-
-    async def _assignment(self, account: str, stream: str) -> Assignment:
-        """The table of this node may lag, or be empty after a loss of its data: only after a
-        barrier may it say that there is no such stream."""
-        if not self.members.founded.is_set():
-            raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
-        assignment = self.assignments.get(account, stream)
-        if assignment is None:
-            await self.barrier()
-            assignment = self.assignments.get(account, stream)
-        if assignment is None:
-            raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
-        return assignment
+        self.router.publish(self.account(account), asked.reply, b"", b"", body)
 
     async def _serve_plan(self, _peer: NodeId, body: bytes) -> bytes:
-        account, stream = _asked.decode(body)
+        account, stream, *more = _asked.decode(body)
+        request = decode_plan_request(more[0].encode() if more else b"")
         replica = self.replicas.of_stream(account, stream)
         if replica is None or replica.leading is None:
             raise CallRefused(f"not the leader of {stream}")
         await self.wait_current(replica)
         store = replica.stream.store
+        if request.reader:
+            self.scan_readers.seen(
+                StreamingReader(
+                    account, stream, request.reader, request.next, store.last_seq, time.monotonic()
+                )
+            )
         matches = {peer.node: peer.match for peer in self.status(replica.group).core.peers}
         applied = replica.stream.applied
         replicas = [
@@ -144,12 +123,15 @@ class PlanService:
         ]
         plan = ScanPlan(
             stream=stream,
-            id=str(replica.group),
+            id=replica.assignment.incarnation,
             first_seq=store.first_seq,
             last_seq=store.last_seq,
             messages=store.messages,
             bytes=store.bytes,
+            seqs=tuple(store.first_at_time(t) or store.last_seq + 1 for t in request.times),
+            edges=_edges(store, request),
             replicas=tuple(replicas),
+            retention=replica.stream.config.retention.value,
         )
         return encode_plan(plan)
 
@@ -161,3 +143,21 @@ class PlanService:
             if peer.node == node:
                 return str(peer.hello.get("client", ""))
         return ""
+
+
+def _checked(request: bytes) -> None:
+    try:
+        decode_plan_request(request)
+    except ScanRefused as refused:
+        raise JetStreamError.of(ErrCode.STREAM_INVALID_CONFIG, err=refused.message) from refused
+
+
+def _edges(store: MessageStore, request: PlanRequest) -> tuple[int, ...]:
+    if not request.piece_bytes:
+        return ()
+    return edges(
+        store.segments,
+        first=max(request.first, 1),
+        behind=request.behind,
+        piece_bytes=request.piece_bytes,
+    )

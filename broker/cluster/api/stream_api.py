@@ -49,12 +49,14 @@ from broker.jetstream.api.responses import (
     Success,
     encode_response,
     encode_stream_names,
+    list_steps,
     page,
 )
 from broker.jetstream.api.stream_access import check_config
 from broker.jetstream.api.subjects import ApiKind, ApiRequest
 from broker.jetstream.config.api_levels import same_stream
 from broker.jetstream.config.limits import check_account_limits
+from broker.jetstream.config.origin_rules import check_new_mirror
 from broker.jetstream.config.stream_config import StreamConfig, StreamConfigRequest
 from broker.jetstream.config.stream_rules import stream_create_steps
 from broker.jetstream.config.stream_update import stream_update_steps
@@ -97,6 +99,8 @@ class StreamApi:
     async def answer(self, call: ApiCall, stats: ApiStats) -> bytes:
         """Raises the JetStreamError to answer with."""
         account, request, kind = call.account, call.request, call.request.kind
+        if kind is ApiKind.STREAM_PEER_REMOVE:
+            self.moves.require_cluster()
         body = await self.decoded(call)
         if not self.members.founded.is_set():
             raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
@@ -137,6 +141,7 @@ class StreamApi:
             call,
             stream_create_steps(body, named=request.stream, view=self.quotas.view(account.name)),
         )
+        check_new_mirror(config)
         check_config(call.rules, config, None)
         known = self.assignments.get(account.name, config.name)
         if known is not None and not same_stream(known.config, config):
@@ -311,7 +316,7 @@ class StreamApi:
         infos = await self._infos(account, part)
         missing = tuple(a.name for a in part if a.name not in infos)
         found = StreamList(tuple(infos[a.name] for a in part if a.name in infos), missing)
-        return encode_response(ApiKind.STREAM_LIST, paged, found)
+        return await self._in_turns(call, list_steps(ApiKind.STREAM_LIST, paged, found))
 
     async def info(self, account: Account, assignment: Assignment) -> StreamInfo:
         deadline = time.monotonic() + LEADER_WITHIN_S

@@ -31,10 +31,13 @@ class StreamMoves:
     meta_requests: MetaRequests
     placement: Callable[[], PlacementView]
 
-    async def remove_peer(self, account: str, stream: str, peer: str) -> None:
-        """`peer`: a server name, or its hash."""
+    def require_cluster(self) -> None:
         if not self.members.clustered:
             raise JetStreamError(ErrCode.CLUSTER_REQUIRED)
+
+    async def remove_peer(self, account: str, stream: str, peer: str) -> None:
+        """`peer`: a server name, or its hash."""
+        self.require_cluster()
         if not peer:
             raise JetStreamError(ErrCode.BAD_REQUEST)
         known = self._known(account, stream)

@@ -11,6 +11,7 @@ Spec: NATS JetStream, consumers: acknowledgements and pull requests."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from broker.cluster.consumer_requests.waiting_for_leader import WaitingForLeader
 from broker.cluster.consumer_requests.waiting_pulls import WaitingPulls
 from broker.cluster.peers.channels import CHANNEL_ACKS, CHANNEL_CONSUMER_REQUESTS
 from raft import NodeId
+
+logger = logging.getLogger("jetraft.cluster")
 
 TURN_MAX = 4096  # requests for one leader; then a frame is sent before the turn ends
 TURN_BYTES_MAX = 1 << 20  # the same for the bytes of all leaders: an ack may carry any payload
@@ -165,7 +168,10 @@ class RequestForwarder:
 
     def received(self, _peer: NodeId, frame: bytes) -> None:
         for request in _decode(frame):
-            self.take(request)
+            try:
+                self.take(request)
+            except Exception:
+                logger.exception("a request from another node failed: %r", request[1])
 
     def received_acks(self, _peer: NodeId, frame: bytes) -> None:
         for acks in _decode_acks(frame):

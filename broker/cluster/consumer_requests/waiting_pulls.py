@@ -31,7 +31,7 @@ def pull_expiry_s(payload: bytes, *, now_s: float) -> float | None:
     """When a pull request ends by itself; None if it does not wait at all."""
     try:
         body = _decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # the leader answers it with an error
     if body.expires:
         return now_s + body.expires / 1e9

@@ -30,6 +30,16 @@ def with_machine_limits(
     )
 
 
+def unless_set(options: JetStreamOptions, measured: JetStreamOptions) -> JetStreamOptions:
+    """The same options, with the limits of `measured` where there are none."""
+    found = {}
+    for name in ("max_memory_store", "max_file_store"):
+        configured = getattr(options, name)
+        unset = configured is None or configured < 0
+        found[name] = getattr(measured, name) if unset else configured
+    return replace(options, **found)
+
+
 def _limit(configured: int | None, there_is: int) -> int:
     return there_is * 3 // 4 if configured is None or configured < 0 else configured
 

@@ -19,15 +19,19 @@ from broker.cluster.meta.assignments import Assignment
 from broker.cluster.peers.channels import CHANNEL_USAGE
 from broker.config.options import JetStreamOptions
 from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
+from broker.jetstream.config.limits import tier_name
 from broker.jetstream.config.stream_config import Storage
 from raft import GroupId, NodeId
 from raft.transport.transport import Peer
 
 REPORT_EVERY_S = 0.2
+# With more space than this left, a batch is proposed without bounds: what is proposed and not yet
+# applied is far less (HostLimits.waiting_bytes_max per stream).
+AMPLE_BYTES = 1 << 30
 
 _encode = msgspec.msgpack.Encoder().encode
 _sizes = msgspec.msgpack.Decoder(list[tuple[int, int]])
-_Key = tuple[str, Storage]
+_Key = tuple[str, Storage, int]  # the last: replicas of the streams of a tier, 0 = of all streams
 
 
 class SizedReplica(Protocol):
@@ -55,6 +59,7 @@ class UsageLinks(Protocol):
 @dataclass(slots=True)
 class _Counted:
     key: _Key
+    tier: _Key
     replicas: int
     size: int  # of one replica
 
@@ -80,19 +85,22 @@ class Usage:
         counted = self._counted.get(replica.group)
         size, replicas = replica.stored_bytes, len(replica.assignment.peers)
         if counted is None:
-            key = (replica.assignment.account, replica.storage)
-            counted = self._counted[replica.group] = _Counted(key, replicas, 0)
+            key = (replica.assignment.account, replica.storage, 0)
+            counted = self._counted[replica.group] = _Counted(key, key, replicas, 0)
         elif counted.replicas == replicas:
             grown = size - counted.size
             if grown:
                 counted.size = size
                 self._accounts[counted.key] += grown * replicas
+                self._accounts[counted.tier] += grown * replicas
                 self._server[counted.key[1]] += grown
                 if replica.is_leading:
                     self._report_later(replica.group, counted)
             return
         self._add(counted, -1)
         counted.size, counted.replicas = size, replicas
+        account, storage, _ = counted.key
+        counted.tier = (account, storage, replica.assignment.config.num_replicas)
         self._add(counted, 1)
         if replica.is_leading:
             self._report_later(replica.group, counted)
@@ -100,7 +108,8 @@ class Usage:
     def _add(self, counted: _Counted, sign: int) -> None:
         storage = counted.key[1]
         size = sign * counted.size
-        self._accounts[counted.key] = self._accounts.get(counted.key, 0) + size * counted.replicas
+        for key in (counted.key, counted.tier):
+            self._accounts[key] = self._accounts.get(key, 0) + size * counted.replicas
         self._server[storage] = self._server.get(storage, 0) + size
 
     def stored_here(self) -> int:
@@ -117,28 +126,48 @@ class Usage:
             self._sum_remote()
 
     def bounds(self, replica: SizedReplica) -> Bounds | None:
-        """For a batch that is proposed now; None when nothing limits it."""
-        account, storage = replica.assignment.account, replica.storage
-        options = self.options
-        granted = options.accounts.get(account)
-        if storage is Storage.MEMORY:
-            most_here = options.max_memory_store
-            most = granted.max_memory if granted is not None else -1
-        else:
-            most_here = options.max_file_store
-            most = granted.max_storage if granted is not None else -1
+        """For a batch that is proposed now; None when nothing limits it, or its limits are far."""
+        storage, options = replica.storage, self.options
+        counted = self._counted[replica.group]
+        in_memory = storage is Storage.MEMORY
+        most_here = options.max_memory_store if in_memory else options.max_file_store
+        key, most = self._limit(counted)
         if most < 0 and most_here is None:
             return None
-        counted = self._counted[replica.group]
+        if most_here is not None and most_here - self._server[storage] > AMPLE_BYTES:
+            most_here = None
+        if most >= 0:
+            used = self._accounts[key] + self._remote.get(key, 0)
+            if most - used > AMPLE_BYTES * counted.replicas:
+                most = -1
+        if most < 0 and most_here is None:
+            return None
         bounds = Bounds()
         if most >= 0:
-            others = self._accounts[counted.key] - counted.size * counted.replicas
-            others += self._remote.get(counted.key, 0)
+            others = self._accounts[key] - counted.size * counted.replicas
+            others += self._remote.get(key, 0)
             bounds = Bounds(account=(most - others) // counted.replicas)
         if most_here is not None:
             server = most_here - (self._server[storage] - counted.size)
             bounds = Bounds(account=bounds.account, server=min(server, UNBOUNDED))
         return bounds
+
+    def _limit(self, counted: _Counted) -> tuple[_Key, int]:
+        """What counts against the same limit, and the limit; -1 = none. That of a tier is about
+        one replica. An account that has lost the tier of a stream may store nothing more there."""
+        account, storage, _ = counted.key
+        granted = self.options.accounts.get(account)
+        if granted is None:
+            return counted.key, -1
+        if not granted.tiers:
+            in_memory = storage is Storage.MEMORY
+            return counted.key, granted.max_memory if in_memory else granted.max_storage
+        replicas = counted.tier[2]
+        tier = granted.tiers.get(tier_name(replicas))
+        if tier is None:
+            return counted.tier, 0
+        most = tier.max_memory if storage is Storage.MEMORY else tier.max_storage
+        return counted.tier, most * replicas if most > 0 else most
 
     # -- streams that have replicas on other nodes only -----------------------------------------
 
@@ -176,6 +205,8 @@ class Usage:
         for assignment in self.assignments:
             size = self._elsewhere.get(assignment.group, 0)
             if size and assignment.group not in self._counted:
-                key = (assignment.account, assignment.config.storage)
-                remote[key] = remote.get(key, 0) + size * len(assignment.peers)
+                config = assignment.config
+                for tier in (0, config.num_replicas):
+                    key = (assignment.account, config.storage, tier)
+                    remote[key] = remote.get(key, 0) + size * len(assignment.peers)
         self._remote = remote

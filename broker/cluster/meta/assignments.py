@@ -66,6 +66,13 @@ class Assignment(msgspec.Struct, frozen=True):
         return self.changed or self.group - FIRST_STREAM_GROUP
 
     @property
+    def incarnation(self) -> str:
+        """Unique in the world, as far as clocks tell nanoseconds apart: what checkpoints of readers
+        name. A stream that is deleted and created again, or loses all data (RenewStream), has
+        another one, and so has a stream of the same name and number in another cluster."""
+        return f"{self.created_ns:x}-{self.group}"
+
+    @property
     def initial_config(self) -> StreamConfig:
         """The configuration an empty replica starts with: the log replays every later change."""
         return self.first_config or self.config

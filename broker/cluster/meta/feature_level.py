@@ -23,9 +23,14 @@ from raft import NodeId, RaftError
 logger = logging.getLogger("jetraft.cluster")
 
 # 0 is version 0.1. 1: the table of assignments names its level and is stored in rows, a removal is
-# about one stream and not about a name; blocks may be compressed on disk.
-NEWEST_LEVEL: Final = 1
+# about one stream and not about a name; blocks may be compressed on disk. 2: entries of writers;
+# publish entries name the rules by which replicas judge their messages; a pause that is over is
+# shown. 3: large blocks are in files beside the database.
+NEWEST_LEVEL: Final = 3
 COMPRESSED_BLOCKS: Final = 1
+WRITERS: Final = 2
+LEVEL_OF_RULES: Final = 2
+BLOCK_FILES: Final = 3
 CHECK_EVERY_S: Final = 0.5
 
 

@@ -105,6 +105,7 @@ class MetaVoters:
     nodes: NodeTable
     connected: Callable[[NodeId], bool]
     member_name: Callable[[NodeId], str]
+    _refusal: str = ""  # the last one that was logged
 
     async def run(self) -> None:
         while True:
@@ -119,6 +120,7 @@ class MetaVoters:
             step = next_meta_step(status, self.nodes, connected=self.connected)
             if isinstance(step, MetaMembers):
                 host.change_members(META_GROUP, voters=step.voters, learners=step.learners)
+                self._refusal = ""
                 logger.info(
                     "meta group: voters %s, learners %s",
                     self._names(step.voters), self._names(step.learners) or "none",
@@ -126,7 +128,9 @@ class MetaVoters:
             elif step is not None:
                 host.transfer(META_GROUP, step.to)
         except RaftError as refused:
-            logger.debug("meta group: %s", refused)  # the next step decides what to do instead
+            if str(refused) != self._refusal:  # the next step decides what to do instead
+                self._refusal = str(refused)
+                logger.warning("meta group: its members cannot be changed now: %s", refused)
 
     def _names(self, nodes: tuple[NodeId, ...]) -> str:
         return ", ".join(sorted(self.member_name(node) for node in nodes))

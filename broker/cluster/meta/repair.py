@@ -38,6 +38,7 @@ FULL_CHECK_EVERY_S: Final = 5.0  # without a change of the table or of the conne
 # A node that leaves may have the only replica of a stream. A link that fails while that moves must
 # not cost its messages.
 LOST_AFTER_S: Final = 30.0
+NAMED_MAX: Final = 3  # streams in one sentence
 MOVES_MAX: Final = 32  # streams that move at the same time; the others wait
 
 
@@ -105,16 +106,7 @@ def _repair(one: Assignment, nodes: NodeTable, view: ClusterView) -> MetaCommand
 
 def _better_peers(one: Assignment, nodes: NodeTable, view: ClusterView) -> list[int]:
     """The peers the stream should have, in view of the nodes there are."""
-    staying: list[NodeId] = []
-    must_go = may_go = False
-    for peer in map(NodeId, one.peers):
-        record = nodes.get(peer)
-        if record is None or record.standing in (Standing.LEAVING, Standing.REMOVED):
-            must_go = True
-        elif record.standing is Standing.DRAINING or (view.gone(peer) and _can_move(one, view)):
-            may_go = True
-        else:
-            staying.append(peer)
+    staying, must_go, may_go = _staying(one, nodes, view)
     if not must_go and not may_go and len(one.peers) >= one.config.num_replicas:
         return one.peers
     chosen: object = None
@@ -138,6 +130,68 @@ def _better_peers(one: Assignment, nodes: NodeTable, view: ClusterView) -> list[
     return one.peers
 
 
+def _staying(
+    one: Assignment, nodes: NodeTable, view: ClusterView
+) -> tuple[list[NodeId], bool, bool]:
+    """The peers that keep their replicas, and whether others must or may lose theirs. A peer that
+    is connected and not in the table of nodes keeps it: then the table lacks something, and that
+    must not cost a replica."""
+    staying: list[NodeId] = []
+    must_go = may_go = False
+    for peer in map(NodeId, one.peers):
+        record = nodes.get(peer)
+        if record is None and view.placement.alive(peer):
+            staying.append(peer)
+        elif record is None or record.standing in (Standing.LEAVING, Standing.REMOVED):
+            must_go = True
+        elif record.standing is Standing.DRAINING or (view.gone(peer) and _can_move(one, view)):
+            may_go = True
+        else:
+            staying.append(peer)
+    return staying, must_go, may_go
+
+
+def without_a_place(
+    assignments: Iterable[Assignment],
+    nodes: NodeTable,
+    view: ClusterView,
+    name: Callable[[NodeId], str],
+) -> list[str]:
+    """Sentences about replicas that should be elsewhere, or do not exist, because no node can take
+    them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in assignments:
+        staying, must_go, may_go = _staying(one, nodes, view)
+        if not must_go and not may_go and len(one.peers) >= one.config.num_replicas:
+            continue
+        if _better_peers(one, nodes, view) != one.peers:
+            continue
+        why = choose_peers(
+            view.placement,
+            name=one.name,
+            replicas=one.config.num_replicas,
+            keep=staying,
+            placement=one.config.placement,
+        )
+        if isinstance(why, list):
+            continue
+        stuck = ", ".join(sorted(name(NodeId(p)) for p in one.peers if p not in staying))
+        what = f"a replica on {stuck} that" if stuck else "fewer replicas than wanted, which"
+        reason = why.sentence(view.placement.unique_tag, name)
+        found.setdefault((what, reason), []).append(one.name)
+    return [
+        f"{_named(streams)} {what} no other node can take: {reason}"
+        for (what, reason), streams in sorted(found.items())
+    ]
+
+
+def _named(streams: list[str]) -> str:
+    if len(streams) == 1:
+        return f"stream {streams[0]} has"
+    more = ", ..." if len(streams) > NAMED_MAX else ""
+    return f"{len(streams)} streams ({', '.join(streams[:NAMED_MAX])}{more}) have"
+
+
 def _leaves(nodes: NodeTable, member: int) -> bool:
     record = nodes.get(member)
     return record is None or record.standing is Standing.LEAVING
@@ -157,6 +211,8 @@ class Repair:
     view: Callable[[], PlacementView]
     now_ns: Callable[[], int]
     gone_after_s: float  # a node that is away for longer does not keep its replicas
+    name: Callable[[NodeId], str]
+    stuck: list[str] = field(default_factory=list)  # see without_a_place; the leader knows it
     _away_since: dict[NodeId, float] = field(default_factory=dict)
     # The entry, the connected nodes and the voters at the last check.
     _checked: tuple[int, frozenset[NodeId], frozenset[NodeId]] = (-1, frozenset(), frozenset())
@@ -167,6 +223,7 @@ class Repair:
             await asyncio.sleep(CHECK_EVERY_S)
             if not self.group.knows_all:
                 self._away_since.clear()  # counted anew by the next leader
+                self.stuck = []
                 continue
             commands = self._due(time.monotonic())
             for command in commands:
@@ -197,7 +254,17 @@ class Repair:
             votes=voting.__contains__,
             now_ns=self.now_ns(),
         )
-        return next_repairs(worth_a_look(table, table.sums, nodes, view), nodes, view)
+        looked_at = list(worth_a_look(table, table.sums, nodes, view))
+        self._tell(without_a_place(looked_at, nodes, view, self.name))
+        return next_repairs(looked_at, nodes, view)
+
+    def _tell(self, stuck: list[str]) -> None:
+        for sentence in stuck:
+            if sentence not in self.stuck:
+                logger.warning("%s", sentence)
+        if self.stuck and not stuck:
+            logger.info("every replica has a place again")
+        self.stuck = stuck
 
     async def _propose(self, command: MetaCommand) -> None:
         if isinstance(command, RenewStream):
@@ -209,4 +276,4 @@ class Repair:
         try:
             await self.group.propose(command)
         except (RaftError, LostLeadership) as refused:
-            logger.debug("repair: %s: %s", command, refused)
+            logger.info("repair: %s: %s", type(command).__name__, refused)

@@ -76,6 +76,10 @@ class StoredTable:
     def _fill(self, batch: StateBatch) -> None:
         changed = self.table.take_unwritten()
         if self.table.level < LEVEL_OF_ROWS:
+            if self._in_rows:  # the table was lost and begins again, without its rows
+                for group in changed:
+                    batch.delete(key(META_GROUP, ASSIGNED, group))
+                self._in_rows = False
             batch.put(_HEAD_KEY, self.table.dump())
             return
         if not self._in_rows:

@@ -6,9 +6,11 @@ Spec: NATS JetStream API, STREAM.INFO and CONSUMER.INFO."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from broker.cluster.meta.assignments import META_GROUP, Assignment
 from broker.cluster.meta.members import ClusterMembers
@@ -31,7 +33,8 @@ from broker.jetstream.api.info import (
     StreamInfo,
     StreamState,
 )
-from broker.jetstream.api.responses import SUBJECT_DETAILS_LIMIT, Paged
+from broker.jetstream.api.requests import StreamInfoRequest
+from broker.jetstream.api.responses import INFOS_PER_STEP, SUBJECT_DETAILS_LIMIT, Paged
 from broker.jetstream.config.api_levels import (
     shown_consumer,
     shown_stream,
@@ -47,6 +50,8 @@ from raft import GroupId, NodeId
 from raft.host.group import GroupStatus, UnknownGroup
 
 SUBJECTS_PER_STEP: Final = 512
+BYTES_PER_SUBJECT: Final = 250  # in the table of counts and in the answer
+BYTES_PER_DELETED: Final = 60  # the same of a sequence
 
 
 class ShownLinks(Protocol):
@@ -83,11 +88,11 @@ class AssetInfo:
         replica: Replica,
         *,
         shown: bool,
-        deleted_details: bool = False,
+        deleted: tuple[int, ...] = (),
         subjects: dict[str, int] | None = None,
         with_alternates: bool = False,
     ) -> StreamInfo:
-        """`subjects` are the counts to show, see subject_counts."""
+        """`subjects` are the counts to show, see subject_counts; `deleted` the sequences."""
         stream = replica.stream
         origins = self._origins(replica)
         mirror = stream.config.mirror
@@ -95,7 +100,7 @@ class AssetInfo:
         return StreamInfo(
             config=config,
             created=replica.assignment.created_ns,
-            state=stream_state(replica, deleted_details=deleted_details, subjects=subjects or {}),
+            state=stream_state(replica, deleted=deleted, subjects=subjects or {}),
             domain=self.domain,
             cluster=self.cluster(replica),
             mirror=origins[mirror] if mirror is not None else None,
@@ -103,6 +108,29 @@ class AssetInfo:
             alternates=self._alternates(replica) if with_alternates else (),
             ts=self.now_ns(),
         )
+
+    def streams(self, replicas: Iterable[Replica], *, shown: bool) -> Steps[list[StreamInfo]]:
+        """For lists, a few per step. Without a cluster only STREAM.INFO shows the replicas."""
+        infos: list[StreamInfo] = []
+        for at, replica in enumerate(replicas, 1):
+            info = self.stream(replica, shown=shown)
+            if not self.members.clustered:
+                info = msgspec.structs.replace(info, cluster=None)
+            infos.append(info)
+            if at % INFOS_PER_STEP == 0:
+                yield
+        return infos
+
+    def consumers(
+        self, replica: Replica, consumers: Iterable[Consumer]
+    ) -> Steps[tuple[ConsumerInfo, ...]]:
+        """For lists, a few per step."""
+        infos: list[ConsumerInfo] = []
+        for at, consumer in enumerate(consumers, 1):
+            infos.append(self.consumer(replica, consumer, shown=False))
+            if at % INFOS_PER_STEP == 0:
+                yield
+        return tuple(infos)
 
     def _alternates(self, replica: Replica) -> tuple[Alternate, ...]:
         """The stream and its mirrors in this cluster, if it has any."""
@@ -120,15 +148,17 @@ class AssetInfo:
         *,
         shown: bool,
         fresh_pending: int | None = None,
+        num_pending: int | None = None,
     ) -> ConsumerInfo:
         """With `fresh_pending`, its num_pending: as it was created, before the leader delivered
-        anything."""
+        anything. With `num_pending`, that number, if this node does not lead: counted before."""
         now, leading = self.now_ns(), replica.leading
         numbers = None
         if fresh_pending is None and leading is not None:
             numbers = leading.numbers(consumer.name)
         if numbers is None:
-            numbers = consumer.numbers(now, num_pending=fresh_pending)
+            counted = fresh_pending if fresh_pending is not None else num_pending
+            numbers = consumer.numbers(now, num_pending=counted)
         bound = leading is not None and leading.push_bound(consumer.name)
         config = shown_consumer(consumer.config) if shown else stored_consumer(consumer.config)
         return ConsumerInfo(
@@ -257,6 +287,31 @@ class AssetInfo:
         }
 
 
+def details_bytes(replica: Replica, asked: StreamInfoRequest) -> int:
+    """What the lists of an info may take, while they are made and in the answer."""
+    store = replica.stream.store
+    subjects = min(len(store.index), SUBJECT_DETAILS_LIMIT) if asked.subjects_filter else 0
+    deleted = min(store.num_deleted, DELETED_DETAILS_LIMIT) if asked.deleted_details else 0
+    return BYTES_PER_SUBJECT * subjects + BYTES_PER_DELETED * deleted
+
+
+def info_details(
+    replica: Replica, asked: StreamInfoRequest
+) -> Steps[tuple[tuple[int, ...], dict[str, int], Paged]]:
+    """The deleted sequences and the messages per subject that a request asks for."""
+    store = replica.stream.store
+    deleted: tuple[int, ...] = ()
+    counts: dict[str, int] = {}
+    paged = Paged()
+    if asked.deleted_details:
+        deleted = yield from store.deleted_sequences(DELETED_DETAILS_LIMIT)
+    if asked.subjects_filter:
+        pattern = asked.subjects_filter.encode()
+        counts, found = yield from subject_counts(store.index, pattern, offset=asked.offset)
+        paged = found if found.total else paged
+    return deleted, counts, paged
+
+
 def subject_counts(
     index: SubjectIndex, pattern: bytes, *, offset: int
 ) -> Steps[tuple[dict[str, int], Paged]]:
@@ -273,20 +328,20 @@ def subject_counts(
                 counts[subject.decode(errors="replace")] = entry.count
             total += 1
         yield
-    paged = Paged(total=total, offset=min(offset, total), limit=SUBJECT_DETAILS_LIMIT)
+    paged = Paged(total=total, offset=offset, limit=SUBJECT_DETAILS_LIMIT)
     return counts, paged
 
 
 def stream_state(
-    replica: Replica, *, deleted_details: bool, subjects: dict[str, int]
+    replica: Replica, *, deleted: tuple[int, ...] = (), subjects: dict[str, int]
 ) -> StreamState:
     stream = replica.stream
     store = stream.store
-    deleted = store.deleted_sequences(DELETED_DETAILS_LIMIT) if deleted_details else ()
     return StreamState(
         messages=store.messages,
         bytes=store.bytes,
-        first_seq=store.first_seq if store.last_seq else 0,
+        # An empty stream shows a first sequence only if it was asked for.
+        first_seq=store.first_seq if store.last_seq or stream.config.first_seq == 1 else 0,
         first_ts=store.first_time if store.messages else 0,
         last_seq=store.last_seq,
         last_ts=store.last_time,

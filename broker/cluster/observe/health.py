@@ -15,6 +15,7 @@ from typing import Protocol
 from broker.cluster.meta.assignments import META_GROUP, Assignment
 from broker.config.options import JetStreamOptions
 from broker.server.services import Document, Query, has_flag
+from broker.subjects import STEP_ITEMS, Steps
 from raft import GroupId, NodeId
 from raft.types import Index, Members
 
@@ -88,6 +89,8 @@ class JetStreamHealth:
     trouble: Callable[[], str | None]  # why the store takes no writes
     disk_full: Callable[[], bool]  # no messages are stored, all else works
     clock_trouble: Callable[[], str | None]
+    # Sentences about replicas without a place (at the meta leader) and damage without a cure.
+    stuck: Callable[[], list[str]]
     strangers: Callable[[], list[str]]  # refused servers of another cluster with the same name
     lame_duck: Callable[[], bool]
     has_account: Callable[[str], bool]
@@ -96,7 +99,7 @@ class JetStreamHealth:
     replica: Callable[[int], HealthReplica | None]  # of a group
     held: Callable[[GroupId], HealthGroup | None]
 
-    def healthz(self, query: Query) -> tuple[int, Document]:
+    def healthz(self, query: Query) -> Steps[tuple[int, Document]]:
         """`live`: the event loop runs, or this would not be answered. `startup`: the log is
         replayed and the meta group has a leader. `ready`: this node can serve its clients, and
         every stream that it holds works here. A full disk is an error, but such a node stays
@@ -115,7 +118,7 @@ class JetStreamHealth:
             return 503, _unavailable(reason)
         if has_flag(query, "js-server-only", "js-meta-only"):
             return 200, self._ok()
-        status, report = self._assets(query)
+        status, report = yield from self._assets(query)
         if status == 200 and self.disk_full() and not has_flag(query, "ready"):
             return 503, _unavailable(DISK_FULL)
         return status, report
@@ -152,17 +155,19 @@ class JetStreamHealth:
 
     # -- streams and consumers ------------------------------------------------------------------
 
-    def _assets(self, query: Query) -> tuple[int, Document]:
+    def _assets(self, query: Query) -> Steps[tuple[int, Document]]:
         missing = self._missing(query)
         if missing is not None:
             return 404, _report([missing], query)
         account, stream = query.get("account", ""), query.get("stream", "")
-        found = [
-            problem
-            for assignment in self.assignments()
-            if account in ("", assignment.account) and stream in ("", assignment.name)
-            if (problem := self._problem(assignment)) is not None
-        ]
+        found = []
+        for position, assignment in enumerate(list(self.assignments())):
+            if account in ("", assignment.account) and stream in ("", assignment.name):
+                problem = self._problem(assignment)
+                if problem is not None and self._still_exists(assignment):
+                    found.append(problem)
+            if position % STEP_ITEMS == STEP_ITEMS - 1:
+                yield
         return (503, _report(found, query)) if found else (200, self._ok())
 
     def _missing(self, query: Query) -> Problem | None:
@@ -185,6 +190,11 @@ class JetStreamHealth:
             )
             return Problem("CONSUMER", sentence, account, stream, consumer)
         return None
+
+    def _still_exists(self, assignment: Assignment) -> bool:
+        """It may have been deleted since the first step."""
+        current = self.assignment(assignment.account, assignment.name)
+        return current is not None and current.group == assignment.group
 
     def _problem(self, assignment: Assignment) -> Problem | None:
         reason = self._reason(assignment)
@@ -220,6 +230,7 @@ class JetStreamHealth:
         warnings = [DISK_FULL] if self.disk_full() else []
         if strangers := self.strangers():
             warnings.append(STRANGERS.format(", ".join(strangers)))
+        warnings.extend(self.stuck())
         if self.options.flush_interval_s is not None:
             warnings.append(self.options.sync_sentence)
         return {"status": "ok", "warnings": warnings} if warnings else {"status": "ok"}

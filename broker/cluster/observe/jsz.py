@@ -1,7 +1,7 @@
 """/jsz: the streams, consumers and limits of this node.
 
 Owns: the content of the document.
-May not touch: live state beyond reading it; one call, one frozen answer.
+May not touch: live state beyond reading it. It is read in steps: streams come and go between them.
 Spec: nats-server monitoring, /jsz."""
 
 from __future__ import annotations
@@ -20,10 +20,38 @@ from broker.jetstream.config.names import get_hash
 from broker.jetstream.strict_json import to_wire
 from broker.jetstream.times import rfc3339
 from broker.server.services import Document, Query, has_flag
+from broker.subjects import STEP_ITEMS, Steps
 from raft import NodeId
 
 if TYPE_CHECKING:
     from broker.cluster.replica.replica import Replica
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Of some replicas."""
+
+    memory: int = 0
+    storage: int = 0
+    ha_assets: int = 0
+    consumers: int = 0
+    messages: int = 0
+    led: int = 0
+    consumers_led: int = 0
+
+    def add(self, replica: Replica) -> None:
+        store = replica.stream.store
+        consumers = replica.consumer_count
+        if replica.stream.config.storage == "memory":
+            self.memory += store.bytes
+        else:
+            self.storage += store.bytes
+        self.ha_assets += len(replica.assignment.peers) > 1
+        self.consumers += consumers
+        self.messages += store.messages
+        if replica.leading is not None:
+            self.led += 1
+            self.consumers_led += consumers
 
 
 @dataclass(slots=True)
@@ -37,8 +65,9 @@ class JetStreamDocument:
     info: AssetInfo
     api: Callable[[str], ApiStats]  # of an account, of all under ""
 
-    def jsz(self, query: Query) -> Document:
+    def jsz(self, query: Query) -> Steps[Document]:
         replicas, api = list(self.replicas), self.api("")
+        totals = yield from _totals(replicas)
         document: Document = {
             "server_id": self.server_id,
             "now": rfc3339(self.info.now_ns()),
@@ -51,30 +80,29 @@ class JetStreamDocument:
                 **({"domain": self.options.domain} if self.options.domain else {}),
                 "strict": self.options.strict,
             },
-            "memory": _stored(replicas, "memory"),
-            "storage": _stored(replicas, "file"),
+            "memory": totals.memory,
+            "storage": totals.storage,
             "reserved_memory": 0,
             "reserved_storage": 0,
             "accounts": len({a.account for a in self.assignments}) or 1,
-            "ha_assets": sum(len(r.assignment.peers) > 1 for r in replicas),
+            "ha_assets": totals.ha_assets,
             "api": {"level": API_LEVEL, "total": api.total, "errors": api.errors},
             "streams": len(replicas),
-            "consumers": sum(r.consumer_count for r in replicas),
-            "messages": sum(r.stream.store.messages for r in replicas),
-            "bytes": sum(r.stream.store.bytes for r in replicas),
+            "consumers": totals.consumers,
+            "messages": totals.messages,
+            "bytes": totals.memory + totals.storage,
             "total": len(replicas),
         }
         if has_flag(query, "raft"):
-            led = [replica for replica in replicas if replica.leading is not None]
-            document["streams_leader"] = len(led)
-            document["consumers_leader"] = sum(replica.consumer_count for replica in led)
+            document["streams_leader"] = totals.led
+            document["consumers_leader"] = totals.consumers_led
         if self.info.members.clustered:
-            document["meta_cluster"] = self._meta_cluster()
+            document["meta_cluster"] = self.meta_cluster()
         if has_flag(query, "accounts", "streams", "consumers") or query.get("acc"):
-            document["account_details"] = self._accounts(replicas, query)
+            document["account_details"] = yield from self._accounts(replicas, query)
         return document
 
-    def _meta_cluster(self) -> Document:
+    def meta_cluster(self) -> Document:
         links, members = self.info.links, self.info.members
         leader = self.info.leader(META_GROUP)
         replicas = [self._meta_replica(member) for member in members.nodes if member != leader]
@@ -100,40 +128,45 @@ class JetStreamDocument:
         }
         return {**document, "lag": lag} if lag else document
 
-    def _accounts(self, replicas: list[Replica], query: Query) -> list[Document]:
+    def _accounts(self, replicas: list[Replica], query: Query) -> Steps[list[Document]]:
         by_account: dict[str, list[Replica]] = {}
         for replica in sorted(replicas, key=lambda r: r.name):
             if query.get("acc") in (None, "", replica.assignment.account):
                 by_account.setdefault(replica.assignment.account, []).append(replica)
-        led_only = has_flag(query, "stream-leader-only")
-        named = has_flag(query, "streams", "consumers")
-        return [
-            {
-                "name": account,
-                "id": account,
-                **self._numbers(account, held),
-                "stream_detail": [
-                    self._stream(replica, query)
-                    for replica in held
-                    if named and (replica.leading is not None or not led_only)
-                ],
-            }
-            for account, held in by_account.items()
-        ]
+        found: list[Document] = []
+        for account, held in by_account.items():
+            document: Document = {"name": account, "id": account}
+            document |= yield from self._numbers(account, held)
+            document["stream_detail"] = yield from self._streams(held, query)
+            found.append(document)
+        return found
 
-    def _numbers(self, account: str, held: list[Replica]) -> Document:
-        api = self.api(account)
+    def _streams(self, held: list[Replica], query: Query) -> Steps[list[Document]]:
+        found: list[Document] = []
+        if not has_flag(query, "streams", "consumers"):
+            return found
+        led_only = has_flag(query, "stream-leader-only")
+        for replica in held:
+            if self.replicas.get(replica.group) is not replica:
+                continue  # deleted since the first step
+            if replica.leading is not None or not led_only:
+                found.append((yield from self._stream(replica, query)))
+                yield
+        return found
+
+    def _numbers(self, account: str, held: list[Replica]) -> Steps[Document]:
+        api, totals = self.api(account), (yield from _totals(held))
         return {
-            "memory": _stored(held, "memory"),
-            "storage": _stored(held, "file"),
+            "memory": totals.memory,
+            "storage": totals.storage,
             "reserved_memory": 0,
             "reserved_storage": 0,
             "accounts": 0,
-            "ha_assets": sum(len(replica.assignment.peers) > 1 for replica in held),
+            "ha_assets": totals.ha_assets,
             "api": {"level": 0, "total": api.total, "errors": api.errors},
         }
 
-    def _stream(self, replica: Replica, query: Query) -> Document:
+    def _stream(self, replica: Replica, query: Query) -> Steps[Document]:
         wire = to_wire(self.info.stream(replica, shown=False))
         assert isinstance(wire, dict)
         detail: Document = {
@@ -145,10 +178,18 @@ class JetStreamDocument:
             detail["config"] = wire["config"]
         if has_flag(query, "consumers"):
             hidden = () if has_flag(query, "config") else ("config",)
-            detail["consumer_detail"] = [
-                _without(to_wire(self.info.consumer(replica, consumer, shown=False)), *hidden)
-                for consumer in replica.consumers()
-            ]
+            shown = detail["consumer_detail"] = []
+            for consumer in list(replica.consumers()):
+                if replica.leading is not None:
+                    yield from replica.leading.counting(consumer.name)
+                    pending = None
+                else:
+                    pending = yield from consumer.counting()
+                if self.replicas.get(replica.group) is not replica:
+                    break  # deleted meanwhile
+                info = self.info.consumer(replica, consumer, shown=False, num_pending=pending)
+                shown.append(_without(to_wire(info), *hidden))
+                yield
         return detail
 
 
@@ -157,8 +198,13 @@ def _without(wire: object, *names: str) -> Document:
     return {name: value for name, value in wire.items() if name not in names}
 
 
-def _stored(replicas: list[Replica], storage: str) -> int:
-    return sum(r.stream.store.bytes for r in replicas if r.stream.config.storage == storage)
+def _totals(replicas: list[Replica]) -> Steps[_Totals]:
+    totals = _Totals()
+    for position, replica in enumerate(replicas):
+        totals.add(replica)
+        if position % STEP_ITEMS == STEP_ITEMS - 1:
+            yield
+    return totals
 
 
 def _or_unlimited(limit: int | None) -> int:

@@ -14,6 +14,7 @@ from broker.cluster.meta.members import ClusterMembers
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.jetstream.config.names import get_hash
 from broker.server.services import Document, Query
+from broker.subjects import Steps
 from raft import GroupId, NodeId
 from raft.host.group import GroupStatus
 
@@ -25,10 +26,11 @@ class RaftGroups:
     system_account: str
     members: ClusterMembers
     replicas: ReplicaTable
+    holds: Callable[[GroupId], bool]
     status: Callable[[GroupId], GroupStatus]
     silent_ns: Callable[[NodeId], int]
 
-    def document(self, query: Query) -> Document:
+    def document(self, query: Query) -> Steps[Document]:
         """Groups of the account and of the name asked for; without either, the meta group."""
         system = self.system_account
         account, wanted = query.get("acc") or system, query.get("group")
@@ -38,11 +40,11 @@ class RaftGroups:
         for replica in self.replicas:
             if replica.assignment.account == account:
                 held[f"S-R{len(replica.assignment.peers)}F-{replica.group}"] = replica.group
-        groups = {
-            name: self._group(group)
-            for name, group in sorted(held.items())
-            if wanted in (None, "", name)
-        }
+        groups = {}
+        for name, group in sorted(held.items()):
+            if wanted in (None, "", name) and self.holds(group):
+                groups[name] = self._group(group)
+                yield
         return {account: groups} if groups else {}
 
     def _group(self, group: GroupId) -> Document:

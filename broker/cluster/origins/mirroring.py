@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from broker.cluster.origins.origin_connection import OriginMessage
 from broker.cluster.origins.origin_reader import (
     DROPPED_HEADERS,
     FilledStream,
@@ -30,9 +29,10 @@ from broker.jetstream.stream.sourcing import (
     SourceMapping,
     source_header,
     source_key,
+    source_line,
     source_prefix,
 )
-from broker.store.block.codec import BlockBuilder
+from broker.store.block.codec import Block, BlockBuilder, append_sourced
 from broker.wire import headers as wire_headers
 
 MIRROR = ""  # the key of a stream's mirror among its origins; sources have their own
@@ -42,6 +42,7 @@ class Mirror:
     """Sequences and times are the origin's: the last stored sequence is the position."""
 
     wrong_consumer = ErrCode.MIRROR_CONSUMER_REQUIRES_ACK_FC
+    taken = 0
 
     def __init__(self, replica: FilledStream, source: StreamSource) -> None:
         self._replica = replica
@@ -50,10 +51,15 @@ class Mirror:
     def position(self) -> int:
         return self._replica.stream.store.last_seq
 
-    def append(self, builder: BlockBuilder, message: OriginMessage) -> None:
-        headers = without_headers(message.headers, DROPPED_HEADERS)
-        subject = self._mapping(message.subject, seed=message.seq)
-        builder.append(subject, headers, message.data, time_ns=message.time_ns, seq=message.seq)
+    def stored(self, raw: bytes) -> bytes:
+        if self._mapping.plain and not _names(raw, DROPPED_HEADERS):
+            return raw
+        builder, block = BlockBuilder(), Block(raw, verify=False)
+        for row in range(block.rows):
+            headers, seq = without_headers(block.headers(row), DROPPED_HEADERS), block.seq(row)
+            subject = self._mapping(block.subject(row), seed=seq)
+            builder.append(subject, headers, block.data(row), time_ns=block.time(row), seq=seq)
+        return builder.build(seal=False)
 
     def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
         prefix = mirror_prefix(time_ns=self._replica.stamp())
@@ -72,19 +78,30 @@ class Sourcing:
         self._replica = replica
         self._source = source
         self._mapping = SourceMapping(source)
+        self._line = source_line(source)
         self._proposed = 0
 
+    @property
+    def taken(self) -> int:
+        return self._replica.stream.source_positions.get(source_key(self._source), 0)
+
     def position(self) -> int:
-        position = self._replica.stream.source_positions.get(source_key(self._source), 0)
-        self._proposed = position  # asked whenever reading starts again
+        position = self._proposed = self.taken  # asked whenever reading starts again
         return position
 
-    def append(self, builder: BlockBuilder, message: OriginMessage) -> None:
-        headers = without_headers(message.headers, (*DROPPED_HEADERS, SOURCE_HEADER))
-        value = source_header(self._source, seq=message.seq, subject=message.subject)
-        headers = wire_headers.add(headers, [(SOURCE_HEADER, value)])
-        subject = self._mapping(message.subject, seed=message.seq)
-        builder.append(subject, headers, message.data, seq=message.seq)
+    def stored(self, raw: bytes) -> bytes:
+        builder, block = BlockBuilder(), Block(raw, verify=False)
+        dropped = (*DROPPED_HEADERS, SOURCE_HEADER)
+        if self._mapping.plain and not _names(raw, dropped):
+            append_sourced(builder, block, head=self._line[0], tail=self._line[1])
+            return builder.build(seal=False)
+        for row in range(block.rows):
+            origin, seq = block.subject(row), block.seq(row)
+            headers = without_headers(block.headers(row), dropped)
+            value = source_header(self._source, seq=seq, subject=origin)
+            headers = wire_headers.add(headers, [(SOURCE_HEADER, value)])
+            builder.append(self._mapping(origin, seed=seq), headers, block.data(row), seq=seq)
+        return builder.build(seal=False)
 
     def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
         prefix = source_prefix(
@@ -152,3 +169,8 @@ def _origins(config: StreamConfig) -> dict[str, StreamSource]:
 def _cancel(reader: OriginReader) -> None:
     if reader.task is not None:
         reader.task.cancel()
+
+
+def _names(raw: bytes, names: tuple[bytes, ...]) -> bool:
+    """Whether a header may have one of these names; a payload that has it counts too."""
+    return any(name in raw for name in names)

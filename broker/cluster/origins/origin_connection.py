@@ -19,35 +19,25 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from broker.cluster.origins.origin_errors import (
+    SETUP_FAILED,
+    OriginLost,
+    OriginRefused,
+    WrongConsumer,
+)
 from broker.cluster.origins.origin_login import OriginAddress, credentials
-from broker.jetstream.errors import ErrCode
+from broker.cluster.origins.receive_buffer import READ_LIMIT, ReceiveBuffer
 from broker.jetstream.times import rfc3339
 from broker.server.process.remote_login import LoginFailed, tls_context
+from broker.store.block.codec import BlockBuilder, append_delivered
 from broker.wire import headers as wire_headers
 
-SETUP_FAILED = int(ErrCode.MIRROR_CONSUMER_SETUP_FAILED)
 CONNECT_WITHIN_S = 5.0
 HEARTBEAT_S = 2.0
-READ_LIMIT = 1 << 20
 MESSAGE_BYTES_MAX = 65 << 20  # the largest payload a server can allow, and its headers
-
-
-class OriginLost(Exception):
-    """The connection or the consumer was lost, or messages are missing: connect again and
-    continue after the last stored message."""
-
-
-class OriginRefused(Exception):
-    """The origin answered with an API error."""
-
-    def __init__(self, reason: str, *, code: int = 500, err_code: int = SETUP_FAILED) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.err_code = err_code
-
-
-class WrongConsumer(Exception):
-    """The durable consumer does not acknowledge by flow control."""
+# Flow control of an honest origin stops far below; another one may send as fast as it can.
+EARLY_BYTES_MAX = 2 * MESSAGE_BYTES_MAX
+EARLY_OVERHEAD_BYTES = 500  # of a message besides its bytes
 
 
 @dataclass(slots=True)
@@ -129,12 +119,18 @@ class OriginConnection:
     writer: asyncio.StreamWriter
     api: str
     inbox: str = field(default_factory=lambda: f"_INBOX.{secrets.token_hex(11)}")
+    deliver: str = ""  # where the consumer delivers; "": to the inbox
     heard_s: float = 0.0  # when the last message of the consumer arrived
     patience_s: float = 3 * HEARTBEAT_S
+    waiting: ReceiveBuffer = field(init=False)
+    info: dict[str, Any] = field(default_factory=dict)  # the server's INFO
     _expected: int = 1  # consumer sequence of the next message
     _last_seq: int = 0  # the origin's sequence of the last message
     _settle: Callable[[], Awaitable[None]] | None = None  # before flow control is answered
     _early: deque[_Message] = field(default_factory=deque)  # arrived before the answer to CREATE
+
+    def __post_init__(self) -> None:
+        self.waiting = ReceiveBuffer(self.reader)
 
     @classmethod
     async def connect(cls, address: OriginAddress) -> OriginConnection:
@@ -187,10 +183,11 @@ class OriginConnection:
         return origin
 
     async def _info(self) -> dict[str, Any]:
-        line = await self._line()
+        line = await self.waiting.line()
         if not line.startswith(b"INFO "):
             raise OriginLost("this is not a NATS server")
-        return msgspec.json.decode(line[5:], type=dict[str, Any])
+        self.info = msgspec.json.decode(line[5:], type=dict[str, Any])
+        return self.info
 
     async def _greet(self, login: dict[str, str]) -> None:
         options: dict[str, Any] = {
@@ -199,11 +196,21 @@ class OriginConnection:
         }  # fmt: skip
         connect = msgspec.json.encode(options | login)
         self.writer.write(b"CONNECT " + connect + b"\r\nPING\r\n")
-        while (line := await self._line()) != b"PONG":
-            self._other(line)
+        while (line := await self.waiting.line()) != b"PONG":
+            self.between(line)
 
     def close(self) -> None:
         self.writer.close()
+
+    async def request(self, subject: str, body: bytes) -> bytes:
+        """The answer to a request, before there is a consumer. Raises OriginRefused."""
+        inbox = f"{self.inbox}.q"
+        ask = f"SUB {inbox} 3\r\nUNSUB 3 1\r\nPUB {subject} {inbox} {len(body)}\r\n"
+        self.writer.write(ask.encode() + body + b"\r\n")
+        async with asyncio.timeout(CONNECT_WITHIN_S):
+            _, headers, data = await self._message()
+        _raise_status(headers)
+        return data
 
     async def consume(
         self, stream: str, *, start: int, start_time_ns: int = 0, filters: tuple[str, ...] = ()
@@ -211,8 +218,9 @@ class OriginConnection:
         """Create the consumer; its messages come from `next`. Raises OriginRefused. A start time
         takes precedence over a start sequence. `direct` hides the consumer at the origin and lets
         it read streams that consumers of clients may not."""
+        deliver = self.deliver or f"{self.inbox}.d"
         config: dict[str, Any] = {
-            "deliver_subject": f"{self.inbox}.d", "deliver_policy": "by_start_sequence",
+            "deliver_subject": deliver, "deliver_policy": "by_start_sequence",
             "opt_start_seq": start, "ack_policy": "none", "max_deliver": 1, "flow_control": True,
             "idle_heartbeat": int(HEARTBEAT_S * 1e9), "inactive_threshold": 10_000_000_000,
             "mem_storage": True, "num_replicas": 1, "replay_policy": "instant", "direct": True,
@@ -225,7 +233,7 @@ class OriginConnection:
         elif filters:
             config["filter_subjects"] = filters
         body = msgspec.json.encode({"stream_name": stream, "config": config})
-        await self._begin(f"{self.inbox}.d", f"{self.api}.CONSUMER.CREATE.{stream}", body)
+        await self._begin(deliver, f"{self.api}.CONSUMER.CREATE.{stream}", body)
 
     async def resume(
         self,
@@ -260,14 +268,16 @@ class OriginConnection:
             + body
             + b"\r\n"
         )
+        held = 0
         async with asyncio.timeout(CONNECT_WITHIN_S):
             while (message := await self._message())[0].sid != b"2":
-                # A server may deliver before it answers; flow control bounds how much.
+                # A server may deliver before it answers.
+                held += message[0].size + EARLY_OVERHEAD_BYTES
+                if held > EARLY_BYTES_MAX:
+                    raise OriginLost("the origin delivers without an answer to the request")
                 self._early.append(message)
         _, headers, data = message
-        code, text = wire_headers.status(headers)
-        if code:
-            raise OriginRefused(f"{code} {text.decode(errors='replace')}".strip())
+        _raise_status(headers)
         try:
             answer = msgspec.json.decode(data, type=_Answer)
         except ValueError as error:
@@ -293,18 +303,52 @@ class OriginConnection:
             except ValueError as error:
                 raise OriginLost(f"cannot read the numbers of {head.reply!r}") from error
 
+    async def take(self, builder: BlockBuilder, *, rows_max: int, bytes_max: int) -> int:
+        """Append what has arrived to the builder, at least one message, with the sequences and
+        times of the origin. Returns how many are pending after the last one. Waits, answers
+        heartbeats and flow control only before the first message."""
+        pending = self._take_run(builder, rows_max, bytes_max)
+        if pending < 0:
+            one = await self.next()
+            builder.append(one.subject, one.headers, one.data, time_ns=one.time_ns, seq=one.seq)
+            pending = one.pending
+            more = self._take_run(builder, rows_max, bytes_max)
+            pending = more if more >= 0 else pending
+        return pending
+
+    def _take_run(self, builder: BlockBuilder, rows_max: int, bytes_max: int) -> int:
+        """Append the messages that are here in one call. Returns -1 if there is none."""
+        if self._early:
+            return -1
+        waiting, before = self.waiting, builder.rows
+        waiting.pull()
+        waiting.at, pending = append_delivered(
+            builder,
+            waiting.received,
+            waiting.at,
+            expected=self._expected,
+            rows_max=rows_max,
+            bytes_max=bytes_max,
+        )
+        if builder.rows > before:
+            self._expected += builder.rows - before
+            self._last_seq = builder.last_seq
+            self.heard_s = time.monotonic()
+        return pending
+
     def buffered(self) -> bool:
         """Whether the next message of the stream is buffered completely, so that a batch can take
         it without waiting. A heartbeat does not count: the message behind it may take long."""
         if self._early:
             return self._early[0][0].stored
-        buffer: bytearray = self.reader._buffer  # type: ignore[attr-defined]  # noqa: SLF001
-        end = buffer.find(b"\r\n")
+        waiting = self.waiting
+        waiting.pull()
+        end = waiting.received.find(b"\r\n", waiting.at)
         try:
-            head = _Head.of(bytes(buffer[:end])) if end >= 0 else None
+            head = _Head.of(waiting.received[waiting.at : end]) if end >= 0 else None
         except ValueError:
             return False  # next() raises the error
-        return head is not None and head.stored and len(buffer) >= end + head.size + 4
+        return head is not None and head.stored and len(waiting.received) >= end + head.size + 4
 
     def _stored(self, head: _Head, headers: bytes, data: bytes) -> OriginMessage:
         seq, consumer_seq, time_ns, pending = _numbers(head)
@@ -341,36 +385,28 @@ class OriginConnection:
     async def _message(self) -> _Message:
         """The next MSG or HMSG."""
         while True:
-            line = await self._line()
+            line = await self.waiting.line()
             try:
                 head = _Head.of(line)
             except ValueError as error:
                 raise OriginLost(f"the origin sent {line[:100]!r}: {error}") from error
             if head is None:
-                self._other(line)
+                self.between(line)
                 continue
-            body = await self._exactly(head.size + 2)
+            body = await self.waiting.exactly(head.size + 2)
             if not body.endswith(b"\r\n"):
                 raise OriginLost(f"message longer than {line[:100]!r} says")
             return head, body[: head.header_size], body[head.header_size : -2]
 
-    def _other(self, line: bytes) -> None:
+    def between(self, line: bytes) -> None:
         """Operations between messages: PING is answered, INFO and +OK are ignored."""
         if line == b"PING":
             self.writer.write(b"PONG\r\n")
         elif line.startswith(b"-ERR"):
             raise OriginLost(line.decode(errors="replace"))
 
-    async def _line(self) -> bytes:
-        try:
-            return (await self.reader.readuntil(b"\r\n"))[:-2]
-        except asyncio.LimitOverrunError as error:
-            raise OriginLost("line too long") from error
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise OriginLost("the origin closed the connection") from error
 
-    async def _exactly(self, size: int) -> bytes:
-        try:
-            return await self.reader.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise OriginLost("the origin closed the connection") from error
+def _raise_status(headers: bytes) -> None:
+    code, text = wire_headers.status(headers)
+    if code:
+        raise OriginRefused(f"{code} {text.decode(errors='replace')}".strip())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,24 +21,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from broker.cluster.origins.origin_connection import (
+from broker.cluster.origins.origin_connection import OriginConnection
+from broker.cluster.origins.origin_errors import (
     SETUP_FAILED,
-    OriginConnection,
     OriginLost,
-    OriginMessage,
     OriginRefused,
     WrongConsumer,
 )
 from broker.cluster.origins.origin_login import OriginAddress
+from broker.cluster.origins.origin_scan import SCAN_FAILURES, backlog, can_scan, scanned
 from broker.cluster.proposals import LostLeadership
 from broker.config.options import Remote
 from broker.jetstream.api.info import SourceInfo
 from broker.jetstream.config.stream_config import StreamConfig, StreamSource
 from broker.jetstream.errors import ErrCode, ErrorBody, JetStreamError
 from broker.jetstream.stream.sourcing import SourceMapping
+from broker.jetstream.strict_json import SEQUENCE_MAX
 from broker.server.listeners import internal_client
 from broker.server.listeners.internal_client import HasClients
-from broker.store.block.codec import BlockBuilder
+from broker.store.block.codec import Block, BlockBuilder
+from broker.store.block.columns import unwritable_subject
 from broker.subjects import LINKS, SinkKind
 from broker.wire import headers as wire_headers
 from raft import GroupId, NotLeader, RaftError
@@ -99,10 +102,15 @@ class OriginTarget(Protocol):
     def wrong_consumer(self) -> ErrCode:
         """The error for a durable consumer that does not acknowledge by flow control."""
 
+    @property
+    def taken(self) -> int:
+        """What the info of a source shows: its position; 0 for a mirror."""
+
     def position(self) -> int:
         """The last sequence of the origin that is in the stream, 0 before the first."""
 
-    def append(self, builder: BlockBuilder, message: OriginMessage) -> None: ...
+    def stored(self, raw: bytes) -> bytes:
+        """The block of an origin as this stream stores it: headers, subjects."""
 
     def propose(self, block: bytes, *, last: int) -> asyncio.Future[object]:
         """`last` is the origin's sequence of the last row."""
@@ -139,9 +147,11 @@ class OriginAccess:
         if not api:
             return await OriginConnection.over(*self.inside(account))
         asked = f"{api}.CONSUMER.CREATE.{source.name}".encode()
-        unnamed = api.startswith("$JS.") and _remote_name(api) not in self.remotes
-        if unnamed and self.answered(account, asked):
-            return await OriginConnection.over(*self.inside(account), api=api)
+        if _remote_name(api) not in self.remotes and self.answered(account, asked):
+            origin = await OriginConnection.over(*self.inside(account), api=api)
+            if source.external is not None and source.external.deliver:
+                origin.deliver = f"{source.external.deliver}.{secrets.token_hex(8)}"
+            return origin
         return await OriginConnection.connect(self._address(api))
 
     def _address(self, api: str) -> OriginAddress:
@@ -180,6 +190,8 @@ class OriginReader:
     lag: int = 0
     _heard_s: float = 0.0
     _known: int = 0  # the position when reading began
+    _reached: int = 0  # the last sequence that was read over this connection
+    _by_blocks: bool = False  # the last attempt ended while blocks were read
     _origin: OriginConnection | None = None
     _in_flight: deque[asyncio.Future[object]] = field(default_factory=deque)
 
@@ -190,6 +202,7 @@ class OriginReader:
             name=self.source.name,
             external=self.source.external,
             lag=self.lag,
+            seq=self.target.taken,
             active=int((time.monotonic() - heard) * 1e9) if heard else -1,
             error=self.error,
             filter_subject=self.source.filter_subject,
@@ -210,9 +223,12 @@ class OriginReader:
             except WrongConsumer:
                 problem = JetStreamError(self.target.wrong_consumer).body()
             except (OriginLost, NoSuchRemote, NotTaken, OSError, RaftError) as lost:
-                problem = ErrorBody(500, SETUP_FAILED, str(lost))
+                problem = ErrorBody(500, SETUP_FAILED, str(lost) or type(lost).__name__)
             except TimeoutError:
                 problem = ErrorBody(500, SETUP_FAILED, "the origin is silent")
+            except (ValueError, OverflowError, RecursionError) as wrong:
+                text = f"what the origin sent cannot be used: {wrong}"
+                problem = ErrorBody(500, SETUP_FAILED, text)
             if problem != self.error:
                 logger.warning(
                     "stream %s, origin %s: %s",
@@ -229,13 +245,14 @@ class OriginReader:
         source = self.source
         origin = self._origin = await self.access.connect(source, self.replica.account.name)
         try:
-            self._known = self.target.position()
+            self._known, self._reached = self.target.position(), 0
             if source.consumer is not None:
                 durable = source.consumer
                 await origin.resume(
                     source.name, durable.name, durable.deliver_subject, settle=self._settle_all
                 )
             else:
+                await self._copy_blocks(origin)
                 await self._consume(origin)
             self.error = None
             while True:
@@ -246,42 +263,94 @@ class OriginReader:
             origin.close()
             await self._settle()
 
+    def _start(self) -> tuple[int, int]:
+        """Where reading begins: a sequence, and if it is not 0, a time instead."""
+        if self._known:
+            return self._known + 1, 0
+        source = self.source
+        return source.opt_start_seq or 1, 0 if source.opt_start_seq else source.opt_start_time or 0
+
+    async def _copy_blocks(self, origin: OriginConnection) -> None:
+        """Read a long backlog in whole blocks. What cannot be read so is left to the consumer; if
+        the connection is lost meanwhile, the next attempt reads by consumer only."""
+        filters = SourceMapping(self.source).filters
+        lost_before, self._by_blocks = self._by_blocks, False
+        if lost_before or self._start()[1] or not can_scan(origin, filters):
+            return
+        self._by_blocks = True
+        try:
+            while plan := await backlog(origin, self.source.name, start=self._start()[0]):
+                start, known = max(self._start()[0], plan.first_seq), self._known
+                logger.info(
+                    "stream %s reads %s in blocks, sequences %d to %d",
+                    self.replica.name,
+                    self.source.name,
+                    start,
+                    plan.last_seq,
+                )
+                async for block in scanned(origin, plan, start=start, filters=filters):
+                    self.error = None
+                    origin.heard_s = time.monotonic()
+                    self.lag = plan.last_seq - block.last_seq
+                    fresh = _after(block, start - 1)
+                    if fresh:
+                        self._check(Block(fresh, verify=False))
+                    self._known = max(self._known, block.last_seq)
+                    await self._propose(fresh, last=block.last_seq, most=IN_FLIGHT_MAX)
+                if self._known == known:
+                    break  # no row of these filters, or a replica that lags
+        except SCAN_FAILURES as refused:
+            logger.info(
+                "stream %s reads %s by consumer: %s",
+                self.replica.name,
+                self.source.name,
+                refused,
+            )
+        self._by_blocks = False
+        await self._settle_all()
+
     async def _consume(self, origin: OriginConnection) -> None:
         """Read through a consumer of our own that starts after the last stored message."""
-        source = self.source
-        start, since_ns = self._known + 1, 0
-        if start == 1:
-            start, since_ns = source.opt_start_seq or 1, source.opt_start_time or 0
+        start, since_ns = self._start()
         await origin.consume(
-            source.name,
+            self.source.name,
             start=start,
-            start_time_ns=0 if source.opt_start_seq else since_ns,
-            filters=SourceMapping(source).filters,
+            start_time_ns=since_ns,
+            filters=SourceMapping(self.source).filters,
         )
 
     async def _take_batch(self, origin: OriginConnection) -> None:
         """Read what is available, at least one message, and propose it as one entry."""
         builder = BlockBuilder()
-        message = await origin.next()
-        self._take(builder, message)
-        while (
-            origin.buffered() and builder.rows < BATCH_ROWS_MAX and builder.nbytes < BATCH_BYTES_MAX
-        ):
-            message = await origin.next()
-            self._take(builder, message)
-        self.lag = message.pending
-        if not builder.rows:
-            return
-        self._in_flight.append(self.target.propose(builder.build(seal=False), last=message.seq))
+        self.lag = await origin.take(builder, rows_max=BATCH_ROWS_MAX, bytes_max=BATCH_BYTES_MAX)
+        raw, last = builder.build(seal=False), builder.last_seq
+        self._check(Block(raw, verify=False))
+        if builder.first_seq <= self._known:  # a durable consumer may deliver what is stored
+            raw = _after(Block(raw, verify=False), self._known)
         # With nothing more to read, wait for the result of what was proposed.
-        most = IN_FLIGHT_MAX if origin.buffered() else 1
+        await self._propose(raw, last=last, most=IN_FLIGHT_MAX if origin.buffered() else 1)
+
+    def _check(self, block: Block) -> None:
+        """An origin may belong to somebody else. What every replica stores, and what is sent to
+        clients later, must not depend on whether it is sound. Raises OriginLost."""
+        if not block.rows:
+            return
+        if not self._reached < block.first_seq <= block.last_seq <= SEQUENCE_MAX:
+            raise OriginLost(
+                f"the origin sent sequences {block.first_seq} to {block.last_seq} "
+                f"after {self._reached}"
+            )
+        subject = unwritable_subject(block)
+        if subject is not None:
+            raise OriginLost(f"the origin sent the subject {subject[:100]!r}")
+        self._reached = block.last_seq
+
+    async def _propose(self, raw: bytes, *, last: int, most: int) -> None:
+        """Propose the block, then wait until fewer than `most` proposals are in flight."""
+        if raw:
+            self._in_flight.append(self.target.propose(self.target.stored(raw), last=last))
         while len(self._in_flight) >= most:
             self.target.check(await self._in_flight.popleft())
-
-    def _take(self, builder: BlockBuilder, message: OriginMessage) -> None:
-        """A durable consumer may deliver messages that are stored already."""
-        if message.seq > self._known:
-            self.target.append(builder, message)
 
     async def _settle_all(self) -> None:
         """Wait until all that was read is stored. Raises NotTaken."""
@@ -292,6 +361,18 @@ class OriginReader:
         """Wait for proposals in flight, so that the applied state says where to continue."""
         while self._in_flight:
             await self._in_flight.popleft()
+
+
+def _after(block: Block, known: int) -> bytes:
+    """The rows of the block above a sequence; b"" if there is none."""
+    first = block.first_at_or_after(known + 1)
+    if not first:
+        return bytes(block.raw)
+    if first == block.rows:
+        return b""
+    builder = BlockBuilder()
+    builder.append_block(block, skip=set(range(first)))
+    return builder.build(seal=False)
 
 
 def without_headers(headers: bytes, dropped: tuple[bytes, ...]) -> bytes:

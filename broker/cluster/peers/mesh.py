@@ -115,6 +115,13 @@ class Mesh:
                 work = report_unreachable(self.transport.unreachable, len(self.options.routes))
                 self.spawn(work, "unreachable routes")
 
+    def reconfigure(self, options: ClusterOptions) -> None:
+        """The routes may have changed."""
+        if self.transport is None or self.options is None or options == self.options:
+            return
+        self.options = options
+        self.transport.reseed([route_address(url) for url in options.routes])
+
     async def stop(self) -> None:
         if self.transport is not None:
             await self.transport.stop()

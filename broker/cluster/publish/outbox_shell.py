@@ -39,6 +39,7 @@ logger = logging.getLogger("jetraft.cluster")
 
 BATCH_BYTES_MAX = 1 << 20  # of a block; a larger message makes a batch of its own
 BATCH_ROWS_MAX = 8192
+HURRY_BYTES = 32 << 10  # collected for a stream: worth a batch that is prepared beside a flush
 # Messages with headers may have to be checked one by one when their entry is applied.
 HEADER_ROWS_MAX = 48
 ROW_BYTES = 20  # what the columns of a block add to the bytes of a row
@@ -75,6 +76,7 @@ class Outbox:
     _counted: int = 0  # bytes that the account knows of
     _timer: asyncio.TimerHandle | None = None
     _timer_at_s: float | None = None
+    _loop: asyncio.AbstractEventLoop | None = None  # asking for it takes a system call
     _acks: PubAcks = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,7 +118,9 @@ class Outbox:
             self._append_sliced(run, start, stop, publisher)
         if not self._scheduled:
             self._scheduled = True
-            self.turns.add(self._turn)
+            self.turns.add(self.group, self._turn)
+        if self._builder.nbytes > HURRY_BYTES:
+            self.turns.hurry()
         self._count()
         if publisher is not None:
             if core.overfull:
@@ -212,6 +216,12 @@ class Outbox:
 
     # -- inputs of the core ---------------------------------------------------------------------
 
+    def _now_s(self) -> float:
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        return loop.time()
+
     def _turn(self) -> None:
         """Send what was collected in this turn of the loop."""
         self._scheduled = False
@@ -220,14 +230,14 @@ class Outbox:
             return
         if self._builder.rows and core.window_open:
             self._seal()
-        self._perform(core.send(asyncio.get_running_loop().time()))
+        self._perform(core.send(self._now_s()))
 
     def answered(self, answer: BatchAnswer) -> None:
         """The leader's answer to a batch."""
         core = self.core
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._now_s()
         effects = core.answered(answer, now_s)
-        if self._builder.rows and core.window_open and not core.closed:
+        if self._builder.rows and core.window_open and not (core.closed or self._scheduled):
             self._seal()
             effects += core.send(now_s)
         self._count()
@@ -235,7 +245,7 @@ class Outbox:
 
     def resend(self) -> None:
         """The leader changed, or the link to it was restored."""
-        self._perform(self.core.resend(asyncio.get_running_loop().time()))
+        self._perform(self.core.resend(self._now_s()))
 
     def removed(self) -> None:
         """The stream was deleted."""
@@ -264,7 +274,7 @@ class Outbox:
         assert deadline_s is not None
         self._timer = self._timer_at_s = None
         # A loop may call a timer up to one clock tick early; for the core the deadline has passed.
-        self._perform(self.core.tick(max(deadline_s, asyncio.get_running_loop().time())))
+        self._perform(self.core.tick(max(deadline_s, self._now_s())))
 
     # -- effects of the core --------------------------------------------------------------------
 

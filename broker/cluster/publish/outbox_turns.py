@@ -4,7 +4,7 @@ Owns: which outboxes have something to send.
 May not touch: what they send (outbox_shell.py), the rounds of Raft.
 Spec: docs/decisions/0028-small-rounds.md. What the outboxes of a node propose in a turn is one
 round of Raft, in the same callback: a callback per outbox and another one for the round cost one
-more turn of the loop."""
+more turn of the loop. docs/decisions/0035-one-record-for-many.md: when they send."""
 
 from __future__ import annotations
 
@@ -19,21 +19,48 @@ def _call(act: Act) -> None:
     act()
 
 
+def _is_elsewhere(_group: int) -> bool:
+    return False
+
+
 class OutboxTurns:
-    """One per node. An outbox adds itself again after its turn."""
+    """One per node. An outbox adds itself again after its turn. Outboxes of streams that wait for
+    the disk of this node anyway send when no flush is in flight: until then they collect more, and
+    a batch costs about as much as several messages. Those of other streams, such as of other
+    leaders, do not depend on this disk."""
 
-    __slots__ = ("_due", "_scheduled", "_together")
+    __slots__ = ("_due", "_hurried", "_patient", "_scheduled", "_together", "_waiting", "_waits")
 
-    def __init__(self, together: Callable[[Act], None] = _call) -> None:
-        """`together` calls back at once; what is proposed meanwhile is one round."""
+    def __init__(
+        self,
+        together: Callable[[Act], None] = _call,
+        waits: Callable[[int], bool] = _is_elsewhere,
+    ) -> None:
+        """`together` calls back when no flush is in flight; what is proposed meanwhile is one
+        round. `waits` tells which groups wait for the disk of this node."""
         self._together = together
+        self._waits = waits
         self._due: deque[Act] = deque()
+        self._patient: deque[Act] = deque()  # as _due, when no flush is in flight
         self._scheduled = False
+        self._waiting = False  # for `together` to call back
+        self._hurried = False
 
-    def add(self, send: Act) -> None:
-        self._due.append(send)
+    def add(self, group: int, send: Act) -> None:
+        if self._waits(group):
+            self._patient.append(send)
+            if self._waiting:
+                return
+        else:
+            self._due.append(send)
         if not self._scheduled:
             self._schedule()
+
+    def hurry(self) -> None:
+        """Much has been collected: send it in the next turn, also beside a flush."""
+        if self._waiting and not self._hurried:
+            self._hurried = True
+            asyncio.get_running_loop().call_soon(self._send_patient)
 
     def _schedule(self) -> None:
         self._scheduled = True
@@ -41,10 +68,17 @@ class OutboxTurns:
 
     def _turn(self) -> None:
         self._scheduled = False
-        self._together(self._send)
+        if self._due:
+            self._send(self._due)
+        if self._patient and not self._waiting:
+            self._waiting = True
+            self._together(self._send_patient)
 
-    def _send(self) -> None:
-        due = self._due
+    def _send_patient(self) -> None:
+        self._waiting = self._hurried = False
+        self._send(self._patient)
+
+    def _send(self, due: deque[Act]) -> None:
         try:
             for _ in range(len(due)):
                 due.popleft()()

@@ -4,17 +4,26 @@ Owns: the state column of the group (through a StateKeeper), the work towards th
 and the index up to which the state survives a crash.
 May not touch: what a checkpoint holds (broker.jetstream, broker.store); the flush of the state
 column (state_flush.py).
-Spec: docs/ARCHITECTURE.md, "Storage"."""
+Spec: docs/ARCHITECTURE.md, "Storage"; docs/decisions/0038-block-files.md. A checkpoint with large
+blocks is taken, and written when the blocks are on disk; the replica goes on meanwhile. If that
+cannot be waited for, the blocks are written with it into the database."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from struct import Struct as Packing
 from typing import Protocol
 
+from broker.store.state_db import RocksBatch, StateDb
 from broker.store.state_keys import POSITION, StateBatch, StateKeeper, key
+from broker.store.values.value_files import WrittenValues
 from raft import GroupId, Index, SnapshotMeta, Term
+from raft.store.records import StoreFailed
+
+logger = logging.getLogger("jetraft.cluster")
 
 _POSITION = Packing("<QQ")  # index, term
 
@@ -26,11 +35,25 @@ class CheckpointedStream(Protocol):
     def overdue(self) -> bool:
         """A checkpoint has to be written now, prepared or not."""
 
+    def overdue_by_far(self) -> bool:
+        """The same while a checkpoint waits for its blocks."""
+
     def work_ahead(self) -> bool:
         """Prepare a part of the next checkpoint. False when nothing is left to prepare."""
 
-    def checkpoint(self, batch: StateBatch) -> int:
-        """The bytes written."""
+    def take_checkpoint(self, batch: StateBatch) -> int:
+        """The bytes to write."""
+
+    def checkpoint_written(self) -> None:
+        """The batch of the last one is in the database."""
+
+
+@dataclass(slots=True, eq=False)
+class WaitingCheckpoint:
+    batch: RocksBatch
+    index: Index  # what it includes
+    size: int
+    blocks: asyncio.Future[WrittenValues]
 
 
 class Checkpoints:
@@ -58,6 +81,7 @@ class Checkpoints:
         self._relaxed = relaxed
         self._on_written = on_written
         self._on_failure = on_failure
+        self._waiting: WaitingCheckpoint | None = None
         self._flushed = self.written = Index(stream.applied)  # what checkpoints include
         self._applied_term = Term(0)
         self._turn: asyncio.Handle | None = None  # of the background work
@@ -70,8 +94,11 @@ class Checkpoints:
         """Entries were applied, the last one of this term: write a checkpoint when it is time."""
         self._applied_term = term
         self.dirty = True
-        if self._stream.overdue():
-            self.write()
+        if self._waiting is not None:
+            if self._stream.overdue_by_far():
+                self.write()
+        elif self._stream.overdue():
+            self.write_soon()
         elif self._turn is None and self._stream.needs_checkpoint():
             self._next_turn()
 
@@ -81,12 +108,71 @@ class Checkpoints:
 
     def write(self) -> Index:
         """Write the applied state, which is durable after the next flush; the index it has."""
-        written = self._state.change(self._fill)
-        if not self._in_memory:
-            self._on_written(written)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._write(waiting, None)
+        size = self._state.change(self._fill)
+        self._stream.checkpoint_written()
         self.dirty = False
-        self.written = Index(self._stream.applied)
+        self._written(Index(self._stream.applied), size)
         return self.written
+
+    def write_soon(self) -> None:
+        """The same, when its large blocks are on disk. Nothing is done while another checkpoint
+        waits."""
+        state = self._state
+        if self._waiting is not None:
+            return
+        if not isinstance(state, StateDb) or state.writer is None:
+            self.write()
+            return
+        batch = state.begin()
+        size = self._fill(batch)
+        self.dirty = False
+        index = Index(self._stream.applied)
+        if not batch.large:
+            state.write(batch)
+            self._stream.checkpoint_written()
+            self._written(index, size)
+            return
+        blocks = state.writer.write(list(batch.large.items()))
+        waiting = self._waiting = WaitingCheckpoint(batch, index, size, blocks)
+        blocks.add_done_callback(lambda _: self._blocks_written(waiting))
+
+    async def settled(self) -> None:
+        """The checkpoint that waits now, if one does, is written."""
+        if self._waiting is not None:
+            await asyncio.wait([self._waiting.blocks])
+
+    def _blocks_written(self, waiting: WaitingCheckpoint) -> None:
+        """Or not: then they are written with the checkpoint."""
+        error = waiting.blocks.exception()
+        written = waiting.blocks.result() if error is None else None
+        if error is not None and not isinstance(error, StoreFailed):
+            logger.warning("blocks are stored in the database, not in files: %s", error)
+        if waiting is not self._waiting:
+            if written is not None and isinstance(self._state, StateDb) and self._state.values:
+                self._state.values.settle(written)
+            return
+        self._waiting = None
+        try:
+            self._write(waiting, written)
+        except Exception as failure:  # noqa: BLE001 - stops this group and is logged
+            self._on_failure(failure)
+            return
+        if self._turn is None and self._stream.needs_checkpoint():
+            self._next_turn()
+
+    def _write(self, waiting: WaitingCheckpoint, written: WrittenValues | None) -> None:
+        assert isinstance(self._state, StateDb)
+        self._state.write(waiting.batch, written)
+        self._stream.checkpoint_written()
+        self._written(waiting.index, waiting.size)
+
+    def _written(self, index: Index, size: int) -> None:
+        if not self._in_memory:
+            self._on_written(size)
+        self.written = index
 
     @property
     def unflushed(self) -> bool:
@@ -114,14 +200,16 @@ class Checkpoints:
         return self._applied_term
 
     def wipe(self) -> None:
+        self._waiting = None
         self._state.wipe(self._group)
 
     def close(self) -> None:
+        self._waiting = None
         if self._turn is not None:
             self._turn.cancel()
 
     def _fill(self, batch: StateBatch) -> int:
-        written = self._stream.checkpoint(batch)
+        written = self._stream.take_checkpoint(batch)
         if self._relaxed:
             position = _POSITION.pack(self._stream.applied, self._applied_term)
             batch.put(key(self._group, POSITION, 0), position)
@@ -133,11 +221,13 @@ class Checkpoints:
     def _work(self) -> None:
         """Prepare the next checkpoint, a part per turn of the loop, and write it last."""
         self._turn = None
+        if self._waiting is not None:
+            return  # goes on when it is written
         try:
             if not self._stream.work_ahead():
                 if not self._stream.needs_checkpoint():
                     return
-                self.write()
+                self.write_soon()
         except Exception as error:  # noqa: BLE001 - stops this group and is logged
             self._on_failure(error)
             return

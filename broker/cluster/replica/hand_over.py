@@ -30,12 +30,14 @@ class HandOver:
 
     def begin(self) -> None:
         """Transfer every leadership to a connected peer. One that was lost a moment ago, which the
-        replica has not heard yet, needs no transfer."""
+        replica has not heard yet, needs no transfer. What consumers wait to record is proposed."""
         for replica in self.replicas:
             successors = self._able(replica.successors()) if replica.leading is not None else []
             if successors:
                 with suppress(RaftError):
                     replica.transfer(successors[0])
+            elif replica.leading is not None:
+                replica.leading.propose_changes()  # acks of the last milliseconds
         if self.meta_group.is_leader:
             voters = self._able(self._connected_meta_voters())
             if voters:

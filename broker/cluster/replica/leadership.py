@@ -36,7 +36,7 @@ from broker.jetstream.delivery.effects import (
 from broker.jetstream.delivery.engine import Delivery
 from broker.jetstream.delivery.leader_time import LeaderTime
 from broker.jetstream.delivery.pull_queue import CONSUMER_DELETED, LEADERSHIP_CHANGE
-from broker.jetstream.delivery.replication import flush
+from broker.jetstream.delivery.replication import Urgency, flush
 from broker.server.routing.fair_queue import TURN_S
 from broker.subjects import Steps
 from raft.clock.boot_clock import boot_ns
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 ACK_PREFIX = b"$JS.ACK."
 FLOW_PREFIX = b"$JS.FC."
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: %s\r\n\r\n"
+RECORD_AFTER_S = 0.005  # deliveries and acks that nobody waits for share an entry for this long
 EXPIRY_CHECK_MIN_NS = 250_000_000  # the age timer runs at most this often
 
 
@@ -105,9 +106,12 @@ class Leadership:
         )
         self._listening: dict[Delivery, None] = {}  # engines with clients that wait for messages
         self._dirty: dict[Delivery, None] = {}
+        self._unrecorded: dict[Delivery, None] = {}  # with something to replicate
+        self._recording: asyncio.TimerHandle | None = None  # replicates it
         self._deadlines: DeliveryDeadlines[Delivery] = DeliveryDeadlines()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0  # when it fires
         self._expiry: asyncio.TimerHandle | None = None
         self._expiry_at = 0  # when it fires
         self._watched: dict[bytes, str] = {}  # deliver subject -> consumer
@@ -125,7 +129,7 @@ class Leadership:
             if line == CONSUMER_DELETED:
                 self._advise_consumer(engine.consumer.name, "delete")
         self.engines.clear()
-        for handle in (self._timer, self._expiry):
+        for handle in (self._timer, self._expiry, self._recording):
             if handle is not None:
                 handle.cancel()
         for subject in self._watched:
@@ -201,6 +205,7 @@ class Leadership:
         del self.engines[name]
         self._listening.pop(engine, None)
         self._dirty.pop(engine, None)
+        self._unrecorded.pop(engine, None)
         self._deadlines.forget(engine)
         for subject, owner in list(self._watched.items()):
             if owner == name:
@@ -340,9 +345,11 @@ class Leadership:
             asyncio.get_running_loop().call_soon(self._run)
 
     def propose_changes(self) -> None:
-        """Propose now what has changed, not at the end of this turn of the loop."""
+        """Propose now what has changed, not a little later."""
         if self._dirty:
             self._run()
+        if self._unrecorded and not self.closed:
+            self._record(self._time.now())
 
     def _run(self) -> None:
         """One turn: pump the engines that have work, then propose their replicated changes."""
@@ -353,12 +360,34 @@ class Leadership:
         self._scheduled = bool(self._dirty)
         if self._scheduled:
             self._services.later(self._run, self._account.name, self)
-        proposal = flush(pumped, now, stamp_ns=self._time.to_cluster(now))
+        urgency = Urgency.NOTHING
+        for engine in pumped:
+            found = engine.urgency(now)
+            if found:
+                self._unrecorded[engine] = None
+                urgency = max(urgency, found)
+            self._deadlines.update(engine)
+        if urgency is Urgency.NOW:
+            self._record(now)
+        elif urgency and self._recording is None:
+            loop = asyncio.get_running_loop()
+            self._recording = loop.call_later(RECORD_AFTER_S, self._record_in_time)
+        self._arm()
+
+    def _record_in_time(self) -> None:
+        self._recording = None
+        if not self.closed:
+            self._record(self._time.now())
+
+    def _record(self, now: int) -> None:
+        """Propose what the engines have to replicate."""
+        if self._recording is not None:
+            self._recording.cancel()
+            self._recording = None
+        engines, self._unrecorded = self._unrecorded, {}
+        proposal = flush(engines, now, stamp_ns=self._time.to_cluster(now))
         if proposal is not None:
             self._replica.propose_all(proposal.commands, proposal.confirms)
-        for engine in pumped:
-            self._deadlines.update(engine)
-        self._arm()
 
     def _pump(self, now: int) -> list[Delivery]:
         """The engines pumped within the time slice; the others come first in the next turn."""
@@ -403,11 +432,14 @@ class Leadership:
     # -- timers ---------------------------------------------------------------------------------
 
     def _arm(self) -> None:
+        at = self._deadlines.earliest()
         if self._timer is not None:
+            if at is not None and self._timer_at <= at:
+                return  # it is set again when it fires: most deadlines move before they are reached
             self._timer.cancel()
             self._timer = None
-        at = self._deadlines.earliest()
         if at is not None:
+            self._timer_at = at
             delay = max(at - self._time.now(), 0) / 1e9
             self._timer = asyncio.get_running_loop().call_later(delay, self._due)
 

@@ -65,6 +65,7 @@ class Membership:
     # Groups of deleted streams, and the index of the first table without them.
     _deleted: dict[GroupId, int] = field(default_factory=dict)
     _broken: set[int] = field(default_factory=set)  # log or state are damaged, or do not fit
+    _incurable: dict[int, str] = field(default_factory=dict)  # damaged, and the only replica
     _sweeping: bool = False
     _sweep_again: bool = False
 
@@ -131,14 +132,16 @@ class Membership:
         assignment = replica.assignment
         self._broken.add(group)
         if set(assignment.members) <= {self.node}:
-            logger.error(
-                "stream %s is damaged and has no other replica: %s. What can be read is served",
-                assignment.name,
-                error,
-            )
+            said = f"is damaged and has no other replica: {error}. What can be read is served"
+            self._incurable[group] = f"stream {assignment.name} {said}"
+            logger.error("stream %s %s", assignment.name, said)
             return
         logger.error("stream %s is damaged here: %s", assignment.name, error)
         self.spawn(self._heal(replica, group), f"heal {assignment.name}")
+
+    def incurable(self) -> list[str]:
+        """Sentences about damaged streams that have no other replica to fetch from."""
+        return [said for group, said in self._incurable.items() if group in self.replicas]
 
     async def _heal(self, damaged: object, group: int) -> None:
         """Give the replica up once another node leads: that one has what is missing here, and need

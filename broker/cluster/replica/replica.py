@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from broker.accounts import Account
 from broker.cluster.limits.usage import Usage
 from broker.cluster.meta.assignments import Assignment
-from broker.cluster.meta.feature_level import COMPRESSED_BLOCKS
+from broker.cluster.meta.feature_level import COMPRESSED_BLOCKS, LEVEL_OF_RULES
 from broker.cluster.proposals import Proposals
 from broker.cluster.publish.publish_answers import publish_answer
 from broker.cluster.publish.publish_batch import BatchAnswer
@@ -26,7 +27,7 @@ from broker.cluster.replica.checkpoints import Checkpoints
 from broker.cluster.replica.leadership import DeliveryServices, Leadership
 from broker.cluster.replica.replica_storage import StateDamaged
 from broker.jetstream.commands import stream_commands as commands
-from broker.jetstream.commands.publish_entry import NO_MARKS, noted_prefix, publish_prefix
+from broker.jetstream.commands.publish_entry import RULES, entry_prefix
 from broker.jetstream.commands.stream_commands import (
     AnyCommand,
     CommandKind,
@@ -70,7 +71,7 @@ _FREEING = (DeleteMessage, Purge, UpdateConfig)  # what a full disk needs
 
 _STORING_KINDS = frozenset(  # besides publishes
     {CommandKind.MIRROR_BATCH, CommandKind.SOURCE_BATCH, CommandKind.EXPIRE, CommandKind.FIRE}
-)
+) | {CommandKind.WRITER_BATCH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +129,14 @@ class Replica:
         self._proposals = Proposals()
         self._last_stamp_ns = 0
         self._proposed = Index(0)  # the last command of the delivery engines in this term
-        self._relaxed = services.relaxed and not self._in_memory
+        self.relaxed = services.relaxed and not self._in_memory
         stream.store.segments.packs = self._packs_blocks
         self.checkpoints = Checkpoints(
             stream,
             state,
             self.group,
             in_memory=self._in_memory,
-            relaxed=self._relaxed,
+            relaxed=self.relaxed,
             on_written=services.on_checkpoint,
             on_failure=self._failed,
         )
@@ -167,7 +168,7 @@ class Replica:
             machine=replica,
             applied=Index(stream.applied),
             persistent=not in_memory,
-            relaxed=replica._relaxed,
+            relaxed=replica.relaxed,
             applied_term=term,
         )
         if voters[0] == services.node and not stream.applied:
@@ -190,6 +191,10 @@ class Replica:
     @property
     def name(self) -> str:
         return self.assignment.name
+
+    @property
+    def rules(self) -> int:  # by which entries are judged (jetstream/commands/publish_entry.py)
+        return RULES if self._services.feature_level() >= LEVEL_OF_RULES else 0
 
     def _packs_blocks(self) -> bool:
         """Whether blocks are compressed on disk, which versions of level 0 cannot read."""
@@ -245,22 +250,17 @@ class Replica:
         self, from_node: NodeId, session: int, number: int, block: bytes, *, marks: bytes = b""
     ) -> None:
         """Propose a batch. Without leadership it is dropped: the node it came from sends it again.
-
         `marks` says which rows belong to fast batches (jetstream/commands/publish_entry.py)."""
         if self.leading is None:
             return
         bounds = self._services.usage.bounds(self)
         named = {"from_node": from_node, "session": session, "batch_no": number}
-        if bounds is None and not marks:
-            data = publish_prefix(time_ns=self.stamp(), **named) + block
-        else:
-            prefix = noted_prefix(time_ns=self.stamp(), bounds=bounds, **named)
-            data = b"".join((prefix, marks or NO_MARKS, block))
-        try:
+        prefix = entry_prefix(
+            time_ns=self.stamp(), rules=self.rules, bounds=bounds, marks=marks, **named
+        )
+        with suppress(RaftError):
             # The node that it comes from refuses new ones on a full disk (publish/admission.py).
-            self._host.propose(self.group, data, space=Space.SHORT)
-        except RaftError:
-            return
+            self._host.propose(self.group, prefix + block, space=Space.SHORT)
 
     async def propose(self, command: AnyCommand) -> object:
         """The result of the applied command. Raises RaftError or LostLeadership."""
@@ -442,6 +442,8 @@ class Replica:
 
     def transfer(self, to: NodeId) -> None:
         """Hand leadership over to another voter."""
+        if self.leading is not None:
+            self.leading.propose_changes()
         self._host.transfer(self.group, to)
 
     @property

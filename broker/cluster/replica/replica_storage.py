@@ -7,17 +7,24 @@ Spec: docs/ARCHITECTURE.md, "Storage"."""
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from broker.cluster.block_moves import BlockMoves
 from broker.cluster.meta.assignments import Assignment
+from broker.cluster.platform import Platform
 from broker.jetstream.config import Storage
+from broker.store.encryption import (
+    DirectoryCipher,
+    EncryptionKeys,
+    EncryptionRefused,
+)
+from broker.store.sealed_blocks import SealedBlocks
 from broker.store.segments import BlockCache
 from broker.store.state_db import StateDb
+from broker.store.values.value_files import ValueFiles
 from raft import GroupId
 from raft.store.log_store import LogStore, StoreTuning
 from raft.store.records import DamagedDatabase, DamagedLog, StoreError
@@ -36,27 +43,31 @@ class ReplicaStorage:
     store: LogStore
     state_db: StateDb
     block_cache: BlockCache
+    block_moves: BlockMoves
+    condemn: Callable[[LogStore], None]  # blocking: its database is not opened again
 
     @classmethod
     def open(
         cls,
         directory: Path,
-        open_store: Callable[..., LogStore],
+        platform: Platform,
         *,
         node_name: str,
         cluster_name: str,
         flush_interval_s: float | None,
         rebuilt: bool,
+        keys: EncryptionKeys = EncryptionKeys(),  # noqa: B008 - frozen
     ) -> ReplicaStorage:
         """`rebuilt`: there are peers to fetch everything from, so a damaged database is set aside,
         and this node begins again, as a new incarnation. Raises raft.StoreError with a sentence for
         the operator."""
+        cipher = _cipher(directory, keys, platform)
         opening = partial(
-            open_store,
+            platform.open_store,
             directory / "store",
             node_name=node_name,
             cluster_name=cluster_name,
-            tuning=StoreTuning(flush_interval_s=flush_interval_s),
+            tuning=StoreTuning(flush_interval_s=flush_interval_s, cipher=cipher),
         )
         try:
             store: LogStore = opening()
@@ -67,7 +78,7 @@ class ReplicaStorage:
                     "peers to fetch its streams from: restore a backup, or move the directory away "
                     "to begin with an empty one"
                 ) from damage
-            kept = _set_aside(directory / "store")
+            kept = platform.set_aside(directory / "store")
             logger.critical(
                 "the database is damaged (%s): it is %s, and this node fetches its streams from "
                 "its peers, as a new member. Streams with one replica are lost with it",
@@ -75,9 +86,24 @@ class ReplicaStorage:
                 f"kept as {kept}" if kept else "deleted, because the disk has no space for both",
             )
             store = opening()
-        state_db = StateDb(store.db, write=store.write_state, new_batch=store.new_batch)
+        place = store.values_place
+        values = ValueFiles(place.files, file_bytes=place.file_bytes)
+        try:
+            state_db = StateDb(
+                store.db,
+                write=store.write_state,
+                new_batch=store.new_batch,
+                cipher=cipher,
+                values=values,
+                writer=SealedBlocks(values, store.keep_open),
+            )
+        except OSError as error:
+            store.close()
+            raise StoreError(f"the files of blocks cannot be listed: {error}") from error
+        store.values = values
         store.attach(let_go=state_db.let_go, take=state_db.take)
-        return cls(store, state_db, BlockCache())
+        moves = BlockMoves(state_db, store.keep_open, lambda: store.full)
+        return cls(store, state_db, BlockCache(), moves, platform.condemn)
 
     def failed(self, restart: Callable[[str], None], *, rebuilt: bool) -> None:
         """The store has failed. A damaged file of the database, which was met in a compaction, is
@@ -86,7 +112,7 @@ class ReplicaStorage:
         if self.store.damage is None or not rebuilt:
             return
         try:
-            self.store.condemn()
+            self.condemn(self.store)
         except OSError as error:
             logger.critical("the database is damaged, and cannot be marked as such: %s", error)
             return
@@ -135,27 +161,9 @@ class ReplicaStorage:
         self.block_cache.discard_group(group)
 
 
-def _set_aside(path: Path) -> Path | None:
-    """Rename the directory, or delete it if the disk has not as much space again. Its new name is
-    on disk when this returns. The newest one is kept, for what may be read from it; earlier ones
-    are deleted, so that damage does not fill the disk."""
-    earlier = sorted(path.parent.glob(f"{path.name}.damaged-*"), key=_number)
-    for directory in earlier:
-        shutil.rmtree(directory, ignore_errors=True)
-    kept = path.with_name(f"{path.name}.damaged-{max(map(_number, earlier), default=0) + 1}")
-    path.rename(kept)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+def _cipher(directory: Path, keys: EncryptionKeys, platform: Platform) -> DirectoryCipher | None:
+    used = (directory / "store" / "CURRENT").exists()
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    size = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
-    if shutil.disk_usage(path.parent).free >= size:
-        return kept
-    shutil.rmtree(kept, ignore_errors=True)
-    return None
-
-
-def _number(kept: Path) -> int:
-    number = kept.name.rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
+        return platform.open_cipher(directory, keys, used=used)
+    except (EncryptionRefused, OSError) as error:
+        raise StoreError(str(error)) from error

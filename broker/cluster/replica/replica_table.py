@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from broker.cluster.meta.assignments import Assignment, AssignmentTable
 from broker.cluster.replica.replica import Replica
+from broker.jetstream.config import Storage
 from raft import NodeId, Term
 
 OpenReplica = Callable[[Assignment, Sequence[NodeId]], Replica]
@@ -47,6 +48,14 @@ class ReplicaTable:
 
     def leads(self, group: int) -> bool:
         return self.led(group) is not None
+
+    def wait_for_disk(self, group: int) -> bool:
+        """Whether nothing happens to what is proposed here before a flush of this node's disk. Of
+        several replicas, others have begun by then."""
+        replica = self.led(group)
+        if replica is None or replica.relaxed or replica.storage is not Storage.FILE:
+            return False
+        return len(replica.assignment.peers) == 1
 
     def led_terms(self) -> list[tuple[int, Term]]:
         """Group and term of everything this node leads."""

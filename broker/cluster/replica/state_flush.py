@@ -53,6 +53,12 @@ class FlushedState(Protocol):
     def expunge(self) -> None: ...
 
 
+class ErasedBlocks(Protocol):
+    async def empty_all(self) -> None:
+        """What was erased is in no file of blocks after the next flush of the state. Raises
+        OSError."""
+
+
 class StateFlush:
     """One per node; `run` and `run_erasures` are its tasks."""
 
@@ -64,6 +70,7 @@ class StateFlush:
         host: Host,
         meta_group: MetaGroup,
         replicas: ReplicaTable,
+        block_moves: ErasedBlocks,
     ) -> None:
         self._store = store
         self._host = host
@@ -71,11 +78,11 @@ class StateFlush:
         self._replicas = replicas
         self._wanted = asyncio.Event()
         self._unflushed_bytes = 0
-        self._bytes_max = min(FLUSH_ABOVE_BYTES, store.log_goal_bytes // 2)
         self._one_at_a_time = asyncio.Lock()
         self._erased: dict[GroupId, Index] = {}
         self._erasure_wanted = asyncio.Event()
         self._files = files
+        self._block_moves = block_moves
 
     def want(self) -> None:
         """The table of streams was written: flush it soon, because a restart needs it. The states
@@ -87,6 +94,10 @@ class StateFlush:
         self._unflushed_bytes += size
         if self._unflushed_bytes > self._bytes_max:
             self._wanted.set()
+
+    @property
+    def _bytes_max(self) -> int:
+        return min(FLUSH_ABOVE_BYTES, self._store.log_goal_bytes // 2)
 
     async def run(self) -> None:
         """Flush the applied state at intervals, so that logs can be compacted."""
@@ -128,9 +139,12 @@ class StateFlush:
                 checkpoints = replica.checkpoints
                 while checkpoints.work_ahead():  # noqa: ASYNC110 - a part per turn
                     await asyncio.sleep(0)
+                await checkpoints.settled()
                 if self._replicas.get(replica.group) is replica:
-                    checkpoints.write()
+                    checkpoints.write_soon()
                 await asyncio.sleep(0)  # one checkpoint per turn of the loop
+            for replica in list(self._replicas):
+                await replica.checkpoints.settled()
             marks = [
                 (r.checkpoints.flushed, r.checkpoints.written)
                 for r in self._replicas
@@ -185,6 +199,11 @@ class StateFlush:
             if held is not None:
                 held.erase_upto = index
         cut = await eventually(lambda: self._are_cut(erased), timeout_s=CUT_WITHIN_S, every_s=0.1)
+        try:
+            await self._block_moves.empty_all()
+        except OSError as error:
+            raise StoreFull(f"blocks cannot be moved: {error}") from error
+        await asyncio.to_thread(self._store.flush_state)
         await asyncio.to_thread(self._store.expunge)
         if not cut:
             logger.warning("a follower still needs log entries with erased messages")

@@ -14,8 +14,12 @@ from broker.cluster.api import jetstream_api
 from broker.cluster.api.jetstream_api import ApiService
 from broker.cluster.api.leader_calls import ApiCall
 from broker.cluster.api.scan_plan import PlanService
+from broker.cluster.api.write_batches import WriteService
+from broker.cluster.meta.feature_level import WRITERS
+from broker.cluster.stream_requests import StreamLookup
 from broker.jetstream.api.subjects import parse_api_subject
-from broker.scan.protocol import PLAN_SUBJECT
+from broker.scan.protocol import PLAN_SUBJECT, WRITE_SUBJECT, WriteHead, encode_write
+from broker.store.block.codec import BlockBuilder
 from broker.subjects import Subscription
 from tests.support.cluster_fakes import run, turns
 
@@ -25,6 +29,13 @@ NAMES = b"$JS.API.STREAM.NAMES"
 GET = b"$JS.API.DIRECT.GET.S.key"
 PULL = b"$JS.API.CONSUMER.MSG.NEXT.S.c"
 PLAN = PLAN_SUBJECT.encode() + b"S"
+WRITE = WRITE_SUBJECT.encode() + b"S"
+
+
+def _written() -> bytes:
+    block = BlockBuilder()
+    block.append(b"s", b"", b"row")
+    return encode_write(WriteHead(writer="w", epoch=1, row=0)) + block.build()
 
 
 class Unbounded:
@@ -60,8 +71,10 @@ class LaggingNode:
 
     def _know(self, group: int) -> None:
         if group:
-            config = SimpleNamespace(allow_direct=True)
-            self.known["S"] = SimpleNamespace(group=group, created_ns=1, config=config)
+            config = SimpleNamespace(allow_direct=True, mirror=None, subject_patterns=(b"s",))
+            self.known["S"] = SimpleNamespace(
+                name="S", group=group, created_ns=1, subjects_since=1, config=config
+            )
 
     async def barrier(self) -> None:
         self._know(self.after)
@@ -99,8 +112,6 @@ class LaggingNode:
         return {
             "router": SimpleNamespace(publish=self._publish),
             "account": lambda _: self.account,
-            "assignments": SimpleNamespace(get=lambda _, name: self.known.get(name)),
-            "replicas": SimpleNamespace(get=lambda _: None),
             "calls": SimpleNamespace(call=self._call_leader),
             "spawn": self._spawn,
         }
@@ -111,6 +122,8 @@ class LaggingNode:
         pulls = SimpleNamespace(add=lambda _: self.answers.append(b"pulled"))
         return ApiService(
             **self._parts,
+            assignments=self._table,
+            replicas=cast(Any, SimpleNamespace(get=lambda _: None)),
             domain=b"",
             strict=False,
             clustered=lambda: True,
@@ -126,19 +139,43 @@ class LaggingNode:
         nothing = cast(Any, None)
         return PlanService(
             **self._parts,
+            lookup=self._lookup,
             mesh=nothing,
-            members=cast(Any, self.members),
-            barrier=self.barrier,
+            replicas=nothing,
             wait_current=nothing,
             status=nothing,
             member_name=str,
         )
 
+    def writes(self) -> WriteService:
+        return WriteService(
+            **self._parts,
+            lookup=self._lookup,
+            level=lambda: WRITERS,
+            replica=lambda *_: None,
+            bounds=lambda _: None,
+            disk_refuses=lambda *_: False,
+        )
+
+    @property
+    def _table(self) -> Any:
+        return SimpleNamespace(get=lambda _, name: self.known.get(name))
+
+    @property
+    def _lookup(self) -> StreamLookup:
+        return StreamLookup(self._table, cast(Any, self.members), self.barrier)
+
     def ask(self, subject: bytes) -> bool:
         """Whether somebody responds."""
-        service = self.plans() if subject == PLAN else self.api()
-        sub = Subscription(sink=service, account=self.account, subject=subject)
-        return service.deliver(sub, subject, b"in.1", b"", b"")
+        if subject in {PLAN, WRITE}:
+            service = self.plans() if subject == PLAN else self.writes()
+            (sub,) = service.subscriptions(self.account)
+            return sub.sink.deliver(
+                sub, subject, b"in.1", b"", _written() if subject == WRITE else b""
+            )
+        api = self.api()
+        sub = Subscription(sink=api, account=self.account, subject=subject)
+        return api.deliver(sub, subject, b"in.1", b"", b"")
 
     async def answer(self, subject: bytes) -> dict[str, Any]:
         request = parse_api_subject(subject, domain=b"")
@@ -155,17 +192,17 @@ def answer_of(node: LaggingNode, subject: bytes = INFO) -> dict[str, Any]:
     return asyncio.run(node.answer(subject))
 
 
-@pytest.mark.parametrize("subject", [INFO, PLAN])
+@pytest.mark.parametrize("subject", [INFO, PLAN, WRITE])
 def test_a_stream_that_was_created_elsewhere_is_found(subject: bytes) -> None:
     assert "error" not in answer_of(LaggingNode(after=7), subject)
 
 
-@pytest.mark.parametrize("subject", [INFO, PLAN])
+@pytest.mark.parametrize("subject", [INFO, PLAN, WRITE])
 def test_a_stream_that_does_not_exist_is_not_found(subject: bytes) -> None:
     assert answer_of(LaggingNode(), subject)["error"]["err_code"] == 10059
 
 
-@pytest.mark.parametrize("subject", [INFO, PLAN, NAMES])
+@pytest.mark.parametrize("subject", [INFO, PLAN, WRITE, NAMES])
 def test_a_node_that_knows_no_streams_yet_is_not_available(subject: bytes) -> None:
     node = LaggingNode(after=7, founded=False, learned=False)
     assert answer_of(node, subject)["error"]["code"] == 503

@@ -20,7 +20,7 @@ from broker.server.routing import fair_queue, router
 from broker.store.block.codec import BlockDamaged
 from broker.subjects import Steps
 from tests.server.routing.test_fair_queue import LoopTurns
-from tests.support.server import RawClient, run, running, until
+from tests.support.server import RawClient, run, running
 
 COUNT = 20
 ANSWERS = (b"MSG in.", b"HMSG in.", b"MSG k.")
@@ -106,7 +106,7 @@ def test_one_read_per_turn_of_the_loop_when_each_takes_a_slice(
     run(test())
 
 
-def test_a_damaged_message_does_not_close_the_connection(
+def test_a_damaged_message_of_the_only_replica_is_answered_with_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def damaged(*_: object) -> Steps[None]:
@@ -116,10 +116,10 @@ def test_a_damaged_message_does_not_close_the_connection(
     async def test() -> None:
         async with asker(tmp_path) as client:
             monkeypatch.setattr(direct_get, "find_message", damaged)
-            client.send(b'PUB $JS.API.STREAM.MSG.GET.S in.0 9\r\n{"seq":1}\r\n')
-            assert await client.flush() == b""
-            await until(lambda: "simulated damage" in caplog.text)
-            assert await client.flush() == b""
+            answer = await asked(client, [(b"$JS.API.STREAM.MSG.GET.S", b'{"seq":1}')])
+            assert b'"err_code":10077,"description":"damaged block: simulated damage"' in answer
+            assert await client.flush() == b""  # the connection stays open
+            assert "Traceback" not in caplog.text
 
     run(test())
 

@@ -10,13 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 
 import broker.cluster.api.restore as restoring
 from broker.cluster.api.backup import SNAPSHOTS_PER_ACCOUNT_MAX
+from broker.cluster.meta.assignments import AssignStream
+from broker.cluster.meta.meta_requests import MetaRequests
 from broker.config.load import load, parse_flags
 from broker.jetstream.stream import archive
+from tests.support.clients import open_client
 from tests.support.interop import api
 from tests.support.server import run, running_broker
 
@@ -42,7 +44,7 @@ async def two_accounts(directory: Path) -> AsyncIterator[tuple[Any, Any]]:
         try:
             for name in "ab":
                 url = f"nats://{name}:pw@127.0.0.1:{node.server.port}"
-                clients.append(await nats.connect(url))
+                clients.append(await open_client(url))
             yield clients[0], clients[1]
         finally:
             for client in clients:
@@ -81,7 +83,7 @@ def test_few_parts_are_inflated_at_once_and_none_on_the_event_loop(
 ) -> None:
     on_loop: list[int] = []
     at_once: list[int] = []
-    inflate, lock, running = archive._decompressed, threading.Lock(), 0
+    inflate, lock, running = archive.s2.decompress, threading.Lock(), 0
 
     def watched(content: bytes) -> bytes:
         nonlocal running
@@ -99,7 +101,7 @@ def test_few_parts_are_inflated_at_once_and_none_on_the_event_loop(
     async def work() -> None:
         async with two_accounts(tmp_path) as (a, b):
             content = await small_archive(a)
-            monkeypatch.setattr(archive, "_decompressed", watched)
+            monkeypatch.setattr(archive.s2, "decompress", watched)
             answers = await asyncio.gather(
                 *(restore(client, "Z", content) for client in (a, b)),
             )
@@ -133,6 +135,28 @@ def test_an_account_has_one_part_in_memory_whatever_it_restores(tmp_path: Path) 
                 answers = await asyncio.gather(*(restore(a, "Z", content) for _ in range(3)))
             assert sum("error" not in answer for answer in answers) == 1, "one name, one stream"
             assert most == 1
+
+    run(work())
+
+
+def test_of_two_restores_of_one_name_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that there is no such stream. Otherwise both would fill the same one."""
+    both, change = asyncio.Barrier(2), MetaRequests.change
+
+    async def changed_together(self: MetaRequests, command: Any) -> Any:
+        if isinstance(command, AssignStream) and command.config.name == "Z":
+            await both.wait()
+        return await change(self, command)
+
+    async def work() -> None:
+        async with two_accounts(tmp_path) as (a, _b):
+            content = await small_archive(a)
+            monkeypatch.setattr(MetaRequests, "change", changed_together)
+            answers = await asyncio.gather(*(restore(a, "Z", content) for _ in range(2)))
+            codes = [answer["error"]["err_code"] for answer in answers if "error" in answer]
+            assert codes == [10130]
 
     run(work())
 

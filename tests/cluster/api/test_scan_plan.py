@@ -10,6 +10,7 @@ import pytest
 
 from broker.cluster.api.scan_plan import PlanService
 from broker.cluster.peers.rpc import CallRefused
+from broker.jetstream.config.stream_config import Retention
 from broker.scan.protocol import ScanPlan, decode_plan
 from raft import NodeId
 from tests.support.cluster_fakes import run
@@ -26,8 +27,12 @@ class Leader:
         self.replica = SimpleNamespace(
             leading=object(),
             group=7,
-            stream=SimpleNamespace(store=self.store, applied=2),
-            assignment=SimpleNamespace(peers=(HERE,)),
+            stream=SimpleNamespace(
+                store=self.store,
+                applied=2,
+                config=SimpleNamespace(retention=Retention.LIMITS),
+            ),
+            assignment=SimpleNamespace(peers=(HERE,), incarnation="1.7"),
         )
 
     async def wait_current(self, _replica: object) -> None:
@@ -40,9 +45,7 @@ class Leader:
             mesh=cast(Any, SimpleNamespace(node=HERE, connected=lambda _: True, hello={})),
             router=cast(Any, None),
             account=cast(Any, None),
-            assignments=cast(Any, None),
-            members=cast(Any, None),
-            barrier=cast(Any, None),
+            lookup=cast(Any, None),
             replicas=cast(Any, SimpleNamespace(of_stream=lambda *_: self.replica)),
             calls=cast(Any, None),
             wait_current=self.wait_current,

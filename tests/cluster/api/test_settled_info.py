@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nats
 import pytest
 from nats.js.api import RetentionPolicy, StreamConfig
 
 from broker.cluster.replica.replica import Replica
 from broker.config.options import JetStreamOptions
 from raft.host.group import GroupStopped
+from tests.support.clients import open_client
 from tests.support.server import run, running
 
 
@@ -19,7 +19,7 @@ def test_a_disk_that_takes_nothing_shows_what_is_applied(
 ) -> None:
     async def work() -> None:
         async with running(jetstream=JetStreamOptions(store_dir=str(tmp_path))) as server:
-            client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+            client = await open_client(f"nats://127.0.0.1:{server.port}")
             try:
                 js = client.jetstream()
                 queue = RetentionPolicy.WORK_QUEUE
@@ -42,7 +42,7 @@ def test_a_disk_that_takes_nothing_shows_what_is_applied(
 def test_acknowledged_messages_are_gone(tmp_path: Path, retention: RetentionPolicy) -> None:
     async def work() -> None:
         async with running(jetstream=JetStreamOptions(store_dir=str(tmp_path))) as server:
-            client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+            client = await open_client(f"nats://127.0.0.1:{server.port}")
             js = client.jetstream()
             for name in ("A", "B", "C"):
                 await js.add_stream(StreamConfig(name=name, subjects=[name], retention=retention))

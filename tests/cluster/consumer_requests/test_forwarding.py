@@ -62,6 +62,31 @@ def request(group: int, number: int, payload: bytes = b"") -> ForwardedRequest:
     return group, b"$JS.ACK.S.C.1.%d.1.1.0" % number, b"_INBOX.%d" % number, b"", payload
 
 
+DEEP = b'{"x":' + b"[" * 100_000
+
+
+def test_a_pull_request_that_is_nested_too_deep_waits_for_nothing() -> None:
+    assert waiting_pulls.pull_expiry_s(DEEP, now_s=1.0) is None
+
+
+def test_a_request_that_fails_here_does_not_end_the_link_it_came_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The link carries the requests of all accounts, and Raft."""
+    bench = Bench()
+    requests = [request(10, number) for number in range(3)]
+
+    def take(one: ForwardedRequest) -> None:
+        if one == requests[1]:
+            raise RecursionError("of a client")
+        bench.taken.append(one)
+
+    bench.forwarder.take = take
+    bench.forwarder.received(ONE, module._encode(requests))
+    assert bench.taken == [requests[0], requests[2]]
+    assert "a request from another node failed" in caplog.text
+
+
 def test_streams_led_here_are_served_at_once() -> None:
     async def test() -> None:
         bench = Bench()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker.cluster.limits.usage import Usage, UsageLinks, _encode
+from broker.cluster.limits.usage import AMPLE_BYTES, Usage, UsageLinks, _encode
 from broker.config.options import AccountStore, JetStreamOptions
 from broker.jetstream.commands.publish_entry import UNBOUNDED, Bounds
 from broker.jetstream.config.stream_config import Storage
@@ -32,7 +32,7 @@ class Streams:
         )
 
     def assign(self, group: int, account: str, storage: Storage, replicas: int) -> Any:
-        config = SimpleNamespace(storage=storage)
+        config = SimpleNamespace(storage=storage, num_replicas=replicas)
         peers = list(range(replicas))
         assignment = SimpleNamespace(group=group, account=account, peers=peers, config=config)
         self.assigned.append(assignment)
@@ -91,6 +91,24 @@ def test_the_server_counts_one_replica_of_all_accounts() -> None:
     assert there.usage.bounds(unlimited) == Bounds(account=UNBOUNDED, server=1550)
 
 
+def test_limits_that_are_far_away_bound_nothing() -> None:
+    there = Streams(server_file=2 * AMPLE_BYTES)
+    mine = there.replica(1, AMPLE_BYTES - 1, account="other")
+    assert there.usage.bounds(mine) is None
+    there.grow(mine, AMPLE_BYTES)
+    assert there.usage.bounds(mine) == Bounds(account=UNBOUNDED, server=2 * AMPLE_BYTES)
+
+
+def test_what_an_account_has_left_is_shared_by_replicas() -> None:
+    there = Streams()
+    there.usage.options.accounts["large"] = AccountStore(
+        max_memory=-1, max_storage=3 * AMPLE_BYTES + 1
+    )
+    assert there.usage.bounds(there.replica(1, 0, account="large", replicas=3)) is None
+    more = there.replica(2, 1, account="large", replicas=3)
+    assert there.usage.bounds(more) == Bounds(account=AMPLE_BYTES)
+
+
 def test_sizes_reported_by_other_nodes_count() -> None:
     there = Streams()
     mine = there.replica(1, 0)
@@ -103,3 +121,27 @@ def test_sizes_reported_by_other_nodes_count() -> None:
     assert there.usage.bounds(mine) == Bounds(account=900)
     there.usage.forget(7)
     assert there.usage.bounds(mine) == Bounds(account=1000)
+
+
+def test_each_tier_of_an_account_is_bounded_on_its_own() -> None:
+    there = Streams()
+    there.usage.options.accounts["tiers"] = AccountStore(
+        max_memory=0,
+        max_storage=0,
+        tiers={"R1": AccountStore(max_storage=1000), "R3": AccountStore(max_storage=400)},
+    )
+    one = there.replica(1, 0, account="tiers")
+    there.replica(2, 100, account="tiers")
+    three = there.replica(3, 50, account="tiers", replicas=3)
+    there.replica(4, 80, account="tiers", replicas=3)
+    assert there.usage.bounds(one) == Bounds(account=900)
+    assert there.usage.bounds(three) == Bounds(account=320)  # the limit is about one replica
+    there.assign(7, "tiers", Storage.FILE, 3)
+    there.usage.received(NodeId(2), _encode([(7, 20)]))
+    assert there.usage.bounds(three) == Bounds(account=300)
+    assert there.usage.bounds(one) == Bounds(account=900)
+    there.grow(three, 60)
+    assert there.usage.bounds(there.replica(5, 0, account="tiers", replicas=3)) == Bounds(
+        account=240
+    )
+    assert there.usage.bounds(there.replica(6, 5, account="tiers", replicas=2)) == Bounds(account=0)

@@ -19,7 +19,13 @@ from broker.cluster.meta.assignments import (
 )
 from broker.cluster.meta.node_table import AddNode, SetStanding, Standing
 from broker.cluster.meta.placement import NoPlacement, PlacementView, choose_peers
-from broker.cluster.meta.repair import MOVES_MAX, ClusterView, next_repairs, worth_a_look
+from broker.cluster.meta.repair import (
+    MOVES_MAX,
+    ClusterView,
+    next_repairs,
+    without_a_place,
+    worth_a_look,
+)
 from broker.jetstream.config import StreamConfig
 from broker.jetstream.config.stream_config import Placement
 from broker.jetstream.errors import ErrCode, JetStreamError
@@ -40,6 +46,7 @@ class World:
         self.lost: set[NodeId] = set()
         self.voters: set[NodeId] = set()  # of the meta group, if they delay a removal
         self.tags: dict[NodeId, list[str]] = {}
+        self.unique_tag = ""
 
     def do(self, command: MetaCommand) -> object:
         return self.meta.apply(Index(self.meta.applied + 1), encode_command(command))[1]
@@ -64,16 +71,23 @@ class World:
             alive=lambda node: node not in self.away,
             load=self.meta.load,
             tags=lambda node: self.tags.get(node, []),
+            unique_tag=self.unique_tag,
         )
 
-    def repairs(self) -> list[MetaCommand]:
-        view = ClusterView(
+    def cluster(self) -> ClusterView:
+        return ClusterView(
             self.view(),
             gone=lambda node: node in self.gone,
             lost=lambda node: node in self.lost,
             votes=lambda node: node in self.voters,
             now_ns=9,
         )
+
+    def stuck(self) -> list[str]:
+        return without_a_place(self.meta, self.meta.nodes, self.cluster(), lambda n: f"n{n}")
+
+    def repairs(self) -> list[MetaCommand]:
+        view = self.cluster()
         table, nodes = self.meta, self.meta.nodes
         few = next_repairs(worth_a_look(table, table.sums, nodes, view), nodes, view)
         everywhere = next_repairs(table, nodes, view)
@@ -104,6 +118,44 @@ def test_nothing_to_do() -> None:
     world.stream("S", A, B, C)
     world.away = {C}
     assert world.repairs() == []
+
+
+def test_a_replica_whose_zone_has_no_spare_node_is_told() -> None:
+    world = World(A, B, C, D)
+    world.unique_tag = "az:"
+    world.tags = {A: ["az:1"], B: ["az:2"], C: ["az:3"], D: ["az:1"]}
+    world.stream("S", A, B, C)
+    world.away = {C}
+    assert world.stuck() == []  # it may return
+    world.gone = {C}
+    assert world.repairs() == []
+    reason = "no suitable peers for placement, peer offline, server tag not unique"
+    assert world.stuck() == [f"stream S has a replica on n3 that no other node can take: {reason}"]
+    for name in "TUVW":
+        world.stream(name, A, B, C)
+    assert world.stuck() == [
+        f"5 streams (S, T, U, ...) have a replica on n3 that no other node can take: {reason}"
+    ]
+    world.tags[D] = ["az:3"]
+    assert world.stuck() == []
+    assert len(world.repairs()) == 5
+
+
+def test_a_stream_with_too_few_replicas_is_told() -> None:
+    world = World(A, B)
+    world.stream("S", A, B, replicas=3)
+    assert world.stuck() == [
+        "stream S has fewer replicas than wanted, which no other node can take: "
+        "no suitable peers for placement"
+    ]
+
+
+def test_a_connected_node_that_the_table_does_not_know_keeps_its_replicas() -> None:
+    world = World(A, B)
+    world.stream("S", A, B, C)
+    assert world.repairs() == []
+    world.away = {C}
+    assert world.repairs() != []
 
 
 def test_replicas_of_a_leaving_node_move_to_a_spare_one_and_it_is_removed() -> None:

@@ -91,6 +91,24 @@ def test_a_create_writes_as_much_with_a_thousand_streams_as_with_ten() -> None:
     assert sizes[1000] <= sizes[10] + 8
 
 
+def test_a_table_that_begins_again_leaves_no_rows_of_streams_that_are_gone() -> None:
+    """The log was lost: the table is empty until a snapshot of another node comes."""
+    log, db = with_rows(), MemoryDb()
+    stored = StoredTable(log.meta, db)
+    for name in "AB":
+        log.assign(name, name)
+    stored.write()
+    log.remove("A")
+    elsewhere = log.meta.dump()
+    stored.load()
+    assert log.meta.get("$G", "A") is not None
+    for record in (None, elsewhere):
+        log.meta.load_dump(record)
+        stored.write()
+        assert loaded(db.values).dump() == log.meta.dump()
+    assert [one.name for one in loaded(db.values)] == ["B"]
+
+
 def test_a_snapshot_removes_the_rows_of_streams_that_are_gone() -> None:
     log, db = with_rows(), MemoryDb()
     stored = StoredTable(log.meta, db)

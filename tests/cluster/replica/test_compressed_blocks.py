@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import nats
 import pytest
 from nats.js.api import StorageType, StoreCompression, StreamConfig
 
@@ -16,6 +15,7 @@ from broker.store import persistence, segments
 from broker.store.block.packing import pack
 from broker.store.messages import MessageStore
 from broker.store.state_keys import StateBatch
+from tests.support.clients import open_client
 from tests.support.server import run, running
 
 BODY = b"words and words and words and words and words and words and words and words"
@@ -62,7 +62,7 @@ def test_blocks_of_the_stream_are_compressed(
 
     async def work() -> None:
         async with running(jetstream=options) as server:
-            client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+            client = await open_client(f"nats://127.0.0.1:{server.port}")
             try:
                 js = client.jetstream()
                 config = StreamConfig(
@@ -76,7 +76,7 @@ def test_blocks_of_the_stream_are_compressed(
                 await client.close()
         assert bool(packed) == compressed
         async with running(jetstream=options) as server:
-            client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+            client = await open_client(f"nats://127.0.0.1:{server.port}")
             try:
                 js = client.jetstream()
                 if storage is FILE:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 
 from broker.cluster.meta.assignments import META_GROUP
@@ -16,6 +15,7 @@ from broker.cluster.stream_node import StreamNode
 from broker.config.options import JetStreamOptions
 from raft import GroupId
 from raft.store.records import StoreFull
+from tests.support.clients import open_client
 from tests.support.server import broker_of, run, running, until
 
 
@@ -27,7 +27,7 @@ def node_of(server: Any) -> StreamNode:
 
 
 async def a_stream(server: Any, name: str) -> GroupId:
-    client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+    client = await open_client(f"nats://127.0.0.1:{server.port}")
     await client.jetstream().add_stream(name=name, subjects=[name])
     await client.jetstream().publish(name, b"x")
     await client.close()
@@ -37,7 +37,7 @@ async def a_stream(server: Any, name: str) -> GroupId:
 
 
 async def deleted(server: Any, name: str) -> None:
-    client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+    client = await open_client(f"nats://127.0.0.1:{server.port}")
     await client.jetstream().delete_stream(name)
     await client.close()
 

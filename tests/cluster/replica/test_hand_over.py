@@ -53,3 +53,13 @@ def test_a_leadership_that_was_just_lost_keeps_no_other_from_being_handed_over()
     leaving.replicas = cast(Any, [lost, led])
     leaving.begin()
     assert transferred == [VOTER]
+
+
+def test_without_a_successor_what_consumers_acknowledged_is_proposed() -> None:
+    """A single server that is stopped remembers the acks of its last milliseconds."""
+    proposed: list[bool] = []
+    leading = SimpleNamespace(propose_changes=lambda: proposed.append(True))
+    leaving = hand_over(voters=(US,), transferred=[])
+    leaving.replicas = cast(Any, [SimpleNamespace(leading=leading, successors=list)])
+    leaving.begin()
+    assert proposed == [True]

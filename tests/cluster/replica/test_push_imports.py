@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import nats
-
 from broker.config.load import load, parse_flags
+from tests.support.clients import open_client
 from tests.support.clusters import eventually
 from tests.support.interop import api
 from tests.support.server import run, running_broker
@@ -34,7 +33,7 @@ async def clients(directory: Path) -> AsyncIterator[list[Any]]:
     path = directory / "server.conf"
     path.write_text(f'listen: "127.0.0.1:-1", jetstream {{ store_dir: "{directory}" }}{ACCOUNTS}')
     async with running_broker(load(parse_flags(["-c", str(path)])).options) as node:
-        opened = [await nats.connect(f"nats://{n}:pw@127.0.0.1:{node.server.port}") for n in "abc"]
+        opened = [await open_client(f"nats://{n}:pw@127.0.0.1:{node.server.port}") for n in "abc"]
         yield opened
         for client in opened:
             await client.close()

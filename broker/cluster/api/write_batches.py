@@ -1,0 +1,195 @@
+"""Blocks of writers: many messages for one stream in one request, each stored once.
+
+Owns: the service on `$JS.API.STREAM.WRITE.<stream>`, and the checks before a block is proposed.
+May not touch: watermarks, which every replica keeps (broker/jetstream/publish/writers.py).
+Spec: docs/decisions/0034-writers.md. A request is a line of JSON (WriteHead), then a block without
+sequences. A user needs the permission to publish to every subject in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from broker.cluster.api.leader_calls import LeaderCalls
+from broker.cluster.meta.assignments import Assignment
+from broker.cluster.meta.feature_level import WRITERS
+from broker.cluster.peers.rpc import CallFailed, CallRefused
+from broker.cluster.proposals import LostLeadership
+from broker.cluster.publish.pub_acks import ReplyRouter
+from broker.cluster.stream_requests import StreamLookup, StreamRequest, StreamRequestSink
+from broker.jetstream.commands.publish_entry import Bounds
+from broker.jetstream.commands.writer_entry import WriterMark, writer_entry
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.jetstream.publish.writers import WriterAnswer
+from broker.jetstream.strict_json import SEQUENCE_MAX, to_wire
+from broker.scan.protocol import WRITE_SUBJECT, WriteHead
+from broker.store.block.codec import Block, BlockDamaged
+from broker.subjects import PublishRules, Subscription
+from broker.subjects.grammar import valid_subject
+from broker.subjects.patterns import Patterns
+from raft import NodeId, RaftError
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+
+WRITE_WITHIN_S: Final = 10.0
+WRITER_CHARS_MAX: Final = 256
+HELD_BYTES_MAX: Final = 64 << 20  # per account and node; beyond it the answer is 503: try again
+REQUEST_BYTES: Final = 1024  # that a request takes besides its body
+CAPTURED_BYTES_MAX: Final = 16 << 20  # of remembered subjects; all are forgotten beyond it
+SUBJECT_BYTES: Final = 100  # that a remembered subject takes besides its text
+
+_encode = msgspec.json.encode
+_head = msgspec.json.Decoder(WriteHead)
+_asked = msgspec.msgpack.Decoder(tuple[str, str, WriterMark, bytes])
+
+
+class WrittenReplica(Protocol):
+    """The replica of a stream on this node."""
+
+    @property
+    def is_leading(self) -> bool: ...
+
+    def stamp(self) -> int: ...
+
+    def propose_raw(self, data: bytes) -> asyncio.Future[object]: ...
+
+
+@dataclass(slots=True)
+class WriteService:
+    router: ReplyRouter
+    account: Callable[[str], Account]
+    lookup: StreamLookup
+    level: Callable[[], int]  # the feature level of the cluster
+    replica: Callable[[str, str], WrittenReplica | None]
+    calls: LeaderCalls
+    bounds: Callable[[Any], Bounds | None]  # of such a replica
+    disk_refuses: Callable[[str, str, int], bool]
+    spawn: Callable[[Awaitable[None], str], object]
+    captured: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
+    captured_bytes: int = 0
+    held: Counter[str] = field(default_factory=Counter)  # bytes under way, by account
+
+    def start(self) -> None:
+        self.calls.rpc.register("write", self._serve)
+
+    def subscriptions(self, account: Account) -> list[Subscription]:
+        return StreamRequestSink(WRITE_SUBJECT, self.take).subscriptions(account)
+
+    def take(self, asked: StreamRequest) -> None:
+        account, size = asked.account, len(asked.body) + REQUEST_BYTES
+        if self.held[account] + size > HELD_BYTES_MAX:
+            self._reply(account, asked.reply, _error(JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)))
+            return
+        self.held[account] += size
+        self.spawn(self._answer(asked), "write")
+
+    async def _answer(self, asked: StreamRequest) -> None:
+        account = asked.account
+        try:
+            answer = await self._write(asked)
+        except JetStreamError as refused:
+            answer = _error(refused)
+        except (CallFailed, RaftError, TimeoutError):
+            answer = _error(JetStreamError(ErrCode.CLUSTER_NOT_AVAIL))
+        finally:
+            self.held[account] -= len(asked.body) + REQUEST_BYTES
+            if not self.held[account]:
+                del self.held[account]
+        self._reply(account, asked.reply, answer)
+
+    def _reply(self, account: str, reply: bytes, answer: bytes) -> None:
+        if reply:
+            self.router.publish(self.account(account), reply, b"", b"", answer)
+
+    async def _write(self, asked: StreamRequest) -> bytes:
+        """Repeating the call is safe: that is what watermarks are for."""
+        account, stream = asked.account, asked.stream
+        mark, block = _parsed(asked.body)
+        assignment = await self.lookup.find(account, stream)
+        if self.level() < WRITERS:
+            raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
+        if assignment.config.mirror is not None:
+            raise _refused(f"stream {stream} is a mirror")
+        if self.disk_refuses(account, stream, assignment.group):
+            raise JetStreamError(ErrCode.INSUFFICIENT_RESOURCES)
+        self._check_subjects(block, assignment, asked.rules)
+        question = msgspec.msgpack.encode((account, stream, mark, block.raw))
+        return await self.calls.call(
+            assignment.group, "write", question, within_s=WRITE_WITHIN_S, timeout_s=WRITE_WITHIN_S
+        )
+
+    def _check_subjects(
+        self, block: Block, assignment: Assignment, rules: PublishRules | None
+    ) -> None:
+        """Raises JetStreamError that names the first subject that is wrong."""
+        subjects = block.subject_summary()
+        captured = self._captured(assignment)
+        fresh = [subject for subject in subjects if subject not in captured]
+        patterns = Patterns(assignment.config.subject_patterns) if fresh else None
+        for subject in fresh:
+            shown = subject.decode(errors="replace")
+            if not valid_subject(subject, wildcards=False):
+                raise _refused(f"subject '{shown}' is not valid")
+            if patterns is None or not patterns.take(subject):
+                raise _refused(f"stream {assignment.name} does not capture the subject '{shown}'")
+        captured.update(fresh)
+        self.captured_bytes += sum(map(len, fresh)) + SUBJECT_BYTES * len(fresh)
+        for subject in subjects if rules is not None else ():
+            if rules is not None and not rules.allows(subject):
+                shown = subject.decode(errors="replace")
+                raise _refused(f"no permission to publish to '{shown}'")
+
+    def _captured(self, assignment: Assignment) -> set[bytes]:
+        """Subjects that the stream is known to capture, as it is configured now."""
+        key = (assignment.group, assignment.subjects_since)
+        if self.captured_bytes > CAPTURED_BYTES_MAX:
+            self.captured.clear()
+            self.captured_bytes = 0
+        if key not in self.captured:
+            self.captured_bytes += SUBJECT_BYTES
+            self.captured[key] = set()
+        return self.captured[key]
+
+    async def _serve(self, _peer: NodeId, body: bytes) -> bytes:
+        account, stream, mark, block = _asked.decode(body)
+        replica = self.replica(account, stream)
+        if replica is None or not replica.is_leading:
+            raise CallRefused(f"not the leader of {stream}")
+        bounds = self.bounds(replica)
+        entry = writer_entry(mark, block, time_ns=replica.stamp(), bounds=bounds)
+        try:
+            answer = await replica.propose_raw(entry)
+        except (LostLeadership, RaftError) as lost:
+            raise CallRefused(str(lost)) from lost  # sent again, a repeat has no effect
+        assert isinstance(answer, WriterAnswer)
+        return _encode(answer)
+
+
+def _parsed(body: bytes) -> tuple[WriterMark, Block]:
+    """Raises JetStreamError."""
+    line, _, raw = body.partition(b"\n")
+    try:
+        head = _head.decode(line)
+        block = Block(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BlockDamaged) as wrong:
+        raise _refused(f"not a block of a writer: {wrong}") from wrong
+    numbers = 0 <= head.epoch <= SEQUENCE_MAX and 0 <= head.row <= SEQUENCE_MAX
+    if not head.writer or len(head.writer) > WRITER_CHARS_MAX or not numbers:
+        raise _refused("a writer needs a name of at most 256 characters, an epoch and a row")
+    if block.first_seq or not block.rows:
+        raise _refused("a block of a writer has rows, and no sequences")
+    return WriterMark(head.writer, head.epoch, head.row), block
+
+
+def _error(refused: JetStreamError) -> bytes:
+    return _encode({"error": to_wire(refused.body())})
+
+
+def _refused(text: str) -> JetStreamError:
+    return JetStreamError.of(ErrCode.STREAM_INVALID_CONFIG, err=text)

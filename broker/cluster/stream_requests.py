@@ -1,0 +1,92 @@
+"""Requests about one stream outside of the JSON API: plans of scans, blocks of writers.
+
+Owns: receiving them from the router, and finding their stream in a table that may lag.
+May not touch: what the requests mean (broker/cluster/api/scan_plan.py, write_batches.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker.cluster.meta.assignments import Assignment, AssignmentTable
+from broker.cluster.meta.members import ClusterMembers
+from broker.jetstream.errors import ErrCode, JetStreamError
+from broker.subjects import PublishingConnection, PublishRules, SinkKind, Subscription
+from broker.wire import PubRun
+
+if TYPE_CHECKING:
+    from broker.accounts import Account
+
+
+@dataclass(slots=True)
+class StreamRequest:
+    account: str
+    stream: str
+    reply: bytes
+    body: bytes
+    rules: PublishRules | None  # None: the user may publish everything
+
+
+@dataclass(slots=True)
+class StreamRequestSink:
+    """A SERVICE sink: the last token of the subject names the stream."""
+
+    prefix: str
+    take: Callable[[StreamRequest], None]
+    kind: SinkKind = SinkKind.SERVICE
+
+    def subscriptions(self, account: Account) -> list[Subscription]:
+        subject = self.prefix.encode() + b"*"
+        return [Subscription(sink=self, account=account, subject=subject)]
+
+    def deliver_run(
+        self,
+        sub: Subscription,
+        run: PubRun,
+        start: int,
+        stop: int,
+        publisher: PublishingConnection | None,
+    ) -> bool:
+        rules = None if publisher is None else publisher.rules
+        for row in range(start, stop):
+            subject, reply, _, body = run.message(row)
+            self._received(sub, subject, reply, bytes(body), rules)
+        return True
+
+    def deliver(
+        self, sub: Subscription, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> bool:
+        self._received(sub, subject, reply, payload, None)
+        return True
+
+    def _received(
+        self,
+        sub: Subscription,
+        subject: bytes,
+        reply: bytes,
+        body: bytes,
+        rules: PublishRules | None,
+    ) -> None:
+        stream = subject.rsplit(b".", 1)[1].decode(errors="replace")
+        self.take(StreamRequest(sub.account.name, stream, reply, body, rules))
+
+
+@dataclass(slots=True)
+class StreamLookup:
+    assignments: AssignmentTable
+    members: ClusterMembers
+    barrier: Callable[[], Awaitable[None]]  # until the table here is current
+
+    async def find(self, account: str, stream: str) -> Assignment:
+        """The table of this node may lag, or be empty after a loss of its data: only after a
+        barrier may it say that there is no such stream. Raises JetStreamError."""
+        if not self.members.founded.is_set():
+            raise JetStreamError(ErrCode.CLUSTER_NOT_AVAIL)
+        assignment = self.assignments.get(account, stream)
+        if assignment is None:
+            await self.barrier()
+            assignment = self.assignments.get(account, stream)
+        if assignment is None:
+            raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
+        return assignment
