@@ -45,6 +45,7 @@ class Monitor:
         self.events = self._system.events
         self.http: HttpMonitor | None = None
         server.connections.observers.append(self.events)
+        server.leafs.observers.append(self.events)
         server.accounts.on_created(UserInfo(self.observed).serve)
         server.accounts.on_created(self._system.serve)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,14 +16,18 @@ from broker.accounts import Account
 from broker.config.options import Options, WebSocketOptions
 from broker.server.client.connections import Connections
 from broker.server.client.info import ClientUrls
+from broker.server.client.listener_profile import ClientContext
 from broker.server.client.settings import ServerSettings
 from broker.server.leaf.leaf_nodes import LeafNodes
 from broker.server.process.identity import ServerIdentity
 from broker.server.process.loop_lag import LoopLag
 from broker.server.process.tasks import Spawn
 from broker.server.process.times import timestamp
+from broker.server.routing.fair_queue import FairQueue
 from broker.server.routing.router import Router
+from broker.server.samples import Exposition
 from broker.server.services import Document, Query
+from broker.subjects import Steps
 
 
 class ObservedListener(Protocol):
@@ -47,6 +51,8 @@ class ObservedServer(Protocol):
     @property
     def accounts(self) -> Mapping[str, Account]: ...
     @property
+    def clients(self) -> ClientContext: ...
+    @property
     def connections(self) -> Connections: ...
     @property
     def urls(self) -> ClientUrls: ...
@@ -64,25 +70,27 @@ class ObservedServer(Protocol):
     def lag(self) -> LoopLag | None: ...
     @property
     def spawn(self) -> Spawn: ...
+    @property
+    def turns(self) -> FairQueue: ...
 
 
 class ObservedRuntime(Protocol):
     """The cluster and JetStream, as the documents show them."""
 
-    def jsz(self, query: Query) -> Document: ...
+    def jsz(self, query: Query) -> Steps[Document]: ...
 
-    def healthz(self, query: Query) -> tuple[int, Document]: ...
+    def healthz(self, query: Query) -> Steps[tuple[int, Document]]: ...
 
-    def raftz(self, query: Query) -> Document:
+    def raftz(self, query: Query) -> Steps[Document]:
         """{account: {group: {...}}}."""
 
-    def varz_jetstream(self) -> Document: ...
+    def varz_jetstream(self) -> Steps[Document]: ...
 
     def routez(self) -> Document:
         """{"num_routes": n, "routes": [...]}."""
 
-    def metrics(self) -> list[tuple[str, str, dict[str, str], float]]:
-        """(name, help, labels, value) of gauges for /metrics; called per scrape."""
+    def metrics(self, into: Exposition) -> Iterator[None]:
+        """Add the numbers of this node for /metrics, step by step."""
 
 
 @dataclass(slots=True)

@@ -16,6 +16,12 @@ from broker.monitor.documents.query import BadQuery
 from broker.monitor.observed import Observed
 from broker.server.process.times import timestamp
 from broker.server.services import Document, Query
+from broker.subjects import Steps
+
+_MANY = (b"$SYS.REQ.ACCOUNT.*.CONNZ", b"$SYS.REQ.ACCOUNT.*.STATZ")
+_ONE = (b"$SYS.DEBUG.SUBSCRIBERS", b"$SYS.REQ.USER.*.INFO")
+_USER = b"$SYS.REQ.USER.INFO"
+_JETSTREAM = b"$JS.API.>"
 
 
 def accountz(observed: Observed, query: Query) -> Document:
@@ -32,7 +38,7 @@ def account_info(observed: Observed, name: str) -> Document:
     account = observed.server.accounts.get(name)
     if account is None:
         raise BadQuery(f"Account {name} does not exist")
-    document: Document = {"account_name": name, "name_tag": name}
+    document: Document = {"account_name": name, "name_tag": account.label}
     document["update_time"] = timestamp(observed.server.settings.loaded)
     if name == observed.server.options.system_account:
         document["is_system"] = True
@@ -45,29 +51,57 @@ def account_info(observed: Observed, name: str) -> Document:
         "subscriptions": len(account.subs),
     }
     options = account.options
-    if options.exports:
-        document["exports"] = [_export(one) for one in options.exports]
-    if options.imports:
-        document["imports"] = [_import(one) for one in options.imports]
+    exports, imports = every_account(observed, name)
+    if exports or options.exports:
+        document["exports"] = [_export(one) for one in (*options.exports, *exports)]
+    if imports or options.imports:
+        document["imports"] = [_import(one) for one in (*options.imports, *imports)]
     if options.mappings:
         document["mappings"] = {one.source: _destinations(one) for one in options.mappings}
     document["sublist_stats"] = sublist([account])
     return document
 
 
-def accstatz(observed: Observed, names: Sequence[str] = (), *, unused: bool = False) -> Document:
+def every_account(observed: Observed, name: str) -> tuple[list[Export], list[Import]]:
+    """What the system account exports, and every account imports, without being configured."""
+    system = observed.server.options.system_account
+    has_streams = observed.server.options.jetstream is not None
+    if name == system:
+        exports = [Export(subject, service=True, many_answers=True) for subject in _MANY]
+        exports += [Export(subject, service=True) for subject in _ONE]
+        if has_streams:
+            exports.append(Export(_JETSTREAM, service=True))
+        return exports, [_to_system(system, b"$SYS.REQ.USER.%b.INFO", name, _USER, share=True)]
+    connz = b"$SYS.REQ.ACCOUNT.%b.CONNZ"
+    imports = [
+        _to_system(system, connz, name, b"$SYS.REQ.ACCOUNT.PING.CONNZ"),
+        _to_system(system, connz, name, b"$SYS.REQ.SERVER.PING.CONNZ"),
+        _to_system(system, b"$SYS.REQ.ACCOUNT.%b.STATZ", name, b"$SYS.REQ.ACCOUNT.PING.STATZ"),
+        _to_system(system, b"$SYS.REQ.USER.%b.INFO", name, _USER, share=True),
+    ]
+    if has_streams:
+        imports.append(Import(system, _JETSTREAM, _JETSTREAM, service=True, share=True))
+    return [], imports
+
+
+def _to_system(
+    system: str, pattern: bytes, name: str, local: bytes, *, share: bool = False
+) -> Import:
+    return Import(system, pattern % name.encode(), local, service=True, share=share)
+
+
+def accstatz(
+    observed: Observed, names: Sequence[str] = (), *, unused: bool = False
+) -> Steps[Document]:
     """The numbers of these accounts, or of all; `unused`: also of those without connections."""
     accounts, leafs = observed.server.accounts, observed.server.leafs
     wanted = [accounts[name] for name in names if name in accounts] or list(accounts.values())
-    return {
-        "server_id": observed.id,
-        "now": timestamp(time.time()),
-        "account_statz": [
-            account_numbers(account, leafs=leafs.count(account.name))
-            for account in wanted
-            if unused or account.connections or leafs.count(account.name)
-        ],
-    }
+    shown = []
+    for account in wanted:
+        if unused or account.connections or leafs.count(account.name):
+            shown.append(account_numbers(account, leafs=leafs.count(account.name)))
+            yield
+    return {"server_id": observed.id, "now": timestamp(time.time()), "account_statz": shown}
 
 
 def account_numbers(account: Account, *, leafs: int) -> Document:
@@ -76,7 +110,7 @@ def account_numbers(account: Account, *, leafs: int) -> Document:
     elsewhere = {kind: {"msgs": 0, "bytes": 0} for kind in ("gateways", "routes", "leafs")}
     return {
         "acc": account.name,
-        "name": account.name,
+        "name": account.label,
         "conns": len(account.connections),
         "leafnodes": leafs,
         "total_conns": len(account.connections) + leafs,
@@ -124,7 +158,7 @@ def _import(rule: Import) -> Document:
     return {
         "subject": _text(rule.subject),
         "account": rule.account,
-        "to": _text(rule.local),
+        **({"to": _text(rule.local)} if rule.service else {}),
         "local_subject": _text(rule.local),
         "type": "service" if rule.service else "stream",
         "invalid": False,

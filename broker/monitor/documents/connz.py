@@ -1,14 +1,15 @@
 """/connz and /subsz: connections and subscriptions, sorted and paged.
 
 Owns: the documents and the query rules. A document is one page, and wherever the sort order allows
-it, its cost is that of the page. Counts are exact; lists are cut at the bounds below.
+it, its cost is that of the page. Counts are exact; lists are cut at the bounds below. A document is
+made in steps: connections may come and go between two of them.
 May not touch: connections, beyond taking a record of each.
 Spec: NATS monitoring, /connz and /subsz."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 from broker.monitor.documents.accountz import sublist
@@ -19,16 +20,17 @@ from broker.server.client.connections import (
     OpenConnection,
     SubscriptionRecord,
     record,
-    subscriptions_of,
+    subscription_record,
 )
 from broker.server.process.times import short_span, span, timestamp
 from broker.server.services import Document, Query
-from broker.subjects import Subscription, collides, matches
+from broker.subjects import STEP_ITEMS, Steps, Subscription, collides, matches
 
 LIMIT = 1024
 LIMIT_MAX = 4096  # connections or subscriptions on one page, whatever `limit` says
 LISTED_MAX = 16_384  # subscriptions listed on one page of connections
 TESTED_MAX = 200_000  # subscriptions compared with a test subject
+CONNECTIONS_PER_STEP = 8
 
 SORTS: dict[str, Callable[[ConnectionRecord], float | str]] = {
     "cid": lambda found: found.cid,
@@ -48,7 +50,7 @@ SORTS: dict[str, Callable[[ConnectionRecord], float | str]] = {
 }
 
 
-def connz(observed: Observed, query: Query) -> Document:
+def connz(observed: Observed, query: Query) -> Steps[Document]:
     """Raises BadQuery."""
     sort = query.get("sort") or "cid"
     if sort not in SORTS:
@@ -60,12 +62,21 @@ def connz(observed: Observed, query: Query) -> Document:
     offset, limit = _page(query)
     auth = boolean(query, "auth")
     now = time.time()
-    found, total = _selected(observed, query, now, in_order=sort == "cid", page=(offset, limit))
+    selected = _selected(observed, query, now, in_order=sort == "cid", page=(offset, limit))
+    found, total = yield from selected
     if total is None:
         total = len(found)
         found.sort(key=SORTS[sort])
         found = found[offset : offset + limit]
     listed = _Listed(observed, LISTED_MAX)
+    shown = []
+    for position, one in enumerate(found):
+        document = _connection(one, now, auth=auth)
+        if with_subs:
+            document |= yield from listed.subscriptions(one, detail=detail == "detail")
+        shown.append(document)
+        if position % CONNECTIONS_PER_STEP == 0:
+            yield
     return {
         "server_id": observed.id,
         "now": timestamp(now),
@@ -73,11 +84,7 @@ def connz(observed: Observed, query: Query) -> Document:
         "total": total,
         "offset": offset,
         "limit": limit,
-        "connections": [
-            _connection(one, now, auth=auth)
-            | (listed.subscriptions(one, detail=detail == "detail") if with_subs else {})
-            for one in found
-        ],
+        "connections": shown,
     }
 
 
@@ -95,36 +102,45 @@ class _Listed:
         self._observed = observed
         self._left = limit
 
-    def subscriptions(self, found: ConnectionRecord, *, detail: bool) -> Document:
+    def subscriptions(self, found: ConnectionRecord, *, detail: bool) -> Steps[Document]:
         connection = self._observed.server.connections.get(found.cid)
-        subs = found.subscriptions[: self._left]
+        subs = list(found.subscriptions[: self._left])
         if connection is not None:
-            subs = subscriptions_of(connection, self._left)
+            subs = []
+            for position, sub in enumerate(list(islice(connection.subs.values(), self._left))):
+                subs.append(subscription_record(sub, found.cid))
+                if position % STEP_ITEMS == STEP_ITEMS - 1:
+                    yield
         self._left -= len(subs)
-        if detail:
-            return {"subscriptions_list_detail": [subscription(one) for one in subs]}
-        return {"subscriptions_list": [one.subject for one in subs]}
+        if not detail:
+            return {"subscriptions_list": [one.subject for one in subs]}
+        shown = []
+        for position, one in enumerate(subs):
+            shown.append(subscription(one))
+            if position % STEP_ITEMS == STEP_ITEMS - 1:
+                yield
+        return {"subscriptions_list_detail": shown}
 
 
 def _selected(
     observed: Observed, query: Query, now: float, *, in_order: bool, page: tuple[int, int]
-) -> tuple[list[ConnectionRecord], int | None]:
+) -> Steps[tuple[list[ConnectionRecord], int | None]]:
     """The records asked for; with a total, the page is already cut."""
     state = (query.get("state") or "open").lower()
     if state not in ("open", "closed", "any", "all"):
         raise BadQuery(f"Error decoding state for '{state}'")
     cid = integer(query, "cid", 0)
-    open_ones = observed.server.connections.values()
+    connections = observed.server.connections
     pattern = query.get("filter_subject", "").encode()
     filtered = cid or pattern or query.get("user") or query.get("acc")
     if state == "open" and in_order and not filtered:  # the table is in this order
-        shown = islice(open_ones, page[0], sum(page))
-        return [record(one, now=now) for one in shown], len(open_ones)
+        shown = list(islice(connections.values(), page[0], sum(page)))
+        return (yield from _records(shown, now)), len(connections)
     found: list[ConnectionRecord] = []
     if state != "closed":
-        found += [record(one, now=now) for one in open_ones]
+        found += yield from _records(_open(observed, cid, query.get("acc", "")), now)
     if state != "open":
-        found += observed.server.connections.history
+        found += connections.history
     if cid:
         found = [one for one in found if one.cid == cid]
     if query.get("user"):
@@ -132,16 +148,50 @@ def _selected(
     if query.get("acc"):
         found = [one for one in found if one.account == query["acc"]]
     if pattern:
-        found = [one for one in found if _takes(observed, one, pattern)]
+        found = yield from _taking(observed, found, pattern)
     return found, None
 
 
-def _takes(observed: Observed, found: ConnectionRecord, pattern: bytes) -> bool:
-    """Whether it has, or had, a subscription that overlaps the pattern."""
-    connection = observed.server.connections.get(found.cid)
-    if connection is not None:
-        return any(collides(sub.subject, pattern) for sub in connection.subs.values())
-    return any(collides(sub.subject.encode(), pattern) for sub in found.subscriptions)
+def _open(observed: Observed, cid: int, account: str) -> list[OpenConnection]:
+    """Open connections; as far as it is cheap, only those that are asked for."""
+    connections = observed.server.connections
+    named = observed.server.accounts.get(account) if account else None
+    if cid:
+        cids = [cid]
+    elif named is not None:
+        cids = sorted(named.connections)
+    else:
+        return list(connections.values())
+    return [connections[one] for one in cids if one in connections]
+
+
+def _records(shown: list[OpenConnection], now: float) -> Steps[list[ConnectionRecord]]:
+    found = []
+    for position, one in enumerate(shown):
+        found.append(record(one, now=now))
+        if position % CONNECTIONS_PER_STEP == CONNECTIONS_PER_STEP - 1:
+            yield
+    return found
+
+
+def _taking(
+    observed: Observed, found: list[ConnectionRecord], pattern: bytes
+) -> Steps[list[ConnectionRecord]]:
+    """Those that have, or had, a subscription that overlaps the pattern."""
+    taking = []
+    for one in found:
+        connection = observed.server.connections.get(one.cid)
+        if connection is not None:
+            subjects = [sub.subject for sub in connection.subs.values()]
+        else:
+            subjects = [sub.subject.encode() for sub in one.subscriptions]
+        for first in range(0, len(subjects), STEP_ITEMS):
+            if any(collides(each, pattern) for each in subjects[first : first + STEP_ITEMS]):
+                taking.append(one)
+                break
+            yield
+        yield
+    return taking
 
 
 def _connection(found: ConnectionRecord, now: float, *, auth: bool) -> Document:
@@ -175,7 +225,10 @@ def _connection(found: ConnectionRecord, now: float, *, auth: bool) -> Document:
         document["tls_version"], document["tls_cipher_suite"] = found.tls
     if auth:
         document["authorized_user"] = found.user
-        document["account"] = document["name_tag"] = found.account
+        document["account"] = found.account
+        document["name_tag"] = found.account_label
+        given = {"jwt": found.jwt, "issuer_key": found.issuer, "tags": list(found.tags)}
+        document |= {name: value for name, value in given.items() if value}
     return document
 
 
@@ -189,7 +242,7 @@ def subscription(found: SubscriptionRecord) -> Document:
     return document
 
 
-def subsz(observed: Observed, query: Query) -> Document:
+def subsz(observed: Observed, query: Query) -> Steps[Document]:
     """Raises BadQuery."""
     offset, limit = _page(query)
     accounts = [
@@ -206,33 +259,45 @@ def subsz(observed: Observed, query: Query) -> Document:
         "limit": limit,
     }
     if boolean(query, "subs") or query.get("test"):
-        document |= _listed(observed, query, offset=offset, limit=limit)
+        document |= yield from _listed(observed, query, offset=offset, limit=limit)
     return document
 
 
-def _listed(observed: Observed, query: Query, *, offset: int, limit: int) -> Document:
+def _listed(observed: Observed, query: Query, *, offset: int, limit: int) -> Steps[Document]:
     """One page. Connections before it are counted, not walked, unless there is a test subject."""
     test = query.get("test", "").encode()
     page: list[Document] = []
     total = looked_at = 0
-    for connection in observed.server.connections.values():
-        if query.get("acc") not in (None, "", connection.account.name):
-            continue
+    for connection in _open(observed, 0, query.get("acc") or ""):
         subs = connection.subs
+        count = len(subs)
         if test:
             if looked_at >= TESTED_MAX:
                 break
-            looked_at += len(subs)
-            found = [sub for sub in subs.values() if matches(test, sub.subject)]
-        elif total + len(subs) <= offset or len(page) >= limit:
-            total += len(subs)
+            looked_at += count
+            found = yield from _matching(subs, test)
+        elif total + count <= offset or len(page) >= limit:
+            total += count
             continue
         else:
             found = list(islice(subs.values(), max(0, offset - total) + limit))
-        for sub in found[max(0, offset - total) :][: limit - len(page)]:
+        for position, sub in enumerate(found[max(0, offset - total) :][: limit - len(page)]):
             page.append(_subscription_entry(connection, sub))
-        total += len(found) if test else len(subs)
+            if position % STEP_ITEMS == STEP_ITEMS - 1:
+                yield
+        total += len(found) if test else count
+        yield
     return {"total": total, "offset": offset, "limit": limit, "subscriptions_list": page}
+
+
+def _matching(subs: Mapping[bytes, Subscription], test: bytes) -> Steps[list[Subscription]]:
+    found = []
+    for position, sub in enumerate(list(subs.values())):
+        if matches(test, sub.subject):
+            found.append(sub)
+        if position % STEP_ITEMS == STEP_ITEMS - 1:
+            yield
+    return found
 
 
 def _subscription_entry(connection: OpenConnection, sub: Subscription) -> Document:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from broker.monitor.documents.accountz import accountz, accstatz
 from broker.monitor.documents.connz import connz, subsz
@@ -16,10 +17,15 @@ from broker.monitor.documents.varz import CpuMeter, varz
 from broker.monitor.observed import Observed
 from broker.server.process.times import timestamp
 from broker.server.services import Document, Query, has_flag
+from broker.subjects import Steps
+
+T = TypeVar("T")
+Make = Callable[[Query], Steps[Document]]
 
 
 class Documents:
-    """One per server. Every entry of `by_name` may raise BadQuery."""
+    """One per server. Every entry of `by_name` makes its document in steps and may raise
+    BadQuery."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
@@ -27,28 +33,33 @@ class Documents:
         self.http_port = 0  # of the monitor, once it is bound
         self.cpu = CpuMeter()
         self.requests: dict[str, int] = {}  # per path of the monitor
-        self.by_name: dict[str, Callable[[Query], Document]] = {
+        self.by_name: dict[str, Make] = {
             "varz": lambda _: self._varz(),
             "connz": lambda query: connz(observed, query),
             "subsz": lambda query: subsz(observed, query),
-            "routez": lambda _: self._routez(),
-            "gatewayz": lambda _: {
+            "routez": lambda _: at_once(self._routez()),
+            "gatewayz": lambda _: at_once({
                 **self._head(), "outbound_gateways": {}, "inbound_gateways": {},
-            },
-            "leafz": lambda query: {**self._head(), **leafz(observed, query)},
-            "accountz": lambda query: {**self._head(), **accountz(observed, query)},
+            }),
+            "leafz": lambda query: at_once({**self._head(), **leafz(observed, query)}),
+            "accountz": self._accountz,
             "accstatz": lambda query: accstatz(observed, unused=has_flag(query, "unused")),
             "jsz": self._jsz,
-            "ipqueuesz": lambda _: {},  # queues between goroutines: there are none here
-            "raftz": lambda query: {} if runtime is None else runtime.raftz(query),
+            "ipqueuesz": lambda _: at_once({}),  # queues between goroutines: there are none here
+            "raftz": lambda query: at_once({}) if runtime is None else runtime.raftz(query),
         }  # fmt: skip
 
-    def healthz(self, query: Query) -> tuple[int, Document]:
+    def healthz(self, query: Query) -> Steps[tuple[int, Document]]:
         """The HTTP status and the document."""
         runtime = self._observed.runtime
-        return (200, {"status": "ok"}) if runtime is None else runtime.healthz(query)
+        found: tuple[int, Document] = (200, {"status": "ok"})
+        return at_once(found) if runtime is None else runtime.healthz(query)
 
-    def _varz(self) -> Document:
+    def _accountz(self, query: Query) -> Steps[Document]:
+        return {**self._head(), **accountz(self._observed, query)}
+        yield
+
+    def _varz(self) -> Steps[Document]:
         requests, cpu = dict(self.requests), self.cpu.percent()
         return varz(self._observed, cpu=cpu, requests=requests, http_port=self.http_port)
 
@@ -62,8 +73,15 @@ class Documents:
             routes = runtime.routez()
         return {"server_name": self._observed.name, **self._head(), **routes}
 
-    def _jsz(self, query: Query) -> Document:
+    def _jsz(self, query: Query) -> Steps[Document]:
         runtime = self._observed.runtime
         if runtime is None:
             return {**self._head(), "disabled": True, "config": {}, "memory": 0, "storage": 0}
-        return {**self._head(), **runtime.jsz(query)}
+        found = yield from runtime.jsz(query)
+        return {**self._head(), **found}
+
+
+def at_once(made: T) -> Steps[T]:
+    """A document that needs no steps."""
+    return made
+    yield

@@ -18,6 +18,7 @@ from broker.server.client.info import PYTHON, ClientUrls
 from broker.server.client.settings import ServerSettings
 from broker.server.process.times import span, timestamp
 from broker.server.services import Document
+from broker.subjects import Steps
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -46,9 +47,12 @@ class CpuMeter:
         return round(self._last, 2)
 
 
-def varz(observed: Observed, *, cpu: float, requests: dict[str, int], http_port: int) -> Document:
+def varz(
+    observed: Observed, *, cpu: float, requests: dict[str, int], http_port: int
+) -> Steps[Document]:
     server, runtime = observed.server, observed.runtime
     options, now = server.options, time.time()
+    jetstream = {} if runtime is None else (yield from runtime.varz_jetstream())
     traffic = server.connections.traffic()
     routes = 0 if runtime is None else runtime.routez().get("num_routes", 0)
     document: Document = {
@@ -74,7 +78,7 @@ def varz(observed: Observed, *, cpu: float, requests: dict[str, int], http_port:
         "leaf": varz_leaf(observed),
         "mqtt": {},
         "websocket": {} if server.websocket is None else _websocket(server.websocket),
-        "jetstream": {} if runtime is None else runtime.varz_jetstream(),
+        "jetstream": jetstream,
         "tls_timeout": 0 if options.tls is None else options.tls.timeout_ns / 1e9,
         "write_deadline": options.limits.write_deadline_ns,
         "start": timestamp(server.identity.started),
@@ -95,6 +99,7 @@ def varz(observed: Observed, *, cpu: float, requests: dict[str, int], http_port:
         "config_load_time": timestamp(server.settings.loaded),
         "config_digest": options.config_digest,
         "tags": list(options.server_tags),
+        **({"metadata": options.server_metadata} if options.server_metadata else {}),
         "system_account": options.system_account,
         "slow_consumer_stats": _by_kind(traffic.slow_consumers),
         "stale_connection_stats": _by_kind(traffic.stale_connections),

@@ -25,12 +25,12 @@ from broker.monitor.observed import Observed
 from broker.monitor.system.responder import Responder
 from broker.server.routing.internal_subscription import InternalSubscription
 from broker.server.services import Document, Query
-from broker.subjects import SinkKind
+from broker.subjects import SinkKind, Steps, Subscription, has_wildcard, is_subset
 
 EVERY = "PING"  # in place of an account's name: all of them
 OWN_CONNZ = ("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.ACCOUNT.PING.CONNZ")
 OWN_STATZ = "$SYS.REQ.ACCOUNT.PING.STATZ"
-AccountMake = Callable[[str, Query], Document | None]
+AccountMake = Callable[[str, Query], Steps[Document] | Steps[Document | None]]
 
 
 class _Question(msgspec.Struct):
@@ -53,7 +53,7 @@ class AccountServices:
             "SUBSZ": lambda name, query: self._of("subsz", name, {"subs": "true", **query}),
             "LEAFZ": lambda name, query: self._of("leafz", name, query),
             "JSZ": self._jsz,
-            "INFO": lambda name, _: account_info(self._observed, name),
+            "INFO": lambda name, _: self._info(name),
             "STATZ": self._statz,
         }
         for service, make in makes.items():
@@ -77,30 +77,35 @@ class AccountServices:
 
     # -- documents ------------------------------------------------------------------------------
 
-    def _of(self, document: str, name: str, query: Query) -> Document:
+    def _of(self, document: str, name: str, query: Query) -> Steps[Document]:
         return self._documents.by_name[document]({**query, "acc": name})
 
-    def _connz(self, name: str, query: Query) -> Document:
+    def _connz(self, name: str, query: Query) -> Steps[Document]:
         return self._of("connz", "" if name == EVERY else name, query)
 
-    def _jsz(self, name: str, query: Query) -> Document:
+    def _info(self, name: str) -> Steps[Document]:
+        return account_info(self._observed, name)
+        yield
+
+    def _jsz(self, name: str, query: Query) -> Steps[Document]:
         if name not in self._observed.server.accounts:
             raise BadQuery(f'account "{name}" not found')
         if not has_jetstream(self._observed, name):
             raise BadQuery(f'account "{name}" not jetstream enabled')
-        details = self._of("jsz", name, query).get("account_details", [])
+        document = yield from self._of("jsz", name, query)
+        details = document.get("account_details", [])
         empty: Document = {"name": name, "id": name, "memory": 0, "storage": 0}
         return details[0] if details else empty
 
-    def _statz(self, name: str, query: Query) -> Document | None:
+    def _statz(self, name: str, query: Query) -> Steps[Document | None]:
         """Accounts without connections are omitted; None if the named account is one of them."""
         unused = query.get("include_unused") == "true"
         if name == EVERY:
-            return accstatz(self._observed, unused=unused)
+            return (yield from accstatz(self._observed, unused=unused))
         account = self._observed.server.accounts.get(name)
         if account is None or not (unused or account.connections):
             return None
-        return accstatz(self._observed, [name], unused=True)
+        return (yield from accstatz(self._observed, [name], unused=True))
 
     def _conns(self, subject: bytes, reply: bytes, _headers: bytes, _payload: bytes) -> None:
         account = self._observed.server.accounts.get(_account_in(subject))
@@ -123,14 +128,21 @@ class AccountServices:
 
 
 def subscriber_count(account: Account, subject: bytes, queue: bytes = b"") -> int:
+    """Of clients; a subject with wildcards counts the subscriptions within it."""
+    if has_wildcard(subject):
+        return sum(
+            _is_client(sub) and (not queue or sub.queue == queue)
+            for sub in account.subs
+            if is_subset(sub.subject, subject)
+        )
     found = account.subs.match(subject)
     pools = [] if queue else [found.plain]
     pools += [pool for pool in found.local_queues() if not queue or pool[0].queue == queue]
-    return sum(
-        sub.sink.kind is SinkKind.CLIENT and not isinstance(sub.sink, InternalSubscription)
-        for pool in pools
-        for sub in pool
-    )
+    return sum(_is_client(sub) for pool in pools for sub in pool)
+
+
+def _is_client(sub: Subscription) -> bool:
+    return sub.sink.kind is SinkKind.CLIENT and not isinstance(sub.sink, InternalSubscription)
 
 
 def connections_event(observed: Observed, account: Account) -> Document:

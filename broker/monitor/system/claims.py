@@ -20,6 +20,7 @@ from broker.config.options import ResolverOptions
 from broker.config.trusted_accounts import signers, trusted_accounts
 from broker.credentials import jwt
 from broker.credentials.jwt import Token
+from broker.monitor.system.account_fetching import AccountFetching, ClaimsRefused
 from broker.monitor.system.responder import Responder
 from broker.server.process.log import logger
 from broker.server.process.printable import printable
@@ -27,14 +28,6 @@ from broker.server.services import Document
 
 PREFIX = "$SYS.REQ.CLAIMS"
 FAILED = 500
-
-
-class ClaimsRefused(Exception):
-    """str() is the reason that the client gets."""
-
-    def __init__(self, reason: str, account: str = "n/a") -> None:
-        super().__init__(reason)
-        self.account = account
 
 
 class ClaimsRequests:
@@ -47,6 +40,7 @@ class ClaimsRequests:
         self._reload = reload
         self._missed = 0  # stored, but not yet in effect
         self._inbox = f"$SYS._INBOX.{secrets.token_hex(8)}"
+        self.fetching: AccountFetching | None = None
 
     @property
     def _options(self) -> ResolverOptions:
@@ -63,6 +57,13 @@ class ClaimsRequests:
             return
         self._store_preloaded()
         listen = self._responder.listen
+        if self._options.fetches:
+            self.fetching = AccountFetching(self._responder, self._install)
+            self._observed.server.clients.fetched = self.fetching
+            if self._options.url:
+                return  # others are told and asked by whoever serves the URL
+            listen("$SYS.REQ.ACCOUNT.*.CLAIMS.UPDATE", self._update_cached)
+            return
         listen(f"{PREFIX}.UPDATE", self._update)
         listen("$SYS.REQ.ACCOUNT.*.CLAIMS.UPDATE", self._update)
         listen("$SYS.REQ.ACCOUNT.*.CLAIMS.LOOKUP", self._lookup)
@@ -76,6 +77,15 @@ class ClaimsRequests:
         for public, text in self._options.preload.items():
             if not self._directory.text(public):
                 self._directory.save(public, text)
+
+    def _install(self, public: str, text: str) -> None:
+        """Raises ClaimsRefused."""
+        self._put_into_effect(text, public)
+
+    def _update_cached(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Only what is cached; the answer comes from a server that keeps everything."""
+        if self._directory.text(subject.split(b".")[3].decode(errors="replace")):
+            self._update(subject, b"", headers, payload)
 
     # -- requests -------------------------------------------------------------------------------
 

@@ -1,26 +1,36 @@
 """Requests in the system account: subscriptions in, enveloped answers out.
 
-Owns: the subscriptions of the system services, and the envelope of an answer.
+Owns: the subscriptions of the system services, the envelope of an answer, and how many answers are
+made at a time: MADE_MAX for an account; WAITING_MAX of its requests are kept, the rest is dropped.
 May not touch: what is asked.
+Answers are made in steps, in the turns of the account that asks.
 The subscriptions are announced to peers like those of a client: a request reaches every server,
 and a request to a server that is down has no responders.
 Spec: NATS system account, $SYS.REQ."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from broker.accounts import Account
+from broker.monitor.documents.json_text import json_text
 from broker.monitor.documents.query import BadQuery
 from broker.monitor.observed import Observed
 from broker.monitor.system import requests
+from broker.server.routing.fair_queue import some_steps
 from broker.server.routing.internal_subscription import InternalSubscription
 from broker.server.services import Document, Query
+from broker.subjects import Steps
 
-Make = Callable[[Query], Document | None]  # None: no answer from this server
+MADE_MAX = 2
+WAITING_MAX = 256
+
+Make = Callable[[Query], Steps[Document] | Steps[Document | None]]  # None: no answer from here
 Taken = Callable[[bytes, bytes, bytes, bytes], None]  # subject, reply, headers, payload
 
 
@@ -30,6 +40,9 @@ class Responder:
     def __init__(self, observed: Observed) -> None:
         self.observed = observed
         self._inboxes: list[InternalSubscription] = []
+        self._made: dict[str, asyncio.Semaphore] = {}  # by account
+        self._waiting: dict[str, int] = {}
+        self.dropped = 0
 
     def listen(self, subject: str, taken: Taken, account: Account | None = None) -> None:
         where = account or self.observed.system_account
@@ -49,17 +62,57 @@ class Responder:
     def answer(
         self, make: Make, reply: bytes, payload: bytes, account: Account | None = None
     ) -> None:
-        if reply and (document := enveloped(self.observed, make, payload)) is not None:
-            self.send(reply, document, account)
+        if reply:
+            self.tell(reply, enveloped(self.observed, make, payload), account)
+
+    def tell(self, to: bytes, made: Steps[Document | None], account: Account | None = None) -> None:
+        """Send what the steps return, at once if they are few; nothing if that is None."""
+        name = (account or self.observed.system_account).name
+        turns, steps = self.observed.server.turns, _encoded(made)
+        waiting = self._waiting.get(name, 0)
+        if waiting >= WAITING_MAX:
+            self.dropped += 1
+            return
+        if not waiting and not turns.exhausted(name):
+            began = time.perf_counter()
+            done, body = some_steps(steps)
+            turns.used(name, time.perf_counter() - began)
+            if done:
+                self._publish(to, body, account)
+                return
+        self._waiting[name] = waiting + 1
+        work = self._tell(to, steps, account, name)
+        self.observed.server.spawn(work, name=f"system answer to {name}")
+
+    async def _tell(
+        self, to: bytes, steps: Steps[bytes | None], account: Account | None, name: str
+    ) -> None:
+        try:
+            async with self._made.setdefault(name, asyncio.Semaphore(MADE_MAX)):
+                body = await self.observed.server.turns.run(steps, name)
+            self._publish(to, body, account)
+        finally:
+            self._waiting[name] -= 1
+            if not self._waiting[name]:
+                del self._waiting[name], self._made[name]
 
     def send(self, to: bytes, document: Document, account: Account | None = None) -> None:
-        body = msgspec.json.encode(document)
-        self.observed.server.router.publish(
-            account or self.observed.system_account, to, b"", b"", body
-        )
+        """A short document, at once."""
+        self._publish(to, msgspec.json.encode(document), account)
+
+    def _publish(self, to: bytes, body: bytes | None, account: Account | None) -> None:
+        if body is not None:
+            self.observed.server.router.publish(
+                account or self.observed.system_account, to, b"", b"", body
+            )
 
 
-def enveloped(observed: Observed, make: Make, payload: bytes) -> Document | None:
+def _encoded(made: Steps[Document | None]) -> Steps[bytes | None]:
+    document = yield from made
+    return None if document is None else (yield from json_text(document))
+
+
+def enveloped(observed: Observed, make: Make, payload: bytes) -> Steps[Document | None]:
     """The answer, or None when another server is addressed."""
     try:
         filters, asked = requests.read(payload)
@@ -69,7 +122,7 @@ def enveloped(observed: Observed, make: Make, payload: bytes) -> Document | None
     except requests.BadRequest as error:
         return {"server": observed.stamp(), "error": failure(400, error)}
     try:
-        data = make(query)
+        data = yield from make(query)
     except BadQuery as error:
         return {"server": observed.stamp(), "data": None, "error": failure(500, error)}
     return None if data is None else {"server": observed.stamp(), "data": data}

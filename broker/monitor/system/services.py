@@ -18,6 +18,7 @@ from broker.monitor.system.statsz import statsz
 from broker.server.client.close_reason import Reason
 from broker.server.client.connections import OpenConnection
 from broker.server.services import Document, Query
+from broker.subjects import Steps
 
 PING = "$SYS.REQ.SERVER.PING"
 Command = Callable[[dict[str, Any]], None]  # raises RequestRefused
@@ -56,14 +57,16 @@ class Services:
 
     def _statsz(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
         """Without a reply the answer is published like a regular STATSZ event."""
-        document = enveloped(self._observed, self._numbers, payload)
-        if document is None:
-            return
-        if "data" in document:
-            document["statsz"] = document.pop("data")
-        self._responder.send(reply or f"$SYS.SERVER.{self._observed.id}.STATSZ".encode(), document)
+        to = reply or f"$SYS.SERVER.{self._observed.id}.STATSZ".encode()
+        self._responder.tell(to, self._enveloped_statsz(payload))
 
-    def _numbers(self, _: Query) -> Document:
+    def _enveloped_statsz(self, payload: bytes) -> Steps[Document | None]:
+        document = yield from enveloped(self._observed, self._numbers, payload)
+        if document is not None and "data" in document:
+            document["statsz"] = document.pop("data")
+        return document
+
+    def _numbers(self, _: Query) -> Steps[Document]:
         return statsz(self._observed, cpu=self._documents.cpu.percent())
 
     def _idz(self, _subject: bytes, reply: bytes, _headers: bytes, payload: bytes) -> None:
@@ -76,13 +79,13 @@ class Services:
         if reply and addressed:
             self._responder.send(reply, {"name": ours.name, "host": ours.host, "id": ours.id})
 
-    def _healthz(self, query: Query) -> Document:
-        code, document = self._documents.healthz(query)
+    def _healthz(self, query: Query) -> Steps[Document]:
+        code, document = yield from self._documents.healthz(query)
         return {**document, "status_code": code}
 
-    def _jsz(self, query: Query) -> Document | None:
+    def _jsz(self, query: Query) -> Steps[Document | None]:
         """With leader_only, only the leader of the meta group answers."""
-        document = self._documents.by_name["jsz"](query)
+        document = yield from self._documents.by_name["jsz"](query)
         leader = document.get("meta_cluster", {}).get("leader", self._observed.name)
         if query.get("leader-only") == "true" and leader != self._observed.name:
             return None

@@ -12,10 +12,14 @@ from broker.monitor.documents.varz import resident_bytes
 from broker.monitor.observed import Observed
 from broker.server.process.times import timestamp
 from broker.server.services import Document
+from broker.subjects import Steps
 
 
-def statsz(observed: Observed, *, cpu: float) -> Document:
+def statsz(observed: Observed, *, cpu: float) -> Steps[Document]:
     server, runtime = observed.server, observed.runtime
+    jetstream: Document | None = None
+    if runtime is not None and server.options.jetstream is not None:
+        jetstream = yield from runtime.varz_jetstream()
     traffic = server.connections.traffic()
     received = {"msgs": traffic.in_msgs, "bytes": traffic.in_bytes}
     sent = {"msgs": traffic.out_msgs, "bytes": traffic.out_bytes}
@@ -42,8 +46,8 @@ def statsz(observed: Observed, *, cpu: float) -> Document:
         document["slow_consumer_stats"] = counts
     if routes:
         document["routes"] = [_route(one) for one in routes]
-    if runtime is not None and server.options.jetstream is not None:
-        document["jetstream"] = runtime.varz_jetstream()
+    if jetstream is not None:
+        document["jetstream"] = jetstream
     return document
 
 

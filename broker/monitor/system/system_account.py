@@ -16,6 +16,7 @@ from broker.monitor.system.claims import ClaimsRequests
 from broker.monitor.system.events import Events
 from broker.monitor.system.responder import Responder
 from broker.monitor.system.services import Services
+from broker.monitor.system.subscribers import Subscribers
 
 
 class SystemAccount:
@@ -29,6 +30,7 @@ class SystemAccount:
         self._services = Services(responder, documents, reload)
         self._accounts = AccountServices(responder, documents)
         self._claims = ClaimsRequests(responder, reload)
+        self._subscribers = Subscribers(responder)
         self.events = Events(responder, documents)
         self._started = False
 
@@ -36,6 +38,7 @@ class SystemAccount:
         self._services.start()
         self._accounts.start()
         self._claims.start()
+        self._subscribers.start()
         self.events.start()
         self._started = True
         for account in list(self._observed.server.accounts.values()):

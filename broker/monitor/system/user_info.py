@@ -66,7 +66,10 @@ class UserInfo:
 
 def about_user(identity: Identity, *, now: float) -> Document:
     account, permissions = identity.account, identity.permissions
-    document: Document = {"user": identity.user, "account": account, "account_name": account}
+    document: Document = {"user": identity.user, "account": account}
+    document["account_name"] = identity.account_name or account
+    if identity.name:
+        document["user_name"] = identity.name
     if identity.expires:
         document["expires"] = max(int((identity.expires - now) * 1e9), 0)  # nanoseconds left
     if permissions is not None:

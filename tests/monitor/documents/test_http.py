@@ -8,6 +8,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import pytest
+
 from broker.config.options import Http
 from broker.server.server import Server
 from tests.support.server import PATIENCE, RawClient, broker_of, run, running, until
@@ -126,11 +128,11 @@ def test_other_paths() -> None:
             code, kind, page = await get(server, "/")
             assert code == 200
             assert kind.startswith("text/html")
-            assert b"/varz" in page
+            assert b"console/main.js" in page
             assert (await get(server, "/nothing"))[0] == 404
             code, _, text = await get(server, "/metrics")
             assert code == 200
-            assert b"jetraft_connections 1.0" in text
+            assert b"\njetraft_connections 1\n" in text
             assert b"jetraft_loop_lag_seconds" in text
             client.close()
 
@@ -189,3 +191,26 @@ def test_accounts_have_their_numbers() -> None:
             client.close()
 
     run(test())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/9\r\n\r\n"],
+    ids=["too long", "no such version"],
+)
+def test_what_is_not_http_is_answered_and_not_logged(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody who reaches the port could fill the log."""
+
+    async def test() -> None:
+        async with running(http=HTTP) as server:
+            assert (await get(server, "/varz"))[0] == 200  # it serves
+            reader, writer = await asyncio.open_connection("127.0.0.1", http_port(server))
+            writer.write(sent)
+            assert (await reader.readline()).startswith(b"HTTP/1.0 400")
+            writer.close()
+            await writer.wait_closed()
+
+    run(test())
+    assert not [record for record in caplog.records if record.exc_info]

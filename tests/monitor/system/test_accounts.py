@@ -100,7 +100,12 @@ def test_statz_lists_accounts_with_connections() -> None:
             assert conns["type"] == "io.nats.server.advisory.v1.account_connections"
             assert await asked(admin, "$SYS.REQ.ACCOUNT.$G.STATZ") == []
             assert (
-                len(await asked(admin, "$SYS.REQ.ACCOUNT.$G.STATZ", {"include_unused": True})) == 1
+                len(
+                    await asked(
+                        admin, "$SYS.REQ.ACCOUNT.$G.STATZ", {"include_unused": True}, answers=1
+                    )
+                )
+                == 1
             )
             await admin.close()
             await more.close()

@@ -51,7 +51,7 @@ def test_connect_and_disconnect_are_published() -> None:
     run(test())
 
 
-def test_a_refused_client_is_published_as_auth_error_only() -> None:
+def test_a_refused_client_is_an_auth_error_and_leaves_the_global_account() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             admin = await client(server)
@@ -65,7 +65,9 @@ def test_a_refused_client_is_published_as_auth_error_only() -> None:
             told = await next_of(refused)
             assert told["client"]["user"] == "otto"
             assert told["reason"] == "Authentication Failure"
-            otto = await client(server, "otto")  # the first client event of an account
+            left = await next_of(everything)
+            assert (left["type"], left["client"]["acc"]) == (PREFIX + "client_disconnect", "$G")
+            otto = await client(server, "otto")
             assert (await next_of(everything))["type"] == PREFIX + "client_connect"
             await otto.close()
             await admin.close()

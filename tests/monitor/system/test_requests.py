@@ -108,7 +108,7 @@ def test_answers_are_numbered_and_unaddressed_servers_are_silent() -> None:
             for service in ("STATSZ", "VARZ", "IDZ"):
                 other = {"server_name": "somebody else"}
                 assert await asked(asking, f"$SYS.REQ.SERVER.PING.{service}", other) == []
-                assert len(await asked(asking, f"$SYS.REQ.SERVER.PING.{service}")) == 1
+                assert len(await asked(asking, f"$SYS.REQ.SERVER.PING.{service}", answers=1)) == 1
             await asking.close()
 
     run(test())
@@ -118,10 +118,10 @@ def test_failures_are_answered_with_a_code() -> None:
     async def test() -> None:
         async with running(**SETTINGS) as server:
             asking = await client(server)
-            bad: list[Any] = await asked(asking, "$SYS.REQ.SERVER.PING.CONNZ", b"{bad")
+            bad: list[Any] = await asked(asking, "$SYS.REQ.SERVER.PING.CONNZ", b"{bad", answers=1)
             assert [one["error"]["code"] for one in bad] == [400]
             assert "data" not in bad[0]
-            stats = await asked(asking, "$SYS.REQ.SERVER.PING", b"{bad")
+            stats = await asked(asking, "$SYS.REQ.SERVER.PING", b"{bad", answers=1)
             assert [one["error"]["code"] for one in stats] == [400]
             wrong = await ask(asking, "$SYS.REQ.SERVER.PING.CONNZ", {"sort": "bogus"})
             assert wrong["error"] == {"code": 500, "description": "invalid sorting option: bogus"}

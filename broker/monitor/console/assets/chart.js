@@ -1,0 +1,67 @@
+// Line charts of the last minutes on a canvas; one per panel.
+import { element } from "./format.js";
+
+const KEPT = 150;
+
+export class History {
+  // series: names; values are appended together.
+  constructor(names) {
+    this.names = names;
+    this.rows = [];
+  }
+  add(values) {
+    this.rows.push({ at: Date.now(), values });
+    if (this.rows.length > KEPT) this.rows.shift();
+  }
+}
+
+export function chart(history, format, label) {
+  const canvas = element("canvas", { role: "img", "aria-label": label });
+  const legend = element("div", { class: "legend" });
+  const box = element("div", {}, canvas, legend);
+  box.draw = () => draw(canvas, legend, history, format);
+  requestAnimationFrame(box.draw);
+  return box;
+}
+
+function draw(canvas, legend, history, format) {
+  const width = canvas.clientWidth, height = canvas.clientHeight;
+  if (!width) return;
+  const scale = devicePixelRatio || 1;
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  const style = getComputedStyle(document.documentElement);
+  const colors = ["--series1", "--series2", "--series3"].map((name) => style.getPropertyValue(name).trim());
+  const top = Math.max(1, ...history.rows.flatMap((row) => row.values)) * 1.1;
+  pen.font = "11px system-ui";
+  pen.fillStyle = style.getPropertyValue("--soft");
+  pen.strokeStyle = style.getPropertyValue("--line");
+  for (const part of [0, 0.5, 1]) {
+    const y = 4 + (height - 8) * (1 - part);
+    pen.beginPath();
+    pen.moveTo(0, y);
+    pen.lineTo(width, y);
+    pen.stroke();
+    if (part) pen.fillText(format(top * part), 2, y + 12);
+  }
+  history.names.forEach((_, series) => {
+    pen.strokeStyle = colors[series];
+    pen.lineWidth = 1.6;
+    pen.beginPath();
+    history.rows.forEach((row, position) => {
+      const x = width - (history.rows.length - 1 - position) * (width / (KEPT - 1));
+      const y = 4 + (height - 8) * (1 - row.values[series] / top);
+      if (position) pen.lineTo(x, y);
+      else pen.moveTo(x, y);
+    });
+    pen.stroke();
+  });
+  const last = history.rows.at(-1);
+  legend.replaceChildren(...history.names.map((name, series) => {
+    const mark = element("i");
+    mark.style.background = colors[series];
+    return element("span", {}, mark, `${name} ${last ? format(last.values[series]) : "–"}`);
+  }));
+}

@@ -1,0 +1,160 @@
+"""The WebSocket behind the console: sign in once, then requests as the signed-in user.
+
+Owns: who may open such a session and how many there are; the JSON frames of a session.
+May not touch: streams and consumers. A session can do what its user can do on the client port, less
+what allowed.py leaves out.
+
+Frames, one JSON object each. The server begins with {"nonce", "auth_required", "admin", "server"}.
+The page answers {"login": {...}} and gets {"signed_in": true} or {"refused": reason}. Then it sends
+{"id", "subject", "payload"} and gets {"id", "answer"} or {"id", "error"}.
+Bounds: SESSIONS_MAX sessions, FRAME_MAX bytes per frame; a session is closed when nobody has signed
+in after SIGN_IN_WITHIN_S."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from broker.config.options import Options
+from broker.monitor.console.allowed import may_request
+from broker.monitor.console.relay import ConsoleProfile, ConsoleRelay, RelayClosed, RequestFailed
+from broker.server.client.listener_profile import ClientContext
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+SESSIONS_MAX = 32
+FRAME_MAX = 128 * 1024
+SIGN_IN_WITHIN_S = 10.0
+HEARTBEAT_S = 20.0
+IN_FLIGHT_MAX = 64  # requests of one session; more wait in its socket
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class _Request(msgspec.Struct):
+    id: int
+    subject: str
+    payload: str = ""
+
+
+class _Login(msgspec.Struct):
+    login: dict[str, str]
+
+
+class ConsoleSessions:
+    """One per monitoring port."""
+
+    def __init__(self, clients: ClientContext, *, admin: bool) -> None:
+        self._clients = clients
+        self._admin = admin
+        self._open = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        reason = refusal(self._clients.settings.options, request)
+        if reason is None and self._open >= SESSIONS_MAX:
+            reason = f"{SESSIONS_MAX} consoles are open already"
+        if reason is not None:
+            return web.Response(status=403, text=f"{reason}\n")
+        socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=FRAME_MAX)
+        self._open += 1
+        try:
+            await socket.prepare(request)
+            await self._serve(socket, request.remote or "")
+        finally:
+            self._open -= 1
+        return socket
+
+    async def _serve(self, socket: web.WebSocketResponse, host: str) -> None:
+        relay = ConsoleRelay(ConsoleProfile(self._clients), (host, 0))
+        try:
+            if await self._signed_in(socket, relay):
+                async with asyncio.TaskGroup() as tasks:
+                    receiving = tasks.create_task(self._receive(socket, relay), name="console")
+                    await self._requests(socket, relay, tasks)
+                    receiving.cancel()
+        finally:
+            relay.close()
+            await socket.close()
+
+    async def _signed_in(self, socket: web.WebSocketResponse, relay: ConsoleRelay) -> bool:
+        try:
+            info = await relay.info()
+            hello = {
+                "nonce": info.get("nonce", ""),
+                "auth_required": bool(info.get("auth_required")),
+                "admin": self._admin,
+                "server": info.get("server_name", ""),
+            }
+            await socket.send_bytes(msgspec.json.encode(hello))
+            async with asyncio.timeout(SIGN_IN_WITHIN_S):
+                message = await socket.receive()
+            if not isinstance(message.data, str):
+                return False
+            login = msgspec.json.decode(message.data, type=_Login).login
+            await relay.sign_in(login)
+        except (RelayClosed, TimeoutError, msgspec.DecodeError, RecursionError) as error:
+            await socket.send_bytes(msgspec.json.encode({"refused": str(error) or "too late"}))
+            return False
+        await socket.send_bytes(msgspec.json.encode({"signed_in": True}))
+        return True
+
+    async def _receive(self, socket: web.WebSocketResponse, relay: ConsoleRelay) -> None:
+        """Until the server closes the connection of this user: then the session ends."""
+        try:
+            await relay.receive()
+        except (RelayClosed, asyncio.IncompleteReadError) as error:
+            await socket.send_bytes(msgspec.json.encode({"refused": str(error)}))
+            await socket.close()
+
+    async def _requests(
+        self, socket: web.WebSocketResponse, relay: ConsoleRelay, tasks: asyncio.TaskGroup
+    ) -> None:
+        slots = asyncio.Semaphore(IN_FLIGHT_MAX)
+        async for message in socket:
+            if not isinstance(message.data, str):
+                return
+            try:
+                asked = msgspec.json.decode(message.data, type=_Request)
+            except (msgspec.DecodeError, RecursionError):
+                return
+            await slots.acquire()
+            tasks.create_task(self._answer(socket, relay, asked, slots), name="console request")
+
+    async def _answer(
+        self,
+        socket: web.WebSocketResponse,
+        relay: ConsoleRelay,
+        asked: _Request,
+        slots: asyncio.Semaphore,
+    ) -> None:
+        frame: dict[str, Any] = {"id": asked.id}
+        try:
+            if not may_request(asked.subject, admin=self._admin):
+                raise RequestFailed("the console of this server may only look (console { admin })")
+            answer = await relay.request(asked.subject, asked.payload.encode())
+            frame["answer"] = answer.decode(errors="replace")
+        except RequestFailed as error:
+            frame["error"] = str(error)
+        finally:
+            slots.release()
+        if not socket.closed:
+            await socket.send_bytes(msgspec.json.encode(frame))
+
+
+def refusal(options: Options, request: web.Request) -> str | None:
+    """Why nobody may sign in over this request; None: it is fine."""
+    scheme, _, origin = request.headers.get("Origin", "").partition("://")
+    # A page of another site, in the same browser.
+    if scheme not in ("http", "https") or origin != request.host:
+        return "the console answers its own page only"
+    tls = options.tls
+    if tls is not None and tls.verify:
+        return "clients of this server need certificates, which the console cannot present"
+    if tls is not None and not request.secure and request.remote not in _LOOPBACK:
+        return "clients of this server need TLS: use the console over https_port"
+    return None
