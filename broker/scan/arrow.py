@@ -9,18 +9,33 @@ Spec: columns in the order seq, subject, time, headers, data; Arrow columnar for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker.scan.columns import BlockColumns, Section
+from broker.store.block.block_format import BlockDamaged
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 DEFAULT_COLUMNS: Final = ("seq", "subject", "time", "headers", "data")
+_STORED_AS: Final = {"time_ns": "time", "stream": "seq", "header_map": "headers"}
+
+
+def stored_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """The columns of a block that these are made of, for a request; () if it is all of them."""
+    needed = {_STORED_AS.get(name, name) for name in names} | {"seq"}
+    every = set(DEFAULT_COLUMNS)
+    return () if needed == every else tuple(name for name in DEFAULT_COLUMNS if name in needed)
+
+
+def arrow_names() -> tuple[str, ...]:
+    """Every column a reader may ask for, without the variant of headers."""
+    return (*DEFAULT_COLUMNS, "time_ns", "stream")
 
 
 def arrow_types() -> dict[str, Any]:
-    """Every column a reader may ask for, by name."""
+    """Every column a reader may ask for, by name. `header_map` is another form of headers."""
     import pyarrow as pa
 
     return {
@@ -31,25 +46,36 @@ def arrow_types() -> dict[str, Any]:
         "data": pa.binary(),
         "time_ns": pa.int64(),
         "stream": pa.string(),
+        "header_map": pa.map_(pa.string(), pa.list_(pa.string())),
     }
 
 
-def arrow_schema(names: Sequence[str]) -> pa.Schema:
+def arrow_schema(names: Sequence[str], renamed: Sequence[str] | None = None) -> pa.Schema:
     import pyarrow as pa
 
     types = arrow_types()
-    return pa.schema([pa.field(name, types[name]) for name in names])
+    shown = names if renamed is None else renamed
+    return pa.schema(
+        [pa.field(title, types[name]) for title, name in zip(shown, names, strict=True)]
+    )
 
 
 def batch_of(
-    columns: BlockColumns, *, low: int, high: int, schema: pa.Schema, stream: str
+    columns: BlockColumns,
+    *,
+    low: int,
+    high: int,
+    schema: pa.Schema,
+    stream: str,
+    names: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    """The rows with sequences low..high. The batch keeps the block's bytes alive."""
+    """The rows with sequences low..high. The batch keeps the block's bytes alive. `names` are those
+    of the columns, if the schema calls them otherwise."""
     import pyarrow as pa
 
     start, stop = columns.rows_between(low, high)
     whole = pa.py_buffer(columns.raw)
-    arrays = [_MAKERS[name](columns, whole, stream) for name in schema.names]
+    arrays = [_MAKERS[name](columns, whole, stream) for name in names or schema.names]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     return batch if stop - start == columns.count else batch.slice(start, stop - start)
 
@@ -67,14 +93,16 @@ def _seq(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
 def _time(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
     import pyarrow as pa
 
-    microseconds = pa.py_buffer(columns.times // 1000)
+    microseconds = pa.py_buffer(_sent(columns.times) // 1000)
     return pa.Array.from_buffers(pa.timestamp("us", "UTC"), columns.count, [None, microseconds])
 
 
 def _time_ns(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
     import pyarrow as pa
 
-    return pa.Array.from_buffers(pa.int64(), columns.count, [None, pa.py_buffer(columns.times)])
+    return pa.Array.from_buffers(
+        pa.int64(), columns.count, [None, pa.py_buffer(_sent(columns.times))]
+    )
 
 
 def _stream(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
@@ -86,7 +114,16 @@ def _stream(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
 def _subject(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
     import pyarrow as pa
 
-    return _texts(pa.string(), columns, whole, columns.subjects, None)
+    found = _texts(pa.string(), columns, whole, columns.subjects, None)
+    section = _sent(columns.subjects)
+    if bytes(memoryview(columns.raw)[section.bytes_at : section.bytes_at + section.size]).isascii():
+        return found
+    try:
+        found.validate(full=True)
+    except pa.ArrowInvalid:  # NATS allows any bytes; a column of texts does not
+        raw = found.view(pa.binary()).to_pylist()
+        return pa.array([text.decode(errors="replace") for text in raw], pa.string())
+    return found
 
 
 def _headers(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
@@ -94,9 +131,31 @@ def _headers(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
     import numpy as np
     import pyarrow as pa
 
-    ends = columns.headers.ends
+    ends = _sent(columns.headers).ends
     present = np.packbits(ends[1:] > ends[:-1], bitorder="little")
     return _texts(pa.binary(), columns, whole, columns.headers, pa.py_buffer(present))
+
+
+def _header_map(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
+    """Names to lists of values, in the order of the message; null without headers."""
+    import pyarrow as pa
+
+    kind = arrow_types()["header_map"]
+    raw = _headers(columns, whole, stream)
+    if raw.null_count == columns.count:
+        return pa.nulls(columns.count, kind)
+    maps = [None if one is None else list(header_lists(one).items()) for one in raw.to_pylist()]
+    return pa.array(maps, kind)
+
+
+def header_lists(raw: bytes) -> dict[str, list[str]]:
+    """A NATS/1.0 header block as names and their values. The status line is not a header."""
+    found: dict[str, list[str]] = {}
+    for line in raw.decode(errors="replace").split("\r\n")[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(name, []).append(value.strip())
+    return found
 
 
 def _data(columns: BlockColumns, whole: pa.Buffer, stream: str) -> pa.Array:
@@ -109,14 +168,21 @@ def _texts(
     kind: pa.DataType,
     columns: BlockColumns,
     whole: pa.Buffer,
-    section: Section,
+    column: Section | None,
     present: pa.Buffer | None,
 ) -> pa.Array:
     import pyarrow as pa
 
+    section = _sent(column)
     ends = whole.slice(section.ends_at, 4 * (columns.count + 1))
     text = whole.slice(section.bytes_at, section.size)
     return pa.Array.from_buffers(kind, columns.count, [present, ends, text])
+
+
+def _sent(column: T | None) -> T:
+    if column is None:
+        raise BlockDamaged("the replica did not send a column that was asked for")
+    return column
 
 
 _MAKERS: Final[dict[str, Callable[[BlockColumns, Any, str], Any]]] = {
@@ -127,4 +193,5 @@ _MAKERS: Final[dict[str, Callable[[BlockColumns, Any, str], Any]]] = {
     "data": _data,
     "time_ns": _time_ns,
     "stream": _stream,
+    "header_map": _header_map,
 }

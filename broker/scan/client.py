@@ -3,23 +3,28 @@
 Owns: the cursor, the detection of lost messages, and requests for plans. When a replica fails, lags
 or is busy, the next one continues after the last row that was returned.
 May not touch: asyncio, Spark, Arrow.
-Bounds: the read fails after FETCH_ROUNDS rounds over all endpoints without a new row, with growing
-pauses between them.
+Bounds: the read fails after FETCH_ROUNDS failures per endpoint without a new row, with growing
+pauses between the rounds. An endpoint that is busy has not failed: the reader waits for it, as long
+as `busy_timeout_s` says.
 Spec: broker/scan/protocol.py."""
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from broker.scan.columns import BlockColumns, read_columns
-from broker.scan.link import Login, LoginRefused, ReplicaAddress, ScanLink, parse_endpoint
+from broker.scan.link import LoginRefused, ReplicaAddress, Scan, ScanLink, parse_endpoint
+from broker.scan.login import Login
 from broker.scan.protocol import (
     RETRIABLE,
     PlanRefused,
+    PlanRequest,
+    ScanCode,
     ScanPlan,
     ScanProtocolError,
     ScanRefused,
@@ -32,10 +37,17 @@ logger = logging.getLogger("jetraft.scan")
 FETCH_ROUNDS: Final = 6
 PAUSE_S: Final = 0.1  # after the first round; doubled after each, up to PAUSE_MAX_S
 PAUSE_MAX_S: Final = 2.0
+BUSY_TIMEOUT_S: Final = 600.0
+NAMES_SUBJECT: Final = "$JS.API.STREAM.NAMES"
+NO_REQUEST: Final = PlanRequest()
+
+T = TypeVar("T")
 
 __all__ = [
+    "BUSY_TIMEOUT_S",
     "DataLost",
     "Login",
+    "NoServer",
     "Planner",
     "ReplicaAddress",
     "ScanFailed",
@@ -57,6 +69,7 @@ class ScanRange:
     last: int
     endpoints: tuple[ReplicaAddress, ...]
     subjects: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # of a block; none means all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +110,39 @@ class ScanFailed(Exception):
         return f"no replica of {self.stream} sends messages from {self.cursor} on. {answers}"
 
 
+@dataclass(eq=False)
+class NoServer(Exception):
+    """None of the servers answered, in several rounds."""
+
+    reasons: dict[str, str]  # address -> what happened
+
+    def __str__(self) -> str:
+        answers = "; ".join(f"{where}: {why}" for where, why in self.reasons.items())
+        return f"no server answers: check the option servers. {answers}"
+
+
 def read_range(
     wanted: ScanRange,
     login: Login,
     *,
     fail_on_data_loss: bool = True,
     verify: bool = True,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Slice]:
     """Yield slices in ascending order, no row twice. Raises DataLost, ScanFailed, LoginRefused."""
     cursor = wanted.first
-    failures = 0  # since the last block
+    retries = _Retries(len(wanted.endpoints), busy_timeout_s)
     reasons: dict[str, str] = {}
     while cursor <= wanted.last:
-        endpoint = wanted.endpoints[failures % len(wanted.endpoints)]
-        rest = replace(wanted, first=cursor)
+        endpoint = wanted.endpoints[retries.endpoint]
+        rest, busy = replace(wanted, first=cursor), False
         try:
             for piece in _from_replica(
                 endpoint, rest, login, fail_on_data_loss=fail_on_data_loss, verify=verify
             ):
                 cursor = piece.high + 1  # before the yield: a failure later must not repeat it
-                failures = 0
+                retries = _Retries(len(wanted.endpoints), busy_timeout_s)
                 yield piece
         except LoginRefused:
             raise
@@ -125,20 +150,45 @@ def read_range(
             if refusal.code not in RETRIABLE:
                 raise
             reasons[str(endpoint)] = str(refusal)
+            busy = refusal.code is ScanCode.BUSY
         except (OSError, ScanProtocolError, BlockDamaged) as error:
             reasons[str(endpoint)] = str(error) or type(error).__name__
         else:
             return
-        logger.warning(
-            "scan of %s: %s at sequence %d: %s; trying the next replica",
-            wanted.stream, endpoint, cursor, reasons[str(endpoint)],
-        )  # fmt: skip
-        failures += 1
-        rounds, others_left = divmod(failures, len(wanted.endpoints))
-        if others_left == 0:
-            if rounds >= FETCH_ROUNDS:
-                raise ScanFailed(wanted.stream, cursor, reasons)
-            pause(min(PAUSE_S * 2 ** (rounds - 1), PAUSE_MAX_S))
+        if retries.rounds == 0:  # later rounds say the same
+            logger.warning(
+                "scan of %s: %s at sequence %d: %s; trying the next replica",
+                wanted.stream, endpoint, cursor, reasons[str(endpoint)],
+            )  # fmt: skip
+        if not retries.wait(pause, busy=busy):
+            raise ScanFailed(wanted.stream, cursor, reasons)
+
+
+class _Retries:
+    """Attempts since the last block. A busy endpoint has not failed."""
+
+    def __init__(self, endpoints: int, busy_timeout_s: float) -> None:
+        self.endpoint = 0  # the one to try
+        self.rounds = 0  # over all endpoints
+        self._endpoints = endpoints
+        self._busy_timeout_s = busy_timeout_s
+        self._failures = 0
+        self._waited_s = 0.0
+
+    def wait(self, pause: Callable[[float], None], *, busy: bool) -> bool:
+        """An attempt has failed: wait for the next one, after each round. False: give up."""
+        self._failures += not busy
+        self.endpoint = (self.endpoint + 1) % self._endpoints
+        if self.endpoint:
+            return True
+        too_many = self._failures >= FETCH_ROUNDS * self._endpoints
+        if too_many or self._waited_s >= self._busy_timeout_s:
+            return False
+        pause_s = min(PAUSE_S * 2.0 ** min(self.rounds, 10), PAUSE_MAX_S)
+        self.rounds += 1
+        self._waited_s += pause_s
+        pause(pause_s)
+        return True
 
 
 def _from_replica(
@@ -151,7 +201,7 @@ def _from_replica(
 ) -> Iterator[Slice]:
     """One attempt at one replica. Returns normally only after the whole range was sent."""
     with ScanLink(endpoint, login) as link:
-        scan = link.scan(_request(wanted))
+        scan = _begin(link, wanted)
         cursor = _skip_lost(wanted, scan.head.first_seq, fail=fail_on_data_loss)
         for raw in scan.blocks():
             columns = read_columns(raw, verify=verify)
@@ -162,6 +212,16 @@ def _from_replica(
             yield Slice(columns, low, high)
         if scan.end is None or scan.end.last_sent < wanted.last:
             raise ScanProtocolError(f"{endpoint} ended before {wanted.last}")
+
+
+def _begin(link: ScanLink, wanted: ScanRange) -> Scan:
+    """A server of an earlier version does not know columns; it sends all of them."""
+    try:
+        return link.scan(_request(wanted))
+    except ScanRefused as refusal:
+        if refusal.code is not ScanCode.BAD or "`columns`" not in refusal.message:
+            raise
+        return link.scan(_request(replace(wanted, columns=())))
 
 
 class Planner:
@@ -180,8 +240,35 @@ class Planner:
         self._link: ScanLink | None = None
         self._next = 0
 
-    def plan(self, stream: str) -> ScanPlan:
-        """Raises PlanRefused for a definite error, ScanFailed if no server answers."""
+    def plan(self, stream: str, request: PlanRequest = NO_REQUEST) -> ScanPlan:
+        """Raises PlanRefused for a definite error, NoServer if none answers."""
+        try:
+            plan = self._ask(lambda link: link.plan(stream, request))
+        except PlanRefused as refusal:
+            raise PlanRefused(refusal.code, refusal.description, stream) from refusal
+        if len(plan.seqs) != len(request.times):
+            raise PlanRefused(
+                400, "the leader is of a version that cannot find times: upgrade it", stream
+            )
+        return plan
+
+    def names(self) -> list[str]:
+        """The names of all streams of the account."""
+        found: list[str] = []
+        while True:
+            body = json.dumps({"offset": len(found)}).encode()
+            page = json.loads(self.request(NAMES_SUBJECT, body))
+            if "error" in page:
+                raise PlanRefused(page["error"]["code"], page["error"]["description"])
+            found += page.get("streams") or []
+            if not page.get("streams") or len(found) >= page.get("total", 0):
+                return found
+
+    def request(self, subject: str, body: bytes = b"") -> bytes:
+        """Any request to the cluster. Raises as `plan` does."""
+        return self._ask(lambda link: link.ask(subject, body))
+
+    def _ask(self, question: Callable[[ScanLink], T]) -> T:
         reasons: dict[str, str] = {}
         for round_number in range(FETCH_ROUNDS):
             for _ in self._servers:
@@ -189,7 +276,7 @@ class Planner:
                 try:
                     if self._link is None:
                         self._link = ScanLink(endpoint, self._login)
-                    return self._link.plan(stream)
+                    return question(self._link)
                 except LoginRefused:
                     self.close()
                     raise
@@ -203,7 +290,7 @@ class Planner:
                 self._next += 1
             if round_number + 1 < FETCH_ROUNDS:
                 self._pause(min(PAUSE_S * 2**round_number, PAUSE_MAX_S))
-        raise ScanFailed(stream, 0, reasons)
+        raise NoServer(reasons)
 
     def close(self) -> None:
         if self._link is not None:
@@ -226,6 +313,7 @@ def _request(wanted: ScanRange) -> ScanRequest:
         first=wanted.first,
         last=wanted.last,
         subjects=wanted.subjects,
+        columns=wanted.columns,
     )
 
 

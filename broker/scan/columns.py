@@ -2,7 +2,7 @@
 
 Owns: the reader's side of the block format, for bytes that came over the network.
 May not touch: sockets. numpy is imported when the first block arrives, not before.
-Spec: broker/store/block/block_format.py describes the format."""
+Spec: broker/store/block/block_format.py describes the format, projection.py what may be missing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from isal.isal_zlib import crc32
 
+from broker.scan.projection import NO_DATA, NO_HEADERS, NO_SUBJECTS, NO_TIMES, NOTHING_ELSE
 from broker.store.block.block_format import (
     CRC_FROM,
     HAS_SEQS,
@@ -18,7 +19,6 @@ from broker.store.block.block_format import (
     MAGIC,
     VERSION,
     BlockDamaged,
-    block_size,
     padded,
 )
 
@@ -45,10 +45,10 @@ class BlockColumns:
     first_seq: int
     last_seq: int
     seqs: NDArray[Any] | None  # int64; None when the sequences are contiguous
-    times: NDArray[Any]  # int64 nanoseconds
-    subjects: Section
-    headers: Section
-    data: Section
+    times: NDArray[Any] | None  # int64 nanoseconds; None: not sent, as are sections
+    subjects: Section | None
+    headers: Section | None
+    data: Section | None
 
     def rows_between(self, low: int, high: int) -> tuple[int, int]:
         """The row numbers [start, stop) of the sequences low..high, both included."""
@@ -83,38 +83,53 @@ def read_columns(raw: Bytes, *, verify: bool) -> BlockColumns:
         _,
         last_seq,
     ) = HEADER.unpack_from(raw)
-    if magic != MAGIC or version != VERSION or flags & ~HAS_SEQS:
+    if magic != MAGIC or version != VERSION or flags & ~(HAS_SEQS | NOTHING_ELSE):
         raise BlockDamaged("not a block of this version")
-    size = block_size(
-        count, has_seqs=bool(flags & HAS_SEQS), subjects=subjects, headers=headers, data=data
-    )
-    if not size == total == len(raw):
+    lengths = (subjects, headers, data)
+    layout = _Layout(flags, count, lengths)
+    if not layout.size == total == len(raw):
         raise BlockDamaged("the lengths contradict each other")
     if verify and crc32(memoryview(raw)[CRC_FROM:]) != crc:
         raise BlockDamaged("the checksum differs")
     if not count or not first_seq:
         raise BlockDamaged("no rows, or rows without sequences")
-    at = HEADER.size
-    seqs = None
-    if flags & HAS_SEQS:
-        seqs = np.frombuffer(raw, "<i8", count, at)
-        at += 8 * count
-    times = np.frombuffer(raw, "<i8", count, at)
-    at += 8 * count
-    ends_at = [at + k * padded(4 * (count + 1)) for k in range(3)]
-    bytes_at = [at + 3 * padded(4 * (count + 1))]
-    bytes_at += [bytes_at[0] + padded(subjects), bytes_at[0] + padded(subjects) + padded(headers)]
+    seqs = None if layout.seqs_at is None else np.frombuffer(raw, "<i8", count, layout.seqs_at)
+    times = None if layout.times_at is None else np.frombuffer(raw, "<i8", count, layout.times_at)
     sections = [
-        Section(np.frombuffer(raw, "<i4", count + 1, where), where, start, length)
-        for where, start, length in zip(ends_at, bytes_at, (subjects, headers, data), strict=True)
+        None
+        if where is None
+        else Section(np.frombuffer(raw, "<i4", count + 1, where), where, start, length)
+        for where, start, length in zip(layout.ends_at, layout.bytes_at, lengths, strict=True)
     ]
     columns = BlockColumns(raw, count, first_seq, last_seq, seqs, times, *sections)
     _check(columns)
     return columns
 
 
+class _Layout:
+    """Where each column of a block begins; None for one that was not sent."""
+
+    def __init__(self, flags: int, count: int, lengths: tuple[int, int, int]) -> None:
+        self.size = HEADER.size
+        self.seqs_at = self._next(8 * count) if flags & HAS_SEQS else None
+        self.times_at = self._next(8 * count) if not flags & NO_TIMES else None
+        sent = [not flags & flag for flag in (NO_SUBJECTS, NO_HEADERS, NO_DATA)]
+        ends_size = padded(4 * (count + 1))
+        self.ends_at = [self._next(ends_size) if there else None for there in sent]
+        self.bytes_at = [self._next(padded(length)) for length in lengths]
+        if any(length and not there for length, there in zip(lengths, sent, strict=True)):
+            raise BlockDamaged("a column without ends has text")
+
+    def _next(self, size: int) -> int:
+        at = self.size
+        self.size += size
+        return at
+
+
 def _check(columns: BlockColumns) -> None:
     for section in (columns.subjects, columns.headers, columns.data):
+        if section is None:
+            continue
         ends = section.ends
         if ends[0] != 0 or ends[-1] != section.size or (ends[1:] < ends[:-1]).any():
             raise BlockDamaged("the ends of a column are out of order")

@@ -17,12 +17,14 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
+from broker.scan.login import Login, LoginUnusable
 from broker.scan.protocol import (
     BLOCK_BYTES_MAX,
     FRAME,
     LINE_BYTES_MAX,
     PLAN_SUBJECT,
     PlanRefused,
+    PlanRequest,
     ScanEnd,
     ScanHead,
     ScanPlan,
@@ -32,11 +34,13 @@ from broker.scan.protocol import (
     decode_end,
     decode_head,
     decode_plan,
+    encode_plan_request,
     encode_request,
 )
 
 DEFAULT_PORT: Final = 4222
 RECEIVE_BYTES: Final = 64 * 1024
+NO_REQUEST: Final = PlanRequest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +52,8 @@ class ReplicaAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
-    """Credentials and timeouts of a reader."""
-
-    user: str = ""
-    password: str = ""
-    token: str = ""
-    tls: bool = False  # require TLS; a server that requires it gets it in any case
-    tls_ca: str = ""  # a file; "" means the certificate authorities of the machine
-    connect_timeout_s: float = 5.0
-    read_timeout_s: float = 30.0
-
-
 class LoginRefused(ScanProtocolError):
-    """Wrong user, password or token; another replica would refuse them too."""
+    """The credentials are wrong or unusable; another replica would refuse them too."""
 
 
 def parse_endpoint(text: str) -> ReplicaAddress:
@@ -90,12 +81,17 @@ class ScanLink:
         self._subscribed = False
         address = (endpoint.host, endpoint.port)
         self._socket = socket.create_connection(address, timeout=login.connect_timeout_s)
+        self.max_payload = 0  # of a message that the server takes
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._log_in(login)
             self._socket.settimeout(login.read_timeout_s)
-        except BaseException:
+        except BaseException as problem:
             self._socket.close()
+            if isinstance(problem, TimeoutError):
+                wait_s = login.connect_timeout_s
+                text = f"accepts connections, but said nothing for {wait_s:g} s"
+                raise TimeoutError(text) from problem
             raise
 
     def __enter__(self) -> Self:
@@ -112,11 +108,25 @@ class ScanLink:
     def close(self) -> None:
         self._socket.close()
 
-    def plan(self, stream: str) -> ScanPlan:
+    def plan(self, stream: str, request: PlanRequest = NO_REQUEST) -> ScanPlan:
         """Ask the cluster through this node. Raises PlanRefused if the answer is an error."""
+        return decode_plan(self.ask(PLAN_SUBJECT + stream, encode_plan_request(request)))
+
+    def ask(self, subject: str, body: bytes = b"") -> bytes:
+        """The answer to a request. Raises PlanRefused if nobody serves the subject."""
+        self.send_request(subject, body)
+        return self.next_answer()
+
+    def send_request(self, subject: str, *body: bytes | memoryview) -> None:
+        """Answers arrive in the order in which the server gives them (next_answer)."""
         self._subscribe()
-        self._socket.sendall(f"PUB {PLAN_SUBJECT}{stream} {self._inbox} 0\r\n\r\n".encode())
-        return decode_plan(self._message())
+        size = sum(map(len, body))
+        head = f"PUB {subject} {self._inbox} {size}\r\n".encode()
+        self._socket.sendall(b"".join((head, *body, b"\r\n")))
+
+    def next_answer(self) -> bytes:
+        """Raises PlanRefused if nobody serves the subject."""
+        return self._message()
 
     def scan(self, request: ScanRequest) -> Scan:
         """Raises ScanRefused when the replica answers with an error line."""
@@ -154,12 +164,18 @@ class ScanLink:
         return block
 
     def _log_in(self, login: Login) -> None:
-        info = self._info()
-        if login.tls or info.get("tls_required"):
-            if self._received:
-                raise ScanProtocolError("unencrypted bytes after the INFO of a TLS server")
-            context = ssl.create_default_context(cafile=login.tls_ca or None)
-            self._socket = context.wrap_socket(self._socket, server_hostname=self._endpoint.host)
+        try:
+            if login.tls_first:
+                self._encrypt(login)
+            info = self._info()
+            if not login.tls_first and (login.tls or info.get("tls_required")):
+                if self._received:
+                    raise ScanProtocolError("unencrypted bytes after the INFO of a TLS server")
+                self._encrypt(login)
+            self.max_payload = int(info.get("max_payload", 0))
+            proof = login.connect_fields(str(info.get("nonce", "")))
+        except LoginUnusable as unusable:
+            raise LoginRefused(str(unusable)) from unusable
         connect: dict[str, Any] = {
             "verbose": False,
             "pedantic": False,
@@ -169,16 +185,27 @@ class ScanLink:
             "lang": "jetraft-scan",
             "version": "1",
         }
-        if login.user:
-            connect |= {"user": login.user, "pass": login.password}
-        if login.token:
-            connect["auth_token"] = login.token
+        connect |= proof
         self._socket.sendall(b"CONNECT " + json.dumps(connect).encode() + b"\r\nPING\r\n")
         line = self._operation()
-        if b"Authorization Violation" in line:
-            raise LoginRefused(f"{self._endpoint}: wrong user, password or token")
+        if b"Authorization Violation" in line or b"Authentication" in line:
+            hint = "; it asks for an nkey or a JWT" if info.get("nonce") else ""
+            raise LoginRefused(
+                f"{self._endpoint} refuses the login with {login.kind}{hint}: set the options user "
+                "and password, token, credentials or nkey"
+            )
         if line != b"PONG":
             raise ScanProtocolError(f"{self._endpoint} answers {line[:80]!r} to PING")
+
+    def _encrypt(self, login: Login) -> None:
+        context = login.tls_context()
+        try:
+            self._socket = context.wrap_socket(self._socket, server_hostname=self._endpoint.host)
+        except ssl.SSLCertVerificationError as refused:
+            raise LoginRefused(
+                f"{self._endpoint}: its certificate is not trusted ({refused.verify_message}): set "
+                "the option tlsCa to the authority that signed it"
+            ) from refused
 
     def _info(self) -> dict[str, Any]:
         line = self.read_line()
@@ -207,6 +234,8 @@ class ScanLink:
     def _message(self) -> bytes:
         line = self._operation()
         fields = line.split()
+        if line.startswith(b"-ERR 'Permissions Violation"):
+            raise PlanRefused(403, line[5:].decode(errors="replace").strip(" '"))
         if line.startswith(b"-ERR"):
             raise ScanProtocolError(line.decode(errors="replace"))
         if fields[0] not in {b"MSG", b"HMSG"}:
@@ -217,7 +246,7 @@ class ScanLink:
         header_size = int(fields[-2])
         status = body[:header_size].split(b"\r\n", 1)[0]
         if status.startswith(b"NATS/1.0 503"):
-            raise PlanRefused(503, "no answer: JetStream is off or has no leader at the moment")
+            raise PlanRefused(503, "nobody answers: JetStream is off or starting, or not JetRaft")
         return body[header_size:]
 
 

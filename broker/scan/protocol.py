@@ -4,7 +4,7 @@ Owns: encoding and decoding of SCAN and of the planning request, both directions
 May not touch: sockets, storage, clocks.
 Spec. A scan runs on the client port, after CONNECT, one at a time on a connection:
 
-    SCAN {"stream","first","last","id","subjects":[],"max_chunk"}␍␊      reader -> replica
+    SCAN {"stream","first","last","id","subjects":[],"columns":[],"max_chunk"}␍␊
     +SCAN {"id","first_seq","last_seq","applied"}␍␊                      the head, then frames:
         u32 length | u32 check | block     little-endian; `length` counts the block's bytes
         u32 0      | u32 0     | line      the end: one JSON line, or an error line
@@ -13,9 +13,11 @@ Spec. A scan runs on the client port, after CONNECT, one at a time on a connecti
 A frame's `check` is the CRC-32 of the block's first 16 bytes, and those hold the CRC-32 of all the
 rest: every byte is covered, yet a replica sends a block without reading it. Blocks are sent in the
 order of their sequences. They may hold rows before `first` and after `last`, which the reader
-trims; deleted messages and those of other subjects are not sent. Between head and end the replica
+trims; deleted messages, those of other subjects and columns that were not asked for are not sent
+(projection.py has the format of such a block). Between head and end the replica
 writes nothing else on the connection: no PING, no INFO.
-A plan is an ordinary request on $JS.API.STREAM.SCAN.PLAN.<stream> with an empty body."""
+A plan is an ordinary request on $JS.API.STREAM.SCAN.PLAN.<stream>, whose body is empty or a
+PlanRequest. A server that does not know columns refuses them by name; the reader then takes all."""
 
 from __future__ import annotations
 
@@ -27,15 +29,19 @@ from typing import Final, TypeVar
 import msgspec
 from isal.isal_zlib import crc32
 
+from broker.scan.projection import COLUMNS
 from broker.store.block.block_format import CRC_FROM
 
 PLAN_SUBJECT: Final = "$JS.API.STREAM.SCAN.PLAN."
+WRITE_SUBJECT: Final = "$JS.API.STREAM.WRITE."
 FRAME: Final = struct.Struct("<II")
 CHUNK_BYTES: Final = 256 * 1024  # written between two turns of the event loop
 CHUNK_BYTES_MIN: Final = 4 * 1024
 BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024  # a longer frame is damaged or from a broken peer
 LINE_BYTES_MAX: Final = 1024 * 1024
-SUBJECTS_MAX: Final = 16  # every row of a block is matched with each of them
+SUBJECTS_MAX: Final = 64  # a request is one line, which servers bound to 4 KB by default
+TIMES_MAX: Final = 16
+EDGES_MAX: Final = 10_000
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
@@ -54,6 +60,9 @@ RETRIABLE: Final = frozenset(
 )
 
 
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 class ScanRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sequences first..last, both included. An empty `id` accepts any incarnation."""
 
@@ -62,6 +71,7 @@ class ScanRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     last: int
     id: str = ""
     subjects: tuple[str, ...] = ()  # patterns; none means all subjects
+    columns: tuple[str, ...] = ()  # of a block; none means all of them
     max_chunk: int = CHUNK_BYTES
 
 
@@ -87,6 +97,38 @@ class PlanReplica(msgspec.Struct, frozen=True, kw_only=True):
     applied_seq: int = 0
 
 
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a reader wants to know besides the state of the stream."""
+
+    times: tuple[int, ...] = ()  # the first sequence at or after each, in nanoseconds
+    # Cut [first, behind) into pieces of about so many bytes; 0: do not. At most EDGES_MAX.
+    piece_bytes: int = 0
+    first: int = 0
+    behind: int = 0
+    reader: str = ""  # a streaming query that tells where it is, for the metrics of the leader
+    next: int = 0
+
+
+class WriteHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The line before a block of a writer (docs/decisions/0034-writers.md)."""
+
+    writer: str
+    epoch: int
+    row: int
+
+
+class WriteAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of it; as Writers answers."""
+
+    rows: int = 0
+    epoch: int = 0
+    first_seq: int = 0
+    added: int = 0
+    repeated: int = 0
+    err_code: int = 0
+    error: str = ""
+
+
 class ScanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of the leader. `last_seq` is committed, so a scan can be repeated."""
 
@@ -96,7 +138,10 @@ class ScanPlan(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int
     messages: int = 0
     bytes: int = 0
+    seqs: tuple[int, ...] = ()  # one for each time; last_seq + 1 if all messages are older
+    edges: tuple[int, ...] = ()  # where the pieces begin, without the first
     replicas: tuple[PlanReplica, ...] = ()
+    retention: str = ""  # of the stream: with another one than limits, a mirror must consume
 
 
 class _ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,13 +179,21 @@ class PlanRefused(Exception):
 
     code: int
     description: str
+    stream: str = ""
 
     def __str__(self) -> str:
-        return f"{self.description} ({self.code})"
+        about = f"stream {self.stream}: " if self.stream else ""
+        return f"{about}{self.description} ({self.code})"
 
 
 class ScanProtocolError(Exception):
     """The peer does not speak this protocol, or its bytes were damaged in transit."""
+
+
+def same_incarnation(one: str, other: str) -> bool:
+    """Version 0.1 named a stream by the number of its group alone, which ends newer ids: its
+    checkpoints are still good, and nodes of both versions serve the same reader."""
+    return one == other or one.endswith(f"-{other}") or other.endswith(f"-{one}")
 
 
 def encode_request(request: ScanRequest) -> bytes:
@@ -151,7 +204,7 @@ def decode_request(body: bytes) -> ScanRequest:
     """The argument of a SCAN line. Raises ScanRefused(BAD) with the reason."""
     try:
         request = msgspec.json.decode(body, type=ScanRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise ScanRefused(ScanCode.BAD, str(error)) from error
     if not request.stream:
         raise ScanRefused(ScanCode.BAD, "the stream is missing")
@@ -160,6 +213,26 @@ def decode_request(body: bytes) -> ScanRequest:
         raise ScanRefused(ScanCode.BAD, text)
     if len(request.subjects) > SUBJECTS_MAX:
         raise ScanRefused(ScanCode.BAD, f"more than {SUBJECTS_MAX} subjects")
+    unknown = [name for name in request.columns if name not in COLUMNS]
+    if unknown:
+        raise ScanRefused(ScanCode.BAD, f"no column {unknown[0]!r}")
+    return request
+
+
+def encode_plan_request(request: PlanRequest) -> bytes:
+    return msgspec.json.encode(request) if request != PlanRequest() else b""
+
+
+def decode_plan_request(body: bytes) -> PlanRequest:
+    """Raises ScanRefused(BAD) with the reason."""
+    if not body:
+        return PlanRequest()
+    try:
+        request = msgspec.json.decode(body, type=PlanRequest)
+    except _UNREADABLE as error:
+        raise ScanRefused(ScanCode.BAD, str(error)) from error
+    if len(request.times) > TIMES_MAX or request.piece_bytes < 0:
+        raise ScanRefused(ScanCode.BAD, f"more than {TIMES_MAX} times, or a negative size")
     return request
 
 
@@ -212,8 +285,21 @@ def decode_plan(body: bytes) -> ScanPlan:
     """The answer to a planning request. Raises PlanRefused for a JetStream error body."""
     try:
         failure = msgspec.json.decode(body, type=_ApiFailure)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # a plan has no "error"
+    except _UNREADABLE:  # a plan has no "error"
         return _decode(body, ScanPlan)
+    raise PlanRefused(failure.error.code, failure.error.description)
+
+
+def encode_write(head: WriteHead) -> bytes:
+    return msgspec.json.encode(head) + b"\n"
+
+
+def decode_write_answer(body: bytes) -> WriteAnswer:
+    """Raises PlanRefused for a JetStream error body."""
+    try:
+        failure = msgspec.json.decode(body, type=_ApiFailure)
+    except _UNREADABLE:  # an answer has a text there
+        return _decode(body, WriteAnswer)
     raise PlanRefused(failure.error.code, failure.error.description)
 
 
@@ -230,5 +316,5 @@ def _raise_if_refused(line: bytes) -> None:
 def _decode(body: bytes, shape: type[Shape]) -> Shape:
     try:
         return msgspec.json.decode(body, type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise ScanProtocolError(f"cannot decode the answer of the replica: {error}") from error

@@ -1,8 +1,8 @@
-"""Serve bulk reads: the stored blocks of a stream, unchanged, in small chunks.
+"""Serve bulk reads: the stored blocks of a stream, in small chunks.
 
-Owns: the pace (one chunk per turn), and dropping rows of subjects that were not requested.
-May not touch: sockets (`write` and `drain` are arguments), Raft, how blocks are stored; how many
-scans there are (admission.py).
+Owns: the pace: one chunk per turn.
+May not touch: which rows a request selects (selection.py), sockets (`write` and `drain` are
+arguments), Raft, how blocks are stored; how many scans there are (admission.py).
 A scan looks up every block again: retention, purges and new messages may change the store between
 two blocks, so no iterator over it is kept across an await. Reading, filtering and writing happen in
 turns of the server's fair queue, which shares the loop between accounts and connections; while a
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from broker.scan.admission import BLOCK_BYTES, ScanAdmission
 from broker.scan.protocol import (
@@ -32,10 +32,12 @@ from broker.scan.protocol import (
     encode_error,
     encode_head,
     frame_header,
+    same_incarnation,
 )
-from broker.store.block.block_format import HEADER
-from broker.store.block.codec import Block, BlockBuilder, BlockDamaged
-from broker.subjects.grammar import matches, valid_subject
+from broker.scan.selection import Found, Selection, next_rows
+from broker.store.block.codec import BlockDamaged
+from broker.store.segments import Segments
+from broker.subjects.grammar import valid_subject
 
 T = TypeVar("T")
 SCANS: Final = "scans"  # their place among the connections of an account
@@ -50,9 +52,8 @@ class ScanStore(Protocol):
     def first_seq(self) -> int: ...
     @property
     def last_seq(self) -> int: ...
-    def blocks(self, first: int, last: int, /) -> Iterator[bytes]:
-        """Sealed blocks with exactly the stored rows of first..last, ascending."""
-        ...
+    @property
+    def segments(self) -> Segments: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Scans:
 
     turns: ScanTurns
     admission: ScanAdmission = field(default_factory=ScanAdmission)
+    bytes_sent: int = 0
     served: int = 0
     refused: int = 0
     abandoned: int = 0
@@ -166,7 +168,8 @@ class Scans:
             return
         admission.enter(account)
         try:
-            pace = _Pace(reader, self.turns, admission)
+            counted = replace(reader, write=partial(self._write, reader.write))
+            pace = _Pace(counted, self.turns, admission)
             await serve_scan(pace, source.store, request, stream_id=source.id)
             self.served += 1
         except ConnectionError:
@@ -174,13 +177,17 @@ class Scans:
         finally:
             admission.leave(account)
 
+    def _write(self, write: Write, data: bytes) -> None:
+        self.bytes_sent += len(data)
+        write(data)
+
 
 async def serve_scan(
     pace: _Pace, store: ScanStore, request: ScanRequest, *, stream_id: str
 ) -> None:
     """Send the whole answer to a valid request: head, frames and end, or one error line."""
     write = pace.reader.write
-    if request.id and request.id != stream_id:
+    if request.id and not same_incarnation(request.id, stream_id):
         gone = ScanRefused(ScanCode.GONE, f"{request.stream} was deleted and created again")
         write(encode_error(gone))
         return
@@ -211,18 +218,18 @@ async def serve_scan(
 
 async def _send_blocks(pace: _Pace, store: ScanStore, request: ScanRequest) -> int:
     """Return how many stored rows the range has, on any subject."""
-    patterns = tuple(pattern.encode() for pattern in request.subjects)
+    selection = Selection.of(request.subjects, request.columns)
     chunk = min(max(request.max_chunk, CHUNK_BYTES_MIN), CHUNK_BYTES)
     cursor = max(request.first, store.first_seq)
     rows = 0
     admission, account = pace.admission, pace.reader.account
 
-    def begin(cursor: int) -> _Found | None:
+    def begin(cursor: int) -> Found | None:
         """Find the block, and send the first chunk of it in the same turn."""
-        found = _next_block(store, cursor, request.last, patterns)
-        if found is not None and found.wanted:
-            pace.reader.write(frame_header(found.wanted))
-            pace.reader.write(found.wanted[:chunk])
+        found = _next(store, cursor, request.last, selection)
+        if found is not None and found.block:
+            pace.reader.write(frame_header(found.block))
+            pace.reader.write(found.block[:chunk])
         return found
 
     while cursor <= request.last:
@@ -232,67 +239,33 @@ async def _send_blocks(pace: _Pace, store: ScanStore, request: ScanRequest) -> i
             found = await pace.turn(partial(begin, cursor))
             if found is None:
                 break
-            admission.resize(account, held, len(found.wanted))
-            held = len(found.wanted)
+            admission.resize(account, held, len(found.block))
+            held = len(found.block)
             cursor = found.last_seq + 1
             rows += found.rows
-            await _send_rest(pace, found.wanted, chunk)
+            await _send_rest(pace, found.block, chunk)
         finally:
             admission.release(account, held)
     return rows
 
 
-async def _send_rest(pace: _Pace, wanted: bytes, chunk: int) -> None:
+async def _send_rest(pace: _Pace, block: bytes, chunk: int) -> None:
     """What follows the first chunk. The reader takes its time; no turn, and no other scan, waits
     for it."""
     reader = pace.reader
     await reader.drain()
-    for at in range(chunk, len(wanted), chunk):
-        await pace.turn(partial(reader.write, wanted[at : at + chunk]))
+    for at in range(chunk, len(block), chunk):
+        await pace.turn(partial(reader.write, block[at : at + chunk]))
         await reader.drain()
 
 
-class _Found(NamedTuple):
-    wanted: bytes  # the rows to send; b"" if no subject matches
-    rows: int  # in the stored block
-    last_seq: int
-
-
-def _next_block(
-    store: ScanStore, cursor: int, last: int, patterns: tuple[bytes, ...]
-) -> _Found | None:
-    """The block that holds `cursor` or what follows it, up to `last`. Raises ScanRefused when
-    messages were removed: the reader requests the rest again and decides about the loss."""
+def _next(store: ScanStore, cursor: int, last: int, selection: Selection) -> Found | None:
+    """Raises ScanRefused when messages were removed: the reader requests the rest again and decides
+    about the loss."""
     if store.first_seq > cursor:
         text = f"messages up to {store.first_seq - 1} were removed during the scan"
         raise ScanRefused(ScanCode.GONE, text, first_seq=store.first_seq)
-    raw = next(iter(store.blocks(cursor, last)), None)
-    if raw is None:
-        return None
-    fields = HEADER.unpack_from(raw)
-    count, last_seq = fields[3], fields[-1]
-    if last_seq < cursor:
-        raise BlockDamaged(f"sequence {cursor} is not in the block that should hold it")
-    return _Found(only_subjects(raw, patterns) if patterns else raw, count, last_seq)
-
-
-def only_subjects(raw: bytes, patterns: tuple[bytes, ...]) -> bytes:
-    """The block without rows that match no pattern; b"" if no row is left."""
-    block = Block(raw)
-    skip: set[int] = set()
-    matched: dict[bytes, bool] = {}
-    for subject, start, stop in block.subject_runs():
-        if subject not in matched:
-            matched[subject] = any(matches(subject, pattern) for pattern in patterns)
-        if not matched[subject]:
-            skip.update(range(start, stop))
-    if not skip:
-        return raw
-    if len(skip) == block.rows:
-        return b""
-    builder = BlockBuilder()
-    builder.append_block(block, skip=skip)
-    return builder.build()
+    return next_rows(store, cursor, last, selection)
 
 
 def check_subjects(request: ScanRequest) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,7 @@ from broker.config.options import (
 from broker.scan.admission import ScanAdmission, ScanLimits
 from broker.scan.protocol import CHUNK_BYTES_MIN
 from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
+from broker.server.routing import fair_queue
 from broker.server.routing.fair_queue import FairQueue
 from tests.support.scan_peers import STREAM, Store
 from tests.support.server import RawClient, local, run, running_broker, until
@@ -96,7 +99,14 @@ def test_a_scan_without_memory_waits_and_is_not_refused() -> None:
     run(test())
 
 
-def test_accounts_share_the_loop_whatever_number_of_scans_they_have() -> None:
+def test_accounts_share_the_loop_whatever_number_of_scans_they_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = count()  # every turn takes the same time, however busy the machine is
+    monkeypatch.setattr(
+        fair_queue, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 0.0005)
+    )
+
     async def test() -> None:
         scans, source = Scans(ScanTurns(FairQueue())), ScanSource(store(), "1")
         log: list[str] = []

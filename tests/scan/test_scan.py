@@ -268,6 +268,25 @@ def test_a_recreated_stream_is_not_mistaken_for_the_old_one(cluster: Cluster) ->
         seqs_of(read_range(asked, LOGIN, pause=no_pause))
 
 
+def test_a_reader_waits_for_busy_replicas_as_long_as_it_likes(cluster: Cluster) -> None:
+    for peer in cluster.peers:
+        peer.faults.busy = True
+    waits: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 40:  # far more than the attempts at servers that fail
+            cluster.peers[1].faults.busy = False
+
+    asked = wanted(cluster, 1, 3000)
+    assert seqs_of(read_range(asked, LOGIN, pause=pause)) == list(range(1, 3001))
+    cluster.peers[1].faults.busy = True
+    waits.clear()
+    with pytest.raises(ScanFailed, match="BUSY"):
+        seqs_of(read_range(asked, LOGIN, pause=pause, busy_timeout_s=5))
+    assert 5 <= sum(waits) < 8
+
+
 def test_a_request_no_replica_can_serve_fails_at_once(cluster: Cluster) -> None:
     with pytest.raises(ScanRefused, match="not a valid subject"):
         read(cluster, 1, 10, subjects=("a..b",))

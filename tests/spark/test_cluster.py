@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 
 from broker.client import scan
@@ -15,6 +14,8 @@ from broker.local import LocalCluster
 from broker.scan.client import Login, Planner, ScanRange, endpoints_of, parse_endpoint, read_range
 from broker.scan.protocol import ScanPlan
 from tests.spark.conftest import finished
+from tests.support.clients import open_client
+from tests.support.clusters import run
 
 ROWS = 30_000
 WINDOW = 1_000
@@ -22,7 +23,7 @@ STREAM = "ORDERS"
 
 
 async def publish(urls: list[str], first: int, last: int) -> None:
-    connection = await nats.connect(urls)
+    connection = await open_client(urls)
     context = connection.jetstream(timeout=10, publish_async_max_pending=2 * WINDOW)
     for start in range(first, last + 1, WINDOW):
         stop = min(start + WINDOW, last + 1)
@@ -34,7 +35,7 @@ async def publish(urls: list[str], first: int, last: int) -> None:
 
 
 async def create(urls: list[str]) -> None:
-    connection = await nats.connect(urls)
+    connection = await open_client(urls)
     await connection.jetstream(timeout=10).add_stream(
         name=STREAM, subjects=["orders.*"], num_replicas=3
     )
@@ -44,8 +45,8 @@ async def create(urls: list[str]) -> None:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("nodes"), name="scan") as running:
-        asyncio.run(create(running.urls))
-        asyncio.run(publish(running.urls, 1, ROWS))
+        run(lambda: create(running.urls))
+        run(lambda: publish(running.urls, 1, ROWS))
         yield running
 
 
@@ -108,7 +109,7 @@ def test_reads_continue_after_a_follower_was_killed(
 def test_a_streaming_query_follows_the_stream(
     spark: Any, nodes: LocalCluster, tmp_path: Path
 ) -> None:
-    def run() -> int:
+    def follow() -> int:
         source = spark.readStream.format("jetraft").option("servers", servers(nodes))
         writer = (
             source.option("startingOffsets", str(ROWS - 999))
@@ -120,8 +121,62 @@ def test_a_streaming_query_follows_the_stream(
         query = finished(lambda: writer.start(str(tmp_path / "out")))
         return sum(progress.numInputRows for progress in query.recentProgress)
 
-    assert run() == 1000
-    asyncio.run(publish(nodes.urls, ROWS + 1, ROWS + 2000))
-    assert run() == 2000
+    assert follow() == 1000
+    run(lambda: publish(nodes.urls, ROWS + 1, ROWS + 2000))
+    assert follow() == 2000
     out = spark.read.parquet(str(tmp_path / "out")).selectExpr("count(distinct seq)", "max(seq)")
     assert tuple(out.first()) == (3000, ROWS + 2000)
+
+
+async def create_targets(urls: list[str]) -> None:
+    connection = await open_client(urls)
+    context = connection.jetstream(timeout=10)
+    await context.add_stream(name="TABLE", subjects=["table.>"], num_replicas=3)
+    await context.add_stream(name="COPY", subjects=["copy"], num_replicas=1)
+    await connection.close()
+
+
+def test_rows_are_written_once_however_often_tasks_and_queries_run(
+    spark: Any, nodes: LocalCluster, tmp_path: Path
+) -> None:
+    run(lambda: create_targets(nodes.urls))
+    made = spark.range(1, 5001, numPartitions=3).selectExpr(
+        "concat('table.', id % 5) as subject", "cast(id as string) as data"
+    )
+    for _ in range(2):  # the second time, all of it is there already
+        out = made.write.format("jetraft").mode("append").option("servers", servers(nodes))
+        out.option("writerId", "table of today").save("TABLE")
+    found = scan("TABLE", servers=servers(nodes), columns=["subject", "data"])
+    assert sorted(int(data) for data in found.column("data").to_pylist()) == list(range(1, 5001))
+    assert set(found.column("subject").to_pylist()) == {f"table.{k}" for k in range(5)}
+
+    def copy() -> None:
+        source = spark.readStream.format("jetraft").option("servers", servers(nodes))
+        rows = source.options(startingOffsets="earliest", maxRecordsPerTrigger="2000").load("TABLE")
+        writer = (
+            rows.select("data")
+            .writeStream.format("jetraft")
+            .options(servers=servers(nodes), stream="COPY", subject="copy")
+            .option("checkpointLocation", str(tmp_path / "copied"))
+            .trigger(availableNow=True)
+        )
+        finished(writer.start)
+
+    copy()
+    commits = sorted((tmp_path / "copied" / "commits").glob("[0-9]*"), key=lambda p: int(p.name))
+    commits[-1].unlink()  # the query died before its last batch was committed: it is repeated
+    (commits[-1].parent / f".{commits[-1].name}.crc").unlink(missing_ok=True)
+    copy()
+    copied = scan("COPY", servers=servers(nodes), columns=["data"])
+    assert sorted(int(data) for data in copied.column(0).to_pylist()) == list(range(1, 5001))
+
+    for options, says in (
+        ({"stream": "NONE", "subject": "x"}, "stream NONE: stream not found"),
+        ({"stream": "TABLE"}, "set the option subject, or select a column subject"),
+        ({"stream": "TABLE", "subject": "a b"}, "subject: 'a b' is not a valid subject"),
+        ({"stream": "TABLE", "subject": "other"}, "does not capture the subject 'other'"),
+        ({"stream": "TABLE", "subject": "table.x", "subjects": "y"}, "subjects is of the source"),
+    ):
+        wrong = made.select("data").write.format("jetraft").mode("append")
+        with pytest.raises(Exception, match=says):
+            wrong.option("servers", servers(nodes)).options(**options).save()

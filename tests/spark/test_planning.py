@@ -16,32 +16,48 @@ from pyspark.sql.types import StructType
 from broker.client import scan
 from broker.scan.client import DataLost, Login, ReplicaAddress
 from broker.scan.protocol import PlanReplica, ScanPlan
-from broker.spark.offsets import Offset, OffsetError, cut, parse_offset, preferred, ranges
+from broker.spark.offsets import (
+    Offset,
+    OffsetError,
+    cut,
+    offsets_json,
+    parse_offsets,
+    preferred,
+    ranges,
+)
+from broker.spark.option_values import OptionError
 from broker.spark.options import (
+    DEFAULT_BYTES_PER_PARTITION,
     DEFAULT_RECORDS_PER_PARTITION,
     KNOWN,
     Edge,
-    OptionError,
+    IncludeHeaders,
     ReadFrom,
     parse_options,
 )
-from broker.spark.source import (
-    JetRaftDataSource,
-    JetRaftStreamReader,
-    SchemaError,
-    StreamReplacedError,
-    column_names,
-)
+from broker.spark.source import JetRaftDataSource, SchemaError, column_names
+from broker.spark.stream_source import JetRaftStreamReader, StreamReplacedError
 from tests.support.scan_peers import STREAM, Cluster, Store
 
 positive = st.integers(1, 10**6)
+SINGLE = parse_options({"stream": "S"})
 
 
-@given(first=st.integers(1, 10**12), rows=st.integers(-5, 10**7), least=positive, most=positive)
-def test_a_cut_covers_the_range_once(first: int, rows: int, least: int, most: int) -> None:
+@given(
+    first=st.integers(1, 10**12),
+    rows=st.integers(-5, 10**7),
+    least=positive,
+    most=positive,
+    steps=st.lists(st.integers(0, 10**6), max_size=5),
+)
+def test_a_cut_covers_the_range_once(
+    first: int, rows: int, least: int, most: int, steps: list[int]
+) -> None:
     least = min(least, 1000)
     most = max(most, 1 + rows // 1000)
-    pieces = cut(first, first + rows, min_partitions=least, max_records=most)
+    cuts = sorted({first + step for step in steps})
+    pieces = cut(first, first + rows, min_partitions=least, max_records=most, cuts=cuts)
+    assert {at for at in cuts if first < at < first + rows} <= {low for low, _ in pieces}
     assert sum(high - low + 1 for low, high in pieces) == max(rows, 0)
     assert all(after[0] == before[1] + 1 for before, after in pairwise(pieces))
     if pieces:
@@ -96,13 +112,19 @@ def test_partitions_do_not_depend_on_which_replicas_are_alive() -> None:
 def test_the_json_of_an_offset_is_stable() -> None:
     offset = Offset("S", "i", 7)
     assert list(offset.to_json()) == ["v", "stream", "id", "next"]
-    assert parse_offset(offset.to_json(), stream="S") == offset
+    assert parse_offsets(offset.to_json(), SINGLE) == {"S": offset}
+    several = parse_options({"stream": "S,T"})
+    both = {"S": offset, "T": Offset("T", "j", 9, (3, 5))}
+    document = offsets_json(both, single=False)
+    assert list(document["streams"]) == ["S", "T"]
+    assert parse_offsets(document, several) == both
 
 
 @pytest.mark.parametrize(
     "document",
     [
         {},
+        {"v": 3, "stream": "S", "id": "i", "next": 1},
         {"v": 2, "stream": "S", "id": "i", "next": 1},
         {"v": 1, "stream": "T", "id": "i", "next": 1},
         {"v": 1, "stream": "S", "id": "i", "next": "x"},
@@ -110,7 +132,7 @@ def test_the_json_of_an_offset_is_stable() -> None:
 )
 def test_offsets_of_other_sources_are_refused(document: dict[str, object]) -> None:
     with pytest.raises(OffsetError):
-        parse_offset(document, stream="S")
+        parse_offsets(document, SINGLE)
 
 
 def test_options_are_read_in_any_case() -> None:
@@ -129,7 +151,7 @@ def test_options_are_read_in_any_case() -> None:
     options = parse_options(given)
     assert options.servers == (ReplicaAddress("h1", 4222), ReplicaAddress("h2", 5000))
     assert (options.login.user, options.login.password) == ("bob", "s t")
-    assert (options.starting, options.ending) == (17, Edge.LATEST)
+    assert (options.starting.every, options.ending.every) == (17, Edge.LATEST)
     assert options.subjects == ("a.>", "b")
     assert options.read_from is ReadFrom.LEADER
     assert not options.fail_on_data_loss
@@ -147,13 +169,61 @@ def test_options_are_read_in_any_case() -> None:
         ("minPartitions", "many", "minPartitions"),
         ("readFrom", "moon", "readFrom"),
         ("failOnDataLoss", "perhaps", "failOnDataLoss"),
-        ("includeHeaders", "map", "includeHeaders"),
+        ("includeHeaders", "xml", "includeHeaders"),
         ("path", "OTHER", "once"),
+        ("startingOffsets", '{"S": "soon"}', "startingOffsets"),
+        ("endingOffsets", '{"S": -2}', "endingOffsets"),
+        ("startingOffsets", "{S}", "not JSON"),
+        ("startingTimestamp", "noon", "startingTimestamp"),
+        ("maxBytesPerTrigger", "much", "maxBytesPerTrigger"),
+        ("maxTriggerDelay", "a while", "maxTriggerDelay"),
+        ("subjects", "a..b", "subjects: 'a..b' is not a valid subject"),
+        ("columns", "seq,colour", "columns: no column 'colour'"),
+        ("streamPattern", "T*", "not both"),
+        ("jwt", "eyJ", "nkey"),
+        ("tlsKey", "k.pem", "tlsCert"),
     ],
 )
 def test_bad_options_say_what_is_wrong(name: str, value: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         parse_options({"stream": "S", name: value})
+
+
+def test_names_of_the_kafka_source_and_tables_of_a_catalog_are_understood() -> None:
+    options = parse_options(
+        {
+            "kafka.bootstrap.servers": "h1:4222",
+            "subscribe": "B, A",
+            "maxOffsetsPerTrigger": "7",
+            "minoffsetspertrigger": "3",
+            "maxTriggerDelay": "15m",
+            "startingOffsets": '{"A": -2, "B": 12}',
+            "option.subscribe": "B, A",  # CREATE TABLE passes every option twice
+            "provider": "jetraft",
+        }
+    )
+    assert options.servers == (ReplicaAddress("h1", 4222),)
+    assert options.streams == ("A", "B")
+    assert options.columns[0] == "stream"
+    assert options.max_records_per_trigger == 7
+    assert options.min_records_per_trigger == 3
+    assert options.max_trigger_delay_s == 900
+    assert [options.starting.of(name, Edge.LATEST) for name in "ABC"] == ["earliest", 12, "latest"]
+    with pytest.raises(OptionError, match="twice"):
+        parse_options({"stream": "S", "subscribe": "T"})
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("1700000000123", 1_700_000_000_123_000_000),
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000_000_000),
+        ("2023-11-14T23:13:20.000001+01:00", 1_700_000_000_000_001_000),
+        ("2023-11-14 22:13:20", 1_700_000_000_000_000_000),
+    ],
+)
+def test_a_timestamp_is_milliseconds_or_iso_8601(text: str, ns: int) -> None:
+    assert parse_options({"stream": "S", "startingTimestamp": text}).starting.time_ns == ns
 
 
 def test_a_stream_must_be_named() -> None:
@@ -164,11 +234,13 @@ def test_a_stream_must_be_named() -> None:
 
 
 def test_a_user_schema_prunes_columns() -> None:
-    assert column_names(StructType().add("data", "binary").add("seq", "long")) == ("data", "seq")
+    raw = IncludeHeaders.RAW
+    narrow = StructType().add("data", "binary").add("seq", "long")
+    assert column_names(narrow, raw).names == ("data", "seq")
     with pytest.raises(SchemaError, match="no column"):
-        column_names(StructType().add("colour", "string"))
+        column_names(StructType().add("colour", "string"), raw)
     with pytest.raises(SchemaError, match="bigint"):
-        column_names(StructType().add("seq", "integer"))
+        column_names(StructType().add("seq", "integer"), raw)
 
 
 def stream_reader(cluster: Cluster, **options: str) -> JetRaftStreamReader:
@@ -205,7 +277,7 @@ def test_available_now_stops_where_the_stream_ended() -> None:
         assert reader.latestOffset(end, ReadMaxRows(60)) == end
         assert [p.wanted.last for p in reader.partitions(middle, end)] == [100]
         assert list(reader.partitions(end, end)) == []
-        assert pickle.loads(pickle.dumps(reader))._planner is None
+        assert pickle.loads(pickle.dumps(reader))._planner._planner is None
         reader.stop()
 
 
@@ -253,11 +325,13 @@ def test_scan_returns_a_table() -> None:
 
 def test_the_documentation_lists_every_option_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    page = page.split("## Options")[1].split("##")[0]
     rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
     listed = [name.strip(" `") for names, _ in rows for name in names.split(",")]
     assert listed == list(KNOWN)
     defaults = {names.strip(" `"): text.strip(" `") for names, text in rows}
     assert int(defaults["maxRecordsPerPartition"]) == DEFAULT_RECORDS_PER_PARTITION
+    assert defaults["maxBytesPerPartition"] == f"{DEFAULT_BYTES_PER_PARTITION >> 20}m"
     assert int(defaults["connectTimeoutMs"]) == Login().connect_timeout_s * 1000
     assert int(defaults["readTimeoutMs"]) == Login().read_timeout_s * 1000
     options = parse_options({"stream": "S"})

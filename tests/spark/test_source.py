@@ -4,6 +4,7 @@ The replicas are fakes with faults on demand; test_cluster.py reads from real no
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,95 @@ def test_a_new_query_from_latest_reads_everything_stored_after_it_started(
     run_available_now(spark, cluster, tmp_path)
     found = spark.read.parquet(str(tmp_path / "out"))
     assert totals(found) == expected(list(range(ROWS + 1, ROWS + 501)))
+
+
+def requests_of(cluster: Cluster) -> list[dict[str, Any]]:
+    found = [json.loads(body) for peer in cluster.peers for body in peer.requests]
+    for peer in cluster.peers:
+        peer.requests.clear()
+    return found
+
+
+def test_filters_and_columns_reach_the_brokers(spark: Any, cluster: Cluster) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        whole = table(spark, cluster, pushdown="true")
+        assert whole.where("seq > 100 and seq <= 150").count() == 50
+        (asked,) = requests_of(cluster)
+        assert (asked["first"], asked["last"]) == (101, 150)
+        late = whole.where(f"time >= timestamp_micros({(START_NS + 15_000_000) // 1000})")
+        assert late.agg({"seq": "min"}).first()[0] == 10_000
+        assert requests_of(cluster)[0]["first"] == 10_000
+        some = whole.where("subject in ('orders.eu.3', 'orders.us.4') and seq < 1000")
+        assert some.count() == 200
+        (asked,) = requests_of(cluster)
+        assert asked["subjects"] == ["orders.eu.3", "orders.us.4"]
+        assert whole.where("subject like 'orders.eu.%' and data is not null").count() == ROWS // 2
+        assert requests_of(cluster)[0]["subjects"] == ["orders.eu.>"]
+        assert whole.where("subject = 'nobody here'").count() == 0
+        assert requests_of(cluster) == []
+        careful = table(spark, cluster)  # without the option, Spark filters
+        one, other = careful.where("seq = 7"), careful.where("seq > 10")
+        assert (one.union(other).count(), careful.count()) == (ROWS - 9, ROWS)
+        assert {asked["last"] for asked in requests_of(cluster)} == {ROWS}
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    assert table(spark, cluster, columns="seq").agg({"seq": "sum"}).first()[0] == sum(
+        range(1, ROWS + 1)
+    )
+    assert requests_of(cluster)[0]["columns"] == ["seq"]
+
+
+def test_a_view_in_sql_several_streams_and_header_maps(spark: Any, cluster: Cluster) -> None:
+    cluster.stores["OTHER"] = Store.filled(100)
+    options = f"servers '{cluster.servers}', streamPattern 'O*', includeHeaders 'map'"
+    spark.sql(
+        f"CREATE TEMPORARY VIEW orders USING jetraft OPTIONS ({options}, endingOffsets '101')"
+    )
+    try:
+        counted = spark.sql(
+            "SELECT stream, count(*), sum(headers['Trace'][0]) FROM orders "
+            "GROUP BY stream ORDER BY stream"
+        )
+        traced = float(sum(range(4, 101, 4)))
+        assert [tuple(row) for row in counted.collect()] == [
+            (STREAM, 100, traced),
+            ("OTHER", 100, traced),
+        ]
+    finally:
+        spark.sql("DROP VIEW orders")
+    spark.sql(f"CREATE TABLE orders USING jetraft OPTIONS ({options})")
+    try:
+        with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW"):
+            spark.sql("SELECT * FROM orders").collect()
+    finally:
+        spark.sql("DROP TABLE orders")
+
+
+def test_mistakes_are_told_by_the_driver_before_a_task_starts(spark: Any, cluster: Cluster) -> None:
+    def said(**options: str) -> str:
+        with pytest.raises(Exception) as failed:  # noqa: PT011 - the callers look
+            table(spark, cluster, **options).count()
+        for peer in cluster.peers:
+            assert not peer.requests, "a task had started"
+        return str(failed.value)
+
+    assert "unknown option 'startingoffset'" in said(startingOffset="100").lower()
+    assert "subjects: 'a..b' is not a valid subject" in said(subjects="a..b")
+    assert f"stream {STREAM} ends at {ROWS}" in said(startingOffsets=str(ROWS + 2))
+    silent = said(servers="127.0.0.1:1", connectTimeoutMs="200")
+    assert "no server answers: check the option servers. 127.0.0.1:1" in silent
+    assert "cannot read the secret 'file:/none'" in said(credentials="file:/none")
+    assert "tlsCa '/none.pem'" in said(tls="true", tlsCa="/none.pem")
+    with pytest.raises(Exception, match="stream NONE: stream not found"):
+        spark.read.format("jetraft").option("servers", cluster.servers).load("NONE").count()
+    wrong = spark.read.format("jetraft").schema("seq string").option("servers", cluster.servers)
+    with pytest.raises(Exception, match="column seq is a bigint"):
+        wrong.load(STREAM).count()
+
+
+def test_no_secret_is_in_a_plan(spark: Any, cluster: Cluster) -> None:
+    frame = table(spark, cluster, user="u", password="hush-1", token="hush-2")
+    plans = frame._jdf.queryExecution().toString()
+    assert "jetraft" in plans
+    assert "hush" not in plans
