@@ -38,10 +38,13 @@ from broker.bench.stored import (
 )
 from broker.bench.waiting_clients import (
     MEDIAN,
+    MEMORY,
     SHARE,
     fetch_one_by_one,
+    idle_memory,
     publish_large,
     publish_waiting,
+    request_reply,
 )
 from broker.bench.warming import warm
 from broker.local import LocalCluster, our_command
@@ -151,6 +154,8 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "R1 fetch 1, ack": Scenario(fetch_one_by_one(), {RATE: Bar(times=0.8)}),
     "R3 fetch 1, ack": Scenario(fetch_one_by_one(replicas=3), {RATE: Bar(times=0.8)}, nodes=3),
+    "request, reply": Scenario(request_reply(), {MEDIAN: Bar(times=1)}),
+    "idle node": Scenario(idle_memory(), {MEMORY: Bar(below=45)}),
     "tool: js pub sync, 1 client": _by_tool(
         "js pub sync a --create --clients 1 --msgs 3000 --stream A", 3_000, 0.0
     ),

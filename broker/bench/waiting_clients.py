@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.bench.load import PUB_ACK, Load, LoadClient
+from broker.bench.load import PUB_ACK, Load, LoadClient, resident_bytes
 from broker.bench.scenarios import (
     FILL_SUBJECT,
     RATE,
@@ -26,10 +26,12 @@ from broker.bench.scenarios import (
     create_consumer,
     create_stream,
     measured,
+    settle,
 )
 from broker.local import LocalCluster
 
 MEDIAN, P99 = "median ms", "p99 ms"
+MEMORY = "memory MB"
 SHARE = "share of the disk"
 SECONDS = 3.0
 ANSWER_WITHIN_S = 30.0
@@ -130,6 +132,64 @@ def fetch_one_by_one(*, replicas: int = 1, count: int = 2_000) -> Run:
             create_consumer(client, ack_policy="explicit")
             client.fetch_one_by_one("BENCH", "C", count=200)
             return measured(cluster, lambda: client.fetch_one_by_one("BENCH", "C", count=count))
+
+    return run
+
+
+def request_reply(*, count: int = 3_000) -> Run:
+    """Core NATS: a request, one responder, its reply."""
+
+    def run(cluster: LocalCluster) -> Figures:
+        port = cluster.nodes[0].client_port
+        with closing(LoadClient(port)) as asking, closing(LoadClient(port)) as answering:
+            asking.send(b"SUB _INBOX.asking.* 1\r\n")
+            asking.flush()
+            answering.send(b"SUB service 1\r\n")
+            answering.flush()
+            latencies: list[float] = []
+
+            def ask() -> Load:
+                latencies.extend(_ask(asking, answering, count))
+                return Load(count, sum(latencies))
+
+            figures = measured(cluster, ask)
+        latencies.sort()
+        figures[MEDIAN] = 1e3 * latencies[count // 2]
+        figures[P99] = 1e3 * latencies[count * 99 // 100]
+        return figures
+
+    return run
+
+
+def _ask(asking: LoadClient, answering: LoadClient, count: int) -> list[float]:
+    question, answer = b"x" * 127 + b"?", b"x" * 127 + b"!"
+    ask = b"PUB service _INBOX.asking.1 %d\r\n%b\r\n" % (len(question), question)
+    reply = b"PUB _INBOX.asking.1 %d\r\n%b\r\n" % (len(answer), answer)
+    latencies: list[float] = []
+    for _ in range(count):
+        began = time.perf_counter()
+        asking.send(ask)
+        _receive_until(answering, b"?\r\n")
+        answering.send(reply)
+        _receive_until(asking, b"!\r\n")
+        latencies.append(time.perf_counter() - began)
+    return latencies
+
+
+def _receive_until(client: LoadClient, end: bytes) -> None:
+    received = b""
+    while not received.endswith(end):
+        received += client.socket.recv(1 << 16)
+        if b"PING\r\n" in received:
+            client.send(b"PONG\r\n")
+
+
+def idle_memory() -> Run:
+    """Of a node with JetStream and without clients."""
+
+    def run(cluster: LocalCluster) -> Figures:
+        settle(cluster)
+        return {MEMORY: resident_bytes(cluster.nodes[0].pid) / 1e6}
 
     return run
 

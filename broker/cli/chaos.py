@@ -43,24 +43,41 @@ def chaos() -> None:
     "--storage", default="file", show_default=True, type=click.Choice(["file", "memory"]),
     help="Storage of the stream; a memory stream does not survive all-kill. Not for kill-rounds.",
 )  # fmt: skip
+@click.option(
+    "--minutes", default=1.0, show_default=True, type=click.FloatRange(0.1),
+    help="all, and faults by plan: how long faults are injected.",
+)  # fmt: skip
+@click.option(
+    "--report", type=click.Path(path_type=Path, file_okay=False),
+    help="all, and faults by plan: a directory for report.html, report.json and junit.xml.",
+)  # fmt: skip
 @click.option("--nats-server", is_flag=True, help="Run it against nats-server instead.")
 @click.option("--journal", type=click.Path(path_type=Path), help="Write every promise to a file.")
 def chaos_run(
     *, scenario: str, rate: int, rounds: int, seconds: float, nodes: int, seed: int | None,
-    storage: str, nats_server: bool, journal: Path | None,
+    storage: str, minutes: float, report: Path | None, nats_server: bool, journal: Path | None,
 ) -> None:  # fmt: skip
-    """Run SCENARIO: leader-kill, follower-kill, pause, all-kill, power-cut or kill-rounds."""
+    """Run SCENARIO: leader-kill, follower-kill, pause, all-kill, power-cut or kill-rounds; or `all`
+    kinds of faults by a seeded plan, or one of them (an unknown name lists them)."""
     from broker.bench.peers import nats_server_command
     from chaos import disks
+    from chaos.campaign.plan import KINDS
     from chaos.checker import Verdict
     from chaos.kill_rounds import KillReport, run_kill_rounds
     from chaos.scenarios import SCENARIOS, Settings, run_scenario
 
     described = {name: text for name, (_, text) in SCENARIOS.items()}
     described["kill-rounds"] = "kill -9 one, two or all nodes at random moments, --rounds times"
+    described["all"] = "faults of all kinds below, by a plan that follows from --seed"
+    described |= {kind.name: kind.text for kind in KINDS.values()}
     if scenario not in described:
         known = "\n".join(f"  {name:14} {text}" for name, text in described.items())
         raise click.UsageError(f'no scenario "{scenario}"; choose from\n{known}')
+    if scenario == "all" or scenario in KINDS:
+        _campaign(
+            scenario, minutes=minutes, nodes=nodes, seed=seed, rate=min(rate, 200), report=report
+        )
+        return
     if scenario == "power-cut" and (reason := disks.missing()):
         raise click.ClickException(f"power-cut {reason}")
     settings = Settings(
@@ -77,6 +94,36 @@ def chaos_run(
     for line in verdict.lines():
         click.echo(line)
     if not verdict.ok:
+        raise SystemExit(1)
+
+
+def _campaign(
+    scenario: str, *, minutes: float, nodes: int, seed: int | None, rate: int, report: Path | None
+) -> None:
+    from broker.local import NodeFailed
+    from chaos.campaign.campaign import CampaignSettings, random_seed, run_campaign
+    from chaos.campaign.network import NetworkFailed
+    from chaos.campaign.plan import KINDS
+    from chaos.campaign.report import write_report
+
+    kinds = tuple(KINDS) if scenario == "all" else (scenario,)
+    settings = CampaignSettings(
+        kinds, seconds=60 * minutes, nodes=nodes, rate=rate,
+        seed=random_seed() if seed is None else seed,
+    )  # fmt: skip
+    try:
+        with end_by_signal():
+            record = asyncio.run(run_campaign(settings, click.echo))
+    except (NodeFailed, NetworkFailed) as error:
+        raise click.ClickException(str(error)) from error
+    for line in record.verdict.lines():
+        click.echo(line)
+    for line in record.not_tried:
+        click.echo(f"not tried: {line}")
+    if report is not None:
+        click.echo(f"report: {write_report(record, report)}")
+    click.echo(f"repeat it: {record.command}")
+    if not record.ok:
         raise SystemExit(1)
 
 

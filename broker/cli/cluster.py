@@ -15,7 +15,7 @@ from typing import Any
 import click
 from nats.errors import NoRespondersError
 
-from broker.cli.client import SECONDS, server_option, with_connection
+from broker.cli.client import SECONDS, connection, server_option, with_connection
 from broker.cli.tables import show, table
 
 ANSWER_WITHIN_S = 10.0
@@ -30,6 +30,10 @@ wait_option = click.option(
 )
 
 Status = dict[str, Any]
+
+
+class Unavailable(ValueError):
+    """The node that was asked belongs to no cluster, or not any more."""
 
 
 @click.group()
@@ -134,12 +138,27 @@ def _change(
     as_json: bool, server: str,
 ) -> None:  # fmt: skip
     async def work(nc: Any) -> Status:
-        await _request(nc, subject, peer=name)
-        if wait is None:
-            return await _status(nc)
-        return await _until(nc, done, wait, f"{name} is done")
+        others = [url.geturl() for url in nc.discovered_servers]
+        accepted = False
+        try:
+            await _request(nc, subject, peer=name)
+            accepted = True
+            return await _outcome(nc, done, wait, name)
+        except Unavailable:
+            if subject != "SERVER.REMOVE" or not others:
+                raise
+        # It may have removed the node that it is connected to: the others know.
+        async with connection(",".join(others), []) as other:
+            within = wait if accepted else wait or ANSWER_WITHIN_S
+            return await _outcome(other, done, within, name)
 
     _print(with_connection(server, work), as_json=as_json)
+
+
+async def _outcome(
+    nc: Any, done: Callable[[Status], bool], wait: float | None, name: str
+) -> Status:
+    return await _status(nc) if wait is None else await _until(nc, done, wait, f"{name} is done")
 
 
 async def _request(nc: Any, subject: str, **body: object) -> Status:
@@ -155,7 +174,8 @@ async def _request(nc: Any, subject: str, **body: object) -> Status:
         error = document["error"]
         if error.get("err_code") == 10039:
             raise ValueError(NEEDS_SYSTEM)
-        raise ValueError(f"{error['description']} ({error['err_code']})")
+        refusal = Unavailable if error.get("err_code") == 10008 else ValueError
+        raise refusal(f"{error['description']} ({error['err_code']})")
     return document
 
 

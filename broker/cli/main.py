@@ -41,6 +41,10 @@ COMMANDS = {
     "up": ("broker.cli.servers", "Start three nodes on this machine and print their addresses."),
     "down": ("broker.cli.servers", "Stop the nodes that `up --detach` started."),
     "cluster": ("broker.cli.cluster", "Show, add, drain and remove the nodes of a cluster."),
+    "dr": (
+        "broker.cli.disaster.dr",
+        "Keep a copy of a stream in another cluster; fail over to it, and back.",
+    ),
     "stream": (
         "broker.cli.jetstream",
         "Create, list, show, purge and delete streams.",
@@ -49,12 +53,17 @@ COMMANDS = {
         "broker.cli.jetstream",
         "Create, list, show and delete consumers; fetch messages.",
     ),
+    "kv": ("broker.cli.kv", "Key-value buckets: put, get, watch."),
+    "object": ("broker.cli.object_store", "Object stores: put and get files of any size."),
+    "scan": ("broker.cli.jetstream", "Show bulk reads and the lag of streaming queries."),
     "pub": (
         "broker.cli.messages",
         "Publish messages, waiting for the stream's ack if there is one.",
     ),
     "sub": ("broker.cli.messages", "Print messages as they are published."),
     "bench": ("broker.cli.bench", "Measure publishing, alone or against nats-server."),
+    "config": ("broker.cli.config", "Check a configuration file before a server reads it."),
+    "completion": ("broker.cli.completion", "Completion of commands for bash, zsh or fish."),
     "chaos": (
         "broker.cli.chaos",
         "Kill and pause nodes under load, and check that no acknowledged message is lost.",

@@ -1,0 +1,1 @@
+"""Disaster recovery from the command line: one module, dr.py."""
