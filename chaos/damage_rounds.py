@@ -36,13 +36,19 @@ from chaos.scenarios import client_of
 STREAMS: Final = ("D1", "D2", "D3")
 MESSAGES: Final = 15  # per stream, twice in a round
 HEAL_WITHIN_S: Final = 90.0
-DATA: Final = ("log segment", "table", "blob")  # kinds of files that are not read as a whole
+DATA: Final = (
+    "log segment",
+    "table",
+    "blob",
+    "block file",
+)  # kinds of files that are not read as a whole
 DAMAGES: Final = ("flip", "truncate", "delete")
 KINDS: Final = {  # of files, by the end of their names
     "log segment": ".seg",
     "promises": "promises",
     "table": ".sst",
     "blob": ".blob",
+    "block file": ".values",
     "manifest": "MANIFEST-",
     "current": "CURRENT",
     "write-ahead log": ".log",
@@ -112,6 +118,7 @@ class DamageReport:
             f"slowest recovery {self.slowest_s:.1f} s",
             *self.problems,
             "verdict: every promise kept" if self.ok else "verdict: PROMISES BROKEN",
+            f"repeat it: jetraft chaos damage --rounds {self.rounds} --seed {self.seed}",
         ]
 
 

@@ -253,6 +253,6 @@ async def read_back(run: Run) -> dict[str, Stored]:
 
 def _replica(node: LocalNode, last: int) -> Stored:
     """The messages in the replica of this node, which may have to catch up first."""
-    table = scan(STREAM, servers=f"127.0.0.1:{node.client_port}", last=last, pinned=True)
+    table = scan(STREAM, servers=f"{node.host}:{node.client_port}", last=last, pinned=True)
     data = [bytes(value).decode() for value in table.column("data").to_pylist()]
     return list(zip(table.column("seq").to_pylist(), data, strict=True))

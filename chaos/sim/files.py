@@ -11,6 +11,7 @@ Every random choice comes from the caller's generator."""
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -19,6 +20,7 @@ from typing import Final
 from raft.store.segments.files import LogFile
 
 SECTOR: Final = 512
+LOST_MAX: Final = 8  # writes of a file: one of the last ones may turn out to be lost
 NameChange = tuple[str, str, str]  # what, name, new name
 
 
@@ -30,6 +32,8 @@ class SimInode:
     durable: bytearray = field(default_factory=bytearray)  # what a power failure leaves at least
     pending: list[tuple[int, bytes]] = field(default_factory=list)  # since the last sync
     size_pending: bool = False
+    # What the last synced writes have replaced: (offset, old content).
+    replaced: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=LOST_MAX))
 
     def sync(self) -> None:
         if self.size_pending or len(self.durable) != len(self.data):
@@ -37,7 +41,9 @@ class SimInode:
             self.durable.extend(bytes(len(self.data) - len(self.durable)))
             self.size_pending = False
         for offset, part in self.pending:
-            self.durable[offset : offset + len(part)] = part
+            end = offset + len(part)
+            self.replaced.append((offset, bytes(self.durable[offset:end])))
+            self.durable[offset:end] = part
         self.pending.clear()
 
     def lose_power(self, rng: Random, *, kept: float, torn: float) -> None:
@@ -132,6 +138,11 @@ class SimLogFiles:
         self._durable_names: dict[str, SimInode] = {}
         self._pending: list[tuple[NameChange, SimInode | None]] = []
 
+    def holds(self, text: bytes) -> bool:
+        """Whether a file has it anywhere."""
+        inodes = (*self._names.values(), *self._durable_names.values())
+        return any(text in inode.data or text in inode.durable for inode in inodes)
+
     def call(self, operation: str, name: str) -> None:
         self.calls += 1
         error = self.fault(operation, name)
@@ -188,6 +199,10 @@ class SimLogFiles:
         """The process is killed: nothing is lost, but it holds no file any more."""
         self.life += 1
 
+    @property
+    def used(self) -> bool:
+        return bool(self._names)
+
     def unsynced(self) -> int:
         """Writes that a power failure may lose."""
         return sum(len(inode.pending) for inode in self._names.values())
@@ -204,14 +219,24 @@ class SimLogFiles:
         for inode in self._names.values():
             inode.lose_power(rng, kept=kept, torn=torn)
 
-    def damage(self, rng: Random) -> str:
-        """Change, cut or remove what is on disk. Returns a sentence."""
+    def damage(self, rng: Random, kind: str | None = None) -> str:
+        """Change, cut or remove what is on disk; or a write that was synced is not there, or is in
+        another place. Returns a sentence."""
         name = rng.choice(sorted(self._names))
         inode = self._names[name]
         used = len(bytes(inode.data).rstrip(b"\0"))
         at = rng.randrange(max(1, used))
-        kind = rng.choice(("bit", "zeros", "cut", "remove"))
+        kind = kind or rng.choice(("bit", "zeros", "cut", "remove", "lost", "misdirected"))
         match kind:
+            case "lost":
+                if inode.replaced:
+                    at, old = rng.choice(inode.replaced)
+                    inode.data[at : at + len(old)] = old
+            case "misdirected":
+                at = at // SECTOR * SECTOR
+                source = rng.randrange(max(1, used)) // SECTOR * SECTOR
+                moved = inode.data[source : source + min(SECTOR, len(inode.data) - at)]
+                inode.data[at : at + len(moved)] = moved
             case "bit":
                 if inode.data:
                     inode.data[at] ^= 1 << rng.randrange(8)
@@ -225,6 +250,7 @@ class SimLogFiles:
                 self._durable_names.pop(name, None)
         inode.durable[:] = inode.data
         inode.pending.clear()
+        inode.replaced.clear()
         inode.size_pending = False
         return f"{kind} at {at} of {name}"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.cluster.clock import IN_DOUBT
 from broker.cluster.replica import state_flush
-from broker.store import persistence, segments
+from broker.store import persistence, segments, state_db
 from chaos.sim.broker.fault_script import DURATIONS_NS
 from chaos.sim.broker.isolation import isolated
 from chaos.sim.broker.marks import host_marks, log_mark
@@ -31,6 +31,7 @@ from chaos.sim.promises.journal import Journal
 from chaos.sim.promises.seen_replica import SeenReplica
 from chaos.sim.promises.stored import check_alike
 from chaos.sim.promises.stored_times import TOLERANCE_NS
+from chaos.sim.world.database import SpoolFile
 from chaos.sim.world.links import Fabric
 from chaos.sim.world.node import BrokerNode
 from chaos.sim.world.node_loop import NodeLoop
@@ -44,6 +45,7 @@ from chaos.sim.world.virtual_time import (
     simulated_clocks,
 )  # fmt: skip
 from raft.host.compaction import CompactionPolicy
+from raft.snapshot import inbound, outbound
 
 FAULTS_LAST_NS = max(DURATIONS_NS)  # then the last one of the script is over by itself
 # Progress after the faults. Measured over 200 seeds: every stream is led after 1.4 s at most, and
@@ -53,13 +55,27 @@ AGREE_WITHIN_NS = 20 * NS
 FINISH_WITHIN_NS = 60 * NS  # some clients wait for half of it by themselves
 # With these, logs are cut often, and a node that was away needs a snapshot.
 SHORT_LOGS = CompactionPolicy(keep_entries=5, step_entries=5, step_bytes=1 << 10, every_ticks=4)
-# And blocks are sealed after a few rows, so that they are read from disk.
+# And blocks are sealed after a few rows, so that they are read from disk, and a snapshot is sent
+# slowly and in many pieces, so that it is interrupted and resumed.
+SNAPSHOT_BYTES_PER_S = 24 << 10  # unless there is a flood, which would take too long
 OFTEN = (
     Replacement(state_flush, "FLUSH_EVERY_S", lambda _: 0.5),
     Replacement(segments, "SEAL_ROWS", lambda _: 8),
     Replacement(persistence, "SEAL_ROWS", lambda _: 8),
+    Replacement(persistence, "CHECKPOINT_BYTES", lambda _: 256),
+    Replacement(state_db, "FILE_BYTES_MIN", lambda _: 256),
+    Replacement(outbound, "PIECE_BYTES", lambda _: 512),
+    Replacement(outbound, "WINDOW_BYTES", lambda _: 4096),
 )
+SLOWLY = Replacement(outbound, "SendRate", lambda rate: lambda _: rate(SNAPSHOT_BYTES_PER_S))
 SCRUB_NS = 4 * NS  # with damaged states
+IN_MEMORY_MIN = 3  # replicas: one of them may restart, and nothing is lost
+PACKED = b"JRZ1"  # how a compressed block begins (broker/store/block/packing.py)
+COMPRESSED = "blocks are stored compressed"
+SEALED = "what is stored is encrypted"
+FILED = "blocks are stored in files"
+DAMAGING = frozenset(("damage", "state damage", "database damage"))  # kinds of faults
+DAMAGE_FOUND = ("stream %s is damaged here: %s", "stream %s %s")
 STEPS_MAX = 200_000  # of one run; ten times what a long one needs
 
 
@@ -94,6 +110,7 @@ class BrokerCluster:
                 on_exception=self._failed,
                 compaction=compaction,
                 scrub_ns=self._scrub_ns,
+                cipher=plan.cipher,
             )
 
         self.nodes = [computer(name) for name in names]
@@ -132,6 +149,11 @@ class BrokerCluster:
         if self._tell is not None:
             self._tell(f"{self.world.now_ns / NS:9.4f} {who:8} {what}")
 
+    def _spool(self, **_: Any) -> SpoolFile:
+        """Where the running node keeps a snapshot until it has all of it."""
+        name = self._running_node()
+        return SpoolFile(next(node.disk.database for node in self.nodes if node.name == name))
+
     def _running_node(self) -> str:
         return getattr(self._current.clock, "name", "--")
 
@@ -157,6 +179,7 @@ class BrokerCluster:
         observer = ConsensusObserver(self._running_node, self._failures.append)
         consumers = ConsumerStates(self._broken)
         observers = (*observer.replacements(), *consumers.replacements())
+        floods = "flood" in self.plan.workloads
         with (
             simulated_clocks(self._current, dice),
             isolated(loops, tell, self.mark, self._failed),
@@ -164,6 +187,8 @@ class BrokerCluster:
                 (
                     *observers,
                     *(OFTEN if self.plan.short_logs else ()),
+                    *((SLOWLY,) if self.plan.short_logs and not floods else ()),
+                    Replacement(inbound, "SpooledTemporaryFile", lambda _: self._spool),
                     *(SMALL_BOUNDS if self.plan.small_queues else ()),
                 )
             ),
@@ -212,6 +237,8 @@ class BrokerCluster:
         return world.run_until(world.now_ns + within_ns, stop)
 
     def client(self, name: str) -> SimClient:
+        """The name is in its inbox: two clients of one name would get each other's answers."""
+        assert all(other.name != name for other in self._clients), f"two clients named {name}"
         client = SimClient(
             name,
             self.client_loop,
@@ -227,10 +254,16 @@ class BrokerCluster:
     async def _work(self) -> None:
         admin = self.client("admin")
         for config in self._streams:
-            await create_stream(admin, config)
+            await create_stream(admin, self._storage(config) | config)
         async with asyncio.TaskGroup() as tasks:
             for workload in self._workloads:
                 tasks.create_task(workload.run())
+
+    def _storage(self, config: dict[str, Any]) -> dict[str, Any]:
+        """How a stream is stored, unless its workload says so itself."""
+        stored = {"compression": "s2"} if self.plan.compresses else {}
+        in_memory = self.plan.in_memory and config["num_replicas"] >= IN_MEMORY_MIN
+        return stored | ({"storage": "memory"} if in_memory else {})
 
     # -- what workloads see (chaos/sim/clients/workload.py)
 
@@ -302,6 +335,16 @@ class BrokerCluster:
         }
 
     def _check(self) -> None:
+        disks = [node.disk for node in self.nodes]
+        if any(disk.database.has_value(PACKED) or disk.values.holds(PACKED) for disk in disks):
+            self.mark(COMPRESSED)
+        if self.plan.cipher:
+            self._check_sealed()
+        if any(disk.values.used for disk in disks):
+            self.mark(FILED)
+        found = {log_mark(line) for line in DAMAGE_FOUND} & self.counters.keys()
+        if found and not DAMAGING & {fault.kind for fault in self.plan.script}:
+            raise BrokenPromise("a node finds damage where nothing was damaged")
         for node in self.nodes:
             jetstream = node.runtime.jetstream if node.runtime is not None else None
             if jetstream is not None:
@@ -313,6 +356,15 @@ class BrokerCluster:
             check_alike(config["name"], digests)
         for workload in self._workloads:
             workload.check()
+
+    def _check_sealed(self) -> None:
+        """Every log and every state names a stream; none of them in clear."""
+        names = [config["name"] for config in self._streams]
+        for node in self.nodes:
+            for name in names:
+                if node.disk.holds(name.encode()):
+                    raise BrokenPromise(f"{node.name} has the name {name} in clear on its disk")
+        self.mark(SEALED)
 
 
 def _agree(replicas: dict[str, SeenReplica], count: int) -> bool:

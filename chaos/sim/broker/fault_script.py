@@ -70,6 +70,29 @@ _LATER_KINDS: Final[Mapping[str, FaultKind]] = {
     "old leader": FaultKind(
         0.1, "a leader does not run, and when it does, it reaches its clients before its peers", 3
     ),
+    "unsteady return": FaultKind(
+        0.15, "a node ends, and when it is back, its links end again and again", 3
+    ),
+    "file damage": FaultKind(
+        0.1, "a node ends, and one of its small files is changed, cut or gone, once", 3
+    ),
+    "database damage": FaultKind(
+        0.05, "a database cannot be opened, or RocksDB finds damage, once, as for a wipe", 3
+    ),
+    "crowded disk": FaultKind(
+        0.1, "messages fit on a disk, but no temporary file and no copy of the database"
+    ),
+}
+_ENDING_ONLY: Final = frozenset(("kill", "power", "stop"))
+_ENDING: Final = _ENDING_ONLY | {
+    "rolling",
+    "wipe",
+    "damage",
+    "state damage",
+    "file damage",
+    "database damage",
+    "remove",
+    "unsteady return",
 }
 KINDS: Final[Mapping[str, FaultKind]] = {**_FIRST_KINDS, **_LATER_KINDS}
 
@@ -86,6 +109,11 @@ class Fault:
     lasts_ns: int
     strength: int
     dice: int
+
+    @property
+    def boots(self) -> bool:
+        """A wrong clock is met at a restart."""
+        return self.dice % 3 == 0
 
     def __str__(self) -> str:
         lasts = f"for {self.lasts_ns / NS} s"
@@ -122,3 +150,15 @@ def draw_script(
         )
         at_ns += rng.randint(gap_ns // 4, 2 * gap_ns)
     return tuple(script)
+
+
+def one_end(script: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Of the faults with which a process ends, the first one that does nothing else, at most."""
+    kept: list[Fault] = []
+    ended = False
+    for fault in script:
+        ends = fault.kind in _ENDING or (fault.kind == "clock jump" and fault.boots)
+        if not ends or (fault.kind in _ENDING_ONLY and not ended):
+            kept.append(fault)
+            ended = ended or ends
+    return tuple(kept)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final, Protocol
 
+from broker.cluster.meta.founding import FOUNDING_FILE
 from chaos.sim.broker.fault_script import Fault
 from chaos.sim.world.links import Fabric, Weather
 from chaos.sim.world.node import BrokerNode
@@ -19,6 +20,8 @@ from chaos.sim.world.virtual_time import MS, NS, WorldTime
 from raft.store.disk_space import Space
 
 FLAP_NS: Final = 300 * MS  # at most, for one turn of a flapping link
+RESETS_NS: Final = 150 * MS  # at most, between two
+UNSTEADY_NS: Final = 3 * NS
 SLOW_LINK_NS: Final = 250 * MS  # at most
 SLOW_FLUSHES: Final = 500  # times slower, at most
 ELECTED_BY_NS: Final = 3 * NS  # another leader, also of a group that slept
@@ -29,6 +32,7 @@ CLOCK_WRONG_NS: Final = 3600 * NS  # every third jump, in both directions
 DRIFT_PPM: Final = 20_000  # at most, in both directions
 ROUGH: Final = 0.3  # highest probability
 WIPED_VOTERS_MIN: Final = 3  # of every group on a node whose disk is wiped
+BLOCK_FILES: Final = 0.6  # of the damage of states, if there are such files
 ASK_EVERY_NS: Final = 1 * NS  # until a removal is done
 BETWEEN_ROLLING_NS: Final = 300 * MS
 
@@ -58,7 +62,7 @@ class BrokerNemesis:
         self._world = world
         self._nodes = nodes
         self._spare: BrokerNode | None = spare
-        self._wiped = False
+        self._wiped = self._file_damaged = False
         self._removing: BrokerNode | None = None
         self._wrong_clocks: set[str] = set()
         self._clients = clients
@@ -84,9 +88,11 @@ class BrokerNemesis:
             "flap": self._flap,
             "slow link": self._slow_link,
             "reset": self._reset,
+            "unsteady return": self._unsteady_return,
             "rough": self._rough,
             "slow disk": self._slow_disk,
             "full disk": self._full_disk,
+            "crowded disk": self._bad_disk,
             "flush error": self._bad_disk,
             "write error": self._bad_disk,
             "clock jump": self._clock_jump,
@@ -94,6 +100,8 @@ class BrokerNemesis:
             "wipe": self._wipe,
             "damage": self._wipe,
             "state damage": self._wipe,
+            "database damage": self._wipe,
+            "file damage": self._damage_file,
             "join": self._join,
             "remove": self._remove,
             "disconnect": self._disconnect,
@@ -125,7 +133,7 @@ class BrokerNemesis:
             node.slowness = 1
             disk = node.disk.database
             disk.space = Space.AMPLE
-            disk.write_fails = disk.flush_fails = False
+            disk.write_fails = disk.flush_fails = disk.crowded = False
             node.set_clocks(wall_offset_ns=0, drift_ppm=0)
             node.resume()
             if node.stopping:
@@ -215,6 +223,9 @@ class BrokerNemesis:
         if fault.kind == "state damage":
             self._damage_state(fault, node, rng)
             return
+        if fault.kind == "database damage":
+            self._damage_database(fault, node, rng)
+            return
         self._wiped = True
         node.kill(power=False)
         if fault.kind == "wipe":
@@ -234,13 +245,38 @@ class BrokerNemesis:
     def _damage_state(self, fault: Fault, node: BrokerNode, rng: Random) -> None:
         """It is found when it is read: at a restart, or while the node runs."""
         running = rng.random() < 0.5
-        what = node.disk.database.damage(rng)
+        blocks = node.disk.values
+        if blocks.used and Random(fault.dice + 1).random() < BLOCK_FILES:
+            what = f"a file of blocks, {blocks.damage(rng)}"
+        else:
+            what = node.disk.database.damage(rng)
         if not what:
             return
         self._wiped = True
         self._tell(node.name, f"state damage: {what}, {running=}")
         if not running:
             node.kill(power=False)
+            self._later(fault.lasts_ns, self._start, node)
+
+    def _damage_database(self, fault: Fault, node: BrokerNode, rng: Random) -> None:
+        """Found when it is opened, or by a compaction, with which RocksDB refuses every write."""
+        self._wiped = True
+        running = rng.random() < 0.5
+        self._tell(node.name, f"database damage: {running=}, {_lasts(fault)}")
+        if running:
+            node.disk.database.corrupt = True
+            return
+        node.kill(power=False)
+        node.disk.condemn("Corruption: the MANIFEST (simulated)")
+        self._later(fault.lasts_ns, self._start, node)
+
+    def _damage_file(self, fault: Fault, node: BrokerNode) -> None:
+        """Not before a founding: then nobody else has the record."""
+        if node.up and not self._file_damaged and FOUNDING_FILE in node.disk.files:
+            self._file_damaged = True
+            node.kill(power=False)
+            what = node.disk.damage_file(Random(fault.dice))
+            self._tell(node.name, f"file damage: {what}, {_lasts(fault)}")
             self._later(fault.lasts_ns, self._start, node)
 
     def _join(self, _fault: Fault, _node: BrokerNode) -> None:
@@ -334,6 +370,19 @@ class BrokerNemesis:
         self._tell(node.name, "reset: its links end")
         self._fabric.reset_links(node.name)
 
+    def _unsteady_return(self, fault: Fault, node: BrokerNode) -> None:
+        """What it fetches from its peers then, entries or snapshots, is interrupted."""
+        if not node.up:
+            return
+        node.kill(power=False)
+        self._tell(node.name, f"unsteady return: {_lasts(fault)}")
+        self._later(fault.lasts_ns, self._start, node)
+        rng = Random(fault.dice)
+        at_ns = fault.lasts_ns
+        while at_ns < fault.lasts_ns + UNSTEADY_NS:
+            at_ns += rng.randint(20 * MS, RESETS_NS)
+            self._later(at_ns, self._fabric.reset_links, node.name)
+
     def _rough(self, fault: Fault, _node: BrokerNode) -> None:
         rng = Random(fault.dice)
         loses, repeats, reorders = (ROUGH * rng.random() for _ in range(3))
@@ -356,7 +405,11 @@ class BrokerNemesis:
         self._later(fault.lasts_ns, setattr, disk, "space", Space.AMPLE)
 
     def _bad_disk(self, fault: Fault, node: BrokerNode) -> None:
-        field = {"flush error": "flush_fails", "write error": "write_fails"}
+        field = {
+            "flush error": "flush_fails",
+            "write error": "write_fails",
+            "crowded disk": "crowded",
+        }
         self._tell(node.name, f"{fault.kind}: {_lasts(fault)}")
         disk, name = node.disk.database, field[fault.kind]
         setattr(disk, name, True)
@@ -369,7 +422,7 @@ class BrokerNemesis:
             return
         offset_ns = (fault.strength - 500) * CLOCK_JUMP_NS // 500
         self._wrong_clocks.add(node.name)
-        if fault.dice % 3 == 0 and len(self._nodes) > 1:
+        if fault.boots and len(self._nodes) > 1:
             self._boot_with_wrong_clock(fault, node)
             return
         self._tell(node.name, f"clock jump: by {offset_ns / NS} s, {_lasts(fault)}")

@@ -22,6 +22,8 @@ from chaos.sim.bugs.queue_bugs import QUEUE_BUGS
 from chaos.sim.bugs.read_bugs import READ_BUGS
 from chaos.sim.bugs.retention_bugs import RETENTION_BUGS
 from chaos.sim.bugs.schedule_bugs import SCHEDULE_BUGS
+from chaos.sim.bugs.storage_bugs import STORAGE_BUGS
+from chaos.sim.bugs.writer_bugs import WRITER_BUGS
 
 WITHIN_SEEDS: Final = 2000
 BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {
@@ -34,6 +36,8 @@ BROKER_BUGS: Final[Mapping[str, BrokerBug]] = {
     **QUEUE_BUGS,
     **READ_BUGS,
     **SCHEDULE_BUGS,
+    **STORAGE_BUGS,
+    **WRITER_BUGS,
 }
 
 

@@ -16,7 +16,7 @@ from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start_position import Start
 from broker.jetstream.delivery.effects import Propose
 from broker.jetstream.delivery.engine import Delivery
-from broker.jetstream.delivery.inactivity import RETRY_NS, Inactivity
+from broker.jetstream.delivery.inactivity import Inactivity
 from broker.jetstream.stream import consumer_set
 from broker.subjects import Steps
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
@@ -79,7 +79,7 @@ def _rest_in_use(_: object) -> object:
         deadline, consumer = self._idle_deadline(), self.consumer
         if deadline is not None and now >= deadline:
             self._effects.append(Propose(DeleteConsumer(now, consumer.name, consumer.incarnation)))
-            self._idle.postpone(now + RETRY_NS)
+            self._ending = True
 
     return check_idle
 
@@ -87,6 +87,18 @@ def _rest_in_use(_: object) -> object:
 def _rest_by_the_local_clock(original: Callable[..., None]) -> object:
     def check_idle(self: Delivery, _now: int) -> None:
         original(self, time.time_ns())
+
+    return check_idle
+
+
+def _serve_to_the_end(original: Callable[..., None]) -> object:
+    """As if a deletion that is in the log did not happen yet."""
+
+    def check_idle(self: Delivery, now: int) -> None:
+        original(self, now)
+        if self._ending:
+            self._ending = False
+            self._idle.used(now)
 
     return check_idle
 
@@ -125,26 +137,26 @@ CHANGE_BUGS: Final[dict[str, BrokerBug]] = {
     "consumer update lost at a restart": BrokerBug(
         "a checkpoint has the configuration of the last update",
         (Replacement(Consumer, "decode", _decode_first_config),),
-        found_by=32,
+        found_by=53,
         workloads=CHANGED,
     ),
     "pause forgotten at a restart": BrokerBug(
         "a pause is part of a checkpoint",
         (Replacement(Consumer, "decode", _forget_pauses),),
-        found_by=28,
+        found_by=35,
         workloads=CHANGED,
         faults=("kill", "stop"),
     ),
     "update ends a pause": BrokerBug(
         "an update leaves a pause as it is",
         (Replacement(Consumer, "_configure", _resume_at_update),),
-        found_by=0,
+        found_by=2,
         workloads=CHANGED,
     ),
     "a paused consumer delivers": BrokerBug(
         "nothing is delivered while a pause lasts",
         (Replacement(Delivery, "_check_pause", _deliver_anyway),),
-        found_by=0,
+        found_by=1,
         workloads=CHANGED,
     ),
     "a used consumer goes away": BrokerBug(
@@ -159,7 +171,7 @@ CHANGE_BUGS: Final[dict[str, BrokerBug]] = {
     "inactivity by the local clock": BrokerBug(
         "a step of a clock makes no consumer inactive",
         (Replacement(Delivery, "_check_idle", _rest_by_the_local_clock),),
-        found_by=4,
+        found_by=9,
         workloads=INACTIVE,
         faults=("clock jump",),
     ),
@@ -168,6 +180,13 @@ CHANGE_BUGS: Final[dict[str, BrokerBug]] = {
         (Replacement(Delivery, "_check_idle", _delete_here_only),),
         found_by=0,
         workloads=INACTIVE,
+    ),
+    "served while its deletion is under way": BrokerBug(
+        "a consumer whose deletion was proposed serves nobody",
+        (Replacement(Delivery, "_check_idle", _serve_to_the_end),),
+        found_by=0,
+        workloads=INACTIVE,
+        faults=("slow disk",),
     ),
     "an inactive consumer stays": BrokerBug(
         "a consumer that is not used for its inactive_threshold is deleted",
@@ -178,7 +197,7 @@ CHANGE_BUGS: Final[dict[str, BrokerBug]] = {
     "a watcher misses an update at a reconnect": BrokerBug(
         "a consumer begins with the sequence that it was asked to begin with",
         (Replacement(consumer_set, "start_of", _start_one_later),),
-        found_by=10,
+        found_by=12,
         workloads=WATCH,
     ),
 }

@@ -100,14 +100,14 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "double ack before commit": BrokerBug(
         "a double ack is answered when its entry is committed",
         (Replacement(Replica, "propose_all", _confirm_before_commit),),
-        found_by=0,
+        found_by=107,
         workloads=PULL,
         faults=("isolate", "kill"),
     ),
     "consumer info before commit": BrokerBug(
         "consumer info shows no ack floor that the next leader might not know",
         (Replacement(LeaderApi, "_consumer_info", _show_uncommitted),),
-        found_by=21,
+        found_by=40,
         workloads=PULL,
         faults=("isolate", "halves", "slow disk", "kill", "pause"),
     ),
@@ -133,7 +133,7 @@ CONSUMER_BUGS: Final[dict[str, BrokerBug]] = {
     "engines restarted early": BrokerBug(
         "engines whose commands were refused start again when those before them are applied",
         (Replacement(Replica, "_resume_leading", _resume_at_once),),
-        found_by=31,
+        found_by=228,
         workloads=(*PULL, "flood"),
         faults=("slow disk", "slow link", "full disk"),
     ),

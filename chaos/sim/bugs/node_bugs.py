@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from broker.cluster import stream_node
-from broker.cluster.meta.founding import Bootstrap
+from broker.cluster.meta.founding import SESSION_FILE, Bootstrap
+from broker.cluster.node_files import NodeFiles
 from broker.cluster.publish.outbox_core import OutboxCore
 from broker.cluster.publish.publish_batch import PublishBatch
 from broker.jetstream.publish.dedup_window import DedupImage, DedupWindow
@@ -46,6 +47,18 @@ def _promise_when_written(original: Written) -> Written:
 def _first_session_again(_original: object) -> object:
     def next_session(_files: object) -> int:
         return 1
+
+    return next_session
+
+
+def _number_of_the_file(_original: object) -> object:
+    def next_session(files: NodeFiles) -> int:
+        try:
+            session = int(files.read(SESSION_FILE) or b"0") + 1
+        except ValueError:
+            session = 1
+        files.write(SESSION_FILE, str(session).encode())
+        return session
 
     return next_session
 
@@ -128,7 +141,7 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
     "ack before flush": BrokerBug(
         "a vote or an append is answered only after its batch is flushed (Raft figure 2)",
         (Replacement(Rounds, "written", _promise_when_written),),
-        found_by=53,
+        found_by=41,
         workloads=PUBLISHING,
     ),
     "session forgotten over a restart": BrokerBug(
@@ -136,6 +149,13 @@ NODE_BUGS: Final[dict[str, BrokerBug]] = {
         (Replacement(stream_node, "next_session", _first_session_again),),
         found_by=0,
         workloads=PUBLISHING,
+    ),
+    "a lost session file begins again": BrokerBug(
+        "the session rises also if the file that holds it is lost",
+        (Replacement(stream_node, "next_session", _number_of_the_file),),
+        found_by=34,
+        workloads=PUBLISHING,
+        faults=("file damage", "kill"),
     ),
     "sessions left out of a checkpoint": BrokerBug(
         "a replica remembers over a restart which batches it has applied",

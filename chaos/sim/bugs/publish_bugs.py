@@ -193,7 +193,7 @@ PUBLISH_BUGS: Final[dict[str, BrokerBug]] = {
     "get served by a follower": BrokerBug(
         "gets are answered by the leader, while its reads are current",
         (Replacement(MessageGets, "direct", _get_from_any_replica),),
-        found_by=7,
+        found_by=8,
         workloads=_REGISTERS,
         faults=("slow link",),
     ),

@@ -69,7 +69,7 @@ QUEUE_BUGS: Final[dict[str, BrokerBug]] = {
     "requests wait without a bound": BrokerBug(
         "requests for a group without a leader are refused when too many wait",
         (Replacement(WaitingForLeader, "keep", _keep_everything),),
-        found_by=6,
+        found_by=8,
         workloads=PULL,
         faults=("kill", "isolate"),
     ),

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from broker.cluster.api.leader_api import LeaderApi
 from broker.cluster.api.message_gets import MessageGets
-from broker.cluster.api.scan_plan import PlanService
 from broker.cluster.meta.assignments import Assignment
+from broker.cluster.stream_requests import StreamLookup
 from broker.jetstream.errors import ErrCode, JetStreamError
 from chaos.sim.bugs.broker_bug import BrokerBug, Replacement
 from raft.host.reads import GroupReads
@@ -56,13 +56,13 @@ def _run_ahead(_: object) -> object:
 
 
 def _trust_the_table(_: object) -> Callable[..., Awaitable[Assignment]]:
-    async def assignment(self: PlanService, account: str, stream: str) -> Assignment:
+    async def find(self: StreamLookup, account: str, stream: str) -> Assignment:
         found = self.assignments.get(account, stream)
         if found is None:
             raise JetStreamError(ErrCode.STREAM_NOT_FOUND)
         return found
 
-    return assignment
+    return find
 
 
 READ_BUGS: Final[dict[str, BrokerBug]] = {
@@ -90,19 +90,19 @@ READ_BUGS: Final[dict[str, BrokerBug]] = {
     "a follower reads without asking": BrokerBug(
         "a follower answers a get when it has applied what the leader has (Raft thesis 6.4)",
         (Replacement(MessageGets, "is_level", _follow_blindly),),
-        found_by=0,
+        found_by=18,
         workloads=_READERS,
     ),
     "a follower reads ahead of its leader": BrokerBug(
         "a follower that has applied more than its leader leaves the get to the leader",
         (Replacement(MessageGets, "is_level", _run_ahead),),
-        found_by=0,
+        found_by=62,
         workloads=_READERS,
         faults=("slow disk",),
     ),
     "a node that knows no streams denies them": BrokerBug(
         "a node says that there is no such stream only when its table of streams is current",
-        (Replacement(PlanService, "_assignment", _trust_the_table),),
+        (Replacement(StreamLookup, "find", _trust_the_table),),
         found_by=0,
         workloads=_READERS,
         faults=_REBUILT,

@@ -54,7 +54,7 @@ RETENTION_BUGS: Final[dict[str, BrokerBug]] = {
     "retention forgets a new consumer": BrokerBug(
         "interest retention keeps what a new consumer selects",
         (Replacement(ConsumerInterest, "consumers_changed", _keep_cache),),
-        found_by=16,
+        found_by=30,
         workloads=RETENTION,
     ),
     "interest of one consumer counts": BrokerBug(
@@ -66,7 +66,7 @@ RETENTION_BUGS: Final[dict[str, BrokerBug]] = {
     "let go at delivery": BrokerBug(
         "a work queue keeps a message until it is acked",
         (Replacement(Consumer, "apply_progress", _let_go_at_delivery),),
-        found_by=0,
+        found_by=1,
         workloads=RETENTION,
     ),
     "mirror skips at a reconnect": BrokerBug(

@@ -38,6 +38,7 @@ class StreamAdministration:
             "subjects": ["managed.*"],
             "num_replicas": rng.choice(self._sizes),
             "description": "0",
+            "storage": "file",  # with one replica at times, nothing else survives a restart
         }
         self._acked: list[int] = []
         self._unknown_updates = 0
@@ -127,6 +128,7 @@ class StreamAdministration:
             **self._config,
             "description": str(step + 1),
             "num_replicas": self._scene.rng.choice(self._sizes),
+            "compression": "s2" if step % 2 else "none",
         }
         operation = self._scene.journal.invoke(client.name, "update", stream=STREAM, config=wanted)
         answer = await self._ask(client, operation, "STREAM.UPDATE", wanted)

@@ -78,6 +78,7 @@ class SafetyChecks:
         self.counters: Counter[str] = Counter()
         self._committed_in: list[Term] = []
         self._leaders: dict[Term, NodeId] = {}
+        self._heard_of: set[Term] = set()  # terms whose leader has sent something to others
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
         self._entries: dict[tuple[Index, Term], tuple[bytes, EntryKind, Term | None]] = {}
         self._digests: dict[Index, bytes] = {}
@@ -92,8 +93,21 @@ class SafetyChecks:
 
     def started(self, node: CheckedNode) -> None:
         core = node.core
+        self._forget_terms(node.id, core.term)
         self._seen[node.id] = LastSeen(core.term, Index(0), core.role)
         self.observe(node)
+
+    def _forget_terms(self, node: NodeId, last: Term) -> None:
+        """The node has started with this term. The only member of a group may forget a term in
+        which it led, with the entries of that term (raft/DIVERGENCE.md), if nobody has heard of
+        it; then it leads that term again."""
+        forgotten = {term for term, leader in self._leaders.items() if leader == node}
+        forgotten = {term for term in forgotten if term > last}
+        if heard := forgotten & self._heard_of:
+            raise Violation(f"disk before promise: {node} has forgotten term {min(heard)}")
+        if forgotten:
+            self._entries = {at: e for at, e in self._entries.items() if at[1] not in forgotten}
+            self.count("forgotten terms")
 
     def observe(self, node: CheckedNode) -> None:
         """Call this after every step of a node."""
@@ -140,6 +154,7 @@ class SafetyChecks:
         kind = message.kind
         if kind in (MessageKind.APPEND, MessageKind.HEARTBEAT):
             self._leader_found(message.term, node.id)
+            self._heard_of.add(message.term)
         elif kind == MessageKind.APPEND_REPLY and not message.reject:
             _, end = node.disk.safe.end()
             if node.core.term == message.term and end < message.index:

@@ -21,7 +21,6 @@ from chaos.sim.consumers.consuming import (
 )  # fmt: skip
 from chaos.sim.promises.broken import BrokenPromise
 from chaos.sim.promises.dispatches import CLOCK_TOLERANCE
-from chaos.sim.promises.seen_replica import SeenReplica
 from chaos.sim.world.virtual_time import NS
 
 STREAM: Final = "RESTED"
@@ -37,13 +36,38 @@ class UsedConsumer:
 
     config: dict[str, Any]
     used_ns: int = 0
-    there: tuple[int, int] | None = None  # incarnation and newest index at which it was seen
+    there: int = 0  # the incarnation that was seen; 0: none
+    seen_at: int = 0  # the newest index at which it was looked for
+    over: int = 0  # the newest incarnation whose end was judged
     finished: bool = False
     ended_early: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return str(self.config.get("durable_name") or self.config["name"])
+
+    def seen(self, incarnation: int, *, at_index: int, now_ns: int) -> None:
+        """A replica that has applied `at_index` has this incarnation of it; 0: none."""
+        if at_index < self.seen_at:
+            return  # the replica that has applied more is down, or this one is still replaying
+        if incarnation <= self.over:
+            incarnation = 0  # a replica that does not know yet what a client was told
+        if self.there and self.there != incarnation:
+            self._judge(now_ns - self.used_ns)
+        self.there, self.seen_at = incarnation, at_index
+
+    def told_gone(self) -> None:
+        """A client was told so. The end is judged, as far as a replica that is up knows of it."""
+        self.over = max(self.over, self.there)
+        self.there = 0
+
+    def _judge(self, rested_ns: int) -> None:
+        threshold_ns = self.config["inactive_threshold"]
+        if rested_ns < threshold_ns * CLOCK_TOLERANCE:
+            self.ended_early.append(
+                f"{STREAM} > {self.name}: gone {rested_ns / NS:.3f} s after its last use, "
+                f"inactive_threshold is {threshold_ns / NS} s"
+            )
 
 
 class InactiveConsumers:
@@ -95,8 +119,10 @@ class InactiveConsumers:
         one.finished = True
 
     async def _use(self, client: WorkClient, one: UsedConsumer) -> None:
-        rng, began_ns = self._scene.rng, self._scene.now_ns()
-        leader = self._leader()
+        rng = self._scene.rng
+        if rng.random() < 0.1:  # as late as its deletion is proposed
+            await asyncio.sleep(one.config["inactive_threshold"] / NS + rng.random())
+        began_ns, leader = self._scene.now_ns(), self._leader()
         fetched = await fetch(
             client, STREAM, one.name, batch=rng.choice((1, 5)), expires_s=rng.choice((0.2, 0.5))
         )
@@ -119,7 +145,7 @@ class InactiveConsumers:
             if info.get("error", {}).get("err_code") == CONSUMER_NOT_FOUND:
                 self._scene.mark("inactive consumer gone")
                 self._notice()
-                one.there = None  # its end is judged, as far as a replica that is up knows of it
+                one.told_gone()
                 return
 
     def _leader(self) -> str | None:
@@ -143,23 +169,12 @@ class InactiveConsumers:
         if replicas:
             newest = max(replicas, key=lambda replica: replica.stream.applied)
             for one in self._consumers:
-                self._seen(one, newest)
-
-    def _seen(self, one: UsedConsumer, newest: SeenReplica) -> None:
-        index = newest.stream.applied
-        consumer = newest.stream.consumers.get(one.name)
-        if one.there is not None and index < one.there[1]:
-            return  # the replica that has applied more is down
-        incarnation = 0 if consumer is None else consumer.incarnation
-        if one.there is not None and one.there[0] != incarnation:
-            rested_ns = self._scene.now_ns() - one.used_ns
-            threshold_ns = one.config["inactive_threshold"]
-            if rested_ns < threshold_ns * CLOCK_TOLERANCE:
-                one.ended_early.append(
-                    f"{STREAM} > {one.name}: gone {rested_ns / NS:.3f} s after its last use, "
-                    f"inactive_threshold is {threshold_ns / NS} s"
+                consumer = newest.stream.consumers.get(one.name)
+                one.seen(
+                    0 if consumer is None else consumer.incarnation,
+                    at_index=newest.stream.applied,
+                    now_ns=self._scene.now_ns(),
                 )
-        one.there = None if consumer is None else (incarnation, index)
 
     def check(self) -> None:
         for one in self._consumers:

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import BytesIO
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from raft.store.disk_space import DiskFacts, Space
 
 Change = tuple[str, bytes, bytes | None, bytes | None]  # column, key, value, end of a range
+
+
+REWRITTEN: Final = {"rocksdb.live-blob-file-size": 1 << 32, "rocksdb.num-blob-files": 1}
 
 
 class SimWriteBatch:
@@ -122,12 +126,17 @@ class DatabaseFiles:
     written: int = 0  # logged writes ever made; the last len(logged) of them are not durable
     openings: int = 0
     space: Space = Space.AMPLE
+    crowded: bool = False  # messages fit, but no temporary file and no copy of the database
     write_fails: bool = False
     flush_fails: bool = False
+    condemned: str = ""  # why it cannot be opened
+    corrupt: bool = False  # RocksDB meets a damaged file with the next write
 
     def write(self, changes: list[Change], *, logged: bool) -> None:
         if self.write_fails:
             raise DiskFault("IO error: simulated write error")
+        if self.corrupt:
+            raise CorruptFile("Corruption: a file of a compaction (simulated)")
         _apply(self.live, changes)
         if logged:
             self.logged.append(changes)
@@ -173,6 +182,14 @@ class DatabaseFiles:
                 image.damaged |= {chosen, other} if how == "misdirected" else {chosen}
         return f"{how}, {chosen.hex()}"
 
+    def holds(self, text: bytes) -> bool:
+        """Whether a value has it anywhere."""
+        images = (*self.live.values(), *self.durable.values())
+        return any(text in value for image in images for value in image.values.values())
+
+    def has_value(self, beginning: bytes) -> bool:
+        return any(value.startswith(beginning) for value in self.live["state"].values.values())
+
     def crash(self, rng: Random) -> int:
         """Returns how many writes are lost."""
         kept = rng.randint(0, len(self.logged)) if rng.random() < 0.5 else 0
@@ -198,7 +215,7 @@ class DiskFault(OSError):
 def is_injected(error: BaseException) -> bool:
     """Whether a fault of the simulated disk is what caused it."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, DiskFault):
+    while cause is not None and not isinstance(cause, DiskFault | CorruptFile):
         if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
             return True  # of the files of the log (chaos/sim/files.py)
         cause = cause.__cause__
@@ -207,6 +224,10 @@ def is_injected(error: BaseException) -> bool:
 
 class DamagedValue(Exception):
     """As rocksdict raises it: a plain exception whose text says what is wrong."""
+
+
+class CorruptFile(DamagedValue):
+    """Met in the background: the database refuses every write from now on."""
 
 
 class ProcessEnded(Exception):
@@ -269,14 +290,6 @@ class SimDatabase:
         files.flush_logged(files.written)  # a memtable of this column holds logged writes too
         files.flush_unlogged(len(files.unlogged))
 
-    def items(self, from_key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        image = self._image
-        keys = image.keys()
-        for key in keys[bisect_left(keys, from_key) :]:
-            value = image.read(key)
-            if value is not None:
-                yield key, value
-
     def iter(self) -> SimCursor:
         return SimCursor(self._image)
 
@@ -284,7 +297,8 @@ class SimDatabase:
         return SimSnapshot(self._image.copy())
 
     def property_int_value(self, name: str) -> int:
-        return 0
+        """Files count on a crowded disk: a rewrite of them needs as much again."""
+        return REWRITTEN.get(name, 0) if self._files.crowded else 0
 
     def latest_sequence_number(self) -> int:
         return 0
@@ -337,18 +351,55 @@ class SimDiskSpace:
 
 
 class SimCursor:
+    """As in RocksDB, it is not valid any more when it meets damage, and only `status` says why."""
+
     def __init__(self, image: ColumnImage) -> None:
+        self._image = image
         self._keys = list(image.keys())
         self._at = 0
+        self._value: bytes | None = None
+        self._damage: DamagedValue | None = None
 
     def seek(self, key: bytes) -> None:
         self._at = bisect_left(self._keys, key)
+        self._read()
+
+    def next(self) -> None:
+        self._at += 1
+        self._read()
+
+    def _read(self) -> None:
+        self._value = None
+        try:
+            while self._at < len(self._keys) and self._value is None:
+                self._value = self._image.read(self._keys[self._at])
+                self._at += self._value is None  # it was deleted
+        except DamagedValue as damage:
+            self._damage = damage
 
     def valid(self) -> bool:
-        return self._at < len(self._keys)
+        return self._value is not None
 
     def key(self) -> bytes:
         return self._keys[self._at]
 
+    def value(self) -> bytes:
+        assert self._value is not None
+        return self._value
+
     def status(self) -> None:
-        """Never fails."""
+        if self._damage is not None:
+            raise self._damage
+
+
+class SpoolFile(BytesIO):
+    """Stands in for a temporary file: ends with its process, on the same disk as the database."""
+
+    def __init__(self, files: DatabaseFiles) -> None:
+        super().__init__()
+        self._files = files
+
+    def write(self, data: Any, /) -> int:
+        if self._files.crowded or self._files.write_fails:
+            raise DiskFault("simulated: no temporary file can be written")
+        return super().write(data)

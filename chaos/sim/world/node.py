@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -27,6 +27,7 @@ from broker.main import Broker
 from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
 from broker.server.process.tasks import Tasks
+from broker.store.encryption import DirectoryCipher, EncryptionKeys
 from chaos.sim.files import SimJobs, SimLogFiles
 from chaos.sim.world.byte_stream import ByteStream
 from chaos.sim.world.database import (
@@ -45,9 +46,11 @@ from raft.host.compaction import CompactionPolicy
 from raft.store.database import claim
 from raft.store.log_store import LogStore
 from raft.store.node_log import LogPlace
+from raft.store.records import DamagedDatabase
 
 CLUSTER = "sim"
 SEGMENT_BYTES = 64 << 10  # of the log: small, so that segments are recycled in a short run
+VALUE_FILE_BYTES = 8 << 10  # two blocks each
 SUPERVISED_NS = 1000 * MS  # after this time a process that could not start is started again
 
 
@@ -58,14 +61,43 @@ class NodeDisk:
     database: DatabaseFiles = field(default_factory=DatabaseFiles)
     segments: SimLogFiles = field(default_factory=SimLogFiles)
     promises: SimLogFiles = field(default_factory=SimLogFiles)
+    values: SimLogFiles = field(default_factory=SimLogFiles)  # large blocks
     files: dict[str, bytes] = field(default_factory=dict)
+    data_key: bytes = b""  # of encryption at rest; not damaged, because nothing replaces it
 
     def __post_init__(self) -> None:
-        for files in self.logs():
+        for files in self.directories():
             files.fault = self._fault
 
-    def logs(self) -> tuple[SimLogFiles, SimLogFiles]:
-        return self.segments, self.promises
+    def directories(self) -> tuple[SimLogFiles, ...]:
+        return self.segments, self.promises, self.values
+
+    def holds(self, text: bytes) -> bool:
+        """Whether the log or the database has it anywhere."""
+        return self.database.holds(text) or any(files.holds(text) for files in self.directories())
+
+    def condemn(self, reason: str) -> None:
+        self.database.condemned = reason
+
+    def set_aside(self) -> None:
+        """The database and the log begin anew. What was in them is not kept."""
+        empty = NodeDisk(files=self.files, data_key=self.data_key)
+        for one in fields(self):
+            setattr(self, one.name, getattr(empty, one.name))
+        self.__post_init__()
+
+    def damage_file(self, rng: Random) -> str:
+        """One of the small files is changed, cut or gone. Returns what is damaged."""
+        name = rng.choice(sorted(self.files))
+        content = bytearray(self.files.pop(name))
+        kind = rng.choice(("remove", "cut", "bit") if content else ("remove",))
+        at = rng.randrange(max(1, len(content)))
+        if kind == "cut":
+            self.files[name] = bytes(content[:at])
+        elif kind == "bit":
+            content[at] ^= 1 << rng.randrange(8)
+            self.files[name] = bytes(content)
+        return f"{kind} at {at} of {name}"
 
     def _fault(self, operation: str, _name: str) -> OSError | None:
         """The log is on the same disk as the database, with the same faults."""
@@ -143,9 +175,11 @@ class BrokerNode:
         on_exception: Callable[[str, dict[str, Any]], None],
         compaction: CompactionPolicy,
         scrub_ns: int,
+        cipher: str,
     ) -> None:
         """`names`: of the nodes that its routes lead to; its own is left out. `scrub_ns`: from one
-        reading of everything that is stored to the next; 0: never."""
+        reading of everything that is stored to the next; 0: never. `cipher`: of what is stored;
+        empty: it is not encrypted."""
         self.name = name
         self.disk = NodeDisk()
         self.process: Process | None = None
@@ -165,7 +199,12 @@ class BrokerNode:
         self._options = Options(
             host="127.0.0.1",
             server_name=name,
-            jetstream=JetStreamOptions(store_dir="/simulated", scrub_interval_ns=scrub_ns),
+            jetstream=JetStreamOptions(
+                store_dir="/simulated",
+                scrub_interval_ns=scrub_ns,
+                cipher=cipher,
+                key=name if cipher else "",
+            ),
             cluster=ClusterOptions(
                 name=CLUSTER,
                 routes=tuple(f"nats://{other}:6222" for other in names if other != name),
@@ -227,23 +266,44 @@ class BrokerNode:
         return Platform(
             transport=transport,
             open_store=partial(self._open_store, loop),
+            open_cipher=self._open_cipher,
+            condemn=lambda store: self.disk.condemn(store.damage or ""),
+            set_aside=lambda _: self.disk.set_aside(),
             flush_thread=cast(Any, partial(SimFlushThread, self._world, self.flush_ns)),
             directory=Path,
             files=lambda _directory: SimFiles(self.disk, loop),
             compaction=self._compaction,
         )
 
+    def _open_cipher(
+        self, _directory: Path, keys: EncryptionKeys, *, used: bool
+    ) -> DirectoryCipher | None:
+        """`used` is about the real directory."""
+        if not keys.key:
+            return None
+        if not self.disk.data_key:
+            self.disk.data_key = self._rng.randbytes(32)
+        return DirectoryCipher(self.disk.data_key, keys.cipher)
+
     def _open_store(
-        self, loop: NodeLoop, path: Path, *, node_name: str, cluster_name: str, tuning: Any
+        self,
+        loop: NodeLoop,
+        path: Path,
+        *,
+        node_name: str,
+        cluster_name: str,
+        tuning: Any,
     ) -> LogStore:
         openings = 0
 
         def open_database() -> Any:
             nonlocal openings
             openings += 1
+            if self.disk.database.condemned:
+                raise DamagedDatabase(f"{path}: {self.disk.database.condemned}")
             if openings > 1:  # the disk has failed: what was not flushed may be lost, or not
                 self.disk.database.crash(self._rng)
-                for files in self.disk.logs():
+                for files in self.disk.directories():
                     files.lose_power(self._rng)
             database: Any = SimDatabase(self.disk.database, lambda: loop.alive)
             return database, claim(
@@ -258,6 +318,7 @@ class BrokerNode:
                 reserve_percent=0,
                 segment_bytes_first=SEGMENT_BYTES,
                 segment_bytes_max=4 * SEGMENT_BYTES,
+                value_file_bytes=VALUE_FILE_BYTES,
             ),
             new_batch=cast(Any, SimWriteBatch),
             space=cast(Any, SimDiskSpace(self.disk.database)),
@@ -267,7 +328,9 @@ class BrokerNode:
                 jobs=lambda: SimJobs(at_once=True),
                 draw_salt=lambda: self._rng.getrandbits(64),
                 space=lambda _size: self.disk.database.space,
+                cipher=tuning.cipher,
             ),
+            value_files=self.disk.values,
         )
 
     def flush_ns(self) -> int:
@@ -307,6 +370,7 @@ class BrokerNode:
                 runtime=lambda options: Runtime(options, self._platform(process)),
                 listener=listener,
             )
+            process.broker.server.restart = lambda _: self._restart(process)
             await process.broker.start()
             await process.broker.finished.wait()
 
@@ -321,6 +385,12 @@ class BrokerNode:
                 self._world.after(SUPERVISED_NS, self._start_again)
             elif stopped is not None:
                 stopped()
+
+    def _restart(self, process: Process) -> None:
+        """The node has asked for it."""
+        if process is self.process and not process.stopping:
+            self.stop()
+            self.on_stopped = self._start_again
 
     def _start_again(self) -> None:
         if self.process is None:
@@ -351,7 +421,7 @@ class BrokerNode:
         self.streams.clear()
         database = self.disk.database
         lost = 0
-        for files in self.disk.logs():
+        for files in self.disk.directories():
             if power:
                 lost += files.unsynced()
                 files.lose_power(self._rng)

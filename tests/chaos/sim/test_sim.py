@@ -6,8 +6,11 @@ from collections import Counter
 
 import pytest
 
+from chaos.sim.consensus.checks import SafetyChecks, Violation
 from chaos.sim.consensus.planted_bugs import NO_BUG, PLANTED_BUGS
 from chaos.sim.consensus.run import find_bug, run_seed, run_seeds, survey
+from raft.core.messages import EntryKind
+from raft.types import Index, Members, NodeId, Term
 from tests.support.fresh_seeds import fresh_seeds
 
 FIXED_SEEDS = 20
@@ -18,6 +21,7 @@ PORTIONS = 10
 # the simulator gives it another schedule; what it found in the core is a script or a test there.
 REGRESSIONS: dict[int, str] = {
     281: "the checks took the members of a log that a snapshot was about to replace",
+    499348403955: "the only member led a term again that it had forgotten with a failed flush",
 }
 
 # Where the search for a planted bug begins, to keep the suite short: a little before the first seed
@@ -118,3 +122,15 @@ def test_every_planted_bug_replaces_something() -> None:
     assert len(PLANTED_BUGS) == 19
     assert NO_BUG not in PLANTED_BUGS.values()
     assert len(set(PLANTED_BUGS.values())) == len(PLANTED_BUGS)
+
+
+def test_a_leader_does_not_forget_a_term_that_others_have_heard_of() -> None:
+    """The only member of a group may forget one, with its entries (raft/DIVERGENCE.md)."""
+    checks = SafetyChecks(Members((NodeId(1),)), {})
+    checks._leaders[Term(2)] = NodeId(1)
+    checks._entries[Index(5), Term(2)] = (b"x", EntryKind.NORMAL, Term(1))
+    checks._forget_terms(NodeId(1), Term(1))
+    assert not checks._entries
+    checks._heard_of.add(Term(2))
+    with pytest.raises(Violation, match="has forgotten term 2"):
+        checks._forget_terms(NodeId(1), Term(1))

@@ -1,0 +1,1 @@
+"""Failover tests of a real cluster: seeded faults, several workloads, a verdict and a report."""

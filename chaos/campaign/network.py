@@ -1,0 +1,125 @@
+"""A network of namespaces on this machine: one per node, all on one bridge.
+
+Owns: the namespaces, the bridge and the routes it made; `remove` takes all of it away by name.
+May not touch: any other interface or address of the machine.
+A cut is a blackhole route: packets from one node to another are dropped before they leave, in one
+direction or in both. Clients are on the bridge and reach every node all the time.
+The addresses are of the range that is reserved for tests of devices (RFC 2544)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+NETWORK = "198.18"  # 198.18.0.0/15, RFC 2544
+BRIDGE_HOST = 254
+COMMAND_WITHIN_S = 20
+
+
+class NetworkFailed(Exception):
+    """A namespace, a bridge or a route could not be made; str() says which command failed."""
+
+
+def missing() -> str | None:
+    """Why there can be no namespaces here; None: they work."""
+    if os.geteuid() != 0:
+        return "needs root (network namespaces)"
+    if shutil.which("ip") is None:
+        return "needs the command ip (iproute2)"
+    name = f"jrtry{secrets.token_hex(2)}"
+    try:
+        _ip("netns", "add", name)
+        _ip("netns", "delete", name)
+    except NetworkFailed as error:
+        return f"needs network namespaces: {error}"
+    return None
+
+
+@dataclass(slots=True)
+class Namespaces:
+    """`hosts[i]` is the address of node i, `prefix(i)` runs a command in its namespace."""
+
+    count: int
+    tag: str = field(default_factory=lambda: f"jr{secrets.token_hex(2)}")
+    subnet: int = field(default_factory=lambda: secrets.randbelow(250) + 1)
+    _made: list[tuple[str, ...]] = field(default_factory=list)  # how to undo it, in reverse
+    cuts: set[tuple[int, int]] = field(default_factory=set)  # from, to
+
+    @property
+    def hosts(self) -> list[str]:
+        return [f"{NETWORK}.{self.subnet}.{number + 1}" for number in range(self.count)]
+
+    def prefix(self, node: int) -> list[str]:
+        return ["ip", "netns", "exec", self._space(node)]
+
+    def make(self) -> None:
+        """Raises NetworkFailed; what was made until then is removed."""
+        try:
+            self._do(("link", "add", self.tag, "type", "bridge"), ("link", "delete", self.tag))
+            _ip("address", "add", f"{NETWORK}.{self.subnet}.{BRIDGE_HOST}/24", "dev", self.tag)
+            _ip("link", "set", self.tag, "up")
+            for node, host in enumerate(self.hosts):
+                self._make_node(node, host)
+        except NetworkFailed:
+            self.remove()
+            raise
+
+    def _make_node(self, node: int, host: str) -> None:
+        space, outer, inner = self._space(node), f"{self.tag}o{node}", f"{self.tag}i{node}"
+        self._do(("netns", "add", space), ("netns", "delete", space))
+        pair = ("link", "add", outer, "type", "veth", "peer", "name", inner)
+        self._do(pair, ("link", "delete", outer))
+        _ip("link", "set", inner, "netns", space)
+        _ip("link", "set", outer, "master", self.tag, "up")
+        for command in (
+            ("address", "add", f"{host}/24", "dev", inner),
+            ("link", "set", inner, "up"),
+            ("link", "set", "lo", "up"),
+        ):
+            _ip("-n", space, *command)
+
+    def cut(self, senders: Sequence[int], receivers: Sequence[int]) -> None:
+        """Nothing that a sender sends reaches a receiver from now on."""
+        for pair in itertools.product(senders, receivers):
+            if pair[0] != pair[1] and pair not in self.cuts:
+                host = self.hosts[pair[1]]
+                _ip("-n", self._space(pair[0]), "route", "add", "blackhole", f"{host}/32")
+                self.cuts.add(pair)
+
+    def part(self, one: Sequence[int], other: Sequence[int]) -> None:
+        """Cut both directions."""
+        self.cut(one, other)
+        self.cut(other, one)
+
+    def heal(self) -> None:
+        for sender, receiver in sorted(self.cuts):
+            host = self.hosts[receiver]
+            _ip("-n", self._space(sender), "route", "delete", "blackhole", f"{host}/32")
+        self.cuts.clear()
+
+    def remove(self) -> None:
+        """May be called twice."""
+        while self._made:
+            undo = ["ip", *self._made.pop()]
+            subprocess.run(undo, capture_output=True, timeout=COMMAND_WITHIN_S, check=False)
+        self.cuts.clear()
+
+    def _space(self, node: int) -> str:
+        return f"{self.tag}n{node}"
+
+    def _do(self, command: tuple[str, ...], undo: tuple[str, ...]) -> None:
+        _ip(*command)
+        self._made.append(undo)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(
+        ["ip", *arguments], capture_output=True, text=True, timeout=COMMAND_WITHIN_S, check=False
+    )
+    if done.returncode != 0:
+        raise NetworkFailed(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

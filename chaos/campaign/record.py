@@ -1,0 +1,83 @@
+"""What a run leaves behind: the facts that the report shows.
+
+Owns: the shape of the record, and the figures that follow from it.
+May not touch: how it is shown."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from chaos.checker import Verdict
+from chaos.history import History, Outcome
+
+AFTER_S = 5.0  # an effect may show this long after a fault has ended
+
+
+@dataclass(slots=True)
+class Injected:
+    """A fault that was done: times in nanoseconds, like those of the history."""
+
+    kind: str
+    text: str
+    nodes: list[str]
+    begin_ns: int
+    end_ns: int = 0  # all nodes were healthy again
+    failed: str = ""  # why the cluster did not recover
+
+
+@dataclass(slots=True)
+class Seen:
+    """The state of one node at one time: leader, follower, unhealthy or down."""
+
+    at_ns: int
+    node: str
+    state: str
+
+
+@dataclass(slots=True)
+class CampaignRecord:
+    """Everything about one run."""
+
+    title: str
+    command: str  # that repeats it
+    seed: int
+    nodes: list[str]
+    history: History
+    verdict: Verdict
+    faults: list[Injected] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    not_tried: list[str] = field(default_factory=list)  # kinds of faults, each with its reason
+    story: list[str] = field(default_factory=list)  # around a violation
+    facts: list[tuple[str, str]] = field(default_factory=list)  # further figures
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict.ok
+
+    @property
+    def begin_ns(self) -> int:
+        return min((one.sent_ns for one in self.history.publishes), default=0)
+
+    @property
+    def end_ns(self) -> int:
+        return max((one.done_ns for one in self.history.publishes), default=0)
+
+    def gap_s(self, fault: Injected) -> float:
+        """The longest time without an ack that the fault may have caused."""
+        times = sorted(one.done_ns for one in self.history.acked())
+        begin, end = fault.begin_ns, (fault.end_ns or fault.begin_ns) + int(AFTER_S * 1e9)
+        first = max(bisect_left(times, begin) - 1, 0)
+        last = min(bisect_right(times, end) + 1, len(times))
+        return max((b - a for a, b in pairwise(times[first:last])), default=0) / 1e9
+
+    def unanswered(self, fault: Injected) -> tuple[int, int]:
+        """Publishes sent during the fault that failed, and that got no answer."""
+        during = [
+            one
+            for one in self.history.publishes
+            if fault.begin_ns <= one.sent_ns <= (fault.end_ns or fault.begin_ns)
+        ]
+        failed = sum(one.outcome is Outcome.FAILED for one in during)
+        return failed, sum(one.outcome is Outcome.UNKNOWN for one in during)

@@ -1,0 +1,147 @@
+"""Registers in a key-value bucket: writes, compare and set, and reads of several kinds.
+
+Owns: the clients and the journal of what they asked and were told.
+May not touch: the servers; they are ordinary clients. What the answers must fit is checked by
+chaos/sim/promises/log_answers.py, as in the simulator."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+from nats.js.api import StreamConfig
+
+from chaos.sim.promises.journal import Journal
+from chaos.sim.promises.log_answers import READ, WRITE, check_log
+from chaos.sim.promises.stored import StoredRow
+from chaos.workload import connect
+
+STREAM = "KV_registers"
+KEYS = tuple(f"$KV.registers.k{number}" for number in range(5))
+CLIENTS = 4
+EVERY_S = 0.05
+ANSWER_WITHIN_S = 5.0
+WRONG_LAST_SEQUENCE = 10071
+
+
+class _RealTime:
+    """The clock of the journal."""
+
+    @property
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+
+@dataclass(slots=True)
+class Registers:
+    """`run` until `stopping`; then `check` against what is stored."""
+
+    urls: Sequence[str]
+    replicas: int
+    seed: int
+    journal: Journal = field(default_factory=lambda: Journal(_RealTime()))  # type: ignore[arg-type]
+    stopping: bool = False
+    _count: int = 0
+
+    async def create(self) -> None:
+        client = await connect(self.urls)
+        try:
+            await client.jetstream(timeout=30).add_stream(
+                StreamConfig(
+                    name=STREAM, subjects=["$KV.registers.>"], num_replicas=self.replicas,
+                    allow_direct=True, max_msgs_per_subject=-1,
+                )
+            )  # fmt: skip
+        finally:
+            await client.close()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(CLIENTS):
+                url = self.urls[number % len(self.urls)]
+                dice = random.Random(self.seed * 1000 + number)
+                tasks.create_task(self._client(f"client {number}", url, dice), name="registers")
+
+    async def _client(self, name: str, url: str, dice: random.Random) -> None:
+        """One operation after the other, on one node while it is there."""
+        client = await connect([url])
+        try:
+            while not self.stopping:
+                if client.is_connected:
+                    key = dice.choice(KEYS)
+                    if dice.random() < 0.5:
+                        await self._read(client, name, url, key, direct=dice.random() < 0.5)
+                    else:
+                        await self._write(client, name, url, key, dice)
+                await asyncio.sleep(dice.uniform(0, 2 * EVERY_S))
+        finally:
+            await client.close()
+
+    async def _write(self, client: Any, name: str, url: str, key: str, dice: random.Random) -> None:
+        self._count += 1
+        payload = f"{name} {self._count}".encode()
+        expected: dict[str, int] = {}
+        headers = {}
+        if dice.random() < 0.7:
+            seq = await self._read(client, name, url, key, direct=False)
+            if seq is None:
+                return
+            expected["subject_seq"] = seq
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(seq)
+        operation = self.journal.invoke(
+            name, WRITE, stream=STREAM, node=url, subject=key, payload=payload, expected=expected
+        )
+        try:
+            ack = await client.jetstream(timeout=ANSWER_WITHIN_S).publish(
+                key, payload, headers=headers, timeout=ANSWER_WITHIN_S
+            )
+        except nats.js.errors.APIError as refused:
+            if refused.err_code == WRONG_LAST_SEQUENCE:
+                told = str(refused.description).rpartition(": ")[2]
+                self.journal.failed(operation, last=int(told) if told.isdigit() else 0)
+        except (nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError):
+            return  # unknown: it may be stored or not
+        else:
+            self.journal.ok(operation, seq=ack.seq)
+
+    async def _read(
+        self, client: Any, name: str, url: str, key: str, *, direct: bool
+    ) -> int | None:
+        """The last revision of the key; 0 if it has none, None without an answer."""
+        operation = self.journal.invoke(
+            name, READ, stream=STREAM, node=url, what="last", subject=key, direct=direct
+        )
+        try:
+            found = await client.jetstream(timeout=ANSWER_WITHIN_S).get_last_msg(
+                STREAM, key, direct=direct
+            )
+        except nats.js.errors.NotFoundError:
+            self.journal.ok(operation, seq=0)
+            return 0
+        except (nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError):
+            return None
+        self.journal.ok(operation, seq=found.seq, messages=[(found.seq, bytes(found.data or b""))])
+        return int(found.seq)
+
+    async def check(self) -> None:
+        """Raises BrokenPromise."""
+        check_log(STREAM, self.journal, await self._stored())
+
+    async def _stored(self) -> list[StoredRow]:
+        client = await connect(self.urls)
+        try:
+            js = client.jetstream(timeout=30)
+            last = (await js.stream_info(STREAM)).state.last_seq
+            found = []
+            for seq in range(1, last + 1):
+                one = await js.get_msg(STREAM, seq)
+                found.append(StoredRow(seq, one.subject.encode(), bytes(one.data or b"")))
+            return found
+        finally:
+            await client.close()

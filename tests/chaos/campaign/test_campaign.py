@@ -1,0 +1,80 @@
+"""A short run on real processes, and the network of namespaces under it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+
+import pytest
+
+from chaos.campaign import network
+from chaos.campaign.campaign import CampaignSettings, run_campaign
+from chaos.campaign.network import Namespaces
+from chaos.campaign.registers import STREAM, Registers
+from chaos.sim.promises.broken import BrokenPromise
+from chaos.sim.promises.log_answers import READ, WRITE, check_log
+from chaos.sim.promises.stored import StoredRow
+
+needs_namespaces = pytest.mark.skipif(network.missing() is not None, reason=str(network.missing()))
+
+
+@needs_namespaces
+def test_cuts_stop_packets_and_leave_nothing_behind() -> None:
+    spaces = Namespaces(2)
+    spaces.make()
+    try:
+        assert pings(spaces, 0, 1)
+        spaces.cut([0], [1])
+        assert not pings(spaces, 0, 1)
+        spaces.heal()
+        assert pings(spaces, 0, 1)
+    finally:
+        spaces.remove()
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert spaces.tag not in left.stdout
+    links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True)
+    assert spaces.tag not in links.stdout
+
+
+def pings(spaces: Namespaces, sender: int, receiver: int) -> bool:
+    """Whether a TCP connection is refused (it arrived) rather than unreachable."""
+    script = (
+        "import socket,sys\n"
+        "s=socket.socket(); s.settimeout(5)\n"
+        f"try: s.connect(('{spaces.hosts[receiver]}', 9))\n"
+        "except ConnectionRefusedError: sys.exit(0)\n"
+        "except OSError: sys.exit(1)\n"
+    )
+    command = [*spaces.prefix(sender), "python3", "-c", script]
+    return subprocess.run(command, timeout=20, check=False).returncode == 0
+
+
+@needs_namespaces
+def test_a_leader_that_is_cut_off_breaks_no_promise() -> None:
+    settings = CampaignSettings(("isolated-leader",), seconds=5, seed=1, rate=50)
+    record = asyncio.run(run_campaign(settings, lambda _: None))
+    assert record.ok, record.verdict.lines()
+    assert record.verdict.acked > 50
+    assert record.faults[0].end_ns
+    assert {one.state for one in record.seen} >= {"leader", "follower"}
+
+
+def registers(*, stale: bool) -> Registers:
+    """Two writes of a key and a read after both, which finds the second, or the first."""
+    work = Registers(["nats://127.0.0.1:1"], 1, 0)
+    for seq in (1, 2):
+        write = work.journal.invoke(
+            "a", WRITE, stream=STREAM, node="n", subject="k", payload=b"%d" % seq, expected={}
+        )
+        work.journal.ok(write, seq=seq)
+    read = work.journal.invoke("b", READ, stream=STREAM, node="n", what="last", subject="k")
+    found = 1 if stale else 2
+    work.journal.ok(read, seq=found, messages=[(found, b"%d" % found)])
+    return work
+
+
+def test_a_stale_read_of_a_register_is_found() -> None:
+    rows = [StoredRow(1, b"k", b"1"), StoredRow(2, b"k", b"2")]
+    check_log(STREAM, registers(stale=False).journal, rows)
+    with pytest.raises(BrokenPromise, match="had shown position 2 before"):
+        check_log(STREAM, registers(stale=True).journal, rows)

@@ -1,0 +1,26 @@
+"""The plan of a run follows from its seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.campaign.plan import KINDS, draw
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    kinds = list(KINDS)
+    one = draw(7, nodes=5, kinds=kinds, seconds=300)
+    assert one == draw(7, nodes=5, kinds=kinds, seconds=300)
+    assert one != draw(8, nodes=5, kinds=kinds, seconds=300)
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"kill-all"}))
+def test_faults_hit_a_minority(nodes: int, kind: str) -> None:
+    for fault in draw(1, nodes=nodes, kinds=[kind], seconds=200):
+        assert 1 <= len(fault.victims) <= (nodes - 1) // 2
+
+
+def test_a_long_run_has_every_kind() -> None:
+    plan = draw(3, nodes=5, kinds=list(KINDS), seconds=3600)
+    assert {fault.kind.name for fault in plan} == set(KINDS)

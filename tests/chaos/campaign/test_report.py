@@ -1,0 +1,62 @@
+"""The report: its figures, and that its texts stay text."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from chaos.campaign.record import CampaignRecord, Injected, Seen
+from chaos.campaign.report import write_report
+from chaos.checker import check
+from chaos.history import History, Outcome, Publish
+
+S = 1_000_000_000
+
+
+def record(*, lost: bool = False) -> CampaignRecord:
+    """Ten seconds with an ack every 100 ms, none between 4.0 and 4.7; a fault at 4."""
+    history = History()
+    for number in range(100):
+        sent = number * S // 10
+        if not 4 * S < sent < 4.7 * S:
+            acked = Publish(f"m{number}", sent, sent + S // 1000, Outcome.ACKED)
+            acked.seq = len(history.publishes) + 1
+            history.publishes.append(acked)
+    history.publishes.append(Publish("late", 4 * S + 1, 5 * S, Outcome.UNKNOWN))
+    stored = [(one.seq, one.ident) for one in history.acked()]
+    verdict = check(history, {"a": stored[:-1] if lost else stored}, gapless=True)
+    fault = Injected("kill", "kill <a> node", ["n1"], 4 * S, 6 * S)
+    return CampaignRecord(
+        "Run", "jetraft chaos run kill --seed 1", 1, ["n1", "n2"], history, verdict,
+        faults=[fault], seen=[Seen(0, "n1", "leader"), Seen(4 * S, "n1", "down")],
+        not_tried=["halves: needs root"], story=["<script>"] if lost else [],
+    )  # fmt: skip
+
+
+def test_a_fault_has_its_gap_and_its_unanswered_publishes() -> None:
+    one = record()
+    assert round(one.gap_s(one.faults[0]), 3) == 0.7
+    assert one.unanswered(one.faults[0]) == (0, 1)
+
+
+def test_the_page_of_a_good_run(tmp_path: Path) -> None:
+    page = write_report(record(), tmp_path).read_text()
+    assert "Every promise kept" in page
+    assert "kill &lt;a&gt; node" in page
+    assert "halves: needs root" in page
+    assert not re.search(r"(src|href)=|https?://|<script", page)
+    assert len(page) < 60_000
+    assert json.loads((tmp_path / "report.json").read_text())["ok"] is True
+    suite = ET.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "0")
+
+
+def test_the_page_of_a_lost_message(tmp_path: Path) -> None:
+    page = write_report(record(lost=True), tmp_path).read_text()
+    assert "Promises broken: acked but lost" in page
+    assert "m99" in page
+    assert "&lt;script&gt;" in page
+    assert "jetraft chaos run kill --seed 1" in page
+    assert ET.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"
