@@ -97,4 +97,6 @@ def server(manifests: list[Manifest]) -> Manifest:
 
 
 def configuration(manifests: list[Manifest]) -> str:
-    return str(only(manifests, "ConfigMap")["data"]["jetraft.conf"])
+    maps = [one["data"] for one in of_kind(manifests, "ConfigMap")]
+    (found,) = [data["jetraft.conf"] for data in maps if "jetraft.conf" in data]
+    return str(found)

@@ -76,7 +76,37 @@ SERVICE_MONITOR: dict[str, Any] = {
         },
     },
 }
-CUSTOM_RESOURCES = {"ServiceMonitor": SERVICE_MONITOR}
+RULE: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["alert", "expr", "labels", "annotations"],
+    "properties": {
+        "alert": TEXT, "expr": TEXT, "for": TEXT, "labels": LABELS, "annotations": LABELS,
+    },
+}  # fmt: skip
+PROMETHEUS_RULE: dict[str, Any] = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "monitoring.coreos.com/v1"},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "groups": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "required": ["name", "rules"],
+                        "properties": {"name": TEXT, "rules": {"type": "array", "items": RULE}},
+                    },
+                },
+            },
+        },
+    },
+}
+CUSTOM_RESOURCES = {"ServiceMonitor": SERVICE_MONITOR, "PrometheusRule": PROMETHEUS_RULE}
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
