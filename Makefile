@@ -5,8 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Processes that run tests side by side. One process runs a whole file, in order; the longest files
-# start first (tests/conftest.py lists them).
-WORKERS ?= 2
+# start first (tests/conftest.py lists them). More than two for two cores: tests of clusters
+# wait for elections, timeouts and starting processes.
+WORKERS ?= 3
+# Where this is set, every test process would rewrite the assertions of every file again.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests whose servers run on the event loop of the test itself, not in processes of their own.
 IN_PROCESS := tests/server tests/cluster tests/monitor tests/raft/host

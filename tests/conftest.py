@@ -4,6 +4,9 @@ Owns: nothing that runs. Fixtures live in the folders that need them."""
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -13,20 +16,37 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-# Long files first: with several workers, one that starts last would run alone at the end.
+# Long files first: with several workers, one that starts last would run alone at the end. The first
+# three load the machine differently: Spark, the simulator (one process that never waits), and
+# clusters (many processes that often wait).
 LONG_FIRST = (
-    "tests/e2e/test_readme.py",
-    "tests/spark/test_cluster.py",
-    "tests/chaos/test_kill_rounds.py",
     "tests/spark/",
-    "tests/e2e/test_chaos.py",
+    "tests/chaos/sim/test_broker_bugs.py",
     "tests/e2e/test_replicas.py",
-    "tests/chaos/sim/",
+    "tests/e2e/test_readme.py",
+    "tests/chaos/sim/test_whole_brokers.py",
+    "tests/e2e/test_membership.py",
+    "tests/chaos/sim/test_more_brokers.py",
+    "tests/interop/parity/",
+    "tests/e2e/test_upgrade.py",
+    "tests/e2e/test_truncated_log.py",
+    "tests/chaos/",
     "tests/e2e/",
     "tests/interop/",
-    "tests/accounts/",
     "tests/raft/",
+    "tests/accounts/",
+    "tests/server/process/",
 )
+# Files that run in the same process, one after the other: they share a Spark session, whose start
+# and first query take as long as all the others.
+TOGETHER = {"tests/spark/test_cluster.py": "spark", "tests/spark/test_source.py": "spark"}
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end, and is more than a million objects: without this, every
+    full collection of garbage looks at all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,3 +59,18 @@ def _rank(item: pytest.Item) -> int:
         if item.nodeid.startswith(start):
             return rank
     return len(LONG_FIRST)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """--dist loadfile, with the files of TOGETHER as one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return TOGETHER.get(file, file)
+
+    return FilesTogether(config, log)

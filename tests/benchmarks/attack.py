@@ -14,7 +14,8 @@ from typing import Any
 
 from plain_client import PlainClient
 
-USER = "attacker"
+USER, HASHED, SYSTEM = "attacker", "hashed", "system"
+MONITOR, WEBSOCKET, LEAF = "http", "websocket", "leafnodes"  # doors beside the client port
 Step = Callable[["Attack"], Awaitable[None]]
 
 
@@ -23,6 +24,7 @@ class Attack:
     port: int
     seconds: float
     replicas: int = 1  # of the streams that it creates
+    ports: dict[str, int] = field(default_factory=dict)  # of the other doors
     until: float = 0.0
     done: int = 0  # requests answered, or messages sent
     clients: list[PlainClient] = field(default_factory=list)

@@ -11,6 +11,8 @@ import sys
 import time
 
 from attack import Attack, Step, publish, publish_headers
+from door_attacks import DOORS
+from flood_attacks import FLOODS
 from read_attacks import READS
 
 # -- preparations
@@ -329,7 +331,7 @@ async def many_streams(attack: Attack) -> None:
     await attack.flood(lambda at: publish(f"w.{at % 50}", bytes(16 << 10)), connections=20)
 
 
-ATTACKS: dict[str, tuple[Step, Step]] = {
+ATTACKS: dict[str, tuple[Step | None, Step]] = {
     "nothing": (nothing, nothing),
     "overlapping create": (nothing, overlapping_create),
     "50,000 subject creates": (nothing, literal_creates),
@@ -360,13 +362,18 @@ ATTACKS: dict[str, tuple[Step, Step]] = {
     "wrong acks": (plain_stream, wrong_acks),
     "fifty streams": (nothing, many_streams),
     **READS,
+    **DOORS,
+    **FLOODS,
 }
 
 
-async def _carry_out(name: str, port: int, seconds: float, replicas: int) -> None:
+async def _carry_out(
+    name: str, port: int, seconds: float, replicas: int, ports: dict[str, int]
+) -> None:
     prepare, act = ATTACKS[name]
-    attack = Attack(port, seconds, replicas)
-    await prepare(attack)
+    attack = Attack(port, seconds, replicas, ports)
+    if prepare is not None:
+        await prepare(attack)
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     attack.until = time.perf_counter() + seconds
@@ -381,5 +388,5 @@ async def _carry_out(name: str, port: int, seconds: float, replicas: int) -> Non
     print(f"{attack.done} done{ended}", flush=True)
 
 
-def main(name: str, port: int, seconds: float, replicas: int) -> None:
-    asyncio.run(_carry_out(name, port, seconds, replicas))
+def main(name: str, port: int, seconds: float, replicas: int, ports: dict[str, int]) -> None:
+    asyncio.run(_carry_out(name, port, seconds, replicas, ports))

@@ -16,6 +16,7 @@ import pytest
 from nats.js.api import ConsumerConfig, StreamConfig, StreamSource
 
 from broker.local import LocalCluster
+from tests.support.clients import open_client
 from tests.support.clusters import eventually, nats_server, run
 
 CONFIG = """
@@ -57,7 +58,7 @@ def cluster(
 async def client(cluster: LocalCluster, user: str, node: int = 0) -> Any:
     """A client of an account, connected to one of the nodes."""
     url = cluster.nodes[node % cluster.size].url
-    return await nats.connect(url, user=user, password=user)
+    return await open_client(url, user=user, password=user)
 
 
 async def request(found: Any, subject: str, body: bytes = b"") -> dict[str, Any]:

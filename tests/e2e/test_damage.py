@@ -13,7 +13,7 @@ from nats.js.api import StreamConfig
 
 from broker.local import LocalCluster, LocalNode, NodeFailed
 from chaos.damage_rounds import run_damage_rounds
-from tests.support.clusters import connect, eventually, run
+from tests.support.clusters import connect, eventually, newest_features, run
 
 ROUNDS = (
     ("current", "delete"),  # the database would begin again, empty, next to an old log
@@ -102,3 +102,50 @@ def test_a_single_server_does_not_begin_again_in_place_of_a_damaged_database(
         node.process = None  # it has exited
         assert "Traceback" not in node.log_tail(100)
         assert not list(store.parent.glob("store.damaged-*"))
+
+
+def test_a_damaged_file_of_blocks_costs_only_what_is_in_it(tmp_path: Path) -> None:
+    """Large messages on three replicas, and a changed byte in the blocks of one of them: whoever
+    reads them there gets none of it, and the stream is fetched again."""
+
+    async def work() -> None:
+        with LocalCluster(tmp_path, name="bf") as cluster:
+            node = cluster.nodes[2]
+            files = node.directory / "data" / "jetstream" / "store" / "values"
+            await newest_features(cluster)
+            client = await connect(*cluster.nodes[:2])
+            js = client.jetstream()
+            config = StreamConfig(name="S", subjects=["s"], num_replicas=3, allow_direct=True)
+            await js.add_stream(config)
+            for number in range(60):
+                await js.publish("s", bytes([number]) * 65_536)
+
+            async def stored() -> bool:
+                return sum(path.stat().st_size for path in files.iterdir()) > 2 << 20
+
+            async def read_and_found() -> bool:
+                """A node answers for its own clients if it can."""
+                for seq in range(1, 61):
+                    found = await reader.jetstream().get_msg("S", seq, direct=True)
+                    assert found.data == bytes([seq - 1]) * 65_536
+                return "stream S is damaged here" in node.log_path.read_text()
+
+            try:
+                await eventually(stored, "blocks are in files")
+                node.stop()
+                for path in files.iterdir():
+                    with path.open("r+b") as file:
+                        for place in range(70_000, path.stat().st_size, 200_000):
+                            file.seek(place)
+                            file.write(b"?")
+                node.start()
+                node.wait_healthy()
+                reader = await connect(node)
+                await eventually(read_and_found, "the damage is found")
+                await eventually(partial(all_current, js), "the stream has three replicas")
+                await read_and_found()
+                await reader.close()
+            finally:
+                await client.close()
+
+    run(work)

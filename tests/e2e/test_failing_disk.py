@@ -16,7 +16,7 @@ import pytest
 from nats.js.api import ConsumerConfig, StorageType, StreamConfig
 
 from broker.local import LocalCluster, LocalNode
-from tests.support.clusters import connect, eventually, run
+from tests.support.clusters import WITHIN_S, connect, eventually, run
 
 FAILING_FLUSHES = r"""
 #define _GNU_SOURCE
@@ -80,7 +80,7 @@ def test_a_node_whose_flushes_failed_recovers_when_they_succeed_again(
 
     async def body() -> None:
         client = await connect(*cluster.nodes)
-        stream = client.jetstream(timeout=2)
+        stream = client.jetstream(timeout=WITHIN_S)
         await stream.add_stream(
             StreamConfig(name="F", subjects=["F"], num_replicas=size, allow_direct=True)
         )
@@ -94,7 +94,7 @@ def test_a_node_whose_flushes_failed_recovers_when_they_succeed_again(
         broken.touch()
         while "Input/output error" not in health(victim)[1]:
             try:
-                await stream.publish("F", b"tried")
+                await stream.publish("F", b"tried", timeout=2)
             except (nats.errors.Error, nats.js.errors.Error):
                 continue
             assert size > 1, "acknowledged without a flush"
@@ -106,7 +106,9 @@ def test_a_node_whose_flushes_failed_recovers_when_they_succeed_again(
         broken.unlink()
         for node in cluster.nodes:
             await eventually(lambda node=node: _ok(node), f"{node.name} is healthy again")
-        await eventually(lambda: stream.publish("F", b"after"), "an ack after the failure")
+        await eventually(
+            lambda: stream.publish("F", b"after", timeout=2), "an ack after the failure"
+        )
         for seq in acked:
             assert (await stream.get_msg("F", seq)).data == b"%d" % (seq - acked[0])
         assert (await stream.get_msg("M", 1)).data == b"in memory"

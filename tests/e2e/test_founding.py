@@ -20,6 +20,11 @@ def test_a_cluster_forms_although_one_routed_node_has_no_jetstream(tmp_path: Pat
         text = plain.config_path.read_text()
         plain.config_path.write_text(re.sub(r"(?m)^jetstream .*$", "", text))
         with cluster:  # returns when all are healthy
+            assert "JetStream" not in plain.log_tail(100)
+            for node in cluster.nodes[1:]:
+                said = node.log_tail(100)
+                waits = said.index("Server is ready, JetStream waits for its cluster")
+                assert waits < said.index("JetStream is ready")
             client = await connect(*cluster.nodes[1:])
             await client.jetstream().add_stream(
                 StreamConfig(name="S", subjects=["s"], num_replicas=2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -16,7 +18,7 @@ import pytest
 from nats.js.api import ConsumerConfig
 
 from broker.local import LocalCluster
-from tests.support.clusters import connect, eventually, run
+from tests.support.clusters import WITHIN_S, connect, eventually, run
 
 SMALL, LARGE = "48m", "600m"
 BODY = 16_000
@@ -54,7 +56,7 @@ async def fill(client: Any, bodies: dict[int, bytes]) -> int:
             sent[number] = os.urandom(BODY)
             await client.publish("f", sent[number], reply=f"acks.{number}")
         for _ in sent:
-            answer = await inbox.next_msg(timeout=60)
+            answer = await inbox.next_msg(timeout=WITHIN_S)
             body = json.loads(answer.data)
             if "error" in body:
                 assert body == {"error": REFUSED, "stream": "F", "seq": 0}
@@ -79,9 +81,17 @@ def gauge(server: LocalCluster, name: str) -> float:
 
 
 async def stored(client: Any, bodies: dict[int, bytes]) -> None:
-    for seq, body in bodies.items():
-        message = await client.jetstream().get_msg("F", seq)
-        assert message.data == body, f"message {seq}"
+    stream = client.jetstream(timeout=WITHIN_S)
+    for sequences in batched(bodies, 64):
+        messages = await asyncio.gather(*(stream.get_msg("F", seq) for seq in sequences))
+        for seq, message in zip(sequences, messages, strict=True):
+            assert message.data == bodies[seq], f"message {seq}"
+
+
+def batched(sequences: Iterable[int], size: int) -> Iterator[list[int]]:
+    each = iter(sequences)
+    while part := list(islice(each, size)):
+        yield part
 
 
 def test_a_full_disk_refuses_publishes_until_there_is_space(tmp_path: Path, disk: Path) -> None:
@@ -89,7 +99,7 @@ def test_a_full_disk_refuses_publishes_until_there_is_space(tmp_path: Path, disk
 
         async def work() -> None:
             client = await connect(*server.nodes)
-            stream = client.jetstream()
+            stream = client.jetstream(timeout=WITHIN_S)
             await stream.add_stream(name="F", subjects=["f"])
             await stream.add_stream(name="M", subjects=["m"], storage="memory")
             bodies: dict[int, bytes] = {}
@@ -123,7 +133,7 @@ def test_a_full_disk_can_be_read_and_emptied(tmp_path: Path, disk: Path) -> None
 
         async def work() -> None:
             client = await connect(*server.nodes)
-            stream = client.jetstream()
+            stream = client.jetstream(timeout=WITHIN_S)
             info = await stream.add_stream(name="F", subjects=["f"])
             await stream.add_consumer("F", ConsumerConfig(durable_name="c"))
             bodies: dict[int, bytes] = {}

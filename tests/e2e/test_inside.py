@@ -8,11 +8,11 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 from nats.js.api import StreamConfig, StreamSource
 
 from broker.local import LocalCluster, LocalNode, our_command
+from tests.support.clients import open_client
 from tests.support.clusters import eventually, nats_server, run
 
 CERTS = Path(__file__).parents[1] / "support" / "certs"
@@ -39,10 +39,10 @@ async def connect(node: LocalNode, rules: str) -> Any:
     """The only client, with everything that the client port requires."""
     if "tls" not in CLIENT_PORTS[rules]:
         who = {"user": "a", "password": "a"} if "user: a" in CLIENT_PORTS[rules] else {}
-        return await nats.connect(node.url, allow_reconnect=False, **who)
+        return await open_client(node.url, allow_reconnect=False, **who)
     context = ssl.create_default_context(cafile=str(CERTS / "ca.pem"))
     context.load_cert_chain(CERTS / "client-cert.pem", CERTS / "client-key.pem")
-    return await nats.connect(
+    return await open_client(
         f"tls://localhost:{node.client_port}",
         tls=context,
         tls_handshake_first=rules == "handshake first",

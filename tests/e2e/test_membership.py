@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-import nats
 import pytest
 from click.testing import CliRunner
 from nats.js.api import StorageType, StreamConfig
@@ -18,6 +17,7 @@ from nats.js.errors import NoStreamResponseError
 
 from broker.cli.main import cli
 from broker.local import LocalCluster, LocalNode
+from tests.support.clients import open_client
 from tests.support.clusters import connect, eventually, run
 from tests.support.publishers import Publisher, stored
 
@@ -134,7 +134,7 @@ SYSTEM = "accounts { $SYS { users: [{ user: sys, password: secret }] } }"
 
 
 async def system(node: LocalNode) -> Any:
-    return await nats.connect(node.url, user="sys", password="secret")
+    return await open_client(node.url, user="sys", password="secret")
 
 
 async def ask(client: Any, subject: str, **body: object) -> dict[str, Any]:
@@ -340,7 +340,7 @@ def test_the_cluster_command_shows_balances_drains_and_removes(tmp_path: Path) -
             time.sleep(0.1)
         back = command(first, "add", last.name)
         assert {server["state"] for server in back["servers"]} == {"member"}
-        gone = command(first, "remove", last.name, "--wait", "60")
+        gone = command(last, "remove", last.name, "--wait", "60")  # the others are asked then
         assert last.name not in counts(gone, "replicas")
         assert "not a member" in command(first, "remove", "nobody", fails=True)["output"]
         user = CliRunner().invoke(cli, ["cluster", "status"], env={"NATS_URL": first.url})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,65 @@ def test_a_mirror_between_clusters_survives_the_kill_of_both_leaders(tmp_path: P
                 await asyncio.gather(there.close(), here.close())
 
             run(work)
+
+
+def test_a_backlog_is_read_in_blocks_with_filters_gaps_and_subjects(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path / "far", size=1, name="far") as origin:
+        near = LocalCluster(tmp_path / "near", size=1, name="near", jetstream=remote(origin, "far"))
+        with near:
+
+            async def work() -> None:
+                there, here = await connect(*origin.nodes), await connect(*near.nodes)
+                await there.jetstream().add_stream(
+                    StreamConfig(name="ORDERS", subjects=["orders.*"])
+                )
+                await fill(there, 1, COUNT)
+                for seq in (1, 17, 18, 200):
+                    await there.jetstream().delete_msg("ORDERS", seq)
+                await make_mirror(here, 1)
+                await caught_up(here, COUNT)
+                await same(there, here, COUNT)
+                await api_create(here, "SOME", "mirror", {"filter_subject": "orders.3"})
+                renamed = {"subject_transforms": [{"src": "orders.4", "dest": "new.four"}]}
+                await api_create(here, "RENAMED", "sources", renamed)
+                await api_create(here, "LATE", "sources", {"opt_start_seq": 150})
+                some, four, late = (range(3, COUNT, 5), range(4, COUNT, 5), range(150, COUNT + 1))
+                await messages(here, "SOME", [(seq, "orders.3") for seq in some if seq != 18])
+                await messages(here, "RENAMED", [(seq, "new.four") for seq in four])
+                kept = [(seq, f"orders.{seq % 5}") for seq in late if seq != 200]
+                await messages(here, "LATE", kept)
+                await fill(there, COUNT + 1, COUNT + 20)  # the consumer continues after the blocks
+                await caught_up(here, COUNT + 20)
+                await same(there, here, COUNT + 20)
+                await asyncio.gather(there.close(), here.close())
+
+            run(work)
+        log = near.nodes[0].log_path.read_text()
+        assert log.count("in blocks, sequences") == 4, log
+        assert "by consumer" not in log
+
+
+async def api_create(client: Any, name: str, kind: str, more: dict[str, Any]) -> None:
+    origin = {"name": "ORDERS", "external": {"api": "$JS.far.API", "deliver": ""}} | more
+    config = {"name": name, kind: origin if kind == "mirror" else [origin]}
+    answer = await client.request(f"$JS.API.STREAM.CREATE.{name}", json.dumps(config).encode())
+    assert "error" not in json.loads(answer.data), answer.data
+
+
+async def messages(client: Any, stream: str, wanted: list[tuple[int, str]]) -> None:
+    """The stream holds exactly these: sequence of the origin (it is in the payload), subject."""
+
+    async def check() -> bool:
+        info = await client.jetstream().stream_info(stream)
+        return bool(info.state.messages == len(wanted))
+
+    await eventually(check, f"{len(wanted)} messages in {stream}")
+    first = (await client.jetstream().stream_info(stream)).state.first_seq
+    found, seq = [], first
+    while len(found) < len(wanted):
+        message = await stored(client, stream, seq)
+        if message is not None:
+            number = int(base64.b64decode(message["data"]).split()[1])
+            found.append((number, message["subject"]))
+        seq += 1
+    assert found == wanted

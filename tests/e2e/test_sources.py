@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from nats.js.api import ExternalStream, StreamConfig, StreamSource
 
-from broker.local import LocalCluster
+from broker.local import LocalCluster, free_ports
+from tests.support.clients import open_client
 from tests.support.clusters import connect, eventually, leader_of, nats_server, run
+from tests.support.server import Process
 
 FAR = ExternalStream(api="$JS.far.API", deliver="")
 
@@ -190,3 +195,51 @@ def test_source_consumers_of_nats_server_are_hidden_or_kept(tmp_path: Path) -> N
             await client.close()
 
         run(work)
+
+
+ACROSS = """
+listen: "127.0.0.1:-1"
+http: "127.0.0.1:{http}"
+jetstream {{ store_dir: "{place}/data" }}
+accounts {{
+  A {{ jetstream: enabled, users: [ {{ user: a, password: a }} ]
+      exports: [ {{ service: "$JS.API.CONSUMER.>" }}, {{ service: "$JS.FC.>" }}
+                 {{ stream: "deliver.>" }} ] }}
+  B {{ jetstream: enabled, users: [ {{ user: b, password: b }} ]
+      imports: [ {{ service: {{ account: A, subject: "$JS.API.CONSUMER.>" }}
+                    to: "JS.A.API.CONSUMER.>" }}
+                 {{ service: {{ account: A, subject: "$JS.FC.>" }} }}
+                 {{ stream: {{ account: A, subject: "deliver.>" }} }} ] }}
+}}
+"""
+
+
+def test_streams_of_another_account_are_read_through_imports(tmp_path: Path) -> None:
+    [http] = free_ports(1)
+    (tmp_path / "server.conf").write_text(ACROSS.format(place=tmp_path, http=http))
+    origin = {"name": "O", "external": {"api": "JS.A.API", "deliver": "deliver.b"}}
+
+    async def work(port: int) -> None:
+        there = await open_client(f"nats://a:a@127.0.0.1:{port}")
+        here = await open_client(f"nats://b:b@127.0.0.1:{port}")
+        await api(there, "STREAM.CREATE.O", {"name": "O", "subjects": ["o.*"]})
+        await fill(there, "o", 1, 30)
+        await api(here, "STREAM.CREATE.M", {"name": "M", "mirror": origin})
+        await api(here, "STREAM.CREATE.S", {"name": "S", "sources": [origin]})
+        for stream in ("M", "S"):
+            await holds(here, stream, 30)
+        await fill(there, "o", 31, 35)
+        for stream in ("M", "S"):
+            await holds(here, stream, 35)
+            found = [(subject, body) for subject, body, _ in await content(here, stream, 35)]
+            assert found == [(f"o.{i % 3}", b"o %d" % i) for i in range(1, 36)]
+        info = await api(here, "STREAM.INFO.S")
+        assert (info["sources"][0]["seq"], info["sources"][0]["lag"]) == (35, 0)
+        await there.close()
+        await here.close()
+        page = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{http}/metrics")
+        metrics = page.read().decode()
+        assert re.search(r'jetraft_origin_lag{[^}]*origin="O"[^}]*} 0', metrics)
+
+    with Process("-c", str(tmp_path / "server.conf")) as server:
+        run(lambda: work(server.port))

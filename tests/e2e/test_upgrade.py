@@ -15,12 +15,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 from nats.js.api import KeyValueConfig, StreamConfig
 
 from broker.cluster.meta.feature_level import NEWEST_LEVEL
 from broker.local import LocalCluster, LocalNode
+from tests.support.clients import open_client
 from tests.support.clusters import connect, eventually, run
 from tests.support.publishers import Publisher, stored
 
@@ -90,7 +90,7 @@ async def roll(nodes: Sequence[LocalNode], change: Any, publisher: Publisher) ->
 
 async def level_and_links(node: LocalNode) -> tuple[int, int]:
     """The feature level of the cluster, and how many nodes this one is linked to."""
-    client = await nats.connect(node.url, user="sys", password="secret")
+    client = await open_client(node.url, user="sys", password="secret")
     answer = await client.request("$JS.API.SERVER.STATUS", b"", timeout=5)
     await client.close()
     status = json.loads(answer.data)

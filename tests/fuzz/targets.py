@@ -27,6 +27,7 @@ from broker.jetstream.config.stream_config import StreamConfig, StreamConfigRequ
 from broker.jetstream.config.stream_rules import stream_create_steps
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.counters import _read as counter_values
+from broker.jetstream.stream import nats_archive
 from broker.jetstream.stream.archive import (
     FORMAT,
     ArchiveReader,
@@ -45,7 +46,7 @@ from broker.server.client.connect_options import BadConnect, parse_connect
 from broker.store.block.block_format import CRC_FROM as BLOCK_CRC_FROM
 from broker.store.block.codec import Block, BlockBuilder, BlockDamaged
 from broker.subjects import TooManySteps, finish
-from broker.wire import _parser, parser_py  # type: ignore[attr-defined]
+from broker.wire import _parser, parser_py, proxy_header  # type: ignore[attr-defined]
 from broker.wire.upgrade import Terms, UpgradeRefused, upgrade
 from broker.wire.websocket import FrameReader, FrameViolation
 from raft.core.messages import Entry, EntryKind, Message, MessageKind
@@ -120,26 +121,34 @@ def _shown(events: list[Any]) -> list[Any]:
     """Runs of publishes as messages: where a run is cut depends on the chunks."""
     shown: list[Any] = []
     for event in events:
-        if event[0].name == "PUB":
-            shown += [event[1].message(row) for row in range(len(event[1]))]
+        if event[0].name in ("PUB", "LMSG"):
+            rest = event[2:]  # the queue groups of a leaf node's message
+            shown += [(event[1].message(row), *rest) for row in range(len(event[1]))]
         else:
             shown.append(tuple(str(part) for part in event))
     return shown
 
 
-def client(data: bytes) -> None:
-    """Both parsers see the same; the compiled one also when the input comes in two pieces, or the
-    other one, in turns."""
+def _both_parsers(data: bytes, *, leaf: bool) -> None:
+    """They see the same; one of them, in turns, also when the input comes in two pieces."""
     cut = data[0] % max(len(data), 1) if data else 0
     kinds = (parser_py.ClientParser, _parser.ClientParser)
     pieces = [data[:cut], data[cut:]]
     runs = [(kind, [data]) for kind in kinds] + [(kinds[cut & 1], pieces)]
     found = []
     for kind, fed in runs:
-        parser = kind(max_control_line=128, max_payload=256)
+        parser = kind(max_control_line=128, max_payload=256, leaf=leaf)
         events, text = _parsed(parser, fed)
         found.append((_shown(events), text))
     assert all(one == other for one, other in pairwise(found)), found
+
+
+def leaf(data: bytes) -> None:
+    _both_parsers(data, leaf=True)
+
+
+def client(data: bytes) -> None:
+    _both_parsers(data, leaf=False)
     for line in data.split(b"\r\n"):
         if line.startswith(b"CONNECT "):
             with suppress(BadConnect):
@@ -154,8 +163,8 @@ def websocket(data: bytes) -> None:
         reader = FrameReader(max_payload=4096, masked=False, compression=compression)
         with suppress(FrameViolation):
             reader.feed(data)
-            while reader.read():
-                pass
+            while reader.more:
+                reader.read()
     with suppress(UpgradeRefused):
         upgrade(data, Terms(same_origin=True, compression=True))
 
@@ -272,7 +281,8 @@ def _log_frame_seed() -> bytes:
 
 def _archive_seed() -> bytes:
     writer = ArchiveWriter()
-    parts = [writer.begin(Head(FORMAT, "S", 1, 3, b"id", [])), writer.part(Part.BLOCK, b"x" * 50)]
+    head = writer.begin(Head(FORMAT, "S", 1, 3, b"id", []), nats_archive.MAGIC)
+    parts = [head, writer.part(Part.BLOCK, b"x" * 50), writer.messages(_block_seed())]
     return b"".join([*parts, writer.end()])
 
 
@@ -293,7 +303,26 @@ _STREAM = {"name": "S", "subjects": ["a.>", "b"], "republish": {"dest": "c"}, "m
 _CONSUMER = {"stream_name": "S", "config": {"durable_name": "C", "backoff": [1], "max_deliver": 3}}
 _HEAD = b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
 
+
+def proxy(data: bytes) -> None:
+    """More bytes after a header change nothing in it."""
+    with suppress(proxy_header.BadProxyHeader):
+        found = proxy_header.read_header(data)
+        if found is not None and found[0]:
+            assert proxy_header.read_header(data[: found[0]]) == found
+            assert proxy_header.read_header(data + b"x") == found
+
+
 TARGETS: dict[str, Target] = {
+    "proxy": Target(
+        proxy,
+        (
+            b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n",
+            proxy_header.SIGNATURE + b"\x21\x11\0\x0c" + bytes(12),
+            proxy_header.SIGNATURE + b"\x20\0\0\0",
+        ),
+        ("broker.wire.proxy_header",),
+    ),
     "client": Target(
         client,
         (
@@ -302,6 +331,17 @@ TARGETS: dict[str, Target] = {
             b'SCAN {"stream":"S","first":1,"last":3,"subjects":["a.>"]}\r\n',
         ),
         ("broker.wire.parser_py", "broker.server.client.connect_options", "broker.scan.protocol"),
+        longest=384,
+    ),
+    "leaf": Target(
+        leaf,
+        (
+            b'INFO {"nonce":"x"}\r\nCONNECT {"user":"a"}\r\nPING\r\nLS+ a.*\r\nLS+ b q 3\r\n',
+            b"LS- b q\r\nLMSG a 2\r\nhi\r\nLMSG a r 2\r\nhi\r\nLMSG a + r q1 q2 2\r\nhi\r\n",
+            b"LMSG a | q 2\r\nhi\r\nHMSG a 12 14\r\nNATS/1.0\r\n\r\nhi\r\n-ERR 'x'\r\n",
+            b"HMSG a + r q 12 14\r\nNATS/1.0\r\n\r\nhi\r\n",
+        ),
+        ("broker.wire.parser_py",),
         longest=384,
     ),
     "websocket": Target(

@@ -15,6 +15,7 @@ import nats.errors
 import pytest
 
 from broker.local import LocalCluster
+from tests.support.clients import open_client
 from tests.support.clusters import nats_server, run
 
 QUIET_S = 0.4  # without an answer for this long, a request counts as unanswered
@@ -350,7 +351,7 @@ def described(message: Any) -> str:
 
 
 async def survey(url: str, cases: list[Case], quiet_s: float) -> list[str]:
-    client = await nats.connect(url)
+    client = await open_client(url)
     try:
         bench = Bench(client, quiet_s)
         found = ["fine"]
@@ -420,7 +421,7 @@ def test_acks_of_unknown_deliveries_change_nothing(servers: tuple[LocalCluster, 
     cluster, _ = servers
 
     async def work() -> None:
-        client = await nats.connect(cluster.urls[0])
+        client = await open_client(cluster.urls[0])
         bench = Bench(client)
         await bench.reset()
         before = await client.jetstream().consumer_info("BAD", "C")
@@ -442,7 +443,7 @@ def test_a_sequence_at_the_limit_is_refused_and_breaks_nothing(
     cluster, _ = servers
 
     async def work() -> None:
-        client = await nats.connect(cluster.urls[0])
+        client = await open_client(cluster.urls[0])
         bench = Bench(client)
         await bench.reset()
         assert await bench.answer(*create(first_seq=seq)) == "10025"

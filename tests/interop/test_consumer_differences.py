@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from broker.local import LocalCluster
-from tests.support.clusters import connect, run
+from tests.support.clusters import WITHIN_S, connect, run
 from tests.support.interop import api
 
 
@@ -75,8 +75,9 @@ def test_a_backlog_is_spread_over_a_queue_group(
             counts = [0, 0]
             done = asyncio.Event()
             await api(clients[0], "STREAM.CREATE.SPREAD", {"name": "SPREAD", "subjects": ["sp"]})
-            for _ in range(400):
-                await clients[0].request("sp", b"x", timeout=10)
+            context = clients[0].jetstream(timeout=WITHIN_S)
+            for _ in range(10):
+                await asyncio.gather(*(context.publish("sp", b"x") for _ in range(40)))
 
             def on_message(number: int) -> Any:
                 async def count(_message: Any) -> None:
@@ -97,7 +98,7 @@ def test_a_backlog_is_spread_over_a_queue_group(
             }
             body = {"stream_name": "SPREAD", "config": config}
             await api(clients[0], "CONSUMER.DURABLE.CREATE.SPREAD.d", body)
-            await asyncio.wait_for(done.wait(), 20)
+            await asyncio.wait_for(done.wait(), WITHIN_S)
             assert sum(counts) == 400
             assert min(counts) > 100, (cluster.name, counts)
             for client in clients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from broker.config.load import load, parse_flags
 from broker.local import free_ports
 from broker.main import Broker
 from broker.server.process.tasks import Tasks
+from tests.support.clients import open_client
 from tests.support.clusters import nats_server
 from tests.support.server import PATIENCE, Process, run, until
 
@@ -54,7 +56,7 @@ async def our_server(path: Path, text: str) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def client_of(port: int) -> AsyncIterator[Client]:
-    client = await nats.connect(f"nats://127.0.0.1:{port}")
+    client = await open_client(f"nats://127.0.0.1:{port}")
     try:
         yield client
     finally:
@@ -294,3 +296,50 @@ def test_a_loop_with_the_real_server_is_found(
                 await until(lambda: 'Loop detected for leafnode account="$G"' in caplog.text)
 
     run(work())
+
+
+EVENTS = (
+    'listen: "127.0.0.1:-1"\naccounts { A { users: [{user: a, password: a}] }, '
+    "SYS { users: [{user: s, password: s}] } }\nsystem_account: SYS\n"
+)
+
+
+async def told_of_a_leaf(place: Path, hub: int, leaf_port: int) -> list[Any]:
+    """The events of the hub while a leaf node comes and goes: subjects, fields, client."""
+    text = (
+        f'{EVENTS}server_name: LEAF\nleafnodes {{ reconnect: "50ms", remotes: [ '
+        f'{{ url: "nats://a:a@127.0.0.1:{leaf_port}", account: A }} ] }}\n'
+    )
+    (place / "events-leaf.conf").write_text(text)
+    watcher = await open_client(f"nats://127.0.0.1:{hub}", user="s", password="s")
+    found = []
+    events = await watcher.subscribe("$SYS.ACCOUNT.A.>")
+    await watcher.flush()
+    with Process("-c", str(place / "events-leaf.conf"), command=nats_server()):
+        messages = [await events.next_msg(timeout=PATIENCE) for _ in range(2)]
+    messages += [await events.next_msg(timeout=PATIENCE) for _ in range(2)]
+    await watcher.close()
+    for message in messages:
+        event = json.loads(message.data)
+        client = event.get("client", {})
+        shown = {key: client[key] for key in client if key not in ("start", "stop", "rtt", "id")}
+        found.append((message.subject, set(event), set(client), shown, event.get("leafnodes")))
+    return found
+
+
+def test_events_of_leaf_nodes(tmp_path: Path) -> None:
+    async def test() -> None:
+        hub = f'{EVENTS}leafnodes {{ listen: "127.0.0.1:-1" }}\n'
+        async with our_server(tmp_path / "ours.conf", hub) as broker:
+            assert broker.server.leaf_listener is not None
+            port = broker.server.leaf_listener.port
+            ours = await told_of_a_leaf(tmp_path, broker.server.port, port)
+        (tmp_path / "real.conf").write_text(hub)
+        with Process("-c", str(tmp_path / "real.conf"), command=nats_server()) as real:
+            theirs = await told_of_a_leaf(tmp_path, real.port, port_of(real, "leafnode"))
+        assert ours == theirs
+        assert [one[0].rpartition(".")[2] for one in ours] == [
+            "CONNS", "CONNECT", "CONNS", "DISCONNECT",
+        ]  # fmt: skip
+
+    run(test())

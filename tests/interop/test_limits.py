@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 
 from broker.config.options import AccountStore, JetStreamOptions
 from broker.local import LocalCluster
+from tests.support.clients import open_client
 from tests.support.clusters import connect, eventually, leader_of, nats_server, run
 from tests.support.interop import api
 from tests.support.server import running
@@ -113,7 +113,7 @@ async def real(place: Path, script: Script, *, more: str, jetstream: str = "") -
 
 async def ours(place: Path, script: Script, jetstream: JetStreamOptions) -> list[Any]:
     async with running(jetstream=jetstream) as server:
-        client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+        client = await open_client(f"nats://127.0.0.1:{server.port}")
         answers = await script(client)
         await client.close()
     return answers

@@ -16,6 +16,7 @@ from nats.errors import NoRespondersError
 from nats.js import api
 
 from broker.local import LocalCluster
+from tests.support.clients import closing_clients, open_client
 
 WITHIN_S = 30.0
 Test = Callable[[Any], Awaitable[None]]
@@ -25,7 +26,7 @@ Runner = Callable[[Test], None]
 @asynccontextmanager
 async def connected(cluster: LocalCluster) -> AsyncIterator[Any]:
     """A client of the last node, which does not lead every stream."""
-    client = await nats.connect(cluster.nodes[-1].url)
+    client = await open_client(cluster.nodes[-1].url)
     try:
         yield client
     finally:
@@ -39,7 +40,7 @@ def run(request: pytest.FixtureRequest) -> Runner:
 
     def run_one(test: Test) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(WITHIN_S), connected(cluster) as client:
+            async with closing_clients(), asyncio.timeout(WITHIN_S), connected(cluster) as client:
                 try:
                     await test(client)
                 finally:
@@ -151,7 +152,7 @@ def test_pull_consumers(run: Runner) -> None:
         (redelivered,) = await subscription.fetch(1)
         assert (redelivered.data, redelivered.metadata.num_delivered) == (b"4", 2)
         await redelivered.term()
-        rest = await subscription.fetch(10, timeout=1)
+        rest = await subscription.fetch(6, timeout=WITHIN_S)  # the fetch below finds no more
         assert [message.metadata.sequence.stream for message in rest] == [5, 6, 7, 8, 9, 10]
         for message in rest:
             await message.ack_sync()
@@ -321,7 +322,7 @@ def test_object_store_with_five_megabytes(run: Runner) -> None:
 
 def test_streams_of_three_replicas(three: LocalCluster) -> None:
     async def test() -> None:
-        async with asyncio.timeout(WITHIN_S), connected(three) as client:
+        async with closing_clients(), asyncio.timeout(WITHIN_S), connected(three) as client:
             context = client.jetstream()
             config = api.StreamConfig(name="R3", subjects=["r3"], num_replicas=3)
             info = await context.add_stream(config)
@@ -329,7 +330,7 @@ def test_streams_of_three_replicas(three: LocalCluster) -> None:
             await publish(client, "r3", 10)
             for node in three.nodes:
                 async with asyncio.timeout(WITHIN_S):
-                    other = await nats.connect(node.url)
+                    other = await open_client(node.url)
                 message = await other.jetstream().get_msg("R3", 10)
                 assert message.data == b"10"
                 await other.close()

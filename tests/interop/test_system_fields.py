@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import nats
 import pytest
 
 from broker.local import LocalCluster, LocalNode
 from tests.interop.test_nats_system import ACCOUNTS
+from tests.support.clients import open_client
 from tests.support.clusters import WITHIN_S, nats_server, run
 
 # Fields that we do not have, by document; "" is the part about the server.
@@ -39,7 +39,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalNod
 
 
 async def _connect(node: LocalNode, user: str) -> Any:
-    return await nats.connect(node.url.replace("nats://", f"nats://{user}:pw@"), name="named")
+    return await open_client(node.url.replace("nats://", f"nats://{user}:pw@"), name="named")
 
 
 async def _answers(node: LocalNode) -> dict[str, Any]:

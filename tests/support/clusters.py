@@ -17,6 +17,7 @@ import nats.js.errors
 import pytest
 
 from broker.local import LocalCluster, LocalNode, PortBlock
+from tests.support.clients import closing_clients, open_client
 
 T = TypeVar("T")
 WITHIN_S = 60.0  # generous: the machine may be slow and shared
@@ -27,8 +28,10 @@ NODES_MAX = 10
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
+    """Run the work with a timeout, and close the clients that it opened."""
+
     async def bounded() -> T:
-        async with asyncio.timeout(3 * WITHIN_S):
+        async with closing_clients(), asyncio.timeout(3 * WITHIN_S):
             return await work()
 
     return asyncio.run(bounded())
@@ -38,7 +41,7 @@ async def connect(*nodes: LocalNode) -> Any:
     async def quiet(_: Exception) -> None:
         """These tests lose connections on purpose."""
 
-    return await nats.connect(
+    return await open_client(
         [node.url for node in nodes], max_reconnect_attempts=-1, reconnect_time_wait=0.1,
         error_cb=quiet,
     )  # fmt: skip
@@ -57,6 +60,16 @@ async def eventually(check: Callable[[], Awaitable[Any]], what: str) -> Any:
         if time.monotonic() > deadline:
             pytest.fail(f"not within {WITHIN_S} s: {what}")
         await asyncio.sleep(0.05)
+
+
+async def newest_features(cluster: LocalCluster) -> None:
+    """Wait until all features are in use: half a second or more after the cluster was founded, and
+    only while every node is up."""
+
+    async def used() -> bool:
+        return any("the cluster uses it" in node.log_path.read_text() for node in cluster.nodes)
+
+    await eventually(used, "all features are in use")
 
 
 async def leader_of(client: Any, cluster: LocalCluster, stream: str) -> LocalNode:

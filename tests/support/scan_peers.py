@@ -13,7 +13,16 @@ from types import TracebackType
 from typing import Self
 
 from broker.scan.admission import ScanLimits
-from broker.scan.protocol import PLAN_SUBJECT, PlanReplica, ScanPlan, encode_plan
+from broker.scan.byte_cuts import edges
+from broker.scan.client import NAMES_SUBJECT, NO_REQUEST
+from broker.scan.protocol import (
+    PLAN_SUBJECT,
+    PlanReplica,
+    PlanRequest,
+    ScanPlan,
+    decode_plan_request,
+    encode_plan,
+)
 from broker.scan.server import ScanReader, Scans, ScanSource, ScanTurns
 from broker.server.routing.fair_queue import FairQueue
 from broker.store.block.codec import BlockBuilder
@@ -98,6 +107,7 @@ class Peer:
         self.faults = Faults()
         self.scans = Scans(ScanTurns(FairQueue()))
         self.requests: list[bytes] = []
+        self.asked: list[bytes] = []  # for plans
         self.port = 0
         self._listener: Listener | None = None
 
@@ -137,20 +147,23 @@ class Peer:
                 inbox_sid[subject] = sid
             case (Op.PUB, run):
                 for i in range(len(run)):
-                    subject, reply, _, _ = run.message(i)
-                    body = self._plan(subject)
+                    subject, reply, _, asked = run.message(i)
+                    body = self._reply(subject, bytes(asked))
                     head = b"MSG %s %s %d\r\n" % (reply, inbox_sid[reply], len(body))
                     writer.write(head + body + b"\r\n")
             case (Op.SCAN, body):
                 self.requests.append(body)
                 await self._scan(body, writer)
 
-    def _plan(self, subject: bytes) -> bytes:
+    def _reply(self, subject: bytes, asked: bytes) -> bytes:
+        self.asked.append(asked)
+        if subject == NAMES_SUBJECT.encode():
+            return json.dumps({"total": 1, "streams": sorted(self.cluster.stores)}).encode()
         stream = subject.decode().removeprefix(PLAN_SUBJECT)
-        if stream != STREAM:
+        if stream not in self.cluster.stores:
             error = {"code": 404, "err_code": 10059, "description": "stream not found"}
             return json.dumps({"type": "x", "error": error}).encode()
-        return encode_plan(self.cluster.plan())
+        return encode_plan(self.cluster.plan(stream, decode_plan_request(asked)))
 
     async def _scan(self, body: bytes, writer: asyncio.StreamWriter) -> None:
         sent = 0
@@ -182,7 +195,10 @@ class Peer:
                 await asyncio.to_thread(self.cluster.resume.wait, 20)
 
         def find(stream: str) -> ScanSource | None:
-            return ScanSource(self.store, self.stream_id) if stream == STREAM else None
+            if stream == STREAM:
+                return ScanSource(self.store, self.stream_id)
+            other = self.cluster.stores.get(stream)
+            return None if other is None else ScanSource(other, stream)
 
         reader = ScanReader(account="A", write=write, drain=drain, permitted=lambda _stream: True)
         await self.scans.serve(reader, body, find)
@@ -197,6 +213,7 @@ class Cluster:
 
     def __init__(self, store: Store, *, replicas: int = 3, password: str = "") -> None:
         self.password = password
+        self.stores = {STREAM: store}  # a test may add streams: their id is their name
         self.paused, self.resume = threading.Event(), threading.Event()
         self.peers = [Peer(self, f"n{k}", store) for k in range(1, replicas + 1)]
         self._loop = asyncio.new_event_loop()
@@ -210,21 +227,31 @@ class Cluster:
     def servers(self) -> str:
         return ",".join(f"nats://127.0.0.1:{peer.port}" for peer in self.peers)
 
-    def plan(self) -> ScanPlan:
-        store = self.leader.store
+    def plan(self, stream: str = STREAM, request: PlanRequest = NO_REQUEST) -> ScanPlan:
+        named = stream == STREAM
+        store = self.leader.store if named else self.stores[stream]
         return ScanPlan(
-            stream=STREAM,
-            id=self.leader.stream_id,
+            stream=stream,
+            id=self.leader.stream_id if named else stream,
             first_seq=store.first_seq,
             last_seq=store.last_seq,
             messages=store.messages,
             bytes=store.bytes,
+            seqs=tuple(store.first_at_time(t) or store.last_seq + 1 for t in request.times),
+            edges=edges(
+                store.segments,
+                first=request.first,
+                behind=request.behind,
+                piece_bytes=request.piece_bytes,
+            )
+            if request.piece_bytes
+            else (),
             replicas=tuple(
                 PlanReplica(
                     name=peer.name,
                     address=f"127.0.0.1:{peer.port}",
                     leader=peer is self.leader,
-                    applied_seq=peer.store.last_seq,
+                    applied_seq=peer.store.last_seq if named else store.last_seq,
                 )
                 for peer in self.peers
             ),

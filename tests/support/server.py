@@ -21,6 +21,7 @@ from broker.config.options import Options
 from broker.main import Broker
 from broker.server.process.tasks import Tasks
 from broker.server.server import Server
+from tests.support.clients import closing_clients
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 10.0
@@ -28,10 +29,10 @@ EMPTY_CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"prot
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    """Run the test under uvloop, with a timeout."""
+    """Run the test under uvloop, with a timeout; close the clients that it opened."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE * 3):
+        async with closing_clients(), asyncio.timeout(PATIENCE * 3):
             await test
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

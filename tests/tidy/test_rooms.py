@@ -21,7 +21,7 @@ BELOW = {
     "broker.accounts": ("broker.subjects", "broker.config", "broker.credentials"),
     "broker.store": ("broker.wire", "broker.subjects"),
     "broker.jetstream": ("broker.subjects", "broker.wire", "broker.store"),
-    "broker.scan": ("broker.store", "broker.wire", "broker.subjects"),
+    "broker.scan": ("broker.store", "broker.wire", "broker.subjects", "broker.credentials"),
     "broker.spark": ("broker.scan", "broker.store", "broker.wire", "broker.subjects"),
     "broker.server": (
         "broker.accounts", "broker.config", "broker.subjects", "broker.wire", "broker.credentials",

@@ -45,7 +45,7 @@ DOCUMENTS = frozenset({
     "closed_clients", "sublist_stats", "accounts_loaded", "errors", "tls_ocsp_peer_verify",
 })  # fmt: skip
 # Where the order of a list means nothing: the field that orders its entries.
-ORDER = ("acc", "name", "subject", "cid")
+ORDER = ("acc", "name", "subject", "to", "cid")
 
 
 @dataclass(frozen=True, slots=True)

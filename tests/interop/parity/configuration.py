@@ -11,6 +11,7 @@ from pathlib import Path
 from broker.config.load import BadSettings, load, parse_flags
 from tests.support.clusters import nats_server
 
+TRUSTED = "OAS7ZMB2WZBV2EDLLXY6M57TY2QQU6ZCOGO65XVTOYOAAXQTAZBD2FJN"  # an operator
 KEYS: dict[str, tuple[str, ...]] = {
     "listen": ('"127.0.0.1:4222"', "4222", ":4222", '"x"', "-1", "70000", "true"),
     "port": ("4222", "-1", '"x"', "true", "4k"),
@@ -67,6 +68,21 @@ KEYS: dict[str, tuple[str, ...]] = {
         "{ B { imports: [{stream: {account: NO, subject: x}}] } }",
         "{ A { exports: [{stream: x, accounts: [C]}] }, B { imports: [{stream: {account: A, subject: x}}] } }",
         "{ A { exports: [{service: x, response_type: stream}] } }",
+        "{ A { exports: [{service: x, latency: y}] } }",
+        "{ A { exports: [{service: x, latency: { subject: y }}] } }",
+        "{ A { exports: [{service: x, latency: { sampling: 50, subject: y }}] } }",
+        "{ A { exports: [{service: x, latency: { sampling: 50%, subject: y }}] } }",
+        "{ A { exports: [{service: x, latency: { sampling: headers, subject: y }}] } }",
+        "{ A { exports: [{service: x, latency: { sampling: 101, subject: y }}] } }",
+        "{ A { exports: [{service: x, latency: { sampling: 0, subject: y }}] } }",
+        "{ A { exports: [{service: x, latency: { sampling: x, subject: y }}] } }",
+        "{ A { exports: [{service: x, latency: { sampling: 5 }}] } }",
+        "{ A { exports: [{service: x, latency: { nothing: 5, subject: y }}] } }",
+        "{ A { exports: [{stream: x, latency: y}] } }",
+        '{ A { exports: [{service: "a.*", account_token_position: 2}] } }',
+        '{ A { exports: [{service: "a.*", account_token_position: 1}] } }',
+        '{ A { exports: [{service: "a.*", account_token_position: 3}] } }',
+        '{ A { exports: [{service: "a.*", account_token_position: 2, accounts: [A]}] } }',
         "{ A { exports: [{service: x, response_type: nonsense}] } }",
         "{ A { exports: [{stream: x, service: y}] } }", "{ A { exports: [{}] } }",
         "{ A { imports: [{}] } }", "{ A { users: [{user: a, password: b}] }, B { users: [{user: a, password: c}] } }",
@@ -97,7 +113,8 @@ KEYS: dict[str, tuple[str, ...]] = {
         "{ port: 6222, authorization: { users: [{user: a, password: b}] } }",
         "{ port: 6222, authorization: { token: x } }", "{ port: 6222, no_advertise: true }",
         '{ port: 6222, advertise: "1.2.3.4:5" }', "{ port: 6222, connect_retries: 5 }",
-        "{ port: 6222, nothing: 1 }", "{ port: 6222, pool_size: 3 }", "{ port: 6222, accounts: [A] }",
+        "{ port: 6222, nothing: 1 }", "{ port: 6222, pool_size: 3 }", "{ port: 6222, pool_size: -1 }",
+        "{ port: 6222, compression: off }", "{ port: 6222, accounts: [A] }",
         "{ port: 6222, compression: s2_fast }", "{ port: 6222, permissions: { import: x } }",
         "{ port: 6222, ping_interval: 10 }", '{ name: "a b", port: 6222 }', "x",
     ),
@@ -110,6 +127,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tls": (
         '{ cert_file: "/no/such" , key_file: "/no/such" }', "{}", "{ nothing: 1 }", "x",
         '{ cert_file: "/no/such" }', '{ key_file: "/no/such" }', "{ timeout: 2 }",
+        "{ cipher_suites: [] }", "{ cipher_suites: [x] }", "{ curve_preferences: [x] }",
+        "{ curve_preferences: [] }", "{ pinned_certs: [x] }", "{ verify_and_map: x }",
     ),
     "leafnodes": (
         "{ port: 7422 }", '{ listen: "127.0.0.1:7422" }', "{ port: x }", "{ nothing: 1 }", "x",
@@ -125,11 +144,21 @@ KEYS: dict[str, tuple[str, ...]] = {
         '{ remotes: [ { url: "nats://h:7422", first_info_timeout: "3s", no_randomize: true } ] }',
     ),
     "gateway": ("{ name: a, port: 7222 }",),
-    "mqtt": ("{ port: 1883 }",), "mappings": ("{ a: b }",), "default_js_domain": ("{ A: b }",),
-    "trusted_keys": ("x",), "syslog": ("true",), "remote_syslog": ('"udp://x:1"',),
+    "mqtt": ("{ port: 1883 }",), "mappings": (
+        "{ a: b }", "{ a: b, b: a }", "{ a: a }", '{ "a.*": "b.$1" }', '{ "a.*": "b.$2" }', "{ a: 1 }",
+        "{ a: [{ destination: b, weight: 60% }, { destination: c, weight: 60% }] }",
+        "{ a: [{ destination: b, weight: 50 }, { destination: c, weight: 50 }] }",
+        "{ a: [{ destination: b, weight: 101 }] }", "{ a: [{ destination: b, weight: -1 }] }",
+        "{ a: [{ destination: b, weight: x }] }", "{ a: [{ destination: b, weight: 10% }, "
+        "{ destination: b, weight: 20% }] }", "{ a: [{ weight: 10% }] }", "x",
+    ), "default_js_domain": ("{ A: b }",),
+    "trusted_keys": ("x", "[x]", "1", TRUSTED, f"[{TRUSTED}]", f"{TRUSTED}\nresolver: MEMORY"),
+    "trusted": (f"{TRUSTED}\nresolver: MEMORY",), "resolver_tls": (
+        "{ insecure: true }", "{ cert_file: a }", '{ ca_file: "/no/such" }', "x", "{ nothing: 1 }",
+    ), "syslog": ("true",), "remote_syslog": ('"udp://x:1"',),
     "trace_verbose": ("true",), "logfile_max_num": ("3",), "proxy_protocol": ("true",),
     "ocsp": ("true", "x"), "server_metadata": ("{ a: b }",), "feature_flags": ("{ a: true }",),
-    "write_timeout": ("close", "x"), "disable_sublist_cache": ("true",), "prof_port": ("65432",),
+    "write_timeout": ("close", "default", "x"), "disable_sublist_cache": ("true",), "prof_port": ("65432",),
     "no_fast_producer_stall": ("true",), "connect_error_reports": ("10",), "no_sys_acc": ("true",),
     "reconnect_error_reports": ("10",), "js_api_timeout": ('"5s"',), "trace_headers": ("true",),
     "nothing": ("1", "true", "{}"), "allow_non_tls": ("true",), "ports_file_dir": ('"/tmp"',),

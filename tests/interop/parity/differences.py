@@ -25,14 +25,12 @@ class ByDesign:
 
 ANY = "*"
 REFUSED_KEYS = (
-    "gateway", "mqtt", "default_js_domain", "syslog", "remote_syslog",
-    "trace_verbose", "trace_headers", "logfile_max_num", "proxy_protocol", "ocsp", "write_timeout",
-    "server_metadata", "feature_flags", "disable_sublist_cache", "prof_port", "no_sys_acc",
-    "no_fast_producer_stall", "connect_error_reports", "reconnect_error_reports", "resolver: URL",
-    "jetstream: { max_outstanding_catchup", "jetstream: { max_buffered_", "jetstream: { key",
-    "jetstream: { request_queue_limit", "cluster: { port: 6222, pool_size", 
-    "cluster: { port: 6222, accounts", "cluster: { port: 6222, compression",
-    "cluster: { port: 6222, permissions", "websocket: { port: 8080, no_tls: true, jwt_cookie",
+    "gateway", "mqtt", "ocsp", "feature_flags", "disable_sublist_cache",
+    "prof_port", "no_sys_acc", "connect_error_reports", "reconnect_error_reports",
+    "jetstream: { max_outstanding_catchup", "jetstream: { max_buffered_",
+    "jetstream: { request_queue_limit", "cluster: { port: 6222, pool_size: 3",
+    "cluster: { port: 6222, accounts", "cluster: { port: 6222, compression: s2_fast",
+    "cluster: { port: 6222, permissions",
 )  # fmt: skip
 STRICTER = (
     "max_payload: 65MB",
@@ -42,12 +40,17 @@ STRICTER = (
     "authorization: { password: b }",
     "accounts: x",
     "accounts: { A { exports: [[]{}]",
+    "accounts: { A { exports: [[]{service: x, latency: { nothing",
     "accounts: { A { imports: [[]{}]",
     "accounts: { A {} } ?no_auth_user: x",
     "port: 4222 }",
     "websocket: { port: 8080 }",
     "websocket: { port: 8080, no_tls: true, no_auth_user: x }",
+    "websocket: { port: 8080, no_tls: true, jwt_cookie: c }",
+    "default_js_domain: { A: b }",
+    "trusted_keys: *O",
     "tls: {}",
+    "mappings: { a: [[]{ weight: 10% }] }",
     "tls: { timeout: 2 }",
     "leafnodes: { port: 7422, authorization: { user: a, password: b, account: X } }",
     'leafnodes: { remotes: [[] { url: "nats://h:7422", account: X }',
@@ -97,10 +100,25 @@ DESIGN = (
     ),
     ByDesign(
         "Streams and consumers",
-        "an origin with `external` needs a configured remote, and its info says so (10029)",
-        "any prefix; nothing is said",
+        "an `external` prefix that no remote, import or leaf node serves: the info says so (10029)",
+        "nothing is said",
         "another cluster is a remote with addresses and credentials",
         (("stream field sources*", "body.sources*"),),
+    ),
+    ByDesign(
+        "Streams and consumers",
+        "`placement: {tags: []}` is not shown; an update to a `republish` without `dest` leaves it "
+        "empty: nothing is republished; a negative `priority_timeout` needs no API level; an "
+        "empty stream updated to `first_seq: 1` shows 1",
+        "`placement: {}`; the update makes it `>`: messages return to their own subjects; level 1; 0",
+        "what says nothing is not stored",
+        (
+            ("*placement*", "body.config.placement"),
+            ("stream field republish*", "body.config.republish.dest"),
+            ("* consumer field priority_timeout*", "*_nats.req.level"),
+            ("stream field first_seq: $JS.API.STREAM.UPDATE*", "body.state.first_seq"),
+            ("stream field first_seq: $JS.API.STREAM.INFO*", "body.state.first_seq"),
+        ),
     ),
     ByDesign(
         "Monitoring",
@@ -210,14 +228,7 @@ DESIGN = (
     ),
 )
 
-NOT_YET = "Not yet alike"
 OPEN = (
-    ByDesign(
-        NOT_YET,
-        "`Nats-Required-Api-Level` in messages of a batch: above 2 is refused (10185)",
-        "above 5",
-        "replicas of different versions must decide alike: it needs a feature level",
-    ),
     ByDesign(
         "Monitoring",
         "/varz and the `server` of system answers have no `feature_flags`, `git_commit` and "
@@ -225,6 +236,28 @@ OPEN = (
         "there",
         "they are about the inside of nats-server",
         (("*", "*feature_flags"), ("*", "*git_commit"), ("*", "*disk_io_wait_stats")),
+    ),
+    ByDesign(
+        "Monitoring",
+        "events and /connz do not show the JWT of a bearer token, nor that of a refused client; "
+        "/accountz does not repeat the JWT of the account; "
+        "`$SYS.ACCOUNT.CLIENT.AUTH.ERR` of a service that is silent says so",
+        "all are shown; an empty reason",
+        "such a JWT is a credential, or may be one; `$SYS.REQ.ACCOUNT.<key>.CLAIMS.LOOKUP` returns "
+        "those of accounts",
+    ),
+    ByDesign(
+        "Monitoring",
+        "the advisory `SERVER.REMOVED` is sent when a server was removed from the cluster",
+        "not sent after `$JS.API.SERVER.REMOVE`",
+        "an operator wants to know",
+    ),
+    ByDesign(
+        "Accounts",
+        "an import whose activation token is for something else is left out; in a latency report, "
+        "a service that is connected to another node is named by its account only",
+        "the account with such an import is unusable; nodes exchange the details",
+        "one import does not stop an account",
     ),
     ByDesign(
         "Monitoring",
@@ -253,64 +286,6 @@ OPEN = (
             ("*CONNZ*", "*server_id"),
             ("*/connz*", "*connections"),
             ("*/connz*", "*server_id"),
-        ),
-    ),
-    ByDesign(
-        NOT_YET,
-        "/accountz and ACCOUNT.*.INFO do not list the imports and exports that every account has",
-        "there",
-        "to be added",
-        (("*", "*.imports"), ("*", "*.exports"), ("*", "messages*.client.rtt")),
-    ),
-    ByDesign(
-        NOT_YET,
-        "`$SYS.DEBUG.SUBSCRIBERS` is not answered",
-        "the number of subscribers",
-        "to be added",
-        (("*$SYS.DEBUG.SUBSCRIBERS*", ANY),),
-    ),
-    ByDesign(
-        NOT_YET,
-        "a publish header with an empty value (`Nats-TTL:`) is checked as a value",
-        "it counts as absent",
-        "replicas of different versions must decide alike: it needs a feature level",
-    ),
-    ByDesign(
-        NOT_YET,
-        "`Nats-TTL` on a stream without TTLs: 10166, whatever its value",
-        "10165 when the value is not valid",
-        "to be mended",
-        (("*'Nats-TTL'*", "body.error*"),),
-    ),
-    ByDesign(
-        NOT_YET,
-        "small differences of configurations: `placement: {}` is not shown, `republish.dest` stays "
-        "empty, `first_seq: 1` shows 0 in an empty stream, `offset` is cut to the number of subjects, "
-        "`streams` is `[]` beyond the end, order of two errors of a mirror, 10003 for a peer removal",
-        "shown; `>`; 1; as asked; null; 10152 first; 10010",
-        "to be mended",
-        (
-            ("*", "body.config.placement"),
-            ("*", "body.config.republish.dest"),
-            ("*first_seq*", "body.state.first_seq"),
-            ("stream states*", "body.offset"),
-            ("streams listed*", "body.streams"),
-            ("*subject_transforms*", "body.error*"),
-            ("*PEER.REMOVE*", "body.error*"),
-            ("*x y*", ANY),
-            ("stream fields together 20: $JS.API.STREAM.DELETE.S*", ANY),
-        ),
-    ),
-    ByDesign(
-        NOT_YET,
-        "consumers: a durable updated without its `durable_name` gets an inactive threshold; a negative "
-        "`priority_timeout` and an elapsed pause need no level; an elapsed pause is not shown",
-        "none; level 1; shown",
-        "to be mended",
-        (
-            ("*durable_name*", "body.config.inactive_threshold"),
-            ("*", "*_nats.req.level"),
-            ("consumers listed*", "body.config.pause_until"),
         ),
     ),
 )

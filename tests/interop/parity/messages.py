@@ -74,9 +74,14 @@ def _headers(**config: object) -> Iterator[Step]:
                 {"Nats-Schedule-Time-Zone": "UTC"},
                 {"Nats-Schedule-Source": "s.b"},
                 {"Nats-Schedule-TTL": "x"},
+                {"Nats-Schedule-TTL": ""},
+                {"Nats-Schedule-Time-Zone": ""},
+                {"Nats-Schedule-Source": ""},
             ):
                 yield Request("s.sched", b"1", {"Nats-Schedule": pattern,
                                                 "Nats-Schedule-Target": target, **more})  # fmt: skip
+    for name in EXPECTATIONS:
+        yield Request("s.a", b"1", {name: ""})
     yield api("STREAM.PURGE.S")
     yield publish("s.a")
     yield api("STREAM.INFO.S")
@@ -108,7 +113,13 @@ def _batches() -> Iterator[Step]:
         (part(1, Nats_Rollup="all"), part(2, Nats_Batch_Commit="1")),
         (part(1, "x" * 65),),
         (part(1, ""),),
-    ):
+        *((part(1, Nats_Required_Api_Level=level), part(2, Nats_Batch_Commit="1"))
+          for level in ("0", "2", "3", "5", "6", "x", "")),
+        (part(1, Nats_TTL=""), part(2, Nats_Rollup="", Nats_Batch_Commit="1")),
+        (part(1, Nats_TTL="x"), part(2, Nats_Batch_Commit="1")),
+        (part(1, Nats_TTL="5m"), part(2, Nats_Batch_Commit="1")),
+        (part(1), part(2, Nats_Batch_Commit="")),
+    ):  # fmt: skip
         yield from script
         yield api("STREAM.INFO.S")
 

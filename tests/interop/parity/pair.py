@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import nats
-
 from broker.local import LocalNode
 from tests.interop.parity.compare import masked, masked_document, parsed
 from tests.interop.parity.exchange import (
@@ -28,6 +26,7 @@ from tests.interop.parity.exchange import (
     Step,
     Unlisten,
 )
+from tests.support.clients import open_client
 
 QUIET_S = 0.2
 PATIENT_S = 20.0
@@ -61,7 +60,7 @@ class Side:
     @classmethod
     async def connected(cls, node: LocalNode, user: str) -> Side:
         url = node.url.replace("nats://", f"nats://{user}:pw@")
-        client = await nats.connect(url, name="parity", inbox_prefix="_INBOX.parity")
+        client = await open_client(url, name="parity", inbox_prefix="_INBOX.parity")
         self = cls(node, client)
         await client.subscribe("_INBOX.parity.*", cb=self._on_answer)
         return self
