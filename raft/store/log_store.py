@@ -175,14 +175,18 @@ class LogStore:
         if self.failure is None:
             self.log.flush_all()
         self.log.close()
-        if self._rewriting:  # end it; a database cannot be closed meanwhile, but may be left open
-            self.db.cancel_all_background(wait=False)
-            return
-        if self.failure is not None:
+        rewriting = self._rewriting
+        if rewriting:
+            self.db.cancel_all_background(wait=False)  # it ends early
+        elif self.failure is not None:
             self._let_go()
             return
         with self._guard:  # a flush on another thread may have been cancelled, but still runs
-            self._unused.wait_for(lambda: not self._in_use, CLOSE_WITHIN_S)
+            unused = self._unused.wait_for(lambda: not self._in_use, CLOSE_WITHIN_S)
+        if rewriting:
+            if unused:  # otherwise it cannot be closed: the end of the process does it
+                self._let_go()
+            return
         for let_go in (*(let_go for let_go, _ in self._users), self._state.close, self.db.close):
             let_go()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -97,6 +98,23 @@ def test_many_deletes_together_are_recognized_as_garbage(store: LogStore, tmp_pa
     while sum(files_of_values(tmp_path / "db").values()) > 200 * VALUE_BYTES:
         assert time.monotonic() < deadline, "the database did not notice the deletes"
         time.sleep(0.01)
+
+
+def test_a_store_that_is_closed_during_a_rewrite_can_be_opened_again(tmp_path: Path) -> None:
+    for _ in range(5):
+        store = LogStore.open(tmp_path / "db", node_name="n1", cluster_name="c", tuning=TUNING)
+        put(store.state_column(), range(200))
+        begun = threading.Event()
+        rewriting = threading.Thread(target=_rewrite, args=(store, begun))
+        rewriting.start()
+        begun.wait()
+        store.close()
+        rewriting.join()
+
+
+def _rewrite(store: LogStore, begun: threading.Event) -> None:
+    begun.set()
+    store.expunge()
 
 
 def test_the_host_reclaims_garbage_by_itself(store: LogStore, tmp_path: Path) -> None:
