@@ -178,17 +178,11 @@ class LogStore:
         rewriting = self._rewriting
         if rewriting:
             self.db.cancel_all_background(wait=False)  # it ends early
-        elif self.failure is not None:
-            self._let_go()
-            return
-        with self._guard:  # a flush on another thread may have been cancelled, but still runs
-            unused = self._unused.wait_for(lambda: not self._in_use, CLOSE_WITHIN_S)
-        if rewriting:
-            if unused:  # otherwise it cannot be closed: the end of the process does it
-                self._let_go()
-            return
-        for let_go in (*(let_go for let_go, _ in self._users), self._state.close, self.db.close):
-            let_go()
+        if rewriting or self.failure is None:
+            with self._guard:  # a flush on another thread may have been cancelled, but still runs
+                if not self._unused.wait_for(lambda: not self._in_use, CLOSE_WITHIN_S):
+                    return  # it cannot be closed meanwhile: the end of the process does it
+        self._let_go()
 
     # after a failure
 
@@ -236,13 +230,13 @@ class LogStore:
             take(db)
 
     def _let_go(self) -> None:
-        """Close what has failed. Errors are ignored: what is in memory was not promised."""
+        """Errors are ignored: what is only in memory was not promised."""
         users = [let_go for let_go, _ in self._users]
         for let_go in (*users, self.log.close, self._state.close, self.db.close):
             try:
                 let_go()
             except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception
-                _log.info("error while closing the failed store: %s", error)
+                _log.info("error while closing the store: %s", error)
 
     # the state
 
