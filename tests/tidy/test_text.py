@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 from tests.tidy.source_tree import ROOT, Module, modules
 
@@ -42,6 +41,7 @@ ALL_FILES = sorted(
     for ending in ("py", "pyx", "pxd")
     for path in (ROOT / top).rglob(f"*.{ending}")
 )
+OTHER_FILES = [path for path in ALL_FILES if path.parent.name != "tidy"]  # these state the rules
 MENTIONED_FILE = re.compile(r"(?<![\w./*<-])((?:[\w.-]+/)*[a-z_][a-z0-9_]*\.pyx?)\b")
 MENTIONED_DOCUMENT = re.compile(r"docs/[\w./-]*\w|\braft/[A-Z]+\.md")
 # docs/X.md, "One title" and "Another title"; raft/DIVERGENCE.md, "First cell of a table row"
@@ -55,89 +55,92 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-each_module = pytest.mark.parametrize("module", modules().values(), ids=lambda one: one.name)
-each_file = pytest.mark.parametrize("path", ALL_FILES, ids=relative)
+def test_cores_read_no_clock_and_do_no_io() -> None:
+    # broker.wire reads the one environment switch that selects the codec
+    cores = [
+        module
+        for module in modules().values()
+        if module.name != "broker.wire"
+        and any(module.name == core or module.name.startswith(core + ".") for core in CORES)
+    ]
+    found = {module.name: top_imports(module) & FORBIDDEN_IN_CORES for module in cores}
+    assert not {name: names for name, names in found.items() if names}
 
 
-@each_module
-def test_cores_read_no_clock_and_do_no_io(module: Module) -> None:
-    if module.name == "broker.wire":  # reads the one environment switch that selects the codec
-        return
-    if any(module.name == core or module.name.startswith(core + ".") for core in CORES):
-        found = {
-            name.split(".")[0]
-            for node in ast.walk(module.tree)
-            for name in (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-        }
-        assert not found & FORBIDDEN_IN_CORES
+def top_imports(module: Module) -> set[str]:
+    """The first part of the name of every module that it imports."""
+    found: set[str] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").split(".")[0])
+    return found
 
 
 def test_the_named_cores_exist() -> None:
     assert not [core for core in CORES if core not in modules()]
 
 
-@each_module
-def test_modules_have_a_docstring(module: Module) -> None:
-    assert ast.get_docstring(module.tree)
+def test_modules_have_a_docstring() -> None:
+    assert not [m.name for m in modules().values() if not ast.get_docstring(m.tree)]
 
 
-@each_module
-def test_module_names_can_be_searched_for(module: Module) -> None:
-    assert module.name.rpartition(".")[2] not in VAGUE
+def test_module_names_can_be_searched_for() -> None:
+    assert not [name for name in modules() if name.rpartition(".")[2] in VAGUE]
 
 
-@each_module
-def test_functions_fit_on_a_screen(module: Module) -> None:
+def test_functions_fit_on_a_screen() -> None:
     """Except constructors: wiring is as long as what it connects."""
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__":
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert lines <= FUNCTION_LINES_MAX, f"{node.name} has {lines} lines"
+    found = {
+        f"{module.name}.{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for module in modules().values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__"
+    }
+    assert not {name: lines for name, lines in found.items() if lines > FUNCTION_LINES_MAX}
 
 
-@each_file
-def test_files_stay_short(path: Path) -> None:
-    assert path.read_text().count("\n") <= LINES_MAX, "what is the second idea in it?"
+def test_files_stay_short() -> None:
+    found = {relative(path): path.read_text().count("\n") for path in ALL_FILES}
+    long = {name: lines for name, lines in found.items() if lines > LINES_MAX}
+    assert not long, "what is the second idea in it?"
 
 
-@each_file
-def test_mentioned_files_exist(path: Path) -> None:
+def test_mentioned_files_exist() -> None:
     """A docstring or comment that names a file names one that is there."""
-    if path.parent.name == "tidy":
-        return
-    text = "\n".join(prose(path))
-    assert not [name for name in MENTIONED_FILE.findall(text) if not exists(name, path)]
+    assert not [
+        (relative(path), name)
+        for path in OTHER_FILES
+        for name in MENTIONED_FILE.findall("\n".join(prose(path)))
+        if not exists(name, path)
+    ]
 
 
-@each_file
-def test_cited_documents_and_sections_exist(path: Path) -> None:
+def test_cited_documents_and_sections_exist() -> None:
     """`docs/X.md`, `docs/X.md, "Title"` and `decision N`, in docstrings and comments."""
-    if path.parent.name == "tidy":
-        return
-    text = " ".join(" ".join(prose(path)).split())
-    assert not [name for name in MENTIONED_DOCUMENT.findall(text) if not (ROOT / name).exists()]
-    for document, titles in CITED_SECTIONS.findall(text):
-        sections = SECTION.findall((ROOT / document).read_text())
-        assert not set(re.findall(r'"([^"]+)"', titles)) - set(sections)
-    for number in CITED_DECISION.findall(text):
-        assert list((ROOT / "docs/decisions").glob(f"{int(number):04}-*.md")), number
+    wrong: list[tuple[str, str]] = []
+    for path in OTHER_FILES:
+        text = " ".join(" ".join(prose(path)).split())
+        found = [name for name in MENTIONED_DOCUMENT.findall(text) if not (ROOT / name).exists()]
+        for document, titles in CITED_SECTIONS.findall(text):
+            sections = SECTION.findall((ROOT / document).read_text())
+            found.extend(set(re.findall(r'"([^"]+)"', titles)) - set(sections))
+        for number in CITED_DECISION.findall(text):
+            if not list((ROOT / "docs/decisions").glob(f"{int(number):04}-*.md")):
+                found.append(f"decision {number}")
+        wrong.extend((relative(path), name) for name in found)
+    assert not wrong
 
 
-@each_file
-def test_no_citation_of_documents_that_are_not_here(path: Path) -> None:
-    if path.parent.name == "tidy":
-        return
-    text = path.read_text()
-    assert not CITED_SHEET.search(" ".join(text.split()))
-    assert '"shared"' not in text, "tests must not read outside the repository"
+def test_no_citation_of_documents_that_are_not_here() -> None:
+    texts = {relative(path): path.read_text() for path in OTHER_FILES}
+    assert not [name for name, text in texts.items() if CITED_SHEET.search(" ".join(text.split()))]
+    reading = [name for name, text in texts.items() if '"shared"' in text]
+    assert not reading, "tests must not read outside the repository"
 
 
+@cache
 def prose(path: Path) -> list[str]:
     """Docstrings and comments."""
     text = path.read_text()
@@ -157,5 +160,10 @@ def exists(name: str, mentioned_in: Path) -> bool:
         if (folder / name).exists():
             return True
         folder = folder.parent
-    top = ROOT / mentioned_in.relative_to(ROOT).parts[0]
-    return any(str(path).endswith(f"/{name}") for path in top.rglob(Path(name).name))
+    top = mentioned_in.relative_to(ROOT).parts[0]
+    return any(path.endswith(f"/{name}") for path in files_below(top))
+
+
+@cache
+def files_below(top: str) -> list[str]:
+    return [str(path) for path in (ROOT / top).rglob("*.py*")]
