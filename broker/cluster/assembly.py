@@ -38,7 +38,7 @@ from broker.cluster.meta.feature_level import TooNew
 from broker.cluster.meta.node_table import Standing
 from broker.cluster.meta.subject_overlaps import SubjectOverlaps
 from broker.cluster.observe.health import JetStreamHealth
-from broker.cluster.observe.jsz import JetStreamDocument
+from broker.cluster.observe.jsz import JetStreamDocument, varz_jetstream
 from broker.cluster.observe.metrics import JetStreamMetrics
 from broker.cluster.observe.raftz import RaftGroups
 from broker.cluster.observe.server_events import ServerEvents
@@ -363,7 +363,7 @@ class JetStream:
 
     def varz(self) -> Steps[Document]:
         document = yield from self.jsz({})
-        return {"config": document["config"], "stats": {k: document[k] for k in _STATS}}
+        return varz_jetstream(document, self._scans)
 
     async def scan(self, connection: BulkReader, request_json: bytes) -> None:
         def find(stream: str) -> ScanSource | None:
@@ -385,11 +385,6 @@ class JetStream:
             permitted=permitted,
         )
         await self._scans.serve(reader, request_json, find)
-
-
-_STATS = (
-    "memory", "storage", "reserved_memory", "reserved_storage", "accounts", "ha_assets", "api",
-)  # fmt: skip
 
 
 def _stream_api(node: StreamNode, calls: LeaderCalls) -> StreamApi:

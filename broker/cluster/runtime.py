@@ -18,7 +18,7 @@ from broker.cluster.meta.feature_level import NEWEST_LEVEL
 from broker.cluster.peers.mesh import Mesh
 from broker.cluster.platform import Platform
 from broker.config.options import Options
-from broker.server.process.times import span, timestamp
+from broker.server.process.times import short_span, span, timestamp
 from broker.server.samples import Exposition, Sample, gauge
 from broker.server.services import BulkReader, Document, Query, StartFailed
 from broker.subjects import Steps
@@ -254,8 +254,11 @@ def _route(mesh: Mesh, peer: Peer, position: int) -> Document:
         "port": peer.port,
         "start": timestamp(since),
         "last_activity": timestamp(now - silent_s),
+        "rtt": short_span(mesh.rtt_s(peer.node)),
         "uptime": span(now - since),
         "idle": span(silent_s),
+        "pending_size": mesh.pending_bytes(peer.node),
+        "compression": "off",
     }
     sink = mesh.interest.sinks.get(peer.node)
     if sink is not None:

@@ -255,6 +255,7 @@ class StreamNode:
         self.info = AssetInfo(
             server_name=server.name,
             domain=self.options.domain,
+            system_account=server.options.system_account,
             links=mesh,
             members=self.members,
             leader=self.leaders.leader,

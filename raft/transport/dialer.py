@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from typing import Protocol
 
 from raft.transport.frame_guard import Checksums
@@ -89,7 +90,9 @@ class _DialedConnection:
                 RefusalCode.MALFORMED, "it sent a frame on a link that only we write to", by_us=True
             )
         if self.welcomed.done():
-            return  # a pong: the link has recorded that it is alive
+            if link.pinged_at:  # a pong
+                link.rtt_s, link.pinged_at = time.monotonic() - link.pinged_at, 0.0
+            return
         if self._nonces is None:
             self._challenge(link, bytes(view))
         elif not self._proved:

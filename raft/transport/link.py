@@ -64,6 +64,8 @@ class Link(asyncio.BufferedProtocol):
         self.guard: FrameGuard | None = None  # of sealed frames, in both directions
         self.quiet_intervals = 0  # since the last byte arrived; counted by the transport
         self.heard_at = 0.0  # when the last bytes arrived, by the monotonic clock
+        self.pinged_at = 0.0  # when the last ping was sent, 0 once it is answered
+        self.rtt_s = 0.0  # of the last ping that was answered
         self.sent_frames = self.sent_bytes = self.dropped_frames = self.received_bytes = 0
         self._on_frame = on_frame
         self._on_lost = on_lost

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -189,6 +190,7 @@ class Transport:
             await asyncio.sleep(self.limits.ping_seconds)
             outgoing = [link for pair in self._peers.links.values() for link in pair]
             for link in outgoing:
+                link.pinged_at = link.pinged_at or time.monotonic()
                 link.send(LINK_CHANNEL, ping)
             for link in [*outgoing, *self._acceptor.links.values()]:
                 link.quiet_intervals += 1
@@ -251,6 +253,11 @@ class Transport:
         heard = max((link.heard_at for link in links if link is not None), default=0.0)
         self._heard[node] = max(heard, self._heard.get(node, 0.0))
         return self._heard[node]
+
+    def rtt_s(self, node: NodeId) -> float:
+        """Of the last ping on our control link; 0: none was answered yet."""
+        pair = self._peers.links.get(node)
+        return pair[0].rtt_s if pair else 0.0
 
     def link_pair_number(self, node: NodeId) -> int:
         """0: not connected. The number changes with every new connection: what was sent over an

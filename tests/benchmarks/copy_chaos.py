@@ -1,11 +1,11 @@
 """A mirror and a source in another cluster stay exact while leaders and the link between die:
 `python -m tests.benchmarks.copy_chaos [--count 1000000] [--rounds 10]`.
 
-Two clusters of three. Messages are published into the origin; in each round the leader of the
-origin and the leader of a copy are killed and started again, and every connection between the
-clusters is cut for a second. In the end the mirror equals the origin by a digest over sequence,
-time, subject, headers and payload, and the sourced stream by one over subject and payload; all
-that was acknowledged is there."""
+Two clusters of three. Messages are published into the origin, an equal share in each round; in the
+middle of it the leader of the origin and the leader of a copy are killed and started again, and
+every connection between the clusters is cut for a second. In the end the mirror equals the origin
+by a digest over sequence, time, subject, headers and payload, and the sourced stream by one over
+subject and payload; all that was acknowledged is there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.benchmarks.plain_client import PlainClient
 
 ORIGIN, MIRROR, SOURCED = "ORIGIN", "MIRROR", "SOURCED"
 WINDOW = 2000
-PAYLOAD = b"x" * 100
+SIZE = 100
 WITHIN_S = 300.0
 
 
@@ -48,6 +48,7 @@ class Link:
         self._servers: list[asyncio.Server] = []
         self._writers: set[asyncio.StreamWriter] = set()
         self._down = False
+        self._open = 0
 
     async def start(self) -> None:
         for port, target in zip(self.ports, self._targets, strict=True):
@@ -61,22 +62,28 @@ class Link:
 
     async def cut(self, seconds: float) -> None:
         self._down = True
-        for writer in list(self._writers):
-            writer.transport.abort()
+        self._abort()
         await asyncio.sleep(seconds)
         self._down = False
 
+    def _abort(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
     async def stop(self) -> None:
         self._down = True
-        for writer in list(self._writers):
-            writer.transport.abort()
+        self._abort()
         for server in self._servers:
             server.close()
             await server.wait_closed()
+        while self._open:
+            await asyncio.sleep(0.01)
 
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int
     ) -> None:
+        self._open += 1
         try:
             if self._down:
                 return
@@ -85,12 +92,12 @@ class Link:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_pump(reader, back))
                 tasks.create_task(_pump(there, writer))
-            self._writers -= {writer, back}
             back.close()
         except OSError:
             pass  # the node is down: the reader tries the next one
         finally:
             writer.close()
+            self._open -= 1
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -106,7 +113,15 @@ class Publisher:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
+        self._sent = 0
+        self._allowed = 0
+        self._more = asyncio.Event()
         self.acked = 0
+
+    def allow(self, count: int) -> None:
+        """Go on until so many are acknowledged."""
+        self._allowed = count
+        self._more.set()
 
     async def run(self, count: int) -> None:
         attempt = 0
@@ -120,7 +135,10 @@ class Publisher:
                 continue
             try:
                 while self.acked < count and not client.closed:
-                    if not await self._window(client, min(WINDOW, count - self.acked)):
+                    if self.acked >= self._allowed:
+                        self._more.clear()
+                        await self._more.wait()
+                    if not await self._window(client, min(WINDOW, self._allowed - self.acked)):
                         break
             finally:
                 await client.close()
@@ -137,8 +155,10 @@ class Publisher:
                 done.set()
 
         client.on_answer = answer
-        inbox, body = client.inbox, b" %d\r\n%b\r\n" % (len(PAYLOAD), PAYLOAD)
-        lines = (b"PUB origin.%d %b.p" % (i % 50, inbox) + body for i in range(size))
+        numbers = range(self._sent, self._sent + size)
+        self._sent += size
+        head = b"%b.p %d\r\n" % (client.inbox, SIZE)
+        lines = (b"PUB origin.%d %b%0*d\r\n" % (i % 50, head, SIZE, i) for i in numbers)
         await client.flood(b"".join(lines))
         try:
             async with asyncio.timeout(5):
@@ -236,6 +256,7 @@ async def run(place: Path, *, count: int, rounds: int) -> Outcome:
             publisher = Publisher(far)
             publishing = asyncio.create_task(publisher.run(count))
             for number in range(rounds):
+                publisher.allow(count * (number + 1) // rounds)
                 while publisher.acked < count * (number + 0.5) / rounds:
                     await asyncio.sleep(0.05)
                 await round_of_faults(number, far, near, link)

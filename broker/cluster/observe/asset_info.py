@@ -68,12 +68,17 @@ class ShownLinks(Protocol):
     def peer_name(self, node: NodeId) -> str: ...
 
 
+def raft_group_name(replica: Replica) -> str:
+    return f"S-R{len(replica.assignment.peers)}F-{replica.group}"
+
+
 @dataclass(slots=True)
 class AssetInfo:
     """One per node. `origin_infos` are those of the mirror and the sources that are being read."""
 
     server_name: str
     domain: str
+    system_account: str
     links: ShownLinks
     members: ClusterMembers
     leader: Callable[[int], NodeId | None]
@@ -225,13 +230,18 @@ class AssetInfo:
                     pending=peer not in voters,
                 )
             )
+        desired = self._desired(replica)
+        if not peers and desired is None:  # nats-server shows no group of one
+            return ClusterInfo(name=self.links.cluster, leader=self.links.name)
         return ClusterInfo(
             name=self.links.cluster,
-            raft_group=f"S-R{len(replica.assignment.peers)}F-{replica.group}",
+            raft_group=raft_group_name(replica),
             leader=self.links.name,
             leader_since=replica.leader_since_ns,
+            system_account=True,  # no account sees the traffic of replicas
+            traffic_account=self.system_account,
             replicas=tuple(sorted(peers, key=lambda peer: peer.name)),
-            desired=self._desired(replica),
+            desired=desired,
         )
 
     def meta_peer(self, member: NodeId) -> tuple[bool, int]:

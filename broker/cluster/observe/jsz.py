@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.cluster.meta.assignments import META_GROUP, AssignmentTable
-from broker.cluster.observe.asset_info import AssetInfo
+from broker.cluster.observe.asset_info import AssetInfo, raft_group_name
 from broker.cluster.replica.replica_table import ReplicaTable
 from broker.config.options import JetStreamOptions
 from broker.jetstream.api.info import ApiStats
@@ -19,6 +19,7 @@ from broker.jetstream.config.api_levels import API_LEVEL
 from broker.jetstream.config.names import get_hash
 from broker.jetstream.strict_json import to_wire
 from broker.jetstream.times import rfc3339
+from broker.scan.server import Scans
 from broker.server.services import Document, Query, has_flag
 from broker.subjects import STEP_ITEMS, Steps
 from raft import NodeId
@@ -92,6 +93,7 @@ class JetStreamDocument:
             "messages": totals.messages,
             "bytes": totals.memory + totals.storage,
             "total": len(replicas),
+            "limits": self._limits(),
         }
         if has_flag(query, "raft"):
             document["streams_leader"] = totals.led
@@ -101,6 +103,16 @@ class JetStreamDocument:
         if has_flag(query, "accounts", "streams", "consumers") or query.get("acc"):
             document["account_details"] = yield from self._accounts(replicas, query)
         return document
+
+    def _limits(self) -> Document:
+        """Those that the configuration file sets."""
+        limits = self.options.limits
+        shown = {
+            "max_request_batch": limits.max_request_batch,
+            "max_ack_pending": limits.max_ack_pending,
+            "max_duplicate_window": limits.duplicate_window_ns,
+        }
+        return {name: limit for name, limit in shown.items() if limit}
 
     def meta_cluster(self) -> Document:
         links, members = self.info.links, self.info.members
@@ -113,6 +125,8 @@ class JetStreamDocument:
             "cluster_size": len(members.nodes),
             "quorum_needed": len(members.nodes) // 2 + 1,
             "pending": 0,
+            "pending_requests": 0,  # requests and infos have no queue of their own
+            "pending_infos": 0,
             "replicas": replicas,
         }
 
@@ -176,6 +190,11 @@ class JetStreamDocument:
         }  # fmt: skip
         if has_flag(query, "config"):
             detail["config"] = wire["config"]
+        if has_flag(query, "raft") and len(replica.assignment.peers) > 1:
+            group = detail["stream_raft_group"] = raft_group_name(replica)
+            detail["consumer_raft_groups"] = [
+                {"name": consumer.name, "raft_group": group} for consumer in replica.consumers()
+            ]
         if has_flag(query, "consumers"):
             hidden = () if has_flag(query, "config") else ("config",)
             shown = detail["consumer_detail"] = []
@@ -191,6 +210,26 @@ class JetStreamDocument:
                 shown.append(_without(to_wire(info), *hidden))
                 yield
         return detail
+
+
+_STATS = (
+    "memory", "storage", "reserved_memory", "reserved_storage", "accounts", "ha_assets", "api",
+)  # fmt: skip
+
+
+def varz_jetstream(document: Document, scans: Scans) -> Document:
+    """What /varz shows of /jsz, and the bulk reads."""
+    found = {"config": document["config"], "stats": {k: document[k] for k in _STATS}}
+    if "meta_cluster" in document:
+        found["meta"] = document["meta_cluster"]
+    found["limits"] = document["limits"]
+    found["scans"] = {
+        "open": scans.admission.open,
+        "total": scans.served,
+        "refused": scans.refused,
+        "sent_bytes": scans.bytes_sent,
+    }
+    return found
 
 
 def _without(wire: object, *names: str) -> Document:

@@ -152,6 +152,12 @@ class Mesh:
         heard = self.transport.heard_at(node) if self.transport is not None else 0.0
         return int((time.monotonic() - heard) * 1e9) if heard else 0
 
+    def rtt_s(self, node: NodeId) -> float:
+        return self.transport.rtt_s(node) if self.transport is not None else 0.0
+
+    def pending_bytes(self, node: NodeId) -> int:
+        return self.transport.pending_bytes(node) if self.transport is not None else 0
+
     def peers(self) -> list[Peer]:
         return list(self.transport.peers().values()) if self.transport is not None else []
 

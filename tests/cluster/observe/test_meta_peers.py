@@ -26,6 +26,7 @@ def info(core: Any, *connected: NodeId) -> AssetInfo:
     return AssetInfo(
         server_name="a",
         domain="",
+        system_account="$SYS",
         links=cast(Any, links),
         members=unused,
         leader=unused,

@@ -96,7 +96,7 @@ DESIGN = (
         "no limit on the consumers of a stream when `max_consumers` is not set",
         "1,000 on each stream (`default_max_consumers`)",
         "a consumer is a few hundred bytes of its stream's group here, and limits of accounts hold",
-        (("*GET /*", "*limits"), ("*$SYS*", "*limits")),
+        (("*GET /*", "*limits.default*"), ("*$SYS*", "*limits.default*")),
     ),
     ByDesign(
         "Streams and consumers",
@@ -129,12 +129,14 @@ DESIGN = (
     ),
     ByDesign(
         "Monitoring",
-        "additional fields: `applied` and `leads` of a stream in /jsz, empty lists and zeros",
+        "additional fields: `applied` and `leads` of a stream in /jsz, bulk reads (`scans`) in /varz, "
+        "empty lists and zeros",
         "absent",
         "replicas can be compared; a field that is always there is easier to read",
         (
             ("*", "*.stream_detail*.leads"),
             ("*", "*.stream_detail*.applied"),
+            ("*", "*.jetstream.scans"),
             ("*", "*.stream_detail"),
             ("*", "*.tags"),
             ("*", "*.max_subscriptions"),
@@ -184,6 +186,14 @@ DESIGN = (
         "Go's `404 page not found`; bits of formats that its own servers exchange",
         "not part of a document",
         (("*: GET *", "body"), ("*", "*server.flags")),
+    ),
+    ByDesign(
+        "Monitoring",
+        "in a cluster, /jsz shows the replicas of a stream on its leader only, members of the meta "
+        "group always with `offline` and without the state of its snapshot; a peer is one route in "
+        "/routez, and /varz has no `pool_size`",
+        "followers show what they know; a route per account of the pool",
+        "the leader knows; replication has links of its own, beside those of messages",
     ),
     ByDesign(
         "Client protocol",
