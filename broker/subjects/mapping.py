@@ -18,6 +18,7 @@ _INDEX_AND_NUMBER: Final = frozenset(
 )
 _INT32_MAX: Final = 2**31 - 1
 _MEMO_MAX: Final = 65536  # size of the cache of mapped subjects
+_MEMO_BYTES_MAX: Final = 256  # of a subject and of what it is mapped to; longer ones are not kept
 
 
 @dataclass(eq=False)
@@ -83,11 +84,19 @@ class Mapping:
         if self.varies:
             return self._map(subject, seed)
         memo = self._memo
-        if subject not in memo:
+        if subject in memo:
+            return memo[subject]
+        mapped = self._map(subject, seed)
+        if len(subject) + len(mapped or b"") <= _MEMO_BYTES_MAX:
             if len(memo) >= _MEMO_MAX:
                 memo.clear()
-            memo[subject] = self._map(subject, seed)
-        return memo[subject]
+            memo[subject] = mapped
+        return mapped
+
+    @property
+    def parts(self) -> int:
+        """How many parts of a subject the destination repeats or hashes."""
+        return sum(max(1, len(token.wildcards)) for token in self._tokens if token.name)
 
     def _map(self, subject: bytes, seed: int) -> bytes | None:
         if not matches(subject, self.src):

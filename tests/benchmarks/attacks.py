@@ -10,6 +10,7 @@ import json
 import sys
 import time
 
+from apply_attacks import APPLIES
 from attack import Attack, Step, publish, publish_headers
 from door_attacks import DOORS
 from flood_attacks import FLOODS
@@ -364,6 +365,7 @@ ATTACKS: dict[str, tuple[Step | None, Step]] = {
     **READS,
     **DOORS,
     **FLOODS,
+    **APPLIES,
 }
 
 

@@ -1,7 +1,7 @@
 """What a quiet client notices while a client of another account attacks the server.
 
     python tests/benchmarks/neighbours.py [--seconds 10] [--settle 30] [--only TEXT ...]
-        [--ours-only] [--nodes 3]
+        [--ours-only] [--nodes 3] [--steps]
 
 A well-behaved client sends a PING, a publish with ack and a get, each 50 times a second on its own
 connection, at fixed times: an answer that is late delays nothing, and its delay counts from the
@@ -10,7 +10,8 @@ same is done with nats-server, in turns. Memory is the resident set of the serve
 and after the attack has ended: at most `--settle` seconds later, and as soon as it is back (within
 BACK_MB of before). A second line names the figures that miss their goal. With `--nodes 3` all
 streams have three replicas, and both clients are connected to the first of three nodes, whose
-memory is shown.
+memory is shown. With `--steps` our server runs under long_steps.py, and a line tells the longest
+steps of its event loop in CPU time, which says something on a busy machine, too.
 
 Goals: p99 below 50 ms and worst below 250 ms for all three, or three times nats-server where that
 is better; memory grows by less than 200 MB and returns."""
@@ -21,6 +22,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -61,6 +63,7 @@ accounts {{
 }}
 """
 SECRET = "$2a$11$SjxpZh3K8DNy1FpQG4AXsu3W/erKQCAKJZWbG.VD6VWwVVFgI6mPS"  # bcrypt, cost 11
+STEPS = "steps.jsonl"  # in the directory of a server: what long_steps.py tells
 DOORS = (MONITOR, WEBSOCKET, LEAF)
 CLUSTER = """
 cluster {{ name: neighbours, listen: "127.0.0.1:{own}", routes: [{routes}] }}
@@ -120,7 +123,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def start_servers(
-    kind: str, directory: Path, nodes: int
+    kind: str, directory: Path, nodes: int, steps: bool
 ) -> tuple[list[subprocess.Popen[bytes]], int, dict[str, int]]:
     """Returns the servers, the client port of the first one and the ports of its other doors."""
     count = 2 + len(DOORS)
@@ -140,9 +143,12 @@ def start_servers(
             text += CLUSTER.format(own=routes[at], routes=urls)
         (place / "server.conf").write_text(text)
         command = our_command() if kind == OURS else ["nats-server"]
+        if steps and kind == OURS:
+            command = [sys.executable, str(Path(__file__).with_name("long_steps.py"))]
         log = (place / "log").open("wb")
         started = [*command, "-c", str(place / "server.conf")]
-        servers.append(subprocess.Popen(started, stdout=log, stderr=log))
+        environment = os.environ | {"JETRAFT_STEPS": str(place / STEPS)}
+        servers.append(subprocess.Popen(started, stdout=log, stderr=log, env=environment))
     return servers, ports[0], doors[0]
 
 
@@ -197,6 +203,7 @@ class Row:
     figures: dict[str, tuple[float, float, float]]
     memory_mb: tuple[float, float, float]
     note: str
+    steps: str = ""
 
     def text(self) -> str:
         cells = [f"{one:.1f}/{two:.0f}/{three:.0f}" for one, two, three in self.figures.values()]
@@ -204,9 +211,29 @@ class Row:
         return f"| {self.attack} | {self.server} | {' | '.join(cells)} | {memory} | {self.note} |"
 
 
-async def measure(kind: str, attack: str, seconds: float, settle_s: float, nodes: int) -> Row:
+def told_steps(path: Path, skipped: int) -> str:
+    """The longest steps and turns that the first server told after so many lines."""
+    if not path.exists():
+        return ""
+    lines = [json.loads(line) for line in path.read_text().splitlines()[skipped:]]
+    words = []
+    for kind in ("turn", "step"):
+        found = sorted((one for one in lines if one["kind"] == kind), key=lambda one: -one["ms"])
+        words.append(f"{len(found)} long {kind}s" + (f", {found[0]['ms']} ms" if found else ""))
+        seen: dict[str, float] = {}
+        for one in found:
+            for place in one["where"][:1]:
+                seen.setdefault(place, one["ms"])
+        words += [f"\n    {ms} ms {place}" for place, ms in list(seen.items())[:6]]
+    return "; ".join(words)
+
+
+async def measure(kind: str, attack: str, options: argparse.Namespace) -> Row:
+    seconds, nodes = options.seconds, options.nodes
+    settle_s = options.settle if kind == OURS else 0.0
     directory = Path(tempfile.mkdtemp(prefix="neighbours"))
-    servers, port, doors = start_servers(kind, directory, nodes)
+    servers, port, doors = start_servers(kind, directory, nodes, options.steps)
+    told = directory / "0" / STEPS
     server = servers[0]
     attacker: asyncio.subprocess.Process | None = None
     try:
@@ -221,6 +248,7 @@ async def measure(kind: str, attack: str, seconds: float, settle_s: float, nodes
         if not (await attacker.stdout.readline()).startswith(b"ready"):
             raise RuntimeError(f"the attack {attack} could not be prepared")
         before, peak = memory_mb(server.pid), 0.0
+        skipped = len(told.read_text().splitlines()) if told.exists() else 0
         attacker.stdin.write(b"go\n")
         until = time.perf_counter() + seconds
         tasks = [asyncio.create_task(probe.run(until)) for probe in probes.values()]
@@ -235,7 +263,7 @@ async def measure(kind: str, attack: str, seconds: float, settle_s: float, nodes
         figures = {name: probe.figures() for name, probe in probes.items()}
         for probe in probes.values():
             await probe.client.close()
-        return Row(attack, kind, figures, memory, note)
+        return Row(attack, kind, figures, memory, note, told_steps(told, skipped))
     finally:
         if attacker is not None and attacker.returncode is None:
             attacker.kill()
@@ -275,13 +303,14 @@ async def compare(options: argparse.Namespace) -> None:
     for name in names:
         rows: dict[str, Row] = {}
         for kind in kinds:
-            settle_s = options.settle if kind == OURS else 0.0
             try:
-                row = await measure(kind, name, options.seconds, settle_s, options.nodes)
+                row = await measure(kind, name, options)
             except (RuntimeError, OSError, TimeoutError) as problem:
                 print(f"| {name} | {kind} | failed: {problem!r} |", flush=True)
             else:
                 print(row.text(), flush=True)
+                if row.steps:
+                    print(f"  {row.steps}", flush=True)
                 rows[kind] = row
         if OURS in rows and (found := missed(rows[OURS], rows.get(PEER))):
             print(f"  misses: {'; '.join(found)}", flush=True)
@@ -294,6 +323,7 @@ def main() -> None:
     parser.add_argument("--only", action="append")
     parser.add_argument("--ours-only", action="store_true")
     parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--steps", action="store_true")
     parser.add_argument("--attack")
     parser.add_argument("--port", type=int)
     parser.add_argument("--doors", type=json.loads)

@@ -6,7 +6,10 @@ Spec: JetStream mirrors and sources."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -15,21 +18,23 @@ from broker.jetstream.config.names import valid_asset_name
 from broker.jetstream.config.stream_config import StreamConfig, StreamSource, SubjectTransform
 from broker.jetstream.config.transforms import mapping_problem
 from broker.jetstream.errors import ErrCode, JetStreamError
-from broker.subjects import any_included, collides, finish, first_overlap, valid_subject
+from broker.subjects import STEP_ITEMS, Steps, any_included, collides, first_overlap, valid_subject
+
+TRANSFORMS_MAX: Final = 128  # of one origin: they are tried one after the other
 
 
-def check_origins(config: StreamConfig, view: AccountView, *, pedantic: bool) -> StreamConfig:
+def origin_steps(config: StreamConfig, view: AccountView, *, pedantic: bool) -> Steps[StreamConfig]:
     """The configuration, with `mirror_direct` taken from the origin if that is a local stream;
     raises the error to answer with."""
     if config.mirror is not None:
         check_mirror_exclusions(config)
-        _check_mirror(config, config.mirror, view)
+        yield from _check_mirror(config, config.mirror, view)
         config = _aligned_with_origin(config, config.mirror, view, pedantic=pedantic)
     if config.sources and config.allow_msg_schedules:
         raise JetStreamError(ErrCode.SOURCE_WITH_MSG_SCHEDULES)
-    _check_sources(config, view)
-    _check_externals(config, view)
-    _check_cycles(config, view.streams)
+    yield from _check_sources(config, view)
+    yield from _check_externals(config, view)
+    yield from _check_cycles(config, view.streams)
     return config
 
 
@@ -49,7 +54,7 @@ def check_mirror_exclusions(config: StreamConfig) -> None:
             raise JetStreamError(code)
 
 
-def _check_mirror(config: StreamConfig, mirror: StreamSource, view: AccountView) -> None:
+def _check_mirror(config: StreamConfig, mirror: StreamSource, view: AccountView) -> Steps[None]:
     if not _source_consumer_fits(mirror):
         raise JetStreamError(ErrCode.MIRROR_DURABLE_CONSUMER_CFG_INVALID)
     if mirror.filter_subject and mirror.subject_transforms:
@@ -61,10 +66,11 @@ def _check_mirror(config: StreamConfig, mirror: StreamSource, view: AccountView)
         ErrCode.MIRROR_INVALID_SUBJECT_FILTER,
         ErrCode.MIRROR_INVALID_TRANSFORM_DESTINATION,
     )
+    _check_number(mirror)
     _check_transforms(mirror.subject_transforms[:1], *codes)
     sources = [transform.src.encode() for transform in mirror.subject_transforms]
     valid = [one for one in sources if valid_subject(one, wildcards=True)]
-    if finish(first_overlap(valid)) is not None:
+    if (yield from first_overlap(valid)) is not None:
         raise JetStreamError(ErrCode.MIRROR_OVERLAPPING_SUBJECT_FILTERS)
     _check_transforms(mirror.subject_transforms[1:], *codes)
     if mirror.external is None:
@@ -94,7 +100,7 @@ def _aligned_with_origin(
     return replace(config, mirror_direct=origin.allow_direct)
 
 
-def _check_sources(config: StreamConfig, view: AccountView) -> None:
+def _check_sources(config: StreamConfig, view: AccountView) -> Steps[None]:
     seen: set[object] = set()
     consumers: set[object] = set()
     for source in config.sources:
@@ -103,7 +109,7 @@ def _check_sources(config: StreamConfig, view: AccountView) -> None:
         if _identity(source) in seen:
             raise JetStreamError(ErrCode.SOURCE_DUPLICATE_DETECTED)
         seen.add(_identity(source))
-        _check_source(source)
+        yield from _check_source(source)
         if source.consumer is not None:
             reader = (source.name, source.external, source.consumer.name)
             if reader in consumers:
@@ -114,19 +120,26 @@ def _check_sources(config: StreamConfig, view: AccountView) -> None:
             raise JetStreamError(ErrCode.SOURCE_MAX_MESSAGE_SIZE_TOO_BIG)
 
 
-def _check_source(source: StreamSource) -> None:
+def _check_source(source: StreamSource) -> Steps[None]:
     if source.filter_subject and source.subject_transforms:
         raise JetStreamError(ErrCode.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED)
+    _check_number(source)
+    yield
     _check_transforms(
         source.subject_transforms,
         ErrCode.SOURCE_INVALID_SUBJECT_FILTER,
         ErrCode.SOURCE_INVALID_TRANSFORM_DESTINATION,
     )
     filters = [transform.src.encode() for transform in source.subject_transforms]
-    if finish(any_included(filters)):
+    if (yield from any_included(filters)):
         raise JetStreamError(ErrCode.SOURCE_OVERLAPPING_SUBJECT_FILTERS)
     if not _source_consumer_fits(source):
         raise JetStreamError(ErrCode.SOURCE_DURABLE_CONSUMER_CFG_INVALID)
+
+
+def _check_number(origin: StreamSource) -> None:
+    if len(origin.subject_transforms) > TRANSFORMS_MAX:
+        raise _invalid(f"more than {TRANSFORMS_MAX} subject transforms of one origin")
 
 
 def _check_transforms(
@@ -152,15 +165,17 @@ def _source_consumer_fits(source: StreamSource) -> bool:
     )
 
 
-def _check_externals(config: StreamConfig, view: AccountView) -> None:
-    origins = [source for source in _origins(config) if source.external is None]
-    visible = [view.streams[source.name] for source in origins if source.name in view.streams]
-    sourced = [subject for origin in visible for subject in origin.subjects]
+def _check_externals(config: StreamConfig, view: AccountView) -> Steps[None]:
+    names = dict.fromkeys(one.name for one in _origins(config) if one.external is None)
+    visible = [view.streams[name] for name in names if name in view.streams]
     externals = [source.external for source in _origins(config) if source.external is not None]
-    for prefix in [external.deliver for external in externals if external.deliver]:
+    prefixes = dict.fromkeys(external.deliver for external in externals if external.deliver)
+    for prefix in prefixes:
         if not valid_subject(prefix.encode(), wildcards=False):
             raise JetStreamError.of(ErrCode.STREAM_INVALID_EXTERNAL_DELIVERY_SUBJ, prefix=prefix)
-        for subject in sourced:
+        for at, subject in enumerate(chain.from_iterable(one.subjects for one in visible)):
+            if at % STEP_ITEMS == 0:
+                yield
             if collides(subject.encode(), f"{prefix}.{subject}".encode()):
                 raise JetStreamError.of(
                     ErrCode.STREAM_EXTERNAL_DEL_PREFIX_OVERLAPS, prefix=prefix, subject=subject
@@ -176,13 +191,18 @@ def _check_externals(config: StreamConfig, view: AccountView) -> None:
             )
 
 
-def _check_cycles(config: StreamConfig, streams: Mapping[str, StreamConfig]) -> None:
-    """No stream may feed itself through the local streams it mirrors or sources."""
-    to_visit, visited = [config], set[str]()
+def _check_cycles(config: StreamConfig, streams: Mapping[str, StreamConfig]) -> Steps[None]:
+    """No stream may feed itself through the local streams it mirrors or sources. Each of them is
+    looked at once, however many others read it."""
+    to_visit, visited = deque([config]), set[str]()
     while to_visit:
-        stream = to_visit.pop(0)
+        stream = to_visit.popleft()
+        if stream.name in visited:
+            continue
         visited.add(stream.name)
-        for source in _origins(stream):
+        for at, source in enumerate(_origins(stream)):
+            if at % STEP_ITEMS == 0:
+                yield
             if source.external is not None:
                 continue
             if source.name not in visited:

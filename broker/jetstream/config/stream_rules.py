@@ -22,7 +22,7 @@ from broker.jetstream.config.names import (
     metadata_exceeds,
     valid_asset_name,
 )
-from broker.jetstream.config.origin_rules import check_origins
+from broker.jetstream.config.origin_rules import origin_steps
 from broker.jetstream.config.stream_config import (
     Discard,
     PersistMode,
@@ -98,7 +98,7 @@ def stream_config_steps(
     config = _with_markers(config, pedantic=pedantic)
     config = _with_schedules(config, pedantic=pedantic)
     _check_persist_mode(config)
-    config = check_origins(config, view, pedantic=pedantic)
+    config = yield from origin_steps(config, view, pedantic=pedantic)
     if not config.subjects and config.mirror is None and not config.sources:
         config = replace(config, subjects=(config.name,))
     else:

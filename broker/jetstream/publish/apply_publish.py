@@ -7,6 +7,8 @@ Spec: docs/decisions/0001-one-publish-through-all-layers.md; NATS ADR-30 (transf
 
 from __future__ import annotations
 
+from struct import Struct as Packing
+
 from broker.jetstream.commands.publish_entry import (
     NO_NOTES,
     PUBLISH_PREFIX,
@@ -45,14 +47,15 @@ from broker.jetstream.publish.sessions import (
 from broker.jetstream.publish.writers import WriterAnswer, Writers
 from broker.store.block.codec import Block, BlockBuilder
 from broker.store.block.columns import has_status
-from broker.subjects import Steps, has_wildcard
+from broker.subjects import Steps, finish, has_wildcard
 from broker.subjects.mapping import Mapping
 
 # Entries that `is_long` and `prepare` are for.
 PUBLISHING = (CommandKind.PUBLISH, CommandKind.NOTED_PUBLISH, CommandKind.WRITER_BATCH)
 Exceptions = list[tuple[int, RowAnswer]]
-# Of an entry without notes: the size of all headers, at 28 in a block (block_format.py).
-_ENTRY_HEADERS = slice(PUBLISH_PREFIX_SIZE + 28, PUBLISH_PREFIX_SIZE + 32)
+LONG_SUBJECT = 256  # bytes on average: mapping such subjects takes longer than storing them
+# Of a block (block_format.py): rows, size of all subjects, size of all headers.
+_SIZES = Packing("<8xI12xII")
 
 
 class PublishApplier:
@@ -62,20 +65,25 @@ class PublishApplier:
         self.fast_batches = FastBatches()
         self.writers = Writers()
         self._writer = writer
+        self._mapped: tuple[bytes, list[bytes]] | None = None  # subjects of the next entry
 
     def is_long(self, entry: bytes) -> bool:
-        """Whether a message may expect the last sequence of a pattern."""
-        if entry[0] == CommandKind.WRITER_BATCH:
-            return EXPECTED_SUBJECT in entry
-        if entry[0] == CommandKind.PUBLISH:
-            headers_len = entry[_ENTRY_HEADERS]
-        else:
-            headers_len = bytes(decode_notes(memoryview(entry)[PUBLISH_PREFIX_SIZE:])[1][28:32])
-        return any(headers_len) and EXPECTED_SUBJECT in entry
+        """Whether a message may expect the last sequence of a pattern, or long subjects are to be
+        mapped."""
+        rows, subjects_len, headers_len = _SIZES.unpack_from(_raw_of(entry)[0])
+        if self._writer.transform is not None and subjects_len > LONG_SUBJECT * rows:
+            return True
+        return headers_len > 0 and EXPECTED_SUBJECT in entry
 
     def prepare(self, entry: bytes) -> Steps[None]:
-        """Search for these last sequences."""
+        """Search for these last sequences, map these subjects."""
         block, store = _block_of(entry)[0], self._writer.store
+        if self._writer.transform is not None:
+            time_ns = max(PUBLISH_PREFIX.unpack_from(entry)[2], store.last_time)
+            mapped = yield from _mapped_subjects(self._writer.transform, block, time_ns)
+            self._mapped = entry, mapped
+        if not block.headers_len or EXPECTED_SUBJECT not in entry:
+            return
         for row in range(block.rows):
             named = IncomingMessage.of(b"", block.headers(row), b"", 0).named
             pattern = named.get(EXPECTED_SUBJECT, b"")
@@ -93,6 +101,7 @@ class PublishApplier:
         block, notes = _block_of(entry)
         # The wall clock of a new leader may be behind; the times of a stream never go back.
         time_ns = max(time_ns, self._writer.store.last_time)
+        block = self._transformed(entry, block, time_ns)
         first, count, exceptions = self._publish(block, time_ns, notes, rules)
         result = PublishResult(from_node, session, batch_no, first, count, exceptions)
         if from_node:
@@ -103,8 +112,8 @@ class PublishApplier:
         """Apply a WRITER_BATCH entry."""
         time_ns, bounds, mark, raw = read_writer_entry(entry)
         rules = PUBLISH_PREFIX.unpack_from(entry)[1]
-        block = Block(raw, verify=False)
         time_ns = max(time_ns, self._writer.store.last_time)
+        block = self._transformed(entry, Block(raw, verify=False), time_ns)
 
         def store(skip: int) -> tuple[int, int, object]:
             rest = block if not skip else _without_first(block, skip)
@@ -119,8 +128,6 @@ class PublishApplier:
         writer = self._writer
         if writer.config.duplicate_window > 0:
             writer.dedup.expire(now_ns=time_ns, window_ns=writer.config.duplicate_window)
-        if writer.transform is not None:
-            block = _transformed(writer.transform, block, time_ns)
         if _needs_no_checks(writer, block) and _within(bounds, writer, block):
             return writer.store_block(block, time_ns), block.rows, None
         first = writer.store.last_seq + 1
@@ -142,8 +149,6 @@ class PublishApplier:
         config = writer.config
         if config.duplicate_window > 0:
             writer.dedup.expire(now_ns=time_ns, window_ns=config.duplicate_window)
-        if writer.transform is not None:
-            block = _transformed(writer.transform, block, time_ns)
         if _needs_no_checks(writer, block) and _within(notes.bounds, writer, block):
             spans = notes.spans
             if not spans:
@@ -185,6 +190,23 @@ class PublishApplier:
             exceptions.append((row, answer))
         return first, taken, exceptions
 
+    def _transformed(self, entry: bytes, block: Block, time_ns: int) -> Block:
+        """The block with its subjects mapped."""
+        mapping = self._writer.transform
+        prepared, self._mapped = self._mapped, None
+        if mapping is None:
+            return block
+        if prepared is not None and prepared[0] is entry:
+            subjects = prepared[1]
+        else:
+            subjects = finish(_mapped_subjects(mapping, block, time_ns))
+        if all(subject == block.subject(row) for row, subject in enumerate(subjects)):
+            return block
+        made = BlockBuilder()
+        for row, subject in enumerate(subjects):
+            made.append(subject, block.headers(row), block.data(row))
+        return Block(made.build(seal=False), verify=False)
+
     # -- time -------------------------------------------------------------------------------------
 
     def expire(self, now_ns: int) -> None:
@@ -202,13 +224,20 @@ class PublishApplier:
         return min((at for at in times if at is not None), default=None)
 
 
-def _block_of(entry: bytes) -> tuple[Block, Notes]:
+def _raw_of(entry: bytes) -> tuple[memoryview, Notes]:
+    """The bytes of the block."""
     if entry[0] == CommandKind.WRITER_BATCH:
-        return Block(read_writer_entry(entry)[3], verify=False), NO_NOTES
-    rest, notes = memoryview(entry)[PUBLISH_PREFIX_SIZE:], NO_NOTES
+        return read_writer_entry(entry)[3], NO_NOTES
+    rest = memoryview(entry)[PUBLISH_PREFIX_SIZE:]
     if entry[0] == CommandKind.NOTED_PUBLISH:
         notes, rest = decode_notes(rest)
-    return Block(rest, verify=False), notes
+        return rest, notes
+    return rest, NO_NOTES
+
+
+def _block_of(entry: bytes) -> tuple[Block, Notes]:
+    raw, notes = _raw_of(entry)
+    return Block(raw, verify=False), notes
 
 
 def _without_first(block: Block, skip: int) -> Block:
@@ -249,15 +278,14 @@ def _needs_no_checks(writer: MessageWriter, block: Block) -> bool:
     return True
 
 
-def _transformed(mapping: Mapping, block: Block, time_ns: int) -> Block:
-    """The block with its subjects transformed. The seed of a random mapping is the time and the
-    row, so that every replica draws the same."""
-    runs = block.subject_runs()
-    if not mapping.varies and all(mapping(name) in (None, name) for name, _, _ in runs):
-        return block
-    made = BlockBuilder()
-    for name, start, stop in runs:
-        for row in range(start, stop):
-            subject = mapping(name, seed=time_ns + row) or name
-            made.append(subject, block.headers(row), block.data(row))
-    return Block(made.build(seal=False), verify=False)
+def _mapped_subjects(mapping: Mapping, block: Block, time_ns: int) -> Steps[list[bytes]]:
+    """The mapped subject of every row. The seed of a random mapping is the time and the row, so
+    that every replica draws the same."""
+    subjects: list[bytes] = []
+    for name, start, stop in block.subject_runs():
+        if mapping.varies:
+            subjects += [mapping(name, seed=time_ns + row) or name for row in range(start, stop)]
+        else:
+            subjects += [mapping(name) or name] * (stop - start)
+        yield
+    return subjects

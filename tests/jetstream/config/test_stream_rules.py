@@ -4,6 +4,8 @@ The refusals are data (cases/stream_create.txt): each is a body that a client co
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from broker.jetstream.config import Retention, StreamConfig, StreamConfigRequest, StreamSource
@@ -17,6 +19,7 @@ from broker.jetstream.config.limits import (
 from broker.jetstream.config.stream_rules import (
     check_stream_config,
     check_stream_create,
+    stream_create_steps,
 )
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.strict_json import decode
@@ -268,3 +271,54 @@ def test_limits_of_single_streams(limits: AccountLimits, rest: str, err_code: in
 
 def test_retention_values() -> None:
     assert create('"retention":"workqueue"').retention is Retention.WORKQUEUE
+
+
+@pytest.mark.parametrize("dest", ["z." + "x" * 5000, ".".join(["{{wildcard(1)}}"] * 17),
+                                  "z.{{partition(3,1" + ",1" * 16 + ")}}"])  # fmt: skip
+def test_a_transform_repeats_a_subject_a_few_times_only(dest: str) -> None:
+    """Every replica carries it out for every message: 20,000 parts made 60 MB of each subject."""
+    rest = json.dumps({"subjects": ["a.*"], "subject_transform": {"src": "a.*", "dest": dest}})
+    with pytest.raises(JetStreamError, match="transform destination") as refused:
+        create(rest[1:-1])
+    assert refused.value.err_code == 10156
+
+
+def test_an_origin_has_a_bounded_number_of_transforms() -> None:
+    transforms = [{"src": f"a.{at}", "dest": f"b.{at}"} for at in range(129)]
+    for rest in (
+        {"sources": [{"name": "B", "subject_transforms": transforms}]},
+        {"mirror": {"name": "B", "subject_transforms": transforms}},
+    ):
+        with pytest.raises(JetStreamError, match="more than 128 subject transforms"):
+            create(json.dumps(rest)[1:-1])
+
+
+def test_streams_that_read_each_other_in_layers_are_looked_at_once() -> None:
+    """Eighteen layers of two streams: there are 262,144 ways from the first to the last one."""
+    looked_up: list[str] = []
+
+    class Counted(dict[str, StreamConfig]):
+        def __getitem__(self, name: str) -> StreamConfig:
+            looked_up.append(name)
+            return super().__getitem__(name)
+
+    layers = [(f"L{at}", f"R{at}") for at in range(18)]
+    streams = Counted()
+    for names, below in zip(layers, [*layers[1:], ()], strict=True):
+        sources = tuple(StreamSource(name=one) for one in below)
+        streams.update({name: StreamConfig(name=name, sources=sources) for name in names})
+    create('"sources":[{"name":"L0"},{"name":"R0"}]', AccountView(streams=streams))
+    assert len(looked_up) < 200
+
+
+def test_prefixes_of_other_accounts_are_compared_with_subjects_in_steps() -> None:
+    origin = StreamConfig(name="B", subjects=tuple(f"b.{at}" for at in range(1000)))
+    sources: list[dict[str, object]] = [{"name": "B"}]
+    for at in range(20):
+        sources.append({"name": f"X{at}", "external": {"api": "other", "deliver": f"d.{at}"}})
+    steps = stream_create_steps(
+        request_of(json.dumps({"sources": sources})[1:-1]),
+        named="A",
+        view=AccountView(streams={"B": origin}),
+    )
+    assert sum(1 for _ in steps) > 20 * 1000 // 64

@@ -7,6 +7,7 @@ from typing import Any
 from broker.jetstream.config import Republish, SubjectTransform
 from broker.jetstream.errors import JetStreamError
 from broker.jetstream.publish.republish import Republished
+from broker.subjects.mapping import Mapping
 from tests.support.stream_rig import SECOND, Driver
 
 
@@ -121,3 +122,37 @@ def test_a_follower_republishes_nothing() -> None:
     driver.stream.leader_effects.stop()
     driver.publish("s.a")
     assert driver.stream.leader_effects.republished == []
+
+
+def test_long_subjects_are_mapped_in_steps_before_the_entry_is_applied() -> None:
+    """Hashing a subject of 4 KB takes fifty times as long as storing the message."""
+    rows: list[tuple[bytes, dict[str, str], bytes]] = [
+        (b"s.%d%s" % (at, b"x" * 1000), {}, b"") for at in range(40)
+    ]
+    ours, twin = (transforming("s.*", "t.{{partition(9,1)}}.$1") for _ in range(2))
+    twin.batch(rows)
+    entry = twin.log[-1]
+    assert ours.stream.is_long(entry)
+    asked: list[bytes] = []
+    mapping = ours.stream._writer.transform
+    assert mapping is not None
+    ours.stream._writer.transform = _Noted(mapping, asked)  # type: ignore[assignment]
+    assert sum(1 for _ in ours.stream.prepare(entry)) == len(asked) == 40
+    ours.stream.apply(1, entry)
+    assert len(asked) == 40  # not once more
+    assert subjects(ours) == subjects(twin)
+    assert subjects(ours)[0].startswith(b"t.")
+    twin.batch([(b"s.short", {}, b"")])
+    assert not ours.stream.is_long(twin.log[-1])
+
+
+class _Noted:
+    """A mapping that notes what it is asked about."""
+
+    def __init__(self, mapping: Mapping, asked: list[bytes]) -> None:
+        self.varies = mapping.varies
+        self._mapping, self._asked = mapping, asked
+
+    def __call__(self, subject: bytes, *, seed: int = 0) -> bytes | None:
+        self._asked.append(subject)
+        return self._mapping(subject, seed=seed)
