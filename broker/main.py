@@ -23,6 +23,7 @@ from broker.config.exposure import exposures
 from broker.config.flags import USAGE
 from broker.config.load import BadSettings, CommandLine, Loaded, UsageError, load, parse_flags
 from broker.config.options import JETRAFT_VERSION, VERSION, Options
+from broker.config.watched_files import digest, files_of
 from broker.monitor.monitor import Monitor
 from broker.monitor.observed import ObservedRuntime
 from broker.server.client.listener_profile import ClientContext
@@ -115,9 +116,8 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return 1
     if line.command == "check":
-        digest = loaded.options.config_digest
-        path = line.config_file
-        sys.stderr.write(f"{PROGRAM}: configuration file {path} is valid ({digest})\n")
+        told = f"{line.config_file} is valid ({loaded.options.config_digest})"
+        sys.stderr.write(f"{PROGRAM}: configuration file {told}\n")
         return 0
     return _run(line, loaded)
 
@@ -137,7 +137,7 @@ def _run(line: CommandLine, loaded: Loaded) -> int:
     import uvloop
 
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    process = _Process(line, loaded.options, handler)
+    process = _Process(line, loaded, handler)
     code = runner.run(process.run())
     # The runtime has stopped, so everything is flushed. Skip the interpreter's own shutdown: it
     # takes long, and a supervisor waits for the process to exit.
@@ -335,9 +335,10 @@ async def _in_time(check: Callable[[], bool], seconds: float, *, every_s: float 
 class _Process:
     """One run of the process, from start to exit, with its signal handlers."""
 
-    def __init__(self, line: CommandLine, options: Options, handler: LogHandler) -> None:
+    def __init__(self, line: CommandLine, loaded: Loaded, handler: LogHandler) -> None:
         self._line = line
-        self._options = options
+        self._options = loaded.options
+        self._files = files_of(loaded.options, loaded.included)
         self._handler = handler
         self._broker: Broker | None = None
         self._tasks = Tasks()
@@ -357,6 +358,8 @@ class _Process:
             held = runtime.held if runtime is not None else lambda: 0
             self._tasks.spawn(OldGarbage(held).run(), name="garbage collection")
             self._tasks.spawn(FreedMemory().run(), name="freed memory")
+            if self._line.watch_ns and self._files:
+                self._tasks.spawn(self._watch(self._line.watch_ns / 1e9), name="watch")
             await self._broker.finished.wait()
         return 0
 
@@ -410,6 +413,22 @@ class _Process:
         with suppress(ValueError):
             self.reload()
 
+    async def _watch(self, every_s: float) -> None:
+        """Reload when a file has changed. A reload that fails waits for the next change."""
+        files = self._files
+        before = await asyncio.to_thread(digest, files)
+        while True:
+            await asyncio.sleep(every_s)
+            now = await asyncio.to_thread(digest, files)
+            if now == before:
+                continue
+            logger.info("The configuration or a certificate has changed: reloading")
+            self._reload()
+            before = now
+            if self._files != files:  # the new configuration names others
+                files = self._files
+                before = await asyncio.to_thread(digest, files)
+
     def reload(self) -> None:
         """Raises ValueError with the reason."""
         server = self.broker.server
@@ -419,6 +438,7 @@ class _Process:
                     "can only reload config when a file is provided using -c or --config"
                 )
             loaded = load(self._line)
+            self._files = files_of(loaded.options, loaded.included)
             options = merge(server.options, loaded.options)
             if options.logging != server.options.logging:
                 self._handler = install(options.logging)

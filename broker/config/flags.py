@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from broker.config.draft import BadOptions, Draft
-from broker.config.file.values import BadValue, route_address
+from broker.config.file.values import BadValue, parse_duration, route_address
 
 USAGE = """\
 Usage: jetraft serve [options]
@@ -25,6 +25,8 @@ Server Options:
     -ms, --https_port <port>         Use port for https monitoring
     -c, --config <file>              Configuration file
     -t                               Test the configuration and exit
+        --watch <duration>           Reload when the configuration, a file that it includes or
+                                     a certificate changes; looks this often, such as 10s
     -sl, --signal <signal>[=<pid>]   Signal a server: ldm stop quit term reopen reload
         --client_advertise <string>  Client address to advertise to other servers
         --ports_file_dir <dir>       Creates a ports file in the specified directory
@@ -81,6 +83,7 @@ class CommandLine:
     config_file: str = ""
     command: str = ""  # "", help, version, check or signal
     argument: str = ""
+    watch_ns: int = 0  # how often the files are compared; 0 = never
 
     def apply(self, draft: Draft) -> None:
         for setting in self.settings:
@@ -133,6 +136,16 @@ def _number(name: str, value: str) -> int:
         raise UsageError(f'invalid value "{value}" for flag -{name}: parse error') from error
 
 
+def _interval(name: str, value: str) -> int:
+    try:
+        found = parse_duration(value)
+    except BadValue:
+        found = 0
+    if found <= 0:
+        raise UsageError(f'invalid value "{value}" for flag -{name}: want a duration such as 10s')
+    return found
+
+
 def _switch(line: CommandLine, name: str, on: bool) -> None:  # noqa: FBT001
     canonical = _SWITCHES[name]
     if canonical in ("help", "version", "check"):
@@ -166,6 +179,9 @@ def _valued(line: CommandLine, name: str, value: str) -> None:
     canonical = _WITH_VALUE[name]
     if canonical == "config":
         line.config_file = value
+        return
+    if canonical == "watch":
+        line.watch_ns = _interval(name, value)
         return
     if canonical == "signal":
         line.command, line.argument = "signal", value
@@ -292,6 +308,7 @@ _WITH_VALUE = {
     "https_port": "https_port",
     "c": "config",
     "config": "config",
+    "watch": "watch",
     "sl": "signal",
     "signal": "signal",
     "client_advertise": "client_advertise",

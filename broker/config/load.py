@@ -27,15 +27,17 @@ class BadSettings(Exception):
 class Loaded:
     options: Options
     warnings: tuple[str, ...]
+    included: tuple[str, ...] = ()  # paths
 
 
 def load(line: CommandLine) -> Loaded:
     """Raises BadSettings."""
     draft = Draft()
     digest = ""
+    included: list[str] = []
     try:
         if line.config_file:
-            tree, raw = parse_file(line.config_file)
+            tree, raw = parse_file(line.config_file, included)
             digest = f"sha256:{sha256(raw).hexdigest()}"
             if not tree:
                 draft.warnings.append(f"configuration file {line.config_file} is empty")
@@ -49,4 +51,4 @@ def load(line: CommandLine) -> Loaded:
         raise BadSettings(f"error opening config file: open {error.filename}: {reason}") from error
     if line.config_file:
         options = replace(options, config_file=line.config_file, config_digest=digest)
-    return Loaded(options, tuple(draft.warnings))
+    return Loaded(options, tuple(draft.warnings), tuple(included))

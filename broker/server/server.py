@@ -269,7 +269,7 @@ class Server:
     def reconfigure(self, options: Options) -> None:
         """Apply the settings that may change while running (process/reload.py). Raises
         StartFailed when the certificates cannot be read."""
-        for block in (options.websocket, options.leafnodes):
+        for block in (options.websocket, options.leafnodes, options.cluster):
             if block is not None and block.tls is not None:
                 load_context(block.tls)  # raises before anything has changed
         self.settings.replace(options)

@@ -87,8 +87,17 @@ def only(manifests: list[Manifest], kind: str) -> Manifest:
 
 
 def pod_specs(manifests: list[Manifest]) -> list[Manifest]:
-    spec = only(manifests, "StatefulSet")["spec"]["template"]["spec"]
-    return [spec, *(pod["spec"] for pod in of_kind(manifests, "Pod"))]
+    """Of the StatefulSet first, then of all other kinds that make pods."""
+    return [pod["spec"] for pod in pods(manifests)]
+
+
+def pods(manifests: list[Manifest]) -> list[Manifest]:
+    """Pods and templates of pods: their metadata and spec. That of the brokers is the first."""
+    found = [only(manifests, "StatefulSet")["spec"]["template"], *of_kind(manifests, "Pod")]
+    found += [m["spec"]["template"] for kind in ("Deployment", "Job")
+              for m in of_kind(manifests, kind)]  # fmt: skip
+    crons = of_kind(manifests, "CronJob")
+    return found + [m["spec"]["jobTemplate"]["spec"]["template"] for m in crons]
 
 
 def server(manifests: list[Manifest]) -> Manifest:

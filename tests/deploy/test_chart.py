@@ -6,107 +6,35 @@ Spec: Kubernetes API schemas (bundled with kubernetes-validate); Pod Security "r
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
+from broker.config.load import load, parse_flags
+from broker.config.options import Options
+from broker.server.process.reload import NotReloadable, merge
+
 from .conftest import (
     CHART,
     VALUE_SETS,
     Helm,
+    Manifest,
     Render,
     configuration,
     of_kind,
     only,
     pod_specs,
+    pods,
     server,
 )
+from .custom_resources import CUSTOM_RESOURCES
+from .test_configuration import environment, place
 
 KUBE_VERSIONS = ("1.27", "1.30", "1.33", str(kubernetes_validate.latest_version()))
-
-TEXT: dict[str, Any] = {"type": "string"}
-LABELS: dict[str, Any] = {"type": "object", "additionalProperties": TEXT}
-SERVICE_MONITOR: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "monitoring.coreos.com/v1"},
-        "kind": {"const": "ServiceMonitor"},
-        "metadata": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["name", "labels"],
-            "properties": {"name": TEXT, "labels": LABELS},
-        },
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["selector", "endpoints"],
-            "properties": {
-                "selector": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {"matchLabels": LABELS},
-                },
-                "namespaceSelector": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {"matchNames": {"type": "array", "items": TEXT}},
-                },
-                "endpoints": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "required": ["port", "path"],
-                        "properties": {
-                            "port": TEXT,
-                            "path": TEXT,
-                            "interval": TEXT,
-                            "scrapeTimeout": TEXT,
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
-RULE: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["alert", "expr", "labels", "annotations"],
-    "properties": {
-        "alert": TEXT, "expr": TEXT, "for": TEXT, "labels": LABELS, "annotations": LABELS,
-    },
-}  # fmt: skip
-PROMETHEUS_RULE: dict[str, Any] = {
-    "type": "object",
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "monitoring.coreos.com/v1"},
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "groups": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "required": ["name", "rules"],
-                        "properties": {"name": TEXT, "rules": {"type": "array", "items": RULE}},
-                    },
-                },
-            },
-        },
-    },
-}
-CUSTOM_RESOURCES = {"ServiceMonitor": SERVICE_MONITOR, "PrometheusRule": PROMETHEUS_RULE}
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
@@ -154,7 +82,6 @@ BAD_VALUES = [
     "persistence.size=-1Gi",
     "persistence.accessModes={ReadWriteMany}",
     "persistence.retention.whenDeleted=Keep",
-    "tls.enabled=true",
     "auth.password=it's",
     "service.type=ExternalName",
     "service.port=70000",
@@ -168,7 +95,26 @@ BAD_VALUES = [
     "jetstream.remotes[0].name=west",
     "jetstream.remotes[0].name=1,jetstream.remotes[0].urls={nats://h:1}",
     "fullnameOverride=9lives",
+    "config.reloadInterval=often",
+    "updateStrategy.type=Recreate",
+    "topologySpread.zoneTag=maybe",
+    "auth.operator.systemAccount=SYS",
+    "chaos.size=much",
 ]
+ONE_LINE = {
+    "replicas=4": "replicas must be one of the following: 1, 3, 5, 7",
+    "replica=3": "Additional property replica is not allowed",
+    "tls.enabled=true": "tls.enabled needs tls.secretName",
+    "websocket.enabled=true,websocket.tls=true": "websocket.tls needs tls.enabled",
+    "websocket.ingress.enabled=true": "websocket.ingress needs websocket.enabled",
+    "websocket.enabled=true,websocket.ingress.enabled=true": "websocket.ingress.host",
+    "auth.operator.jwt=x": "auth.operator needs auth.enabled",
+    "auth.enabled=true,auth.operator.jwt=x": "auth.operator.systemAccount",
+    "config.extra.authorization.password=secret": "would be readable in a ConfigMap",
+    "auth.accounts.A.users[0].password=secret": "would be readable in a ConfigMap",
+    "replicas=3,scaleDown.from=7": "scale down in steps: 3 of 7 nodes",
+    "replicas=1,scaleDown.from=3": "cannot be scaled down to replicas=1",
+}
 
 
 @pytest.mark.parametrize("setting", BAD_VALUES)
@@ -178,10 +124,27 @@ def test_bad_values_are_refused(helm: Helm, setting: str) -> None:
     assert done.stderr.strip()
 
 
+@pytest.mark.parametrize("setting", ONE_LINE)
+def test_a_fault_is_said_in_one_line(helm: Helm, setting: str) -> None:
+    done = helm.run("template", "jr", str(CHART), "--set", setting)
+    assert done.returncode != 0, f"{setting} was accepted"
+    (line,) = [line for line in done.stderr.splitlines() if ONE_LINE[setting] in line]
+    assert len(line) < 400
+
+
 def test_a_release_name_that_is_not_a_valid_service_name_is_refused(helm: Helm) -> None:
     done = helm.run("template", "1st", str(CHART))
     assert done.returncode != 0
     assert "begin with a letter" in done.stderr
+
+
+def test_the_table_of_values_is_current() -> None:
+    written = (CHART / "README.md").read_text()
+    made = runpy.run_path(str(CHART.parent / "generate_values_readme.py"))["document"]()
+    assert written == made, "run: python helm/generate_values_readme.py"
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for top, block in values.items():
+        assert f"| `{top}`" in written or all(f"| `{top}.{key}" in written for key in block), top
 
 
 def test_every_value_has_a_comment_and_a_schema() -> None:
@@ -203,13 +166,14 @@ def test_selectors_match_the_broker_pods_and_no_others(render: Render, values: s
     pod_labels = stateful["spec"]["template"]["metadata"]["labels"].items()
     selectors = [stateful["spec"]["selector"]["matchLabels"]]
     selectors += [service["spec"]["selector"] for service in of_kind(manifests, "Service")]
-    for kind, field in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
-        selectors += [m["spec"][field]["matchLabels"] for m in of_kind(manifests, kind)]
+    selectors += [m["spec"]["selector"]["matchLabels"]
+                  for m in of_kind(manifests, "PodDisruptionBudget")]  # fmt: skip
+    selectors += [brokers_policy(manifests)["podSelector"]["matchLabels"]]
     for spread in stateful["spec"]["template"]["spec"]["topologySpreadConstraints"]:
         selectors.append(spread["labelSelector"]["matchLabels"])
     for selector in selectors:
         assert selector.items() <= pod_labels
-        for pod in of_kind(manifests, "Pod"):
+        for pod in pods(manifests)[1:]:
             assert not selector.items() <= pod["metadata"]["labels"].items()
     for monitor in of_kind(manifests, "ServiceMonitor"):
         chosen = [
@@ -223,11 +187,37 @@ def test_selectors_match_the_broker_pods_and_no_others(render: Render, values: s
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
+def test_every_object_names_its_namespace(render: Render, values: str) -> None:
+    assert {manifest["metadata"]["namespace"] for manifest in render(values)} == {"bus"}
+
+
+def brokers_policy(manifests: list[Manifest]) -> Manifest:
+    base = only(manifests, "StatefulSet")["metadata"]["name"]
+    (policy,) = [m for m in of_kind(manifests, "NetworkPolicy") if m["metadata"]["name"] == base]
+    return dict(policy["spec"])
+
+
+def test_pods_that_are_clients_reach_the_brokers_alone(render: Render) -> None:
+    manifests = render("tools")
+    policies = {m["metadata"]["name"]: m["spec"] for m in of_kind(manifests, "NetworkPolicy")}
+    rule = policies["jr-jetraft-tools"]
+    (chosen,) = rule["podSelector"]["matchExpressions"]
+    found = {pod["metadata"]["labels"][chosen["key"]] for pod in pods(manifests)}
+    assert found - {"broker"} == set(chosen["values"])
+    assert "ingress" not in rule
+    assert [port["port"] for port in rule["egress"][1]["ports"]] == [4222, 8222]
+
+
+@pytest.mark.parametrize("values", VALUE_SETS)
 def test_every_reference_exists(render: Render, values: str) -> None:
     manifests = render(values)
     given = yaml.safe_load((CHART / "ci" / f"{values}-values.yaml").read_text())
-    brought = {given.get("tls", {}).get("secretName")}
-    brought |= {r.get("existingSecret") for r in given.get("jetstream", {}).get("remotes", [])}
+    auth, streams = given.get("auth", {}), given.get("jetstream", {})
+    brought = {given.get("tls", {}).get("secretName"), given.get("config", {}).get("secret")}
+    brought |= {auth.get("accountsSecret"), auth.get("operator", {}).get("credsSecret")}
+    brought |= {streams.get("encryption", {}).get("existingSecret"), "orders-login"}
+    for remote in streams.get("remotes", []):
+        brought |= {remote.get("existingSecret"), remote.get("credsSecret")}
     secrets = {m["metadata"]["name"]: set(m["data"]) for m in of_kind(manifests, "Secret")}
     config_maps = {m["metadata"]["name"] for m in of_kind(manifests, "ConfigMap")}
     claims = {
@@ -251,9 +241,8 @@ def test_every_reference_exists(render: Render, values: str) -> None:
     names = {port["name"] for port in server(manifests)["ports"]}
     for service in of_kind(manifests, "Service"):
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
-    for policy in of_kind(manifests, "NetworkPolicy"):
-        for rule in policy["spec"]["ingress"]:
-            assert {port["port"] for port in rule["ports"]} <= names
+    for rule in brokers_policy(manifests)["ingress"]:
+        assert {port["port"] for port in rule["ports"]} <= names
     account = only(manifests, "ServiceAccount")
     assert {spec["serviceAccountName"] for spec in pod_specs(manifests)} == {
         account["metadata"]["name"]
@@ -287,10 +276,60 @@ def test_growing_from_three_to_five_restarts_no_node(render: Render) -> None:
     assert three["volumeClaimTemplates"] == five["volumeClaimTemplates"]
 
 
-def test_a_changed_setting_restarts_the_nodes(render: Render) -> None:
-    before = only(render(), "StatefulSet")["spec"]["template"]
-    after = only(render(sets=("server.maxPayload=2MB",)), "StatefulSet")["spec"]["template"]
-    assert before != after
+LIVE = [
+    "server.maxPayload=2MB",
+    "server.debug=true",
+    "jetstream.maxFileStore=8GB",
+    "config.extra.accounts.A.jetstream=enabled",
+    "config.extra.mappings.a=b",
+    "lameDuck.graceSeconds=5",
+]
+FIXED = [
+    "jetstream.syncInterval=2s",
+    "jetstream.domain=east",
+    "config.extra.http_base_path=/x",
+    "cluster.name=other",
+    "config.extra.jetstream.strict=false",
+]
+
+
+def template(render: Render, *sets: str) -> Manifest:
+    return dict(only(render(sets=sets), "StatefulSet")["spec"]["template"])
+
+
+@pytest.mark.parametrize("setting", LIVE)
+def test_what_a_reload_applies_restarts_no_node(
+    render: Render, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server agrees that it can take the change over."""
+    assert template(render) == template(render, setting)
+    assert template(render, "config.reloadInterval=") != template(
+        render, "config.reloadInterval=", setting
+    )
+    merge(*options(render, setting, tmp_path, monkeypatch))
+
+
+@pytest.mark.parametrize("setting", FIXED)
+def test_other_changes_restart_the_nodes(
+    render: Render, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert template(render) != template(render, setting)
+    with pytest.raises(NotReloadable):
+        merge(*options(render, setting, tmp_path, monkeypatch))
+
+
+def options(
+    render: Render, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[Options]:
+    """Before and after the setting."""
+    found = []
+    for sets in ((), (setting,)):
+        manifests = render(sets=sets)
+        for name, value in environment(manifests).items():
+            monkeypatch.setenv(name, value)
+        file = place(manifests, tmp_path)
+        found.append(load(parse_flags(["-c", str(file)])).options)
+    return found
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
@@ -340,9 +379,51 @@ def test_pods_are_restricted(render: Render, values: str) -> None:
             assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
 
 
+def test_no_secret_is_outside_of_secrets(render: Render) -> None:
+    manifests = render("everything")
+    assert "12-abc" not in str([m for m in manifests if m["kind"] != "Secret"])
+    for manifest in of_kind(manifests, "ConfigMap"):
+        for text in manifest["data"].values():
+            for value in re.findall(r'"?(?:password|token|key)"?: (\S+)', str(text)):
+                assert value.startswith("$"), value
+
+
+def test_pods_reach_dns_each_other_and_the_remotes(render: Render) -> None:
+    policy = brokers_policy(render("everything"))
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    reached = [{port["port"] for port in rule["ports"]} for rule in policy["egress"]]
+    assert reached == [{53}, {6222}, {4222}]
+    assert len(brokers_policy(render())["egress"]) == 2
+
+
+def test_updates_can_be_staged(render: Render) -> None:
+    strategy = only(render(sets=("updateStrategy.partition=2",)), "StatefulSet")["spec"]
+    assert strategy["updateStrategy"] == {
+        "type": "RollingUpdate", "rollingUpdate": {"partition": 2},
+    }  # fmt: skip
+    assert only(render("tools"), "StatefulSet")["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_scaling_down_drains_first_and_removes_afterwards(render: Render) -> None:
+    jobs = {
+        m["metadata"]["annotations"]["helm.sh/hook"]: m for m in of_kind(render("tools"), "Job")
+    }
+    scripts = {
+        hook: job["spec"]["template"]["spec"]["containers"][0]["command"][-1]
+        for hook, job in jobs.items()
+    }
+    assert re.findall(r"cluster (\w+) (jr-jetraft-\d)", scripts["pre-upgrade"]) == [
+        ("drain", "jr-jetraft-4"), ("drain", "jr-jetraft-3"),
+    ]  # fmt: skip
+    assert re.findall(r"cluster (\w+) (jr-jetraft-\d)", scripts["post-upgrade"]) == [
+        ("remove", "jr-jetraft-4"), ("remove", "jr-jetraft-3"),
+    ]  # fmt: skip
+    assert not of_kind(render(sets=("replicas=5",)), "Job")
+
+
 def test_routes_are_open_to_own_pods_only(render: Render) -> None:
     manifests = render("netpol")
-    policy = only(manifests, "NetworkPolicy")["spec"]
+    policy = brokers_policy(manifests)
     labels = only(manifests, "StatefulSet")["spec"]["selector"]["matchLabels"]
     (route,) = [rule for rule in policy["ingress"] if rule["ports"][0]["port"] == "route"]
     assert route["from"] == [{"podSelector": {"matchLabels": labels}}]

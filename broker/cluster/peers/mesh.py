@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from broker.cluster.peers.interest import Interest
 from broker.cluster.peers.rpc import Rpc
 from broker.cluster.peers.unreachable import report_unreachable
 from broker.config.file.values import BadValue, route_address, split_address
-from broker.server.client.tls import route_contexts
+from broker.server.client.tls import renew, route_contexts
 from broker.server.process.listening import has_port, join_host_port
 from broker.server.services import StartFailed
 from raft import NodeId
@@ -68,6 +69,7 @@ class Mesh:
     open_transport: Callable[..., Transport] = Transport
     hello: dict[str, Any] = field(default_factory=dict)
     transport: Transport | None = None
+    _contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None  # accepting, dialing
     interest: Interest = field(init=False)
     rpc: Rpc = field(init=False)
     _on_peer: list[PeerCallback] = field(default_factory=list)
@@ -82,6 +84,8 @@ class Mesh:
         self.rpc = Rpc(self.node, self._send_call, self.spawn)
         if self.options is None:
             return
+        tls = self.options.tls
+        self._contexts = None if tls is None else route_contexts(tls)
         login = (self.options.user, self.options.password)  # a password alone is one, too
         self.transport = self.open_transport(
             node=self.node,
@@ -91,7 +95,7 @@ class Mesh:
             listen_port=max(self.options.port, 0),
             routes=[route_address(url) for url in self.options.routes],
             credentials=login if any(login) else None,
-            tls=None if self.options.tls is None else route_contexts(self.options.tls),
+            tls=self._contexts,
             hello=lambda: self.hello,
             on_peer=self._peer_changed,
             advertise=_advertised(self.options),
@@ -116,8 +120,14 @@ class Mesh:
                 self.spawn(work, "unreachable routes")
 
     def reconfigure(self, options: ClusterOptions) -> None:
-        """The routes may have changed."""
-        if self.transport is None or self.options is None or options == self.options:
+        """The routes may have changed, and the contents of the certificates. Raises StartFailed."""
+        if self.transport is None or self.options is None:
+            return
+        if options.tls is not None and self._contexts is not None:
+            route_contexts(options.tls)  # raises before anything has changed
+            for context in self._contexts:
+                renew(context, options.tls)
+        if options == self.options:
             return
         self.options = options
         self.transport.reseed([route_address(url) for url in options.routes])

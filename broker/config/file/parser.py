@@ -48,20 +48,25 @@ class ParseError(Exception):
     """Syntax error; str() is the message for the operator."""
 
 
-def parse(text: str, *, path: str = "", environ: Mapping[str, str] | None = None) -> Map:
-    """The whole file. Raises ParseError."""
+def parse(
+    text: str, *, path: str = "", environ: Mapping[str, str] | None = None,
+    included: list[str] | None = None,
+) -> Map:  # fmt: skip
+    """The whole file; `included` gets the paths of the files it includes. Raises ParseError."""
     reader = _Reader(text, Path(path).parent, os.environ if environ is None else environ)
+    if included is not None:
+        reader.included = included
     return reader.document()
 
 
-def parse_file(path: str) -> tuple[Map, bytes]:
+def parse_file(path: str, included: list[str] | None = None) -> tuple[Map, bytes]:
     """The tree and the raw bytes. Raises ParseError, OSError."""
     raw = Path(path).read_bytes()
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise ParseError(f"Parse error on line 1: 'not UTF-8: {error.reason}'") from error
-    return parse(text, path=path), raw
+    return parse(text, path=path, included=included), raw
 
 
 class _Reader:
@@ -77,6 +82,7 @@ class _Reader:
         self._depth = depth
         self._nesting = 0
         self._scopes: list[Map] = []
+        self.included: list[str] = []
 
     # -- structure --------------------------------------------------------------------------
 
@@ -302,6 +308,8 @@ class _Reader:
             self._fail_plain(f"error parsing include file '{name}', {error}")
         inner = _Reader(text, path.parent, self._environ, depth=self._depth + 1)
         inner._scopes = self._scopes  # an included file sees our variables
+        self.included.append(str(path))
+        inner.included = self.included
         inner.document(into)
 
     # -- characters -------------------------------------------------------------------------

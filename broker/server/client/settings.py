@@ -11,7 +11,7 @@ import time
 
 from broker.accounts.authentication import Authenticator
 from broker.config.options import Options
-from broker.server.client.tls import load_context
+from broker.server.client.tls import load_context, renew
 
 DEFAULT_AUTH_SECONDS = 2.0
 
@@ -35,6 +35,8 @@ class ServerSettings:
     def replace(self, options: Options) -> None:
         """Raises StartFailed when the certificates cannot be read; nothing has changed then."""
         context = None if options.tls is None else load_context(options.tls)
+        if self.tls_context is not None and options.tls is not None:
+            renew(self.tls_context, options.tls)  # the monitoring port keeps the context it has
         self.options = options
         self.authenticator = Authenticator(options.authorization)
         self.tls_context = context

@@ -87,6 +87,15 @@ def client_context(options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
+def renew(context: ssl.SSLContext, options: TlsOptions) -> None:
+    """Read the certificates of a context again, for those who keep it; the files have been tried.
+    Sessions that exist go on. A CA that is gone from its file stays trusted until a restart."""
+    if options.cert_file:
+        context.load_cert_chain(options.cert_file, options.key_file)
+    if options.ca_file:
+        context.load_verify_locations(options.ca_file)
+
+
 def route_contexts(options: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """For links between nodes: (accepting, dialing); both sides present a certificate.
 

@@ -48,7 +48,7 @@ class LeafProfile(ListenerProfile):
     def reconfigure(self, options: Options) -> None:
         """Raises StartFailed."""
         new = options.leafnodes or LeafNodeOptions()
-        if new.tls is not None and new.tls != self.options.tls:
+        if new.tls is not None:  # the same files may have other contents
             self._tls_context = load_context(new.tls)
         self.options = new
         own = self.options.authorization

@@ -17,7 +17,7 @@ from broker.accounts.identity import Credentials
 from broker.config.options import Authorization, Options, TlsOptions, WebSocketOptions
 from broker.server.client.connection import Connection
 from broker.server.client.listener_profile import ClientContext, ListenerProfile
-from broker.server.client.tls import load_context
+from broker.server.client.tls import load_context, renew
 from broker.server.listeners.websocket import WebSocket
 from broker.server.process import listening
 from broker.server.process.log import logger
@@ -98,8 +98,8 @@ class WebSocketListener(ListenerProfile):
         """A reload may change everything but the port and whether it is encrypted
         (process/reload.py). The certificates are readable: the server has tried it."""
         new = options.websocket or self.options
-        if new.tls is not None and new.tls != self.options.tls and self._context is not None:
-            self._context.load_cert_chain(new.tls.cert_file, new.tls.key_file)
+        if new.tls is not None and self._context is not None:
+            renew(self._context, new.tls)
         if new.compression and self.deflater is None:
             self.deflater = Deflater()
         self.options = new
